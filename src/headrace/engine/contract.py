@@ -1,0 +1,142 @@
+"""The engine contract: a partitioned log, whoever keeps it, in twelve verbs.
+
+The broker talks to this and to nothing below it. One behaviour suite (`tests/engine/`) runs over every engine.
+
+All verbs are called on the event loop. `append` is the only way anything is ever written, and it is atomic: the writes of
+one call become visible together or not at all, on however many partitions. Idempotent producers, transactions and
+committed offsets are all made of it (their tables are topics too).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from headrace.log.batch import Batch
+from headrace.records import Run
+
+__all__ = ["Ack", "Appended", "Batch", "Bounds", "Cleanup", "Engine", "Topic", "TopicConfig", "Write"]
+
+
+class Ack(StrEnum):
+    """What an acknowledgement promises, named by the promise."""
+
+    DURABLE = "durable"
+    """On disk: fdatasync has returned."""
+    WRITTEN = "written"
+    """Handed to the operating system: survives the death of the process, not of the machine."""
+    NONE = "none"
+    """Ordered, nothing more: may be lost any time."""
+
+
+class Cleanup(StrEnum):
+    """What happens to old records."""
+
+    DELETE = "delete"
+    """Whole segments go when they are past retention."""
+    COMPACT = "compact"
+    """The newest record of each key stays; tombstones go after `tombstone_retention_ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """Per-topic settings. Zero means: no limit."""
+
+    ack: Ack = Ack.DURABLE
+    cleanup: Cleanup = Cleanup.DELETE
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    """Per partition."""
+    segment_bytes: int = 128 * 1024 * 1024
+    tombstone_retention_ms: int = 24 * 3600 * 1000
+    compress: bool = False
+    encrypt: bool | None = None
+    """None: encrypt exactly when the data directory has a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is now. A new object replaces it when something changes."""
+
+    name: str
+    partitions: int
+    config: TopicConfig = field(default_factory=TopicConfig)
+    internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets a partition holds: `first` is the oldest kept, `end` the next to be given (readable ones are below it)."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where a write landed."""
+
+    base_offset: int
+    count: int
+    timestamp: int
+    """Unix ms of the first record."""
+
+
+@dataclass(slots=True)
+class Write:
+    """One run for one partition. A callable run is built when the offsets of the writes before it in the same call are
+    known; it gets them as a list, one `Appended` per earlier write."""
+
+    topic: str
+    partition: int
+    run: Run | Callable[[Sequence[Appended]], Run]
+
+
+class Engine(Protocol):
+    """Twelve verbs."""
+
+    async def open(self) -> None:
+        """Recover and be ready. Raises `StorageFailed`, `CorruptData` or `DirectoryLocked`."""
+
+    async def close(self) -> None:
+        """Flush, checkpoint, stop. Idempotent."""
+
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
+        """Durable when it returns. Raises `TopicExists`, `LimitExceeded`."""
+
+    async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
+        """Add partitions (never remove), or replace the configuration. Durable when it returns."""
+
+    async def delete_topic(self, name: str) -> None:
+        """The name is free and the records unreadable when it returns; the space comes back soon after."""
+
+    def topics(self) -> Mapping[str, Topic]:
+        """A live read-only view."""
+
+    def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+        """Stage now, in call order; resolve when the promise of `ack` holds (None: the strongest `ack` of the topics touched).
+
+        Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
+        Through the future: `DiskFull` (retriable, nothing was written), `StorageFailed` (the outcome is unknown until the engine is opened again).
+        """
+
+    async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
+        """Records from `offset` on, at least one if there is any below `end`, however large.
+
+        The first batch starts at `offset` or, where compaction or damage left a gap, at the next offset there is.
+        At `end` the list is empty. Raises `OffsetOutOfRange` below `first` and above `end`.
+        """
+
+    def bounds(self, topic: str, partition: int) -> Bounds: ...
+
+    async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
+        """The first offset whose record is at or after `timestamp` (Unix ms); `end` if there is none."""
+
+    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` on the loop whenever `end` has moved or the topic is gone. Returns the function that stops it."""
+
+    async def maintain(self) -> None:
+        """Retention and compaction, once over everything that is due."""

@@ -1,0 +1,152 @@
+"""What can go wrong, and whose fault it is.
+
+`WireError` blames the peer's bytes, `BrokerError` blames the request or says what the broker cannot do right now,
+`assert` blames us. Each protocol has one table that maps a `BrokerError.code` to its own words.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """The root of everything Headrace raises on purpose."""
+
+
+class WireError(HeadraceError):
+    """The peer sent bytes its protocol does not allow."""
+
+
+class ConfigError(HeadraceError):
+    """The configuration, a flag or an environment variable is wrong; the text is one line for the user."""
+
+
+class BrokerError(HeadraceError):
+    """A request that cannot be served. `code` is stable and protocol-neutral; `retriable` drives client retries."""
+
+    code: ClassVar[str] = "internal"
+    retriable: ClassVar[bool] = False
+
+
+class InvalidRequest(BrokerError):
+    """The request contradicts itself or a rule: a bad name, a negative offset, an empty batch."""
+
+    code = "invalid_request"
+
+
+class InvalidTopicName(InvalidRequest):
+    """The topic name breaks the naming rule."""
+
+    code = "invalid_topic_name"
+
+
+class LimitExceeded(BrokerError):
+    """One more than a limit of `limits.py` or the configuration allows."""
+
+    code = "limit_exceeded"
+
+
+class RecordTooLarge(LimitExceeded):
+    """A single record exceeds `limits.record_bytes_max`."""
+
+    code = "record_too_large"
+
+    def __init__(self, *, size_bytes: int, bytes_max: int) -> None:
+        super().__init__(f"record of {size_bytes} bytes exceeds the limit of {bytes_max} bytes")
+        self.size_bytes, self.bytes_max = size_bytes, bytes_max
+
+
+class UnknownTopic(BrokerError):
+    """No topic of that name."""
+
+    code = "unknown_topic"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} not found")
+        self.topic = topic
+
+
+class UnknownPartition(BrokerError):
+    """The topic exists, that partition of it does not."""
+
+    code = "unknown_partition"
+
+    def __init__(self, topic: str, partition: int) -> None:
+        super().__init__(f"topic {topic!r} has no partition {partition}")
+        self.topic, self.partition = topic, partition
+
+
+class TopicExists(BrokerError):
+    """A topic of that name is already there."""
+
+    code = "topic_exists"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} already exists")
+        self.topic = topic
+
+
+class OffsetOutOfRange(BrokerError):
+    """The reader asks for an offset the log does not hold (yet, or any more)."""
+
+    code = "offset_out_of_range"
+
+    def __init__(self, *, wanted: int, first: int, end: int) -> None:
+        super().__init__(f"offset {wanted} is outside [{first}, {end})")
+        self.wanted, self.first, self.end = wanted, first, end
+
+
+class NotAuthorized(BrokerError):
+    """`authorize` said no."""
+
+    code = "not_authorized"
+
+    def __init__(self, *, principal: str, action: str, resource: str) -> None:
+        super().__init__(f"{principal} may not {action} {resource}")
+        self.principal, self.action, self.resource = principal, action, resource
+
+
+class OutOfSequence(BrokerError):
+    """An idempotent producer skipped a sequence number or resent one the broker no longer remembers."""
+
+    code = "out_of_sequence"
+
+    def __init__(self, *, producer: str, wanted: int, got: int) -> None:
+        super().__init__(f"producer {producer}: expected sequence {wanted}, got {got}")
+        self.producer, self.wanted, self.got = producer, wanted, got
+
+
+class InvalidTransaction(BrokerError):
+    """The transaction is unknown, already ended, timed out or too large."""
+
+    code = "invalid_transaction"
+
+
+class UnknownDelivery(BrokerError):
+    """An ack or nack names a delivery that is not in flight."""
+
+    code = "unknown_delivery"
+
+
+class DiskFull(BrokerError):
+    """No room for the write. Nothing acknowledged is harmed; try again when there is space."""
+
+    code, retriable = "disk_full", True
+
+
+class StorageFailed(BrokerError):
+    """A write or sync failed; this log takes no more writes until it is opened again. Reads go on."""
+
+    code = "storage_failed"
+
+
+class CorruptData(BrokerError):
+    """A checksum does not match, or a format is unknown. Names the file and the position."""
+
+    code = "corrupt_data"
+
+
+class Unavailable(BrokerError):
+    """The broker is starting, draining or overloaded."""
+
+    code, retriable = "unavailable", True

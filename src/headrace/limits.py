@@ -1,0 +1,52 @@
+"""Every limit has its number here, with its unit in its name. One more gets a clear error in the protocol's own form."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# Records
+VALUE_BYTES_MAX: Final = 32 * MIB
+KEY_BYTES_MAX: Final = 64 * KIB
+HEADERS_MAX: Final = 64
+HEADERS_BYTES_MAX: Final = 8 * KIB
+"""All header names and values of one record together."""
+
+# Topics and partitions
+TOPIC_NAME_BYTES_MAX: Final = 249
+PARTITIONS_PER_TOPIC_MAX: Final = 1_000
+PARTITIONS_MAX: Final = 10_000
+GROUP_NAME_BYTES_MAX: Final = 249
+
+# The log
+BATCH_BYTES_TARGET: Final = 1 * MIB
+"""A batch is cut here, so that a small fetch never drags in a huge one."""
+BATCH_BYTES_MAX: Final = 64 * MIB
+"""No batch header may claim more: a lying length is refused before anything is allocated."""
+BATCH_RECORDS_MAX: Final = 1 << 20
+FRAME_BYTES_MAX: Final = 1024 * MIB
+"""One journal frame, and so one transaction."""
+
+# Broker
+TRANSACTION_BYTES_MAX: Final = 256 * MIB
+TRANSACTIONS_OPEN_MAX: Final = 1_000
+FETCH_BYTES_MAX: Final = 32 * MIB
+FETCH_WAIT_MS_MAX: Final = 60_000
+GROUPS_MAX: Final = 50_000
+PRODUCER_RUNS_REMEMBERED: Final = 5
+"""How many of its latest runs per partition an idempotent producer may resend."""
+IN_FLIGHT_MAX: Final = 5_000
+"""Deliveries of one settlement queue that may wait for an ack at once."""
+
+# Network
+FRAME_BYTES_DEFAULT_MAX: Final = 32 * MIB + 64 * KIB
+CONNECTIONS_MAX: Final = 10_000
+CONNECTIONS_PER_IP_MAX: Final = 2_048
+HANDSHAKE_SECONDS_MAX: Final = 5.0
+OUTPUT_BUFFER_BYTES_MAX: Final = 4 * MIB
+"""What may wait unsent for one peer before it stops being fed."""
+IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+"""Published but unacknowledged bytes of one connection before its socket is no longer read."""
+SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024

@@ -1,0 +1,448 @@
+"""Columnar batches: the unit of the journal, of the segments and of every read.
+
+    0       4       8       12        14      16      20      24            32      36         40
+    +-------+-------+-------+---------+-------+-------+-------+-------------+-------+----------+
+    | magic | crc   | size  | version | flags | log   | count | base offset | span  | raw size |
+    | 4 B   | u32   | u32   | u16     | u16   | u32   | u32   | u64         | u32   | u32      |
+    +-------+-------+-------+---------+-------+-------+-------+-------------+-------+----------+
+    40                48              56       68         72
+    +-----------------+---------------+--------+----------+------+
+    | min timestamp   | max timestamp | nonce  | reserved | body |     all integers little-endian
+    | i64             | i64           | 12 B   | u32      |      |
+    +-----------------+---------------+--------+----------+------+
+
+`crc` is the CRC-32C of everything from byte 8 to `size`. `size` counts the header, the body and its padding, and is a multiple of 8.
+`span` is how many offsets the batch covers: `count`, unless compaction took records out. `raw size` is the body's size before
+compression and encryption. `nonce` is zero unless the body is encrypted.
+
+The body holds columns, each one starting at a multiple of 8, in this order (those in brackets only if their flag is set):
+
+    value offsets u32 × (count + 1), value data
+    [value validity: one bit a record, least significant first, 0 = tombstone]
+    [key offsets u32 × (count + 1), key data] [key validity]
+    [header offsets u32 × (count + 1), header data]
+    [timestamps i64 × count]          without it, every record has the batch's min timestamp
+    [expiries i64 × count]            0 = never
+    [offset deltas u32 × count]       without it, offsets are dense from the base offset
+
+Offsets array and data block are laid out as Arrow's binary arrays are, so that they can be wrapped without a copy.
+The headers of one record are u16 count, then for each u16 + name in UTF-8, u32 + value; a record without headers has none of these bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import value as crc32c
+
+from headrace.errors import CorruptData
+from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from headrace.log import zstd
+from headrace.log.crypt import NONCE_BYTES, TAG_BYTES, Keyring
+from headrace.records import NEVER, Headers, Record, Run
+
+MAGIC: Final = b"HRB\x01"
+VERSION: Final = 1
+HEADER_BYTES: Final = 72
+ALIGN: Final = 8
+
+VALUE_NULLS: Final = 1 << 0
+KEYS: Final = 1 << 1
+KEY_NULLS: Final = 1 << 2
+HEADERS: Final = 1 << 3
+TIMESTAMPS: Final = 1 << 4
+EXPIRIES: Final = 1 << 5
+OFFSETS: Final = 1 << 6
+COMPRESSED: Final = 1 << 7
+ENCRYPTED: Final = 1 << 8
+_KNOWN_FLAGS: Final = (1 << 9) - 1
+
+_HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
+assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
+_FRONT = struct.Struct("<4sII")
+_CRC = struct.Struct("<I")
+_HEADER_COUNT, _NAME_LENGTH, _VALUE_LENGTH = struct.Struct("<H"), struct.Struct("<H"), struct.Struct("<I")
+_NO_NONCE: Final = bytes(NONCE_BYTES)
+_PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
+assert sys.byteorder == "little", "columns are little-endian and used in place"
+assert array("I").itemsize == 4 and array("q").itemsize == 8
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The fixed header, parsed."""
+
+    crc: int
+    size: int
+    flags: int
+    log: int
+    count: int
+    base_offset: int
+    span: int
+    raw_size: int
+    min_timestamp: int
+    max_timestamp: int
+    nonce: bytes
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.span
+
+
+def _damage(where: str, what: str) -> CorruptData:
+    return CorruptData(f"{where}: {what}")
+
+
+def parse_header(buffer: bytes | memoryview, position: int, where: str) -> BatchHeader:
+    """The header at `position`; every length in it is checked before anybody allocates from it. The checksum is not looked at here."""
+    if len(buffer) - position < HEADER_BYTES:
+        raise _damage(where, "cut inside a batch header")
+    (magic, crc, size, version, flags, log, count, base, span, raw, low, high, nonce, reserved) = _HEADER.unpack_from(buffer, position)
+    if magic != MAGIC:
+        raise _damage(where, "no batch starts here")
+    if version != VERSION or flags & ~_KNOWN_FLAGS or reserved:
+        raise _damage(where, f"batch version {version}, flags {flags:#x} is not readable by this release")
+    if not (HEADER_BYTES <= size <= BATCH_BYTES_MAX and size % ALIGN == 0):
+        raise _damage(where, f"batch claims {size} bytes")
+    if not (0 < count <= span and count <= BATCH_RECORDS_MAX and raw <= BATCH_BYTES_MAX):
+        raise _damage(where, f"batch claims {count} records over {span} offsets in {raw} bytes")
+    return BatchHeader(crc, size, flags, log, count, base, span, raw, low, high, nonce)
+
+
+class Batch:
+    """A window on an encoded batch: some consecutive records of one partition, decoded column by column and only on demand."""
+
+    __slots__ = ("_body", "_front", "_keyring", "_layout", "_stored", "header", "start", "stop")
+
+    def __init__(self, header: BatchHeader, front: bytes, stored: bytes, keyring: Keyring | None, start: int = 0, stop: int = -1) -> None:
+        self.header = header
+        self._front = front
+        self._stored = stored
+        self._keyring = keyring
+        self._body: memoryview | None = None
+        self._layout: dict[int, tuple[int, int]] = {}
+        self.start = start
+        self.stop = header.count if stop < 0 else stop
+
+    @classmethod
+    def parse(cls, buffer: bytes | memoryview, position: int = 0, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True) -> Batch:
+        """The batch at `position`, its checksum verified. `where` names the file and position in errors."""
+        header = parse_header(buffer, position, where)
+        if len(buffer) - position < header.size:
+            raise _damage(where, f"batch of {header.size} bytes is cut after {len(buffer) - position}")
+        front = bytes(buffer[position : position + HEADER_BYTES])
+        stored = bytes(buffer[position + HEADER_BYTES : position + header.size])
+        if verify and crc32c_extend(crc32c(front[8:]), stored) != header.crc:
+            raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
+        return cls(header, front, stored, keyring)
+
+    # What the window covers.
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def encoded(self) -> bytes:
+        """The whole batch as it is stored, whatever the window."""
+        return self._front + self._stored
+
+    @property
+    def first_offset(self) -> int:
+        if self.start == 0 and not self.header.flags & OFFSETS:
+            return self.header.base_offset
+        return self._offset_at(self.start)
+
+    @property
+    def next_offset(self) -> int:
+        """Where to read on: past the window, and past what compaction took out at its end."""
+        return self.header.next_offset if self.stop == self.header.count else self._offset_at(self.stop)
+
+    def _offset_at(self, index: int) -> int:
+        if not self.header.flags & OFFSETS:
+            return self.header.base_offset + index
+        deltas = self._column(OFFSETS).cast("I")
+        return self.header.base_offset + deltas[index]
+
+    def window(self, start: int, stop: int) -> Batch:
+        """The records with these indexes, counted in this window."""
+        assert 0 <= start <= stop <= len(self)
+        part = Batch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
+        part._body, part._layout = self._body, self._layout
+        return part
+
+    def from_offset(self, offset: int) -> Batch:
+        """This window without the records below `offset`; may be empty."""
+        if offset <= self.first_offset:
+            return self
+        if not self.header.flags & OFFSETS:
+            return self.window(min(offset - self.header.base_offset - self.start, len(self)), len(self))
+        below = sum(1 for known in self.offsets() if known < offset)
+        return self.window(below, len(self))
+
+    # Columns. Each call decodes its column for the window.
+
+    def offsets(self) -> Sequence[int]:
+        base = self.header.base_offset
+        if not self.header.flags & OFFSETS:
+            return range(base + self.start, base + self.stop)
+        return [base + delta for delta in self._column(OFFSETS).cast("I")[self.start : self.stop]]
+
+    def values(self) -> list[bytes | None]:
+        return self._binary(0, VALUE_NULLS)
+
+    def keys(self) -> list[bytes | None] | None:
+        """None when no record of the batch has a key."""
+        return self._binary(KEYS, KEY_NULLS) if self.header.flags & KEYS else None
+
+    def headers(self) -> list[Headers] | None:
+        """None when no record of the batch has headers."""
+        if not self.header.flags & HEADERS:
+            return None
+        return [decode_headers(blob) if blob else () for blob in self._binary(HEADERS, 0)]
+
+    def timestamps(self) -> Sequence[int]:
+        if not self.header.flags & TIMESTAMPS:
+            return [self.header.min_timestamp] * len(self)
+        return self._column(TIMESTAMPS).cast("q")[self.start : self.stop].tolist()
+
+    def expiries(self) -> list[int] | None:
+        """None when no record of the batch expires."""
+        if not self.header.flags & EXPIRIES:
+            return None
+        return self._column(EXPIRIES).cast("q")[self.start : self.stop].tolist()
+
+    def records(self) -> Iterator[Record]:
+        """One object a record: for people and tests, not for hot paths."""
+        count = len(self)
+        keys, headers, expiries = self.keys(), self.headers(), self.expiries()
+        yield from map(
+            Record,
+            self.offsets(),
+            self.timestamps(),
+            [None] * count if keys is None else keys,
+            self.values(),
+            [()] * count if headers is None else headers,
+            [NEVER] * count if expiries is None else expiries,
+        )
+
+    def run(self) -> Run:
+        """The window as columns to append elsewhere, timestamps kept."""
+        return Run(self.values(), self.keys(), self.headers(), self.timestamps(), self.expiries())
+
+    def value_sizes(self) -> list[int]:
+        """The size of each value, without decoding any."""
+        ends = self._column(0).cast("I")[self.start : self.stop + 1].tolist()
+        return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+
+    def value_buffers(self) -> tuple[memoryview, memoryview, memoryview | None]:
+        """(offsets u32 × (header.count + 1), data, validity bits or None) of the whole batch, to be wrapped by Arrow."""
+        return self._column(0), self._column_data(0), self._column(VALUE_NULLS) if self.header.flags & VALUE_NULLS else None
+
+    def key_buffers(self) -> tuple[memoryview, memoryview, memoryview | None] | None:
+        """As `value_buffers`, for keys; None when no record has a key."""
+        if not self.header.flags & KEYS:
+            return None
+        return self._column(KEYS), self._column_data(KEYS), self._column(KEY_NULLS) if self.header.flags & KEY_NULLS else None
+
+    # The body.
+
+    def _column(self, flag: int) -> memoryview:
+        if self._body is None:
+            self._decode()
+        assert self._body is not None
+        begin, end = self._layout[flag]
+        return self._body[begin:end]
+
+    def _column_data(self, flag: int) -> memoryview:
+        offsets = self._column(flag)
+        begin = self._layout[flag][1] + -self._layout[flag][1] % ALIGN
+        assert self._body is not None
+        return self._body[begin : begin + offsets.cast("I")[-1]]
+
+    def _binary(self, flag: int, nulls: int) -> list[bytes | None]:
+        ends = self._column(flag).cast("I")[self.start : self.stop + 1].tolist()
+        data = bytes(self._column_data(flag)[ends[0] : ends[-1]])
+        if ends[0]:
+            first = ends[0]
+            ends = [end - first for end in ends]
+        items: list[bytes | None] = [data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+        if nulls and self.header.flags & nulls:
+            bits = self._column(nulls)
+            for index in range(len(items)):
+                at = index + self.start
+                if not bits[at >> 3] >> (at & 7) & 1:
+                    items[index] = None
+        return items
+
+    def _decode(self) -> None:
+        """Undo encryption and compression, then find where each column lies."""
+        header = self.header
+        body = memoryview(self._stored)
+        if header.flags & ENCRYPTED:
+            if self._keyring is None:
+                raise CorruptData(f"log {header.log}: offset {header.base_offset} is encrypted and no key is given")
+            (sealed_size,) = _CRC.unpack_from(body, 0)
+            sealed = bytes(body[4 : 4 + sealed_size])
+            body = memoryview(self._keyring.unseal(header.log, header.nonce, sealed, self._front[8:]))
+        if header.flags & COMPRESSED:
+            body = memoryview(zstd.decompress(body, size=header.raw_size))
+        body = body[: header.raw_size]
+        if len(body) != header.raw_size:
+            raise CorruptData(f"log {header.log}: the body at offset {header.base_offset} has {len(body)} of {header.raw_size} bytes")
+        self._layout = _layout(header, body)
+        self._body = body
+
+
+def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
+    """Where each column begins and ends. For binary columns this is the offsets array; the data follows it."""
+    layout: dict[int, tuple[int, int]] = {}
+    position = 0
+
+    def take(flag: int, size: int) -> None:
+        nonlocal position
+        layout[flag] = (position, position + size)
+        position += size + -size % ALIGN
+        if layout[flag][1] > len(body):
+            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is cut")
+
+    def take_binary(flag: int) -> None:
+        nonlocal position
+        take(flag, 4 * (header.count + 1))
+        begin, end = layout[flag]
+        size = body[begin:end].cast("I")[-1]
+        position += size + -size % ALIGN
+        if position - (-size % ALIGN) > len(body):
+            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is cut")
+
+    bitmap = (header.count + 7) // 8
+    take_binary(0)
+    if header.flags & VALUE_NULLS:
+        take(VALUE_NULLS, bitmap)
+    if header.flags & KEYS:
+        take_binary(KEYS)
+        if header.flags & KEY_NULLS:
+            take(KEY_NULLS, bitmap)
+    if header.flags & HEADERS:
+        take_binary(HEADERS)
+    if header.flags & TIMESTAMPS:
+        take(TIMESTAMPS, 8 * header.count)
+    if header.flags & EXPIRIES:
+        take(EXPIRIES, 8 * header.count)
+    if header.flags & OFFSETS:
+        take(OFFSETS, 4 * header.count)
+    return layout
+
+
+def encode(
+    log: int,
+    base_offset: int,
+    run: Run,
+    *,
+    now: int,
+    compress: bool = False,
+    keyring: Keyring | None = None,
+    deltas: Sequence[int] | None = None,
+    span: int | None = None,
+) -> bytes:
+    """One batch. `now` stamps a run that has no timestamps; `deltas` and `span` are for compaction, which leaves gaps."""
+    count = len(run)
+    assert count > 0, "an empty batch has no place in the log"
+    flags = 0
+    columns: list[bytes] = []
+    flags |= _put_binary(columns, run.values, 0, VALUE_NULLS)
+    if run.keys is not None:
+        flags |= _put_binary(columns, run.keys, KEYS, KEY_NULLS)
+    if run.headers is not None:
+        flags |= _put_binary(columns, [encode_headers(pairs) if pairs else b"" for pairs in run.headers], HEADERS, 0)
+    low = high = now
+    if run.timestamps is not None:
+        low, high = min(run.timestamps), max(run.timestamps)
+        if low != high:
+            flags |= TIMESTAMPS
+            columns.append(array("q", run.timestamps).tobytes())
+    if run.expiries is not None and any(run.expiries):
+        flags |= EXPIRIES
+        columns.append(array("q", run.expiries).tobytes())
+    if deltas is not None:
+        flags |= OFFSETS
+        _put(columns, array("I", deltas).tobytes())
+    body = b"".join(columns)
+    return _seal(body, flags, log, count, base_offset, count if span is None else span, low, high, compress, keyring)
+
+
+def _seal(
+    body: bytes, flags: int, log: int, count: int, base_offset: int, span: int, low: int, high: int, compress: bool, keyring: Keyring | None
+) -> bytes:
+    raw_size = len(body)
+    nonce = _NO_NONCE
+    if compress:
+        squeezed = zstd.compress(body)
+        if len(squeezed) < raw_size:
+            body, flags = squeezed, flags | COMPRESSED
+    if keyring is not None:
+        flags, nonce = flags | ENCRYPTED, keyring.next_nonce()
+        size = 4 + len(body) + TAG_BYTES
+    else:
+        size = len(body)
+    padding = _PADDING[size % ALIGN]
+    size += HEADER_BYTES + len(padding)
+    assert size <= BATCH_BYTES_MAX
+    header = _HEADER.pack(MAGIC, 0, size, VERSION, flags, log, count, base_offset, span, raw_size, low, high, nonce, 0)
+    if keyring is not None:
+        sealed = keyring.seal(log, nonce, body, header[8:])
+        body = _CRC.pack(len(sealed)) + sealed
+    tail = b"".join((header[8:], body, padding))
+    return b"".join((MAGIC, _CRC.pack(crc32c(tail)), tail))
+
+
+def _put(columns: list[bytes], data: bytes) -> None:
+    columns.append(data)
+    if len(data) % ALIGN:
+        columns.append(_PADDING[len(data) % ALIGN])
+
+
+def _put_binary(columns: list[bytes], items: Sequence[bytes | None], flag: int, nulls: int) -> int:
+    """Append an offsets array, its data and, where an item is None, its validity bits."""
+    try:
+        data = b"".join(items)  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
+        _put(columns, array("I", accumulate(map(len, items), initial=0)).tobytes())  # type: ignore[arg-type]
+        _put(columns, data)
+        return flag
+    except TypeError:
+        filled = [b"" if item is None else item for item in items]
+    _put(columns, array("I", accumulate(map(len, filled), initial=0)).tobytes())
+    _put(columns, b"".join(filled))
+    bits = bytearray((len(items) + 7) // 8)
+    for index, item in enumerate(items):
+        if item is not None:
+            bits[index >> 3] |= 1 << (index & 7)
+    _put(columns, bytes(bits))
+    return flag | nulls
+
+
+def encode_headers(pairs: Headers) -> bytes:
+    parts = [_HEADER_COUNT.pack(len(pairs))]
+    for name, value in pairs:
+        raw = name.encode()
+        parts += (_NAME_LENGTH.pack(len(raw)), raw, _VALUE_LENGTH.pack(len(value)), value)
+    return b"".join(parts)
+
+
+def decode_headers(blob: bytes) -> Headers:
+    (count,) = _HEADER_COUNT.unpack_from(blob, 0)
+    position, pairs = 2, []
+    for _ in range(count):
+        (size,) = _NAME_LENGTH.unpack_from(blob, position)
+        name = blob[position + 2 : position + 2 + size].decode()
+        position += 2 + size
+        (size,) = _VALUE_LENGTH.unpack_from(blob, position)
+        pairs.append((name, blob[position + 4 : position + 4 + size]))
+        position += 4 + size
+    return tuple(pairs)

@@ -1,0 +1,224 @@
+"""The one seam between the log and the disk.
+
+Everything the log reads or writes goes through `Files` and `File`; nothing under `log/` calls `os` or `open` elsewhere.
+Paths are relative to the data directory, with `/` between parts. `headrace.log.simulated.SimulatedFiles` is the in-memory
+twin that records every operation, injects faults and lists the images that a power cut may leave.
+
+What the log relies on, and what the twin therefore models:
+
+- `write_at` reaches the page cache only; `sync` makes a file's earlier writes, truncations and size durable.
+- A created, renamed or removed name is durable only after `sync_dir` of its directory.
+- `allocate` reserves space, so that later writes inside it cannot fail for lack of it. The reserved bytes read as zeros.
+- An `OSError` with `ENOSPC` or `EDQUOT` means "disk full"; any other `OSError` on a write or sync fences the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class NotCached(Exception):
+    """The bytes are not in the page cache: read them off the event loop."""
+
+
+class File(Protocol):
+    """One open file."""
+
+    def read_at(self, position: int, size_bytes: int, *, cached_only: bool = False) -> bytes:
+        """Up to `size_bytes` bytes; fewer only at the end of the file. `cached_only` raises `NotCached` instead of waiting for the disk."""
+
+    def write_at(self, position: int, buffers: list[bytes]) -> None:
+        """All buffers, one after the other, from `position`; a short write is continued, never ignored."""
+
+    def sync(self) -> None:
+        """fdatasync. Never called again on a file after it failed once."""
+
+    def truncate(self, size_bytes: int) -> None: ...
+
+    def allocate(self, size_bytes: int) -> None:
+        """Reserve space for the first `size_bytes` bytes and make the file that long."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """One data directory."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing; `create` makes a new file and fails if there is one."""
+
+    def open_readonly(self, path: str) -> File: ...
+
+    def list(self, directory: str) -> list[str]:
+        """Names in the directory, sorted; an absent directory is empty."""
+
+    def make_dir(self, directory: str) -> None:
+        """Create the directory and its parents if absent, and make their names durable."""
+
+    def remove_dir(self, directory: str) -> None:
+        """Remove an empty directory; an absent one is fine."""
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; an absent one is fine."""
+
+    def sync_dir(self, directory: str) -> None: ...
+
+    def free_bytes(self) -> int: ...
+
+    def lock(self) -> None:
+        """Take the data directory for this process; raises `DirectoryLocked`."""
+
+    def close(self) -> None:
+        """Give the lock back."""
+
+
+class DirectoryLocked(Exception):
+    """Another process has the data directory."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"in use by process {holder}" if holder else "in use by another process")
+        self.holder = holder
+
+
+class DiskFile:
+    """A real file. All calls release the GIL while the kernel works."""
+
+    __slots__ = ("_fd",)
+    _IOV_MAX: Final = 1024
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read_at(self, position: int, size_bytes: int, *, cached_only: bool = False) -> bytes:
+        if not cached_only:
+            data = os.pread(self._fd, size_bytes, position)
+            while 0 < len(data) < size_bytes:
+                more = os.pread(self._fd, size_bytes - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+        buffer = bytearray(size_bytes)
+        try:
+            got = os.preadv(self._fd, [buffer], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            raise NotCached from None
+        except OSError as failure:
+            if failure.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a filesystem without RWF_NOWAIT
+                raise NotCached from None
+            raise
+        if got < size_bytes and position + got < self.size():
+            raise NotCached
+        return bytes(memoryview(buffer)[:got])
+
+    def write_at(self, position: int, buffers: list[bytes]) -> None:
+        views = [memoryview(buffer) for buffer in buffers if len(buffer)]
+        while views:
+            written = os.pwritev(self._fd, views[: self._IOV_MAX], position)
+            position += written
+            while written and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._fd, size_bytes)
+
+    def allocate(self, size_bytes: int) -> None:
+        os.posix_fallocate(self._fd, 0, size_bytes)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class DiskFiles:
+    """The real disk below one directory. Files are made with mode 0600, directories with 0700; links are not followed."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._lock_fd = -1
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
+        return DiskFile(os.open(self._path(path), flags, 0o600))
+
+    def open_readonly(self, path: str) -> DiskFile:
+        return DiskFile(os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+
+    def list(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._path(directory)))
+        except FileNotFoundError:
+            return []
+
+    def make_dir(self, directory: str) -> None:
+        made = Path(self._path(directory))
+        missing = [made, *made.parents]
+        missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
+        for parent in reversed(missing):
+            parent.mkdir(mode=0o700, exist_ok=True)
+            self._sync_dir(str(parent.parent))
+
+    def remove_dir(self, directory: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(self._path(directory))
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(self._path(source), self._path(target))
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self._path(path))
+
+    def sync_dir(self, directory: str) -> None:
+        self._sync_dir(self._path(directory))
+
+    @staticmethod
+    def _sync_dir(path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self) -> int:
+        status = os.statvfs(self.root)
+        return status.f_bavail * status.f_frsize
+
+    def lock(self) -> None:
+        self.make_dir("")
+        fd = os.open(self._path("LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise DirectoryLocked(holder) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
