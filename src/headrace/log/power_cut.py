@@ -1,0 +1,275 @@
+"""The disks that a power cut may leave behind.
+
+`PowerCuts` walks the history of a `SimulatedFiles` and, after any number of its operations, lists the legal images:
+
+    contents   what was synced, plus of what was not: nothing, everything, each prefix, all but one operation, one operation
+               alone, and each file's last write torn (at sectors and at odd bytes, some sectors only), zeroed, turned into
+               garbage, or showing what the blocks held before
+    names      entries that no `sync_dir` covered yet: lost, kept, each prefix, all but one
+
+The durable state moves forward with the walk, so that asking for the images of one cut after the other costs little, and
+images share the bytes that they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple, Protocol
+
+from headrace.log.simulated import Operation, SimulatedFiles, parent
+
+SECTOR_BYTES: Final = 512
+"""A disk writes a sector whole or not at all; everything larger may be torn."""
+_SAMPLED_MAX: Final = 12
+"""How many members of one family of images (prefixes, drops, torn cuts) are drawn from a long one."""
+
+
+class Dice(Protocol):
+    """The part of `random.Random` that is needed here: chance is the caller's."""
+
+    def randrange(self, start: int, stop: int, /) -> int: ...
+
+    def randbytes(self, n: int, /) -> bytes: ...
+
+
+class _Pending(NamedTuple):
+    number: int
+    operation: Operation
+
+
+class _Names(NamedTuple):
+    label: str
+    files: Mapping[str, int]
+    directories: frozenset[str]
+    whole: bool
+    """Whether all content variants are worth crossing with these names."""
+
+
+def apply(content: bytes, operations: Sequence[Operation]) -> bytes:
+    """The content after these writes, truncations and allocations."""
+    if not operations:
+        return content
+    changed = bytearray(content)
+    for operation in operations:
+        position = operation.position
+        if operation.kind == "write":
+            if position > len(changed):
+                changed.extend(bytes(position - len(changed)))
+            changed[position : position + len(operation.data)] = operation.data
+        elif position > len(changed):
+            changed.extend(bytes(position - len(changed)))
+        elif operation.kind == "truncate":
+            del changed[position:]
+    return bytes(changed)
+
+
+class _Disk:
+    """What is durable after some operations, and what is not yet."""
+
+    def __init__(self, files: SimulatedFiles) -> None:
+        self.index = 0
+        self.marks = 0
+        self.names = {path: inode for path, (inode, _) in files.initial.items()}
+        self.directories = set(files.initial_directories)
+        self.contents = {inode: content for inode, content in files.initial.values()}
+        self.pending: dict[int, list[_Pending]] = {}
+        self.entries: list[Operation] = []
+        self._doomed: set[int] = set()
+        """Numbers of operations whose sync failed: no later sync makes them durable, as the kernel has dropped the pages."""
+
+    def step(self, operation: Operation) -> None:
+        kind = operation.kind
+        if kind in ("write", "truncate", "allocate"):
+            self.pending.setdefault(operation.inode, []).append(_Pending(self.index, operation))
+        elif kind == "sync":
+            self._sync(operation.inode)
+        elif kind == "sync_failed":
+            self._doomed.update(pending.number for pending in self.pending.get(operation.inode, ()))
+        elif kind == "sync_dir":
+            self._sync_dir(operation.path)
+        elif kind == "mark":
+            self.marks += 1
+        elif kind != "sync_dir_failed":
+            if kind == "create":
+                self.contents[operation.inode] = b""
+            self.entries.append(operation)
+        self.index += 1
+
+    def _sync(self, inode: int) -> None:
+        waiting = self.pending.pop(inode, [])
+        durable = [pending.operation for pending in waiting if pending.number not in self._doomed]
+        self.contents[inode] = apply(self.contents[inode], durable)
+        doomed = [pending for pending in waiting if pending.number in self._doomed]
+        still = [pending for pending in doomed if not any(_overlap(pending.operation, other) for other in durable)]
+        if still:
+            self.pending[inode] = still
+
+    def _sync_dir(self, directory: str) -> None:
+        kept = []
+        for entry in self.entries:
+            if directory in (parent(entry.path), parent(entry.target or entry.path)):
+                _enter(entry, self.names, self.directories)
+            else:
+                kept.append(entry)
+        self.entries = kept
+
+
+def _overlap(one: Operation, other: Operation) -> bool:
+    if one.kind != "write" or other.kind != "write":
+        return False
+    return one.position < other.position + len(other.data) and other.position < one.position + len(one.data)
+
+
+def _enter(entry: Operation, names: dict[str, int], directories: set[str]) -> None:
+    """Bring one directory entry to the disk."""
+    if entry.kind == "create":
+        names[entry.path] = entry.inode
+    elif entry.kind == "remove":
+        names.pop(entry.path, None)
+    elif entry.kind == "rename":
+        names.pop(entry.path, None)
+        names[entry.target] = entry.inode
+    elif entry.kind == "make_dir":
+        directories.add(entry.path)
+    else:
+        directories.discard(entry.path)
+
+
+class PowerCuts:
+    """The images of one history. No image comes twice for the same acknowledgements."""
+
+    def __init__(self, files: SimulatedFiles) -> None:
+        self._files = files
+        self._disk = _Disk(files)
+        self._seen: set[tuple[int, int]] = set()
+
+    def images(self, upto: int, dice: Dice) -> Iterator[tuple[str, SimulatedFiles]]:
+        """(label, disk) for a cut right after `operations[:upto]`. Cheap when `upto` only ever grows."""
+        operations = self._files.operations
+        assert 0 <= upto <= len(operations)
+        if upto < self._disk.index:
+            self._disk = _Disk(self._files)
+        for operation in operations[self._disk.index : upto]:
+            self._disk.step(operation)
+        disk = self._disk
+        for names in _name_variants(disk):
+            visible = set(names.files.values())
+            waiting = [pending for inode in sorted(visible & disk.pending.keys()) for pending in disk.pending[inode]]
+            for label, changed in _content_variants(disk, sorted(waiting), names.whole, dice):
+                image = _build(disk, names, changed)
+                key = (disk.marks, hash(frozenset(image.items())))
+                if key not in self._seen:
+                    self._seen.add(key)
+                    yield f"cut {upto}, {names.label}, {label}", SimulatedFiles(image, names.directories)
+
+
+def _build(disk: _Disk, names: _Names, changed: Mapping[int, bytes]) -> dict[str, bytes]:
+    """A file in a directory that is gone cannot be reached, so it is gone as well."""
+    return {
+        path: changed[inode] if inode in changed else disk.contents[inode]
+        for path, inode in names.files.items()
+        if parent(path) in names.directories
+    }
+
+
+def _sample(count: int) -> Sequence[int]:
+    """Indexes below `count`, all of them or evenly drawn."""
+    if count <= _SAMPLED_MAX:
+        return range(count)
+    return sorted({step * (count - 1) // (_SAMPLED_MAX - 1) for step in range(_SAMPLED_MAX)})
+
+
+def _name_variants(disk: _Disk) -> Iterator[_Names]:
+    entries = disk.entries
+
+    def entered(label: str, chosen: Sequence[Operation], *, whole: bool) -> _Names:
+        names, directories = dict(disk.names), set(disk.directories)
+        for entry in chosen:
+            _enter(entry, names, directories)
+        return _Names(label, names, frozenset(directories), whole)
+
+    if not entries:
+        yield _Names("names durable", disk.names, frozenset(disk.directories), True)
+        return
+    yield entered("names lost", (), whole=True)
+    yield entered("names kept", entries, whole=True)
+    for index in _sample(len(entries)):
+        if index > 0:
+            yield entered(f"names up to entry {index}", entries[:index], whole=False)
+        if len(entries) > 1:
+            yield entered(f"names without entry {index}", [*entries[:index], *entries[index + 1 :]], whole=False)
+
+
+def _content_variants(disk: _Disk, waiting: list[_Pending], whole: bool, dice: Dice) -> Iterator[tuple[str, dict[int, bytes]]]:
+    yield "nothing", {}
+    if not waiting:
+        return
+    everything = _landed(disk, waiting)
+    yield "everything", everything
+    if not whole:
+        return
+    count = len(waiting)
+    for index in _sample(count):
+        if index > 0:
+            yield f"first {index} of {count}", _landed(disk, waiting[:index])
+        if count > 1:
+            yield f"all but {index} of {count}", _landed(disk, [*waiting[:index], *waiting[index + 1 :]])
+            yield f"only {index} of {count}", _landed(disk, waiting[index : index + 1])
+    for inode in everything:
+        mine = [pending.operation for pending in waiting if pending.operation.inode == inode]
+        if mine[-1].kind != "write":
+            continue
+        before = apply(disk.contents[inode], mine[:-1])
+        for label, content in _torn(before, mine[-1], disk, dice):
+            yield f"{mine[-1].path} {label}", {**everything, inode: content}
+
+
+def _landed(disk: _Disk, operations: Sequence[_Pending]) -> dict[int, bytes]:
+    grouped: dict[int, list[Operation]] = {}
+    for pending in operations:
+        grouped.setdefault(pending.operation.inode, []).append(pending.operation)
+    return {inode: apply(disk.contents[inode], mine) for inode, mine in grouped.items()}
+
+
+def _torn(before: bytes, write: Operation, disk: _Disk, dice: Dice) -> Iterator[tuple[str, bytes]]:
+    """The last write of a file, landed in part."""
+    size, position = len(write.data), write.position
+
+    def put(data: bytes, at: int = position) -> bytes:
+        return apply(before, [write._replace(position=at, data=data)])
+
+    def filled(fill: Callable[[int], bytes], cut: int) -> bytes:
+        return put(write.data[:cut] + fill(size - cut))
+
+    first = SECTOR_BYTES - position % SECTOR_BYTES
+    sectors = range(first, size, SECTOR_BYTES)
+    cuts = [sectors[index] for index in _sample(len(sectors))]
+    odd = sorted({dice.randrange(1, size) for _ in range(3)}) if size > 1 else []
+    for cut in cuts:
+        yield f"torn at {cut} of {size}", put(write.data[:cut])
+        yield f"torn at {cut} of {size}, its end first", put(write.data[cut:], position + cut)
+    for cut in odd:
+        yield f"torn at {cut} of {size}", put(write.data[:cut])
+        yield f"zero from {cut} of {size}", filled(bytes, cut)
+        yield f"garbage from {cut} of {size}", filled(dice.randbytes, cut)
+    yield f"{size} bytes of zeros", filled(bytes, 0)
+    yield f"{size} bytes of garbage", filled(dice.randbytes, 0)
+    yield f"{size} stale bytes", put(_stale(before, write, disk, dice))
+    if len(cuts) > 1:
+        yield "some sectors", _some_sectors(before, write, [0, *sectors, size], dice)
+
+
+def _stale(before: bytes, write: Operation, disk: _Disk, dice: Dice) -> bytes:
+    """Blocks that were given to the file and never written show what somebody wrote there long ago: here, whole sectors of
+    this or another file, so valid checksums in the wrong place."""
+    size = len(write.data)
+    sources = [before, *(content for content in disk.contents.values() if content)]
+    source = sources[dice.randrange(0, len(sources))]
+    start = dice.randrange(0, len(source) // SECTOR_BYTES + 1) * SECTOR_BYTES
+    return (source[start : start + size] + bytes(size))[:size]
+
+
+def _some_sectors(before: bytes, write: Operation, bounds: Sequence[int], dice: Dice) -> bytes:
+    kept = [(start, stop) for start, stop in pairwise(bounds) if dice.randrange(0, 2)]
+    return apply(before, [write._replace(position=write.position + start, data=write.data[start:stop]) for start, stop in kept])

@@ -1,0 +1,377 @@
+"""The in-memory twin of the disk: it remembers every operation, and it fails when a plan says so.
+
+A test runs the log on `SimulatedFiles`, calls `mark` where an acknowledgement leaves, and afterwards asks
+`headrace.log.power_cut` which disks a power cut at any moment could have left behind.
+
+A file is an inode with a content; a path is a name that points to one. The two become durable apart from each other:
+`sync` is about the content, `sync_dir` about the names. Recovery that forgets one of them is found out here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import FrameType
+from typing import Final, NamedTuple
+
+from headrace.log.files import DirectoryLocked, NotCached
+
+ROOM_BYTES: Final = 1 << 40
+"""How large the simulated disk is unless a test says otherwise."""
+
+
+class Operation(NamedTuple):
+    """One step of the history. `inode` is 0 where none is concerned."""
+
+    kind: str
+    """create, write, truncate, allocate, sync, sync_failed, rename, remove, make_dir, remove_dir, sync_dir, sync_dir_failed, mark"""
+    path: str = ""
+    inode: int = 0
+    position: int = 0
+    """Where a write starts; the new size for truncate and allocate."""
+    data: bytes = b""
+    target: str = ""
+    """The new name of a rename."""
+    value: object = None
+    """What was marked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The `nth` call (from 1) of `kind` on a path that matches `path` goes wrong.
+
+    `kind` is the name of the method called (`write_at`, `sync`, `sync_dir`, `open`, …) or `*`.
+    `kept_bytes` of a failing write still reach the page cache. A `silent` fault raises nothing: a write keeps `kept_bytes` and
+    claims all of them, a sync makes nothing durable, a read comes back short by all but `kept_bytes`.
+    """
+
+    kind: str
+    nth: int = 1
+    path: str = "*"
+    error: int = errno.EIO
+    lasting: bool = False
+    """Every later matching call goes wrong too, as on a dead or a full disk."""
+    kept_bytes: int = 0
+    silent: bool = False
+
+
+class _Inode:
+    """A content, shared with whoever has the same bytes until it is written to."""
+
+    __slots__ = ("content", "number")
+
+    def __init__(self, number: int, content: bytes | bytearray = b"") -> None:
+        self.number = number
+        self.content = content
+
+    def own(self) -> bytearray:
+        if not isinstance(self.content, bytearray):
+            self.content = bytearray(self.content)
+        return self.content
+
+    def read(self, position: int, size_bytes: int) -> bytes:
+        return bytes(self.content[position : position + size_bytes])
+
+
+def parent(path: str) -> str:
+    """The directory a path is in; the data directory itself is the empty string."""
+    return path.rpartition("/")[0]
+
+
+class SimulatedFile:
+    """One open file of `SimulatedFiles`."""
+
+    __slots__ = ("_closed", "_files", "_inode", "_path", "_readonly")
+
+    def __init__(self, files: SimulatedFiles, path: str, inode: _Inode, *, readonly: bool) -> None:
+        self._files, self._path, self._inode, self._readonly = files, path, inode, readonly
+        self._closed = False
+
+    def _usable(self, *, writing: bool = False) -> None:
+        if self._closed or (writing and self._readonly):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
+
+    def read_at(self, position: int, size_bytes: int, *, cached_only: bool = False) -> bytes:
+        self._usable()
+        if cached_only and self._files.cold:
+            raise NotCached
+        fault = self._files.call("read_at", self._path)
+        with self._files.mutex:
+            found = self._inode.read(position, size_bytes)
+        return found if fault is None else found[: fault.kept_bytes]
+
+    def write_at(self, position: int, buffers: list[bytes]) -> None:
+        self._usable(writing=True)
+        data = b"".join(buffers)
+        try:
+            fault = self._files.call("write_at", self._path)
+        except _Failing as failing:
+            self._files.write(self._path, self._inode, position, data[: failing.fault.kept_bytes])
+            raise failing.error() from None
+        self._files.write(self._path, self._inode, position, data if fault is None else data[: fault.kept_bytes])
+
+    def sync(self) -> None:
+        self._usable()
+        try:
+            fault = self._files.call("sync", self._path)
+        except _Failing as failing:
+            self._files.record(Operation("sync_failed", self._path, self._inode.number))
+            raise failing.error() from None
+        if fault is None:
+            self._files.record(Operation("sync", self._path, self._inode.number))
+
+    def truncate(self, size_bytes: int) -> None:
+        self._usable(writing=True)
+        if self._files.attempt("truncate", self._path):
+            self._files.resize("truncate", self._path, self._inode, size_bytes)
+
+    def allocate(self, size_bytes: int) -> None:
+        self._usable(writing=True)
+        if self._files.attempt("allocate", self._path):
+            self._files.resize("allocate", self._path, self._inode, size_bytes)
+
+    def size(self) -> int:
+        self._usable()
+        return len(self._inode.content)
+
+    def close(self) -> None:
+        self._usable()
+        self._closed = True
+        self._files.handles -= 1
+
+
+class _Failing(Exception):
+    """A planned fault that is to be raised; the caller decides what happened before it."""
+
+    def __init__(self, fault: Fault, path: str) -> None:
+        super().__init__(fault)
+        self.fault, self._path = fault, path
+
+    def error(self) -> OSError:
+        return OSError(self.fault.error, os.strerror(self.fault.error), self._path)
+
+
+class SimulatedFiles:
+    """A data directory in memory. `contents` and `directories` are what the disk holds at the start, durably."""
+
+    def __init__(self, contents: Mapping[str, bytes] | None = None, directories: Iterable[str] = ()) -> None:
+        self.operations: list[Operation] = []
+        self.calls: Counter[str] = Counter()
+        """How often each method was called: what a fault plan counts in."""
+        self.sites: Counter[tuple[str, str]] = Counter()
+        """(method, module:line) of the callers, counted while `trace_sites` is on."""
+        self.trace_sites = False
+        self.cold = False
+        """Nothing is in the page cache: `cached_only` reads raise `NotCached`."""
+        self.room_bytes = ROOM_BYTES
+        """What `free_bytes` answers; a file that grows takes from it, and ENOSPC is what is left at zero."""
+        self.handles = 0
+        """Files opened and not closed."""
+        self.mutex = threading.Lock()
+        self._faults: dict[Fault, int] = {}
+        self._locked = False
+        self._directories = {"", *directories}
+        self._names = {path: _Inode(number, content) for number, (path, content) in enumerate((contents or {}).items(), 1)}
+        self._inode_count = len(self._names)
+        self.initial = {path: (inode.number, bytes(inode.content)) for path, inode in self._names.items()}
+        """Where the history starts: path → (inode, content)."""
+        self.initial_directories = frozenset(self._directories)
+
+    # What tests use.
+
+    def mark(self, value: object) -> None:
+        """Note a moment in the history, such as an acknowledgement that leaves."""
+        self.record(Operation("mark", value=value))
+
+    def inject(self, *faults: Fault) -> None:
+        """Arm faults; each counts the matching calls from now on."""
+        self._faults.update(dict.fromkeys(faults, 0))
+
+    def heal(self) -> None:
+        self._faults.clear()
+
+    def contents(self) -> dict[str, bytes]:
+        """What a reader sees now, durable or not."""
+        return {path: bytes(inode.content) for path, inode in sorted(self._names.items())}
+
+    def directories(self) -> set[str]:
+        return set(self._directories)
+
+    # Files.
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        self._must("open", path)
+        with self.mutex:
+            inode = self._names.get(path)
+            if create:
+                if inode is not None:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                self._need_directory(parent(path))
+                self._inode_count += 1
+                inode = self._names[path] = _Inode(self._inode_count)
+                self.operations.append(Operation("create", path, inode.number))
+            return self._handle(path, inode, readonly=False)
+
+    def open_readonly(self, path: str) -> SimulatedFile:
+        self._must("open_readonly", path)
+        return self._handle(path, self._names.get(path), readonly=True)
+
+    def _handle(self, path: str, inode: _Inode | None, *, readonly: bool) -> SimulatedFile:
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self.handles += 1
+        return SimulatedFile(self, path, inode, readonly=readonly)
+
+    def list(self, directory: str) -> list[str]:
+        self._must("list", directory)
+        with self.mutex:
+            below = f"{directory}/" if directory else ""
+            names = [path for path in (*self._names, *self._directories) if path != directory and path.startswith(below)]
+        return sorted(path[len(below) :] for path in names if "/" not in path[len(below) :])
+
+    def make_dir(self, directory: str) -> None:
+        steps = directory.split("/") if directory else []
+        for depth in range(1, len(steps) + 1):
+            made = "/".join(steps[:depth])
+            if made not in self._directories and self.attempt("make_dir", made):
+                with self.mutex:
+                    self._directories.add(made)
+                    self.operations.append(Operation("make_dir", made))
+                self.sync_dir(parent(made))
+
+    def remove_dir(self, directory: str) -> None:
+        if not self.attempt("remove_dir", directory) or directory not in self._directories:
+            return
+        if self.list(directory):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), directory)
+        with self.mutex:
+            self._directories.discard(directory)
+            self.operations.append(Operation("remove_dir", directory))
+
+    def rename(self, source: str, target: str) -> None:
+        if not self.attempt("rename", source):
+            return
+        with self.mutex:
+            if source not in self._names:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+            self._need_directory(parent(target))
+            self._give_back(self._names.get(target))
+            inode = self._names[target] = self._names.pop(source)
+            self.operations.append(Operation("rename", source, inode.number, target=target))
+
+    def remove(self, path: str) -> None:
+        if not self.attempt("remove", path):
+            return
+        with self.mutex:
+            inode = self._names.pop(path, None)
+            if inode is not None:
+                self._give_back(inode)
+                self.operations.append(Operation("remove", path, inode.number))
+
+    def sync_dir(self, directory: str) -> None:
+        try:
+            fault = self.call("sync_dir", directory)
+        except _Failing as failing:
+            self.record(Operation("sync_dir_failed", directory))
+            raise failing.error() from None
+        with self.mutex:
+            self._need_directory(directory)
+            if fault is None:
+                self.operations.append(Operation("sync_dir", directory))
+
+    def free_bytes(self) -> int:
+        self._must("free_bytes", "")
+        return max(self.room_bytes, 0)
+
+    def lock(self) -> None:
+        if self._locked:
+            raise DirectoryLocked("of this test")
+        self._locked = True
+
+    def close(self) -> None:
+        self._locked = False
+
+    # What open files use.
+
+    def call(self, kind: str, path: str) -> Fault | None:
+        """Count the call; raise the fault that is due, or return it if it is a silent one."""
+        self.calls[kind] += 1
+        if self.trace_sites:
+            self.sites[kind, _caller()] += 1
+        due: Fault | None = None
+        for fault in self._faults:
+            if fault.kind in (kind, "*") and fnmatchcase(path, fault.path):
+                self._faults[fault] += 1
+                if self._faults[fault] == fault.nth or (fault.lasting and self._faults[fault] > fault.nth):
+                    due = fault
+        if due is not None and not due.silent:
+            raise _Failing(due, path)
+        return due
+
+    def attempt(self, kind: str, path: str) -> bool:
+        """As `call`, with the fault as an `OSError`; False when a silent fault swallows the effect."""
+        try:
+            return self.call(kind, path) is None
+        except _Failing as failing:
+            raise failing.error() from None
+
+    def _must(self, kind: str, path: str) -> None:
+        self.attempt(kind, path)
+
+    def record(self, operation: Operation) -> None:
+        with self.mutex:
+            self.operations.append(operation)
+
+    def write(self, path: str, inode: _Inode, position: int, data: bytes) -> None:
+        if not data:
+            return
+        with self.mutex:
+            grown = max(position + len(data) - len(inode.content), 0)
+            short = grown > self.room_bytes
+            if short:
+                data = data[: len(data) - (grown - max(self.room_bytes, 0))]
+                grown = max(self.room_bytes, 0)
+            content = inode.own()
+            if data and position > len(content):
+                content.extend(bytes(position - len(content)))
+            content[position : position + len(data)] = data
+            self.room_bytes -= grown
+            if data:
+                self.operations.append(Operation("write", path, inode.number, position, data))
+        if short:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def resize(self, kind: str, path: str, inode: _Inode, size_bytes: int) -> None:
+        with self.mutex:
+            content = inode.own()
+            grown = size_bytes - len(content)
+            if kind == "allocate" and grown > self.room_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            if grown > 0:
+                content.extend(bytes(grown))
+            elif kind == "truncate":
+                del content[size_bytes:]
+            self.room_bytes -= grown if kind == "truncate" else max(grown, 0)
+            self.operations.append(Operation(kind, path, inode.number, size_bytes))
+
+    def _give_back(self, inode: _Inode | None) -> None:
+        self.room_bytes += 0 if inode is None else len(inode.content)
+
+    def _need_directory(self, directory: str) -> None:
+        if directory not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+
+
+def _caller() -> str:
+    """The line outside this module that asked for the disk."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    assert frame is not None
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
