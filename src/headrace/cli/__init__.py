@@ -1,0 +1,136 @@
+"""The command line: one group whose commands are imported when they are called.
+
+`headrace --help` must answer at once, so this module imports nothing but click, and the table below repeats the one-line help
+of each command (a test compares it with the command's own). Data goes to stdout, talk to stderr.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one line, `headrace: …`; with HEADRACE_TRACEBACK=1 its
+traceback precedes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple, NoReturn
+
+import click
+
+from headrace import __version__
+from headrace.errors import HeadraceError
+
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+
+
+class Entry(NamedTuple):
+    """Where a command lives, what it does in one line, and the extra it needs, if any."""
+
+    module: str
+    name: str
+    text: str
+    extra: str = ""
+
+
+COMMANDS: Final[Mapping[str, Entry]] = {
+    "serve": Entry("headrace.cli.serve", "serve", "Start the broker."),
+    "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
+    "sub": Entry("headrace.cli.pubsub", "sub", "Read records of a topic, then follow it."),
+    "config": Entry("headrace.cli.config", "config", "Check, show and explain the configuration."),
+    "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
+    "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
+    "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the doors, and others beside them.", "bench"),
+    "version": Entry("headrace.cli.version", "version", "Show the version of Headrace and of what it runs on."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; imports one when it is called, all of them only for their own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else load(entry)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"unknown command {args[0]!r}{_nearest(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.text) for name, entry in COMMANDS.items()])
+
+
+def load(entry: Entry) -> click.Command:
+    """Import the command; an absent optional library becomes advice."""
+    try:
+        command = getattr(importlib.import_module(entry.module), entry.name)
+    except ModuleNotFoundError as failure:
+        if not entry.extra or (failure.name or "").startswith("headrace"):
+            raise
+        raise click.ClickException(f"{entry.name} needs {failure.name}: pip install 'headrace[{entry.extra}]'") from None
+    assert isinstance(command, click.Command), f"{entry.module}.{entry.name} is not a command"
+    return command
+
+
+def _nearest(word: str) -> str:
+    import difflib
+
+    found = difflib.get_close_matches(word, COMMANDS, n=1)
+    return f"; did you mean {found[0]}?" if found else "; see headrace --help"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, message="headrace %(version)s")
+def cli() -> None:
+    """A durable message log that speaks several wire protocols: acknowledged means on disk."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code. A command may return its exit code; None is success."""
+    sys.excepthook = _report
+    try:
+        code = cli.main(args=None if arguments is None else list(arguments), prog_name="headrace", standalone_mode=False)
+    except click.UsageError as failure:
+        path = failure.ctx.command_path if failure.ctx else "headrace"
+        _fail(f"{failure.format_message()} (see {path} --help)", WRONG_USAGE)
+    except click.ClickException as failure:
+        _fail(failure.format_message(), FAILED)
+    except (HeadraceError, OSError) as failure:
+        if isinstance(failure, BrokenPipeError):
+            _leave_quietly()
+        _fail(str(failure), FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def one_line(text: str) -> str:
+    """The text with what a terminal would act on made visible."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    if os.environ.get("HEADRACE_TRACEBACK") == "1":
+        traceback.print_exc()
+    print(f"headrace: {one_line(text)}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _leave_quietly() -> NoReturn:
+    """The reader of our output is gone (`headrace sub … | head`): that is its right, and no news."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def _report(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
+    """What nobody foresaw is a defect of ours: say so in one line, and how to see more."""
+    if os.environ.get("HEADRACE_TRACEBACK") == "1":
+        traceback.print_exception(kind, failure, trace)
+    hint = "" if os.environ.get("HEADRACE_TRACEBACK") == "1" else " (HEADRACE_TRACEBACK=1 shows where)"
+    print(f"headrace: internal error: {kind.__name__}: {one_line(str(failure))}{hint}", file=sys.stderr)

@@ -1,0 +1,59 @@
+# `make` lists the verbs. Everything is installed into .venv; nothing is installed outside it but Debian packages that
+# are missing, and those only when make runs as root (else the command to run is printed).
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+DATA  ?= data
+LISTEN ?=
+DURATION ?=
+SERVE_ARGS ?=
+PYTEST_ARGS ?= -q
+BENCH_ARGS ?= log
+FILES ?= src tests
+
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+MANIFESTS := pyproject.toml constraints.txt tools/setup
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format docs bench clean install
+
+help: ## list the verbs
+	@echo "make VERB [NAME=value ...]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: $(RUN_STAMP) ## start the broker on DATA=data (DURATION=60: stop by itself; LISTEN="host:port ..."; SERVE_ARGS=...)
+	@$(BIN)/headrace serve --data $(DATA) $(addprefix --listen ,$(LISTEN)) $(if $(DURATION),--duration $(DURATION)) $(SERVE_ARGS)
+
+test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
+	@tools/setup system strace
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV_STAMP) ## ruff (rules and format) and mypy --strict over sources and tests
+	@$(BIN)/ruff check $(FILES)
+	@$(BIN)/ruff format --check $(FILES)
+	@$(BIN)/mypy $(FILES)
+
+format: $(DEV_STAMP) ## rewrite the sources as lint wants them (FILES="path ...": only these)
+	@$(BIN)/ruff check --fix-only $(FILES)
+	@$(BIN)/ruff format $(FILES)
+
+docs: $(DEV_STAMP) ## write the generated pages of docs/reference anew
+	@$(BIN)/python -m headrace.cli.reference docs/reference
+
+bench: $(DEV_STAMP) ## measure (BENCH_ARGS="publish --door figg")
+	@$(BIN)/headrace bench $(BENCH_ARGS)
+
+install: $(DEV_STAMP) ## install everything a contributor needs into .venv
+
+clean: ## remove .venv, caches and build products (data/ stays)
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN_STAMP): $(MANIFESTS)
+	@tools/setup install $(VENV) .
+	@touch $@
+
+$(DEV_STAMP): $(MANIFESTS)
+	@tools/setup install $(VENV) ".[bench,test,lint]"
+	@touch $(RUN_STAMP) $@

@@ -1,0 +1,30 @@
+"""`headrace version`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+
+import click
+
+from headrace import __version__
+
+_LIBRARIES = ("uvloop", "google-crc32c", "backports.zstd", "cryptography")
+
+
+@click.command()
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print it.")
+def version(output: str) -> None:
+    """Show the version of Headrace and of what it runs on."""
+    facts = {"headrace": __version__, "python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
+    for library in _LIBRARIES:
+        try:
+            facts[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            facts[library] = "absent"
+    if output == "json":
+        click.echo(json.dumps(facts))
+    else:
+        click.echo("\n".join(f"{name} {value}" for name, value in facts.items()))

@@ -1,0 +1,357 @@
+"""The configuration: one frozen tree, from one TOML file, the environment and flags.
+
+A flag wins over the environment, the environment over the file, the file over the default. Each key of the tree has a twin in
+the environment: `storage.ack` is `HEADRACE__STORAGE__ACK`. Secrets never stand in the configuration, only the name of the file
+or variable that holds them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace import limits
+from headrace.engine.contract import Ack
+from headrace.errors import ConfigError
+from headrace.limits import KIB, MIB
+from headrace.server.settings import (
+    Address,
+    Addresses,
+    Choice,
+    Count,
+    Directory,
+    Duration,
+    Flag,
+    Plain,
+    Reference,
+    Setting,
+    Size,
+    setting,
+    settings_of,
+)
+
+_GIB: Final = 1024 * MIB
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+_FILE_BYTES_MAX: Final = 1 * MIB
+_VARIABLE_PREFIX: Final = "HEADRACE__"
+
+
+class LogLevel(enum.StrEnum):
+    """How much is said on stderr."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.StrEnum):
+    """How it is said."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where records are kept, and what an acknowledgement promises."""
+
+    path: Path = setting(
+        Directory(),
+        "./headrace-data",
+        "The data directory. It is created if absent and taken by one broker at a time. The flag --data sets it.",
+    )
+    ack: Ack = setting(
+        Choice(Ack),
+        "durable",
+        "What an acknowledgement promises for new topics. durable: fdatasync has returned. written: handed to the operating "
+        "system, survives the death of the process but not of the machine. none: ordered, nothing more.",
+    )
+    segment_size: int = setting(
+        Size(64 * KIB, 4 * _GIB),
+        "128 MiB",
+        "A segment file of a new topic is closed at this size. Retention gives back whole segments, so smaller ones give back sooner.",
+    )
+    journal_size: int = setting(
+        Size(1 * MIB, 4 * _GIB),
+        "64 MiB",
+        "The size of one preallocated journal file. A full one makes the log checkpoint its segments and go on in the next.",
+    )
+    checkpoint_interval: int = setting(
+        Duration(100, _HOUR),
+        "10s",
+        "How often segments are synced so that old journal files can go. Shorter means less to replay after a crash, and more writes.",
+    )
+    headroom: int = setting(
+        Size(0, 1024 * _GIB),
+        "256 MiB",
+        "Free disk space that is never used for records: below it publishes are refused as 'disk full', reads and deletes go on.",
+    )
+    key_file: str = setting(
+        Reference("the path of a file"),
+        "",
+        "The file that holds the encryption key: 32 bytes, or 64 hexadecimal digits. With a key, everything written is encrypted "
+        "with AES-256-GCM; without the key a data directory written with it does not open.",
+    )
+    key_env: str = setting(
+        Reference("the name of an environment variable", r"[A-Za-z_][A-Za-z0-9_]*"),
+        "",
+        "The environment variable that holds the encryption key as 64 hexadecimal digits. Not together with storage.key_file.",
+    )
+    compress: bool = setting(Flag(), False, "Compress the batches of new topics with zstd.")
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What a new topic is made with when nothing else is said."""
+
+    auto_create: bool = setting(Flag(), True, "Create a topic when somebody publishes or attaches to a name that is not there.")
+    partitions: int = setting(Count(1, limits.PARTITIONS_PER_TOPIC_MAX), 1, "Partitions of a topic that is created by use.")
+    retention: int = setting(
+        Duration(_SECOND, 36_500 * _DAY, zero="forever"),
+        0,
+        "How long records are kept. A whole segment goes once all its records are older.",
+    )
+    retention_size: int = setting(
+        Size(64 * KIB, 1024 * _GIB, zero="no limit"), 0, "How many bytes a partition keeps. The oldest whole segments beyond that go."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """The doors."""
+
+    tcp: tuple[Address, ...] = setting(
+        Addresses(),
+        ["127.0.0.1:9092", "127.0.0.1:8119"],
+        "Where TCP connections are taken. Every address serves every TCP protocol: the first bytes tell them apart. "
+        "An address beyond loopback needs the flag --insecure. The flag --listen replaces the list.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one peer, and all of them together, may use."""
+
+    connections: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_MAX, "Open connections. One more is closed at once.")
+    connections_per_ip: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_PER_IP_MAX, "Open connections from one address.")
+    frame: int = setting(
+        Size(1 * KIB, 1 * _GIB), limits.FRAME_BYTES_DEFAULT_MAX, "The largest frame a peer may send. A larger one closes the connection."
+    )
+    handshake_timeout: int = setting(
+        Duration(100, _HOUR), "5s", "How long a new connection may take to say which protocol it speaks. A silent one is closed."
+    )
+    idle_timeout: int = setting(
+        Duration(_SECOND, 30 * _DAY, zero="never"), 0, "How long a connection may stay silent in both directions before it is closed."
+    )
+    output_buffer: int = setting(
+        Size(64 * KIB, 1 * _GIB), limits.OUTPUT_BUFFER_BYTES_MAX, "What may wait unsent for one peer before it stops being fed."
+    )
+    in_flight: int = setting(
+        Size(64 * KIB, 1 * _GIB),
+        limits.IN_FLIGHT_BYTES_MAX,
+        "Published but unacknowledged bytes of one connection before its socket is no longer read.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Figg:
+    """The Figg door."""
+
+    strict_version: bool = setting(Flag(), False, "Refuse a frame whose version word is not the one this broker speaks.")
+    ack_coalesce: int = setting(
+        Duration(1, 10 * _SECOND, zero="acknowledge each flush at once"),
+        0,
+        "How long acknowledgements may wait to be joined into one cumulative ACK.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What the broker says about itself on stderr. Payloads are never logged."""
+
+    level: LogLevel = setting(Choice(LogLevel), "info", "The least severe line that is written.")
+    format: LogFormat = setting(Choice(LogFormat), "text", "text for people, json for machines; one line per event in both.")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole tree. It never changes while the broker runs."""
+
+    storage: Storage = Storage()
+    topics: Topics = Topics()
+    listen: Listen = Listen()
+    limits: Limits = Limits()
+    figg: Figg = Figg()
+    log: Log = Log()
+
+
+SETTINGS: Final[Mapping[str, Setting]] = settings_of(Config)
+SECTIONS: Final = tuple(dict.fromkeys(name.partition(".")[0] for name in SETTINGS))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A tree, and for each key where its value came from: `default`, a file, a variable or a flag."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+    def value(self, name: str) -> Any:
+        section, _, leaf = name.partition(".")
+        return getattr(getattr(self.config, section), leaf)
+
+    def plain(self, name: str) -> Plain:
+        """The value as a file would hold it."""
+        return SETTINGS[name].kind.plain(self.value(name))
+
+
+def resolve(
+    *, file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, tuple[str, object]] | None = None
+) -> Resolved:
+    """Flags over environment over file over defaults. `flags` maps a key to (the flag's name, its value).
+
+    Raises `ConfigError` with one line for the first thing that is wrong.
+    """
+    values: dict[str, object] = {name: known.default for name, known in SETTINGS.items()}
+    origins = dict.fromkeys(SETTINGS, "default")
+
+    def take(name: str, raw: object, origin: str) -> None:
+        values[name] = _parse(SETTINGS[name], raw, origin)
+        origins[name] = origin
+
+    if file is not None:
+        for name, raw in _read_file(file).items():
+            take(name, raw, f"file {file}")
+    for name, variable, text in _from_environment(environment or {}):
+        take(name, text, f"environment {variable}")
+    for name, (flag, raw) in (flags or {}).items():
+        take(name, raw, f"flag {flag}")
+    config = _tree(values)
+    _check_together(config)
+    return Resolved(config, origins)
+
+
+def explain(name: str) -> Setting:
+    """The key of that name; raises `ConfigError` with the nearest valid name."""
+    if name not in SETTINGS:
+        raise ConfigError(f"unknown key {name}{_nearest(name, SETTINGS)}")
+    return SETTINGS[name]
+
+
+def toml_of(resolved: Resolved) -> str:
+    """A file that says the same."""
+    lines: list[str] = []
+    for section in SECTIONS:
+        lines.append(f"[{section}]")
+        lines += [f"{name.partition('.')[2]} = {toml_value(resolved.plain(name))}" for name in SETTINGS if name.startswith(section + ".")]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml_value(value: Plain) -> str:
+    """One value in TOML's words."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case str():
+            return _toml_string(value)
+        case list():
+            return "[" + ", ".join(map(_toml_string, value)) + "]"
+
+
+def _toml_string(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08X}" for char in escaped) + '"'
+
+
+def _read_file(file: Path) -> dict[str, object]:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_FILE_BYTES_MAX + 1)
+    except OSError as failure:
+        raise ConfigError(f"{file}: {failure.strerror or failure}") from None
+    if len(content) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{file}: larger than {_FILE_BYTES_MAX} bytes")
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as failure:
+        raise ConfigError(f"{file}: not UTF-8 (byte {failure.start})") from None
+    except tomllib.TOMLDecodeError as failure:
+        raise ConfigError(f"{file}: {failure}") from None
+    return dict(_leaves(document, file))
+
+
+def _leaves(document: Mapping[str, object], file: Path) -> Iterable[tuple[str, object]]:
+    for section, content in document.items():
+        if section not in SECTIONS:
+            hint = _nearest(section, SECTIONS) if isinstance(content, dict) else _nearest(section, SETTINGS)
+            raise ConfigError(f"{file}: unknown {'section' if isinstance(content, dict) else 'key'} {_quote(section)}{hint}")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{file}: {section} = {_quote(content)}: expected a section [{section}]")
+        for leaf, raw in content.items():
+            name = f"{section}.{leaf}"
+            if name not in SETTINGS:
+                raise ConfigError(f"{file}: unknown key {_quote(name)}{_nearest(name, SETTINGS)}")
+            yield name, raw
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
+    names = {known.variable: name for name, known in SETTINGS.items()}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(_VARIABLE_PREFIX):
+            continue
+        if variable not in names:
+            raise ConfigError(f"unknown environment variable {_quote(variable)}{_nearest(variable, names)}")
+        yield names[variable], variable, text
+
+
+def _parse(known: Setting, raw: object, origin: str) -> object:
+    try:
+        return known.kind.parse(raw)
+    except ValueError as failure:
+        raise ConfigError(f"{known.name} = {_quote(raw)} ({origin}): {failure}; expected {known.kind.expected}") from None
+
+
+def _tree(values: Mapping[str, object]) -> Config:
+    def section(kind: type[Any], name: str) -> Any:
+        prefix = name + "."
+        return kind(**{key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)})
+
+    return Config(
+        storage=section(Storage, "storage"),
+        topics=section(Topics, "topics"),
+        listen=section(Listen, "listen"),
+        limits=section(Limits, "limits"),
+        figg=section(Figg, "figg"),
+        log=section(Log, "log"),
+    )
+
+
+def _check_together(config: Config) -> None:
+    """Rules that concern more than one key."""
+    if config.storage.key_file and config.storage.key_env:
+        raise ConfigError("storage.key_file and storage.key_env are both set; expected one of them")
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    candidates = list(valid)
+    found = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4)
+    if not found:  # the right word in the wrong section, or without one
+        leaf = name.rpartition(".")[2]
+        found = [candidate for candidate in candidates if candidate.rpartition(".")[2] == leaf][:1]
+    return f"; did you mean {found[0]}?" if found else f"; valid are {', '.join(candidates[:8])}{', …' if len(candidates) > 8 else ''}"
+
+
+def _quote(value: object) -> str:
+    """Short and on one line, whatever it is."""
+    text = toml_value(value) if isinstance(value, (str, bool, int)) else repr(value)
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,71 @@
+"""Sizes and durations as people write them: `"64 MiB"`, `"5ms"`, `"7d"`.
+
+Inside, a size is a whole number of bytes and a duration a whole number of milliseconds. What is read can be written back:
+`parse_size(format_size(n)) == n`, and the same for durations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final
+
+_SIZE_UNITS: Final[Mapping[str, int]] = {
+    "": 1,
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_DURATION_UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_QUANTITY: Final = re.compile(r"\s*(?P<number>[0-9][0-9_]*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*", re.ASCII)
+_QUANTITY_CHARACTERS_MAX: Final = 40
+
+
+def parse_size(text: str) -> int:
+    """Bytes. Units: B, KiB, MiB, GiB, TiB (powers of 1024) and kB, MB, GB, TB (powers of 1000); none means bytes."""
+    return _parse(text, _SIZE_UNITS)
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds. Units: ms, s, m, h, d, w; a number without one is only clear when it is zero."""
+    return _parse(text, _DURATION_UNITS)
+
+
+def _parse(text: str, units: Mapping[str, int]) -> int:
+    match = _QUANTITY.fullmatch(text) if len(text) <= _QUANTITY_CHARACTERS_MAX else None
+    if match is None:
+        raise ValueError("not a number with a unit")
+    number = Decimal(match["number"].replace("_", ""))
+    unit = match["unit"].lower()
+    if unit not in units:
+        if not unit and number == 0:
+            return 0
+        raise ValueError(f"unknown unit {match['unit']!r}" if unit else "the unit is missing")
+    whole = number * units[unit]
+    if whole != int(whole):
+        raise ValueError("not a whole number of the smallest unit")
+    return int(whole)
+
+
+def format_size(size_bytes: int) -> str:
+    """The largest binary unit that leaves a whole number."""
+    return _format(size_bytes, [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)], " ")
+
+
+def format_duration(duration_ms: int) -> str:
+    """The largest unit that leaves a whole number."""
+    return _format(duration_ms, [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)], "")
+
+
+def _format(amount: int, units: list[tuple[str, int]], gap: str) -> str:
+    if amount == 0:
+        return "0"
+    name, factor = next((name, factor) for name, factor in units if amount % factor == 0)
+    return f"{amount // factor}{gap}{name}"
