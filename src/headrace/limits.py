@@ -46,7 +46,25 @@ CONNECTIONS_MAX: Final = 10_000
 CONNECTIONS_PER_IP_MAX: Final = 2_048
 HANDSHAKE_SECONDS_MAX: Final = 5.0
 OUTPUT_BUFFER_BYTES_MAX: Final = 4 * MIB
-"""What may wait unsent for one peer before it stops being fed."""
+"""What may wait unsent for one peer; above it the peer is not read either, so that its requests cannot grow the answers."""
+OUTPUT_HIGH_WATER_BYTES: Final = 256 * KIB
+"""Unsent bytes above which a peer is not fed: a PONG or an ACK never waits behind more than this and one delivery."""
+OUTPUT_LOW_WATER_BYTES: Final = 64 * KIB
+"""Unsent bytes at which a peer is fed again."""
+LINGER_SECONDS_MAX: Final = 5.0
+"""How long a closed connection may take to accept its last bytes."""
+IDLE_SECONDS_MAX: Final = 30.0
+"""A peer that used to send pings and then says nothing for this long is gone."""
 IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 """Published but unacknowledged bytes of one connection before its socket is no longer read."""
 SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
+
+# BlipMQ
+BLIPMQ_FRAME_BYTES_MAX: Final = 16 * MIB
+"""What the length word of a frame may say; inclusive."""
+BLIPMQ_LOGIN_FRAME_BYTES_MAX: Final = 9 + 2 + 65_535
+"""The same before AUTH has succeeded: the longest AUTH there can be."""
+
+# Figg
+FIGG_TOPIC_BYTES_MAX: Final = 1 * KIB
+"""What the topic field of a frame may hold; whether the name is a good one is the broker's question."""

@@ -1,0 +1,35 @@
+"""A door: one protocol a listener may speak, told apart from the others by a connection's first bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.sessions.contract import Link, Session
+from headrace.wire.sniff import Sniff
+
+__all__ = ["Door", "Sniff", "choose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """`sniff` sees the first bytes of a connection (at least one, all that have come so far); `open` makes its session."""
+
+    name: str
+    sniff: Callable[[bytes], Sniff]
+    open: Callable[[Link], Session]
+
+
+def choose(doors: Sequence[Door], first: bytes) -> Door | Sniff:
+    """The door these first bytes belong to, `Sniff.MORE` to wait for more, `Sniff.NO` if no door will have them.
+
+    The first door that says yes wins: a door says so only when it is sure, so nobody waits for one that still wonders.
+    """
+    answer = Sniff.NO
+    for door in doors:
+        match door.sniff(first):
+            case Sniff.YES:
+                return door
+            case Sniff.MORE:
+                answer = Sniff.MORE
+    return answer
