@@ -1,0 +1,35 @@
+"""The protocol-neutral broker: topics, delivery, groups, settlement, transactions, access.
+
+Sessions need nothing but what this package exports, and `engine.contract` for the types of topics and batches.
+"""
+
+from __future__ import annotations
+
+from headrace.broker.access import Action, Authorize, Principal, Resource, allow_all
+from headrace.broker.broker import Broker
+from headrace.broker.cursor import Cursor
+from headrace.broker.fetch import Fetched
+from headrace.broker.groups import GroupLag
+from headrace.broker.publish import ProducerStamp, Published
+from headrace.broker.settings import BrokerSettings
+from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.transactions import Transaction
+
+__all__ = [
+    "Action",
+    "Authorize",
+    "Broker",
+    "BrokerSettings",
+    "Cursor",
+    "Delivery",
+    "Fetched",
+    "GroupLag",
+    "Principal",
+    "ProducerStamp",
+    "Published",
+    "Resource",
+    "SettlementPolicy",
+    "SettlementQueue",
+    "Transaction",
+    "allow_all",
+]

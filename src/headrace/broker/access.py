@@ -1,0 +1,83 @@
+"""Who may do what: the one gate that every broker verb passes.
+
+The rules themselves are a function given from outside (`Authorize`). Its answers are remembered per principal, action and
+resource, because the gate stands on the hot path; `Gate.forget` must be called whenever the rules change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from headrace.errors import NotAuthorized
+
+_ANSWERS_MAX: Final = 65_536
+"""Remembered answers. The memory is emptied when it is full: asking again is cheap, tracking ages is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks, and through which door."""
+
+    name: str
+    door: str = "internal"
+
+
+class Action(StrEnum):
+    """What is asked for."""
+
+    PUBLISH = "publish"
+    READ = "read"
+    CREATE = "create"
+    DELETE = "delete"
+    ALTER = "alter"
+    DESCRIBE = "describe"
+    COMMIT = "commit"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What it is asked of. `kind` is one of topic, group, transaction, broker."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+Authorize: TypeAlias = Callable[[Principal, Action, Resource], bool]
+
+
+def allow_all(who: Principal, action: Action, resource: Resource) -> bool:
+    """The rule of a broker without rules."""
+    return True
+
+
+class Gate:
+    """Asks `authorize` once per question and remembers the answer."""
+
+    def __init__(self, authorize: Authorize) -> None:
+        self._authorize = authorize
+        self._answers: dict[tuple[Principal, Action, str, str], bool] = {}
+
+    def allows(self, who: Principal, action: Action, kind: str, name: str) -> bool:
+        question = (who, action, kind, name)
+        answer = self._answers.get(question)
+        if answer is None:
+            if len(self._answers) >= _ANSWERS_MAX:
+                self._answers.clear()
+            answer = self._answers[question] = self._authorize(who, action, Resource(kind, name))
+        return answer
+
+    def check(self, who: Principal, action: Action, kind: str, name: str) -> None:
+        """Raises `NotAuthorized` unless the rules allow it."""
+        if not self.allows(who, action, kind, name):
+            raise NotAuthorized(principal=who.name, action=action.value, resource=str(Resource(kind, name)))
+
+    def forget(self) -> None:
+        """The rules have changed: ask again."""
+        self._answers.clear()

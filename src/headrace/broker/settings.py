@@ -1,0 +1,31 @@
+"""What an operator may choose about the broker. The numbers no operator should pass are in `limits.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace import limits
+from headrace.engine.contract import TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Every field has a default that suits one machine."""
+
+    auto_create: bool = True
+    """Whether a topic that somebody publishes to or reads from comes into being by that."""
+    auto_create_partitions: int = 1
+    topic_defaults: TopicConfig = field(default_factory=TopicConfig)
+    groups_max: int = limits.GROUPS_MAX
+    producers_max: int = 100_000
+    """Idempotent producers remembered at once, counted once for each partition they write to."""
+    producer_idle_ms: int = 7 * 24 * 3600 * 1000
+    """An idempotent producer that was silent for so long is forgotten."""
+    waiting_fetches_max: int = 100_000
+    transactions_open_max: int = limits.TRANSACTIONS_OPEN_MAX
+    transactions_bytes_max: int = 4 * limits.TRANSACTION_BYTES_MAX
+    """What all open transactions together may hold in memory."""
+    settlement_commit_ms: int = 100
+    """How long the progress of a settlement queue may wait to be committed together with more of it."""
+    maintain_every_ms: int = 30_000
+    """How often retention, compaction and the expiry of idle producers run. Zero: only when `Broker.maintain` is called."""
