@@ -61,6 +61,16 @@ class LazyGroup(click.Group):
             ctx.fail(f"unknown command {args[0]!r}{_nearest(args[0])}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            result: object = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader of our output is gone (`headrace sub … | head`): that is its right, and no news.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.text) for name, entry in COMMANDS.items()])
@@ -102,8 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as failure:
         _fail(failure.format_message(), FAILED)
     except (HeadraceError, OSError) as failure:
-        if isinstance(failure, BrokenPipeError):
-            _leave_quietly()
         _fail(str(failure), FAILED)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
@@ -120,12 +128,6 @@ def _fail(text: str, code: int) -> NoReturn:
         traceback.print_exc()
     print(f"headrace: {one_line(text)}", file=sys.stderr)
     sys.exit(code)
-
-
-def _leave_quietly() -> NoReturn:
-    """The reader of our output is gone (`headrace sub … | head`): that is its right, and no news."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(0)
 
 
 def _report(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:

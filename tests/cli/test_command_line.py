@@ -1,0 +1,184 @@
+"""The command line as a user meets it: a real process, its streams, its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from headrace import __version__
+from headrace.cli import COMMANDS, load
+from headrace.server.config import SETTINGS
+
+
+def headrace(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **environment},
+        timeout=60,
+        check=False,
+    )
+
+
+def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.stdout == ""
+    assert done.stderr.startswith("headrace: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("headrace: ").rstrip("\n")
+
+
+def test_help_lists_every_command_with_its_own_text() -> None:
+    done = headrace("--help")
+    assert done.returncode == 0
+    for name, entry in COMMANDS.items():
+        assert f"  {name} " in done.stdout
+        assert entry.text in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_line_of_a_command_is_the_first_of_its_own_help(name: str) -> None:
+    command = load(COMMANDS[name])
+    assert command.name == name
+    assert command.get_short_help_str(limit=200).rstrip(".") == COMMANDS[name].text.rstrip(".")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = "import sys; from headrace.cli import cli; cli.main(['--help'], standalone_mode=False); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stderr.split())
+    assert "click" in loaded
+    heavy = {"asyncio", "rich", "msgspec", "uvloop", "cryptography", "google_crc32c", "headrace.server.config", "headrace.log.batch", "ssl"}
+    assert loaded & heavy == set()
+
+
+def test_an_unknown_command_is_wrong_usage_and_names_the_nearest() -> None:
+    done = headrace("srve")
+    assert one_error_line(done) == "unknown command 'srve'; did you mean serve? (see headrace --help)"
+    assert done.returncode == 2
+
+
+def test_an_unknown_option_is_wrong_usage() -> None:
+    done = headrace("version", "--loud")
+    assert "(see headrace version --help)" in one_error_line(done)
+    assert done.returncode == 2
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    done = headrace()
+    assert "Commands:" in done.stdout + done.stderr
+    assert done.returncode in (0, 2)
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("version",)])
+def test_the_version_is_that_of_the_package(arguments: tuple[str, ...]) -> None:
+    done = headrace(*arguments)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == f"headrace {__version__}"
+
+
+def test_the_version_as_json_names_what_it_runs_on() -> None:
+    facts = json.loads(headrace("version", "-o", "json").stdout)
+    assert facts["headrace"] == __version__
+    assert facts["python"].startswith("3.")
+    assert facts["google-crc32c"] != "absent"
+
+
+def test_a_defect_is_one_line_unless_the_traceback_is_asked_for() -> None:
+    script = (
+        "import headrace.cli as c, types, sys\n"
+        "m = types.ModuleType('planted')\n"
+        "import click\n"
+        "@click.command()\n"
+        "def boom(): raise RuntimeError('line one\\nline two \\x1b[31m')\n"
+        "m.boom = boom; sys.modules['planted'] = m\n"
+        "c.COMMANDS['boom'] = c.Entry('planted', 'boom', '')\n"
+        "c.main(['boom'])\n"
+    )
+
+    def run(**environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script]
+        return subprocess.run(
+            command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **environment}, timeout=60, check=False
+        )
+
+    quiet = run()
+    assert quiet.returncode == 1
+    assert one_error_line(quiet) == "internal error: RuntimeError: line one\\nline two \\x1b[31m (HEADRACE_TRACEBACK=1 shows where)"
+    loud = run(HEADRACE_TRACEBACK="1")
+    assert loud.returncode == 1
+    assert "Traceback" in loud.stderr
+
+
+def test_a_command_whose_library_is_absent_names_the_extra() -> None:
+    from headrace.cli import Entry
+
+    with pytest.raises(click.ClickException, match=r"bench needs hdrh_is_absent: pip install 'headrace\[bench\]'"):
+        load(Entry("hdrh_is_absent", "bench", "", "bench"))
+
+
+def test_a_reader_that_goes_away_is_no_news() -> None:
+    shell = f"{sys.executable} -m headrace config explain | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
+    first, status = done.stdout.splitlines()
+    assert first.startswith("storage.path")
+    assert (status, done.stderr) == ("0", "")
+
+
+def test_config_check_accepts_a_good_file_and_counts_its_keys(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text('[storage]\nack = "written"\n[topics]\npartitions = 4\n')
+    done = headrace("config", "check", str(file), HEADRACE__STORAGE__ACK="nonsense, but not of this file")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{file}: ok, 2 of {len(SETTINGS)} keys set\n"
+
+
+def test_config_check_refuses_a_bad_file_with_exit_code_1(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text("[storage]\nakc = 1\n")
+    done = headrace("config", "check", str(file))
+    assert one_error_line(done) == f'{file}: unknown key "storage.akc"; did you mean storage.ack?'
+    assert done.returncode == 1
+
+
+def test_config_show_tells_values_and_origins(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text('[storage]\nsegment_size = "1 MiB"\n')
+    done = headrace("config", "show", "--config", str(file), "-o", "json", HEADRACE__LOG__LEVEL="debug")
+    rows = json.loads(done.stdout)
+    assert set(rows) == set(SETTINGS)
+    assert rows["storage.segment_size"] == {"value": "1 MiB", "origin": f"file {file}"}
+    assert rows["log.level"] == {"value": "debug", "origin": "environment HEADRACE__LOG__LEVEL"}
+    assert rows["storage.ack"] == {"value": "durable", "origin": "default"}
+
+
+def test_config_show_as_a_table_names_each_key() -> None:
+    done = headrace("config", "show", COLUMNS="200")
+    assert done.returncode == 0
+    for name in SETTINGS:
+        assert f"{name} " in done.stdout
+
+
+def test_config_show_as_toml_is_a_file_that_config_check_accepts(tmp_path: Path) -> None:
+    file = tmp_path / "shown.toml"
+    file.write_text(headrace("config", "show", "-o", "toml").stdout)
+    assert set(tomllib.loads(file.read_text())) == {name.partition(".")[0] for name in SETTINGS}
+    assert headrace("config", "check", str(file)).returncode == 0
+
+
+def test_config_explain_tells_text_default_bounds_and_variable() -> None:
+    done = headrace("config", "explain", "storage.segment_size")
+    assert done.returncode == 0
+    for word in ["storage.segment_size", '"128 MiB"', "64 KiB to 4 GiB", "HEADRACE__STORAGE__SEGMENT_SIZE", "Retention gives back"]:
+        assert word in done.stdout
+
+
+def test_config_explain_without_a_key_lists_all() -> None:
+    lines = headrace("config", "explain").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(SETTINGS)
