@@ -1,0 +1,37 @@
+"""BlipMQ's wire format, for servers and clients: `frames` draws it, `decoder` and `encoder` speak it, `sniff` recognises it."""
+
+from headrace.wire.blipmq.decoder import Decoder
+from headrace.wire.blipmq.frames import (
+    PROTOCOL_VERSION,
+    AckRun,
+    Auth,
+    FrameType,
+    Hello,
+    Malformed,
+    Message,
+    Nack,
+    Ping,
+    PollRun,
+    Pong,
+    PublishRun,
+    Subscribe,
+)
+from headrace.wire.blipmq.sniff import sniff
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "AckRun",
+    "Auth",
+    "Decoder",
+    "FrameType",
+    "Hello",
+    "Malformed",
+    "Message",
+    "Nack",
+    "Ping",
+    "PollRun",
+    "Pong",
+    "PublishRun",
+    "Subscribe",
+    "sniff",
+]

@@ -1,0 +1,236 @@
+"""Bytes → BlipMQ messages, for both roles.
+
+Speed comes from two paths that find the same frames. The long one looks at a frame at a time. The short one looks at
+`_BLOCK` frames at once: where the low byte of the length repeats at equal distances, one `unpack_from` takes the whole block
+apart, and the block counts only if every head and every topic in it turn out to be equal. What it cannot use costs one
+comparison a block; what it can use comes out about three times as fast.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from headrace.errors import WireError
+from headrace.limits import BLIPMQ_FRAME_BYTES_MAX
+from headrace.wire.blipmq.frames import (
+    COUNTED_HEAD_BYTES,
+    HEAD,
+    HEAD_BYTES,
+    LENGTH,
+    NACK_HEAD,
+    TOPIC_HEAD,
+    U16,
+    U64,
+    AckRun,
+    Auth,
+    FrameType,
+    Hello,
+    Malformed,
+    Message,
+    Nack,
+    Ping,
+    PollRun,
+    Pong,
+    PublishRun,
+    Subscribe,
+)
+
+_BLOCK = 64
+_SINGLES_FIRST = 8
+"""A run must show this many frames before a block is tried, so that topics that take turns do not pay for blocks they never fill."""
+_PUBLISH, _ACK, _POLL = FrameType.PUBLISH.value, FrameType.ACK.value, FrameType.POLL.value
+_SUBSCRIPTION_FRAME_BYTES = HEAD_BYTES + U64.size
+assert _SUBSCRIPTION_FRAME_BYTES == 21, "an ACK or POLL is 21 bytes"
+
+
+@lru_cache(maxsize=512)
+def _block(prefix_bytes: int, value_bytes: int) -> struct.Struct:
+    """`_BLOCK` frames of one size: (length and type, correlation id, what the run has in common, value) each."""
+    return struct.Struct(">" + f"5sQ{prefix_bytes}s{value_bytes}s" * _BLOCK)
+
+
+class Decoder:
+    """Feed it what the socket gave; it yields every message that is whole.
+
+    `frame_bytes_max` may be changed between two messages: a session allows large frames only to a peer that has logged in.
+    After a `WireError` the stream has no known frame boundary any more, and the decoder refuses to go on.
+    """
+
+    __slots__ = ("_broken", "_held", "_held_bytes", "_wanted_bytes", "frame_bytes_max")
+
+    def __init__(self, *, frame_bytes_max: int = BLIPMQ_FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._wanted_bytes = LENGTH.size
+        self._broken: WireError | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits for the rest of its frame."""
+        return self._held_bytes
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages completed by `data`, in order. To be exhausted before the next call.
+
+        Raises `WireError` after the last good message when a length is out of bounds or a type is unknown.
+        """
+        if self._broken is not None:
+            raise self._broken
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes < self._wanted_bytes:
+            # A large frame is joined once, when its last piece is in, not once a piece.
+            return
+        buffer = data if len(self._held) == 1 else b"".join(self._held)
+        position = 0
+        try:
+            while True:
+                size = self._whole_frame(buffer, position)
+                if not size:
+                    break
+                message, position = _message(buffer, position, size, self.frame_bytes_max)
+                yield message
+        except WireError as error:
+            self._broken = error
+            self._held, self._held_bytes = [], 0
+            raise
+        rest = buffer[position:]
+        self._held, self._held_bytes = [rest] if rest else [], len(rest)
+
+    def _whole_frame(self, buffer: bytes, position: int) -> int:
+        """The size of the frame at `position`, or 0 if it is not whole yet."""
+        available = len(buffer) - position
+        if available < LENGTH.size:
+            self._wanted_bytes = LENGTH.size
+            return 0
+        (length,) = LENGTH.unpack_from(buffer, position)
+        # Checked before anything is kept for it: a lying length must not reserve memory.
+        if not COUNTED_HEAD_BYTES <= length <= self.frame_bytes_max:
+            raise WireError(f"frame length {length} is outside [{COUNTED_HEAD_BYTES}, {self.frame_bytes_max}]")
+        size = LENGTH.size + int(length)
+        if available < size:
+            self._wanted_bytes = size
+            return 0
+        return size
+
+
+def _message(buffer: bytes, position: int, size: int, frame_bytes_max: int) -> tuple[Message, int]:
+    """The message that starts with the whole frame at `position`, and where the next one starts."""
+    _, kind, cid = HEAD.unpack_from(buffer, position)
+    begin, end = position + HEAD_BYTES, position + size
+    if kind == _PUBLISH:
+        return _publishes(buffer, position, end, cid, frame_bytes_max)
+    if kind in (_POLL, _ACK):
+        if size != _SUBSCRIPTION_FRAME_BYTES:
+            return Malformed(FrameType(kind), cid), end
+        length = size - LENGTH.size
+        cids, _, end = _run(buffer, position, kind, buffer[begin:end], length, length)
+        (subscription,) = U64.unpack_from(buffer, begin)
+        return (PollRun if kind == _POLL else AckRun)(subscription, cids), end
+    single = _SINGLES.get(kind)
+    if single is None:
+        raise WireError(f"unknown frame type 0x{kind:02x}")
+    return single(cid, buffer[begin:end]) or Malformed(FrameType(kind), cid), end
+
+
+def _publishes(buffer: bytes, position: int, end: int, cid: int, frame_bytes_max: int) -> tuple[Message, int]:
+    begin = position + HEAD_BYTES
+    if end - begin < TOPIC_HEAD.size:
+        return Malformed(FrameType.PUBLISH, cid), end
+    qos, topic_bytes = TOPIC_HEAD.unpack_from(buffer, begin)
+    value_begin = begin + TOPIC_HEAD.size + topic_bytes
+    if value_begin > end:
+        return Malformed(FrameType.PUBLISH, cid), end
+    try:
+        topic = buffer[begin + TOPIC_HEAD.size : value_begin].decode()
+    except UnicodeDecodeError:
+        return Malformed(FrameType.PUBLISH, cid), end
+    # Equal bytes up to the value mean an equal QoS and an equal topic that is valid, so the rest of the run needs no look.
+    prefix = buffer[begin:value_begin]
+    cids, values, end = _run(buffer, position, _PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
+    return PublishRun(qos, topic, cids, values), end
+
+
+def _run(buffer: bytes, position: int, kind: int, prefix: bytes, length_min: int, length_max: int) -> tuple[list[int], list[bytes], int]:
+    """Adjacent whole frames of one type whose payloads start with `prefix`: their ids, what follows the prefix, where they end."""
+    cids: list[int] = []
+    values: list[bytes] = []
+    stop = len(buffer)
+    head, prefix_bytes = HEAD.unpack_from, len(prefix)
+    skip = HEAD_BYTES + prefix_bytes
+    same = buffer.startswith
+    last_whole = stop - HEAD_BYTES
+    singles = _SINGLES_FIRST
+    while position <= last_whole:
+        length, this_kind, cid = head(buffer, position)
+        following = position + 4 + length
+        if this_kind != kind or not length_min <= length <= length_max or following > stop or not same(prefix, position + HEAD_BYTES):
+            break
+        if singles == 0:
+            size = following - position
+            taken = position + _BLOCK * size
+            if taken <= stop and buffer[position + 3 : taken : size].count(buffer[position + 3]) == _BLOCK:
+                columns = _block(prefix_bytes, size - skip).unpack_from(buffer, position)
+                if columns[::4].count(columns[0]) == _BLOCK and columns[2::4].count(prefix) == _BLOCK:
+                    cids += columns[1::4]
+                    values += columns[3::4]
+                    position = taken
+                    continue
+            # No block starts here; look again after as many frames as a block would have had.
+            singles = _BLOCK
+        singles -= 1
+        cids.append(cid)
+        values.append(buffer[position + skip : following])
+        position = following
+    return cids, values, position
+
+
+def _hello(cid: int, payload: bytes) -> Message | None:
+    return Hello(cid, U16.unpack(payload)[0]) if len(payload) == U16.size else None
+
+
+def _auth(cid: int, payload: bytes) -> Message | None:
+    if len(payload) < U16.size or U16.unpack_from(payload)[0] != len(payload) - U16.size:
+        return None
+    key = payload[U16.size :]
+    return Auth(cid, key) if _text(key) is not None else None
+
+
+def _subscribe(cid: int, payload: bytes) -> Message | None:
+    if len(payload) < U16.size:
+        return None
+    end = U16.size + U16.unpack_from(payload)[0]
+    if end >= len(payload):
+        return None
+    topic = _text(payload[U16.size : end])
+    return None if topic is None else Subscribe(cid, topic, payload[end])
+
+
+def _nack(cid: int, payload: bytes) -> Message | None:
+    if len(payload) < NACK_HEAD.size:
+        return None
+    code, text_bytes = NACK_HEAD.unpack_from(payload)
+    text = _text(payload[NACK_HEAD.size :])
+    if text is None or text_bytes != len(payload) - NACK_HEAD.size:
+        return None
+    return Nack(cid, code, text)
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+_SINGLES: dict[int, Callable[[int, bytes], Message | None]] = {
+    FrameType.HELLO: _hello,
+    FrameType.AUTH: _auth,
+    FrameType.SUBSCRIBE: _subscribe,
+    FrameType.NACK: _nack,
+    FrameType.PING: lambda cid, _: Ping(cid),
+    FrameType.PONG: lambda cid, _: Pong(cid),
+}

@@ -1,0 +1,153 @@
+"""BlipMQ messages → bytes, for both roles. Columns go in, one join comes out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from headrace.errors import LimitExceeded, RecordTooLarge
+from headrace.limits import BLIPMQ_FRAME_BYTES_MAX
+from headrace.wire.blipmq.frames import (
+    COUNTED_HEAD_BYTES,
+    HEAD,
+    NACK_HEAD,
+    PROTOCOL_VERSION,
+    TOPIC_HEAD,
+    U16,
+    U16_MAX,
+    U64,
+    AckRun,
+    Auth,
+    FrameType,
+    Hello,
+    Malformed,
+    Message,
+    Nack,
+    Ping,
+    PollRun,
+    Pong,
+    PublishRun,
+    Subscribe,
+)
+
+NACK_TEXT_BYTES_MAX = 1024
+"""Enough for any of our texts; an operating system's message inside one is cut here."""
+
+_SUBSCRIPTION_FRAME = struct.Struct(">IBQQ")
+
+
+def hello(cid: int, version: int = PROTOCOL_VERSION) -> bytes:
+    return _frame(FrameType.HELLO, cid, U16.pack(version))
+
+
+def auth(cid: int, key: bytes) -> bytes:
+    return _frame(FrameType.AUTH, cid, _counted(key, "API key"))
+
+
+def subscribe(cid: int, topic: str, qos: int) -> bytes:
+    return _frame(FrameType.SUBSCRIBE, cid, b"%b%c" % (_counted(topic.encode(), "topic"), qos))
+
+
+def ack(cid: int, subscription: int) -> bytes:
+    return acks(subscription, (cid,))
+
+
+def acks(subscription: int, cids: Iterable[int]) -> bytes:
+    return _subscription_frames(FrameType.ACK, subscription, cids)
+
+
+def polls(subscription: int, cids: Iterable[int]) -> bytes:
+    return _subscription_frames(FrameType.POLL, subscription, cids)
+
+
+def nack(cid: int, code: int, text: str) -> bytes:
+    return nacks((cid,), code, text)
+
+
+def nacks(cids: Iterable[int], code: int, text: str) -> bytes:
+    """The same refusal for each of these requests."""
+    raw = text.encode()
+    if len(raw) > NACK_TEXT_BYTES_MAX:
+        raw = raw[:NACK_TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    payload = NACK_HEAD.pack(code, len(raw)) + raw
+    return b"".join([_frame(FrameType.NACK, cid, payload) for cid in cids])
+
+
+def ping(cid: int) -> bytes:
+    return _frame(FrameType.PING, cid)
+
+
+def pong(cid: int) -> bytes:
+    return _frame(FrameType.PONG, cid)
+
+
+def publishes(qos: int, topic: str, cids: Iterable[int], values: Sequence[bytes]) -> bytes:
+    """Publishes, or deliveries, of one topic. Raises `RecordTooLarge` when a value does not fit a frame, before anything is built."""
+    prefix = _publish_prefix(qos, topic)
+    value_bytes_max = BLIPMQ_FRAME_BYTES_MAX - COUNTED_HEAD_BYTES - len(prefix)
+    largest = max(map(len, values), default=0)
+    if largest > value_bytes_max:
+        raise RecordTooLarge(size_bytes=largest, bytes_max=value_bytes_max)
+    head, counted, kind = _publish_head(len(prefix)), COUNTED_HEAD_BYTES + len(prefix), FrameType.PUBLISH.value
+    parts: list[bytes] = []
+    add, pack = parts.append, head.pack
+    for cid, value in zip(cids, values, strict=True):
+        add(pack(counted + len(value), kind, cid, prefix))
+        add(value)
+    return b"".join(parts)
+
+
+def value_bytes_max(topic: str) -> int:
+    """The largest value that fits a PUBLISH of this topic."""
+    return BLIPMQ_FRAME_BYTES_MAX - COUNTED_HEAD_BYTES - TOPIC_HEAD.size - len(topic.encode())
+
+
+def encode(message: Message) -> bytes:
+    """Any message, for callers that are not in a hurry. A `Malformed` has no bytes of its own."""
+    match message:
+        case Hello(cid, version):
+            return hello(cid, version)
+        case Auth(cid, key):
+            return auth(cid, key)
+        case PublishRun(qos, topic, cids, values):
+            return publishes(qos, topic, cids, values)
+        case Subscribe(cid, topic, qos):
+            return subscribe(cid, topic, qos)
+        case AckRun(subscription, cids):
+            return acks(subscription, cids)
+        case PollRun(subscription, cids):
+            return polls(subscription, cids)
+        case Nack(cid, code, text):
+            return nack(cid, code, text)
+        case Ping(cid):
+            return ping(cid)
+        case Pong(cid):
+            return pong(cid)
+        case Malformed():
+            raise ValueError("a malformed payload is not kept, so it cannot be encoded")
+
+
+def _frame(kind: FrameType, cid: int, payload: bytes = b"") -> bytes:
+    return HEAD.pack(COUNTED_HEAD_BYTES + len(payload), kind, cid) + payload
+
+
+def _subscription_frames(kind: FrameType, subscription: int, cids: Iterable[int]) -> bytes:
+    pack, length, kind_byte = _SUBSCRIPTION_FRAME.pack, COUNTED_HEAD_BYTES + U64.size, kind.value
+    return b"".join([pack(length, kind_byte, cid, subscription) for cid in cids])
+
+
+def _counted(raw: bytes, what: str) -> bytes:
+    if len(raw) > U16_MAX:
+        raise LimitExceeded(f"{what} of {len(raw)} bytes exceeds the limit of {U16_MAX} bytes")
+    return U16.pack(len(raw)) + raw
+
+
+@lru_cache(maxsize=1024)
+def _publish_prefix(qos: int, topic: str) -> bytes:
+    return b"%c%b" % (qos, _counted(topic.encode(), "topic"))
+
+
+@lru_cache(maxsize=1024)
+def _publish_head(prefix_bytes: int) -> struct.Struct:
+    return struct.Struct(f">IBQ{prefix_bytes}s")

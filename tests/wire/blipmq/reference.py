@@ -1,0 +1,84 @@
+"""A decoder that is too plain to be wrong: one frame at a time, no runs, no blocks. And streams to try both on."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable, Iterator
+
+from headrace.errors import WireError
+from headrace.wire.blipmq import AckRun, Decoder, Message, PollRun, PublishRun, encoder
+
+END = "closed"
+
+
+def singles(messages: Iterable[Message | str]) -> Iterator[Message | str]:
+    """Every run taken apart, so that two decodings can be compared whatever their runs."""
+    for message in messages:
+        match message:
+            case PublishRun(qos, topic, cids, values):
+                yield from (PublishRun(qos, topic, [cid], [value]) for cid, value in zip(cids, values, strict=True))
+            case AckRun(subscription, cids):
+                yield from (AckRun(subscription, [cid]) for cid in cids)
+            case PollRun(subscription, cids):
+                yield from (PollRun(subscription, [cid]) for cid in cids)
+            case _:
+                yield message
+
+
+def decode(pieces: Iterable[bytes]) -> list[Message | str]:
+    """What the decoder says to these pieces, run by run; `END` where it closes."""
+    decoder, found = Decoder(), list[Message | str]()
+    try:
+        for piece in pieces:
+            found.extend(decoder.feed(piece))
+    except WireError:
+        found.append(END)
+    return found
+
+
+def one_by_one(stream: bytes) -> list[Message | str]:
+    """The stream cut into frames by the length words alone, and each frame fed to a decoder of its own."""
+    found, position = list[Message | str](), 0
+    while len(stream) - position >= 4:
+        (length,) = struct.unpack_from(">I", stream, position)
+        if not 9 <= length <= 16 * 1024 * 1024:
+            return [*found, END]
+        if len(stream) - position < 4 + length:
+            break
+        found += decode([stream[position : position + 4 + length]])
+        if found[-1] == END:
+            break
+        position += 4 + length
+    return found
+
+
+def cuts(stream: bytes, seed: random.Random) -> list[bytes]:
+    """The stream in pieces of random sizes, empty ones among them."""
+    at = sorted(seed.randint(0, len(stream)) for _ in range(seed.randint(0, 12)))
+    return [stream[begin:end] for begin, end in zip([0, *at], [*at, len(stream)], strict=True)]
+
+
+def well_formed(seed: random.Random) -> bytes:
+    """A stream of runs of every kind, many of them long enough for the block path, some with a surprise inside."""
+    parts = list[bytes]()
+    for _ in range(seed.randint(1, 6)):
+        count, cid = seed.choice((1, 2, 7, 63, 64, 65, 90, 200)), seed.choice((0, 1, 1 << 40, (1 << 64) - 300))
+        cids = [cid + index for index in range(count)]
+        match seed.randint(0, 7):
+            case 0 | 1:
+                size, qos, topic = seed.choice((0, 1, 5, 100)), seed.choice((0, 1, 9)), seed.choice(("a", "b", "", "été"))
+                parts.append(encoder.publishes(qos, topic, cids, [seed.randbytes(size) for _ in cids]))
+            case 2:
+                parts.append(encoder.publishes(1, "a", cids, [seed.randbytes(seed.choice((3, 259))) for _ in cids]))
+            case 3:
+                parts.append(encoder.polls(seed.choice((0, 1, 2)), cids))
+            case 4:
+                parts.append(encoder.acks(seed.choice((0, 1, 2)), cids))
+            case 5:
+                parts.append(encoder.hello(cid) + encoder.auth(cid, b"key") + encoder.subscribe(cid, "a", 1))
+            case 6:
+                parts.append(b"".join(encoder.ping(cid) + encoder.pong(cid) for cid in cids[:3]))
+            case _:
+                parts.append(encoder.nacks(cids[:3], 404, "unknown subscription or delivery tag"))
+    return b"".join(parts)
