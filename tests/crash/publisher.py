@@ -1,0 +1,96 @@
+"""Clients that publish without pause, survive the death of the broker and keep the ledger."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from tests.crash.ledger import Ledger, Sent, compose
+from tests.crash.peer import Peer, publish
+
+WINDOW = 400
+"""How many values a client has under way before it waits for acknowledgements."""
+
+
+class Board:
+    """Where the broker is right now; clients wait here while it is dead."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._address: tuple[str, int] | None = None
+        self._life = 0
+        self._over = False
+
+    def open(self, address: tuple[str, int]) -> None:
+        with self._changed:
+            self._address, self._life = address, self._life + 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._address = None
+
+    def end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def next_life(self, after: int) -> tuple[tuple[str, int], int] | None:
+        """(address, life) of a broker younger than `after`; None when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or (self._address is not None and self._life > after))
+            return None if self._over or self._address is None else (self._address, self._life)
+
+
+class Publisher(threading.Thread):
+    """One client. A `patient` one sends what was not acknowledged again, the other lets it go and stays unsure for ever."""
+
+    def __init__(self, number: int, board: Board, ledger: Ledger, *, patient: bool, seed: int) -> None:
+        super().__init__(name=f"client {number}", daemon=True)
+        self._number, self._board, self._ledger, self._patient = number, board, ledger, patient
+        self._rng = random.Random(f"{seed} client {number}")
+        self._sequence = 0
+        self._unsure: deque[tuple[int, str, bytes]] = deque()
+        """(sequence, topic, filler) of what is sent and not acknowledged, oldest first."""
+
+    def run(self) -> None:
+        connection = life = 0
+        while (found := self._board.next_life(life)) is not None:
+            address, life = found
+            connection += 1
+            try:
+                with Peer(address) as peer:
+                    self._publish(peer, connection)
+            except OSError:
+                continue  # the broker died: whatever is unsure stays so until the next life
+
+    def _publish(self, peer: Peer, connection: int) -> None:
+        again = list(self._unsure) if self._patient else []
+        self._unsure.clear()
+        self._send(peer, connection, again)
+        while True:
+            self._send(peer, connection, [self._compose() for _ in range(self._rng.choice((1, 3, 20, 150)))])
+            while len(self._unsure) > (WINDOW if self._rng.random() < 0.7 else 0):
+                self._settle(peer.acknowledged())
+
+    def _compose(self) -> tuple[int, str, bytes]:
+        size = self._rng.choice((0, 10, 100, 100, 100, 1000)) if self._rng.random() < 0.995 else 100_000
+        self._sequence += 1
+        return self._sequence, self._rng.choice(self._ledger.topics), self._rng.randbytes(size)
+
+    def _send(self, peer: Peer, connection: int, values: Sequence[tuple[int, str, bytes]]) -> None:
+        """The sequence number on the wire is the client's own: it is never used for another value."""
+        frames = []
+        for sequence, topic, filler in values:
+            sent = Sent(connection, sequence)
+            self._unsure.append((sequence, topic, filler))
+            self._ledger.note_sent(self._number, topic, sent)
+            frames.append(publish(topic, sequence, compose(topic, self._number, sent, filler)))
+        peer.send(b"".join(frames))
+
+    def _settle(self, acknowledged: int) -> None:
+        while self._unsure and self._unsure[0][0] <= acknowledged:
+            sequence, topic, _ = self._unsure.popleft()
+            self._ledger.note_acked(self._number, topic, sequence)
