@@ -1,0 +1,99 @@
+"""Log lines on stderr: one line per event, for people or for machines, through the standard library's logging.
+
+A line never holds a payload, and what a peer may have put into it (a topic name, an address) cannot act on a terminal or forge
+a second line: control characters are escaped. Fields are given as `extra={"peer": …}` and appear as `peer=…` or as JSON keys.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+from headrace.server.config import Log, LogFormat
+
+_OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_FIELD_CHARACTERS_MAX: Final = 500
+
+
+def set_up_logs(log: Log, stream: TextIO | None = None) -> None:
+    """Send everything under `headrace` and `asyncio` to `stream` (default: stderr) in the chosen format."""
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonLines() if log.format is LogFormat.JSON else TextLines())
+    for name in ("headrace", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+    logging.getLogger("headrace").setLevel(log.level.upper())
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.raiseExceptions = False  # a full disk or a closed pipe behind stderr must not become more output
+
+
+def escaped(text: str) -> str:
+    """The text on one line, with everything that is not printable made visible."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES}
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _FIELD_CHARACTERS_MAX else text[:_FIELD_CHARACTERS_MAX] + "…"
+
+
+class TextLines(logging.Formatter):
+    """`2026-11-15T07:49:01.123Z info    net.listener  connection closed  peer=127.0.0.1:5123 reason="idle"`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        place = record.name.removeprefix("headrace.")
+        fields = "".join(f" {name}={self._value(value)}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname.lower():<7} {place}  {escaped(record.getMessage())}{' ' * bool(fields)}{fields}"
+        if record.exc_info and record.exc_info[1] is not None:
+            line += f"  {self._failure(record.exc_info[1])}"
+        return line
+
+    @staticmethod
+    def _value(value: object) -> str:
+        if isinstance(value, (int, float)):
+            return str(value)
+        text = _shortened(str(value))
+        plain = text.isprintable() and not any(char in ' "=' for char in text) and text != ""
+        return text if plain else json.dumps(text)
+
+    @staticmethod
+    def _failure(failure: BaseException) -> str:
+        """The last frame is enough to find the place; the whole stack would be many lines, and is there for who asks."""
+        frames = traceback.extract_tb(failure.__traceback__)
+        place = f" at {frames[-1].filename.rpartition('/headrace/')[2]}:{frames[-1].lineno}" if frames else ""
+        line = f"{type(failure).__name__}: {escaped(str(failure))}{place}"
+        if os.environ.get("HEADRACE_TRACEBACK") == "1":
+            line += "\n" + "".join(traceback.format_exception(failure)).rstrip()
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line; an exception brings its traceback along as a string."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in _fields(record).items():
+            line.setdefault(name, value if isinstance(value, (int, float, bool)) else _shortened(str(value)))
+        if record.exc_info and record.exc_info[1] is not None:
+            line["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+        return json.dumps(line)
