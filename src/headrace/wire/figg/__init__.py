@@ -1,0 +1,39 @@
+"""The Figg protocol: frames, their decoder for both roles, their encoder, and how to know one by its first bytes."""
+
+from headrace.wire.figg import encode
+from headrace.wire.figg.decode import Decoder, client_decoder, server_decoder
+from headrace.wire.figg.frames import (
+    AckRun,
+    Attach,
+    Attached,
+    ClientMessage,
+    DataRun,
+    Detach,
+    Detached,
+    Kind,
+    Ping,
+    Pong,
+    PublishRun,
+    ServerMessage,
+)
+from headrace.wire.figg.sniff import sniff
+
+__all__ = [
+    "AckRun",
+    "Attach",
+    "Attached",
+    "ClientMessage",
+    "DataRun",
+    "Decoder",
+    "Detach",
+    "Detached",
+    "Kind",
+    "Ping",
+    "Pong",
+    "PublishRun",
+    "ServerMessage",
+    "client_decoder",
+    "encode",
+    "server_decoder",
+    "sniff",
+]

@@ -1,0 +1,193 @@
+"""Bytes into messages, for both roles. No I/O: bytes go in as they come, cut anywhere, and whole messages come out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar, cast
+
+from headrace.errors import WireError
+from headrace.limits import FIGG_TOPIC_BYTES_MAX, FRAME_BYTES_DEFAULT_MAX
+from headrace.wire.figg.frames import (
+    FROM_OFFSET_READINGS,
+    HEADER,
+    HEADER_BYTES,
+    NUMBER,
+    PAYLOAD_BYTES,
+    RECEIVED,
+    SIZE,
+    VERSION,
+    AckRun,
+    Attach,
+    Attached,
+    ClientMessage,
+    DataRun,
+    Detach,
+    Detached,
+    Kind,
+    Ping,
+    Pong,
+    PublishRun,
+    Role,
+    ServerMessage,
+)
+from headrace.wire.figg.runs import take_run
+
+MessageT = TypeVar("MessageT", ClientMessage, ServerMessage)
+
+_FLAGS = struct.Struct(">H")
+_ACK_BYTES: Final = HEADER_BYTES + NUMBER.size
+
+
+class Decoder(Generic[MessageT]):
+    """One direction of one connection. `server_decoder` and `client_decoder` make one of the right type."""
+
+    def __init__(self, role: Role, *, frame_bytes_max: int = FRAME_BYTES_DEFAULT_MAX, strict_version: bool = True) -> None:
+        self._received = RECEIVED[role]
+        self._frame_bytes_max = frame_bytes_max
+        self._strict_version = strict_version
+        self._held = bytearray()
+        """The beginning of a frame that is not all there."""
+        self._wanted = HEADER_BYTES
+        """How long `_held` must grow before it is worth another look."""
+        self._skip = 0
+        """Bytes still to come of a frame nobody wants: passed over, never held."""
+        self._failure: WireError | None = None
+        self._topic_field, self._topic = SIZE.pack(0), ""
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits for the rest of its frame."""
+        return len(self._held)
+
+    def feed(self, data: bytes) -> Iterator[MessageT]:
+        """The messages these bytes complete; run the iterator to its end before feeding again.
+
+        Raises `WireError` after the last good message, and ever after: the peer cannot be understood any more. The text begins
+        with the kind of fault, and a colon parts it from the numbers.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        if self._held:
+            if len(self._held) + len(data) < self._wanted:
+                self._held += data
+                return
+            data = b"".join((self._held, data))
+            self._held.clear()
+        try:
+            yield from self._messages(data)
+        except WireError as failure:
+            self._failure = failure
+            raise
+
+    def _messages(self, data: bytes) -> Iterator[MessageT]:
+        position, end = 0, len(data)
+        self._wanted = HEADER_BYTES
+        while end - position >= HEADER_BYTES:
+            kind, version, payload_bytes = HEADER.unpack_from(data, position)
+            self._check_header(kind, version, payload_bytes)
+            stop = position + HEADER_BYTES + payload_bytes
+            if kind not in self._received:
+                self._skip = max(0, stop - end)
+                position = min(stop, end)
+            elif stop > end:
+                self._wanted = stop - position
+                break
+            else:
+                message, position = self._message(kind, data, position, stop)
+                yield cast(MessageT, message)
+        self._held += data[position:]
+
+    def _check_header(self, kind: int, version: int, payload_bytes: int) -> None:
+        """A lying size is refused with the header, before anything is held for it."""
+        if version != VERSION and self._strict_version:
+            raise WireError(f"unknown version: {version}")
+        if payload_bytes > self._frame_bytes_max:
+            raise WireError(f"frame too large: {payload_bytes} bytes, at most {self._frame_bytes_max}")
+        low, high = PAYLOAD_BYTES.get(kind, (0, self._frame_bytes_max))
+        if not low <= payload_bytes <= high and kind in self._received:
+            raise WireError(f"malformed frame: {Kind(kind).name} with a payload of {payload_bytes} bytes")
+
+    def _message(self, kind: int, data: bytes, position: int, stop: int) -> tuple[object, int]:
+        """The message of the whole frame at `position`, and where it ends; a run ends behind `stop`."""
+        match kind:
+            case Kind.PUBLISH | Kind.DATA:
+                return self._run(kind, data, position, stop)
+            case Kind.ACK:
+                return _acks(data, position)
+            case Kind.PING:
+                return Ping(_number(data, stop)), stop
+            case Kind.PONG:
+                return Pong(_number(data, stop)), stop
+            case Kind.ATTACH:
+                (flags,) = _FLAGS.unpack_from(data, position + HEADER_BYTES)
+                topic = self._topic_between(kind, data, position + HEADER_BYTES + _FLAGS.size, stop - NUMBER.size)
+                return Attach(topic, _number(data, stop) if flags & FROM_OFFSET_READINGS else None), stop
+            case Kind.ATTACHED:
+                topic = self._topic_between(kind, data, position + HEADER_BYTES, stop - NUMBER.size)
+                return Attached(topic, _number(data, stop)), stop
+            case Kind.DETACH:
+                return Detach(self._topic_between(kind, data, position + HEADER_BYTES, stop)), stop
+            case _:
+                assert kind == Kind.DETACHED, "every received kind has its case"
+                return Detached(self._topic_between(kind, data, position + HEADER_BYTES, stop)), stop
+
+    def _run(self, kind: int, data: bytes, position: int, stop: int) -> tuple[PublishRun | DataRun, int]:
+        """The frame at `position` and all those behind it that have its topic."""
+        (topic_bytes,) = SIZE.unpack_from(data, position + HEADER_BYTES)
+        head_bytes = HEADER_BYTES + SIZE.size + topic_bytes
+        if head_bytes + NUMBER.size + SIZE.size > stop - position:
+            raise WireError(f"malformed frame: {Kind(kind).name} whose topic claims {topic_bytes} bytes")
+        topic = self._decoded(data[position + HEADER_BYTES : position + head_bytes])
+        numbers, values, end = take_run(data, position, head_bytes, self._frame_bytes_max)
+        if not values:
+            raise WireError(f"malformed frame: {Kind(kind).name} whose data does not fill its {stop - position} bytes")
+        return (PublishRun if kind == Kind.PUBLISH else DataRun)(topic, numbers, values), end
+
+    def _topic_between(self, kind: int, data: bytes, begin: int, end: int) -> str:
+        """The topic field that must fill these bytes exactly."""
+        (topic_bytes,) = SIZE.unpack_from(data, begin)
+        if begin + SIZE.size + topic_bytes != end:
+            raise WireError(f"malformed frame: {Kind(kind).name} whose topic claims {topic_bytes} bytes")
+        return self._decoded(data[begin:end])
+
+    def _decoded(self, field: bytes) -> str:
+        """The topic of a field (size and name). The last one is remembered: a connection mostly speaks of one topic."""
+        if field != self._topic_field:
+            if len(field) - SIZE.size > FIGG_TOPIC_BYTES_MAX:
+                raise WireError(f"topic too long: {len(field) - SIZE.size} bytes, at most {FIGG_TOPIC_BYTES_MAX}")
+            try:
+                self._topic = field[SIZE.size :].decode()
+            except UnicodeDecodeError as failure:
+                raise WireError("topic is not UTF-8") from failure
+            self._topic_field = field
+        return self._topic
+
+
+def server_decoder(*, frame_bytes_max: int = FRAME_BYTES_DEFAULT_MAX, strict_version: bool = True) -> Decoder[ClientMessage]:
+    """For the bytes a server receives."""
+    return Decoder(Role.SERVER, frame_bytes_max=frame_bytes_max, strict_version=strict_version)
+
+
+def client_decoder(*, frame_bytes_max: int = FRAME_BYTES_DEFAULT_MAX, strict_version: bool = True) -> Decoder[ServerMessage]:
+    """For the bytes a client receives."""
+    return Decoder(Role.CLIENT, frame_bytes_max=frame_bytes_max, strict_version=strict_version)
+
+
+def _number(data: bytes, stop: int) -> int:
+    """The u64 that ends at `stop`."""
+    number: int = NUMBER.unpack_from(data, stop - NUMBER.size)[0]
+    return number
+
+
+def _acks(data: bytes, position: int) -> tuple[AckRun, int]:
+    head = data[position : position + HEADER_BYTES]
+    seqs: list[int] = []
+    while position + _ACK_BYTES <= len(data) and data.startswith(head, position):
+        position += _ACK_BYTES
+        seqs.append(_number(data, position))
+    return AckRun(seqs), position

@@ -1,0 +1,98 @@
+"""Messages into frames. Columns go in, one block of bytes comes out: one loop, one join."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import repeat
+from typing import Final
+
+from headrace.wire.figg.frames import FROM_OFFSET, HEADER, NUMBER, RUN_FIELDS_BYTES, SIZE, VERSION, Kind
+
+_FIXED = struct.Struct(">HHIQ")
+_ACK_HEAD: Final = HEADER.pack(Kind.ACK, VERSION, NUMBER.size)
+PACKED_WHOLE_BYTES_MAX: Final = 4096
+"""Values up to this size are packed with their head in one step; above it the second copy costs more than the step saves."""
+
+
+def attach(topic: str, offset: int | None = None) -> bytes:
+    field = _topic_field(topic)
+    flags = 0 if offset is None else FROM_OFFSET
+    payload = b"".join((flags.to_bytes(2, "big"), field, NUMBER.pack(offset or 0)))
+    return HEADER.pack(Kind.ATTACH, VERSION, len(payload)) + payload
+
+
+def attached(topic: str, offset: int) -> bytes:
+    payload = _topic_field(topic) + NUMBER.pack(offset)
+    return HEADER.pack(Kind.ATTACHED, VERSION, len(payload)) + payload
+
+
+def detach(topic: str) -> bytes:
+    field = _topic_field(topic)
+    return HEADER.pack(Kind.DETACH, VERSION, len(field)) + field
+
+
+def detached(topic: str) -> bytes:
+    field = _topic_field(topic)
+    return HEADER.pack(Kind.DETACHED, VERSION, len(field)) + field
+
+
+def publish(topic: str, seqs: Sequence[int], values: Sequence[bytes]) -> bytes:
+    """One PUBLISH a value."""
+    return _run(Kind.PUBLISH, topic, seqs, values)
+
+
+def data(topic: str, offsets: Sequence[int], values: Sequence[bytes]) -> bytes:
+    """One DATA a value."""
+    return _run(Kind.DATA, topic, offsets, values)
+
+
+def ack(seq: int) -> bytes:
+    return _FIXED.pack(Kind.ACK, VERSION, NUMBER.size, seq)
+
+
+def acks(seqs: Sequence[int]) -> bytes:
+    """One ACK each."""
+    return b"".join([_ACK_HEAD + number for number in map(NUMBER.pack, seqs)])
+
+
+def ping(timestamp: int) -> bytes:
+    return _FIXED.pack(Kind.PING, VERSION, NUMBER.size, timestamp)
+
+
+def pong(timestamp: int) -> bytes:
+    return _FIXED.pack(Kind.PONG, VERSION, NUMBER.size, timestamp)
+
+
+def _topic_field(topic: str) -> bytes:
+    name = topic.encode()
+    return SIZE.pack(len(name)) + name
+
+
+def _run(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[bytes]) -> bytes:
+    """Where all values have one size, all frames share their head, and the packing runs without a line of Python a frame."""
+    assert len(numbers) == len(values), "columns of one run have one length"
+    field = _topic_field(topic)
+    rest = RUN_FIELDS_BYTES - SIZE.size + len(field)
+    sizes = set(map(len, values))
+    if len(sizes) == 1 and (size := sizes.pop()) <= PACKED_WHOLE_BYTES_MAX:
+        head = HEADER.pack(kind, VERSION, rest + size) + field
+        return b"".join(map(_whole(len(head), size).pack, repeat(head), numbers, repeat(size), values))
+    pieces: list[bytes] = []
+    append, pack = pieces.append, _head(len(field)).pack
+    for number, value in zip(numbers, values, strict=True):
+        size = len(value)
+        append(pack(kind, VERSION, rest + size, field, number, size))
+        append(value)
+    return b"".join(pieces)
+
+
+@lru_cache(maxsize=256)
+def _whole(head_bytes: int, value_bytes: int) -> struct.Struct:
+    return struct.Struct(f">{head_bytes}sQI{value_bytes}s")
+
+
+@lru_cache(maxsize=256)
+def _head(field_bytes: int) -> struct.Struct:
+    return struct.Struct(f">HHI{field_bytes}sQI")

@@ -1,0 +1,87 @@
+"""Adjacent frames become columns, in both gears of the decoder."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.wire.figg import DataRun, Ping, PublishRun, client_decoder, encode, server_decoder
+from headrace.wire.figg.encode import PACKED_WHOLE_BYTES_MAX
+from headrace.wire.figg.runs import BLOCK, EACH
+from tests.wire.figg.streams import cut, flat_messages
+
+
+@pytest.mark.parametrize("count", [1, 2, EACH - 1, EACH, EACH + 1, EACH + BLOCK - 1, EACH + BLOCK, EACH + BLOCK + 1, 1_000, 5_000])
+@pytest.mark.parametrize("size", [0, 1, 100, 5_000])
+def test_adjacent_publishes_of_one_topic_are_one_run(count: int, size: int) -> None:
+    values = [random.Random(index).randbytes(size) for index in range(count)]
+    stream = encode.publish("orders", range(7, 7 + count), values)
+    (run,) = server_decoder().feed(stream)
+    assert isinstance(run, PublishRun)
+    assert (run.topic, list(run.seqs), run.values) == ("orders", list(range(7, 7 + count)), values)
+    assert (run.first_seq, run.last_seq) == (7, 6 + count)
+
+
+def test_adjacent_data_of_one_topic_are_one_run() -> None:
+    values = [b"%08d" % index for index in range(500)]
+    assert list(client_decoder().feed(encode.data("t", range(1, 501), values))) == [DataRun("t", list(range(1, 501)), values)]
+
+
+def test_sequence_numbers_need_no_order() -> None:
+    seqs = [5, 3, 3, 1 << 63, 0] * 40
+    (run,) = server_decoder().feed(encode.publish("t", seqs, [b"v"] * 200))
+    assert isinstance(run, PublishRun)
+    assert list(run.seqs) == seqs
+
+
+def test_a_run_ends_where_the_topic_or_the_type_changes() -> None:
+    stream = (
+        encode.publish("aa", [0, 1], [b"x", b"y"]) + encode.publish("ab", [2], [b"z"]) + encode.ping(1) + encode.publish("ab", [3], [b"w"])
+    )
+    assert list(server_decoder().feed(stream)) == [
+        PublishRun("aa", [0, 1], [b"x", b"y"]),
+        PublishRun("ab", [2], [b"z"]),
+        Ping(1),
+        PublishRun("ab", [3], [b"w"]),
+    ]
+
+
+@pytest.mark.parametrize("odd", [EACH, EACH + 1, EACH + BLOCK - 1, EACH + BLOCK, EACH + BLOCK + 17, 299])
+def test_one_frame_that_differs_ends_a_stretch_of_alike_ones_exactly_there(odd: int) -> None:
+    """Frames of one size but another topic, and frames of another size, in every place where the second gear might run over them."""
+    values = [b"%099d" % index for index in range(300)]
+    other_topic = [encode.publish("orders" if index != odd else "ORDERS", [index], [value]) for index, value in enumerate(values)]
+    assert [entry[1:3] for entry in flat_messages(server_decoder(), [b"".join(other_topic)])] == [
+        ("orders" if index != odd else "ORDERS", index) for index in range(300)
+    ]
+    values[odd] = b"another size"
+    (run,) = server_decoder().feed(encode.publish("orders", range(300), values))
+    assert isinstance(run, PublishRun)
+    assert run.values == values
+
+
+def test_values_that_look_like_frames_are_values() -> None:
+    inner = encode.publish("orders", range(3), [b"x" * 10] * 3)
+    values = [inner] * 200
+    assert list(server_decoder().feed(encode.publish("orders", range(200), values))) == [PublishRun("orders", list(range(200)), values)]
+
+
+def test_a_cut_stream_of_mixed_sizes_yields_the_same_frames() -> None:
+    chance = random.Random(11)
+    values = [chance.randbytes(chance.choice([0, 5, 100, 100, 100, 3_000])) for _ in range(2_000)]
+    stream = encode.publish("orders", range(2_000), values)
+    wanted = [("PublishRun", "orders", index, value) for index, value in enumerate(values)]
+    for size in (1_000, 4_096, 65_536, len(stream)):
+        assert flat_messages(server_decoder(), cut(stream, size)) == wanted
+
+
+@pytest.mark.parametrize("sizes", [[100] * 50, [PACKED_WHOLE_BYTES_MAX + 1] * 3, [0, 1, 2, 300] * 10])
+def test_both_ways_to_encode_a_run_give_what_single_frames_give(sizes: list[int]) -> None:
+    values = [bytes(size) for size in sizes]
+    one_by_one = b"".join(encode.data("t", [index], [value]) for index, value in enumerate(values))
+    assert encode.data("t", range(len(values)), values) == one_by_one
+
+
+def test_an_empty_run_is_no_bytes() -> None:
+    assert encode.publish("t", [], []) == b"" == encode.acks([])
