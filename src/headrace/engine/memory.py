@@ -1,0 +1,297 @@
+"""The engine contract in memory: the readable definition of what every engine does.
+
+Nothing here survives the process, so `ack` promises only order. Everything else is as in the embedded engine: an append is
+staged at once, becomes visible a turn of the loop later together with everything else in the same call, and only then do its
+future resolve and the watchers wake. `close` followed by `open` on the same object keeps the records, as a restart does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from headrace.engine.admission import check_run, cut
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Topic, TopicConfig, Write
+from headrace.errors import (
+    BrokerError,
+    InvalidRequest,
+    LimitExceeded,
+    OffsetOutOfRange,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
+from headrace.log.batch import encode
+from headrace.records import Run
+
+
+@dataclass(slots=True, eq=False)
+class _Partition:
+    number: int
+    first: int = 0
+    end: int = 0
+    batches: list[Batch] = field(default_factory=list)
+    watchers: dict[object, Callable[[], None]] = field(default_factory=dict)
+    gone: bool = False
+
+    def wake(self) -> None:
+        for watcher in list(self.watchers.values()):
+            watcher()
+
+
+@dataclass(slots=True)
+class _Staged:
+    writes: list[tuple[Write, _Partition, TopicConfig]]
+    future: asyncio.Future[list[Appended]]
+
+
+class MemoryEngine:
+    """`clock` gives Unix ms; it stamps runs that carry no timestamps and drives retention."""
+
+    def __init__(self, *, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._topics: dict[str, Topic] = {}
+        self._partitions: dict[str, list[_Partition]] = {}
+        self._staged: list[_Staged] = []
+        self._numbers = 0
+        self._is_open = False
+
+    async def open(self) -> None:
+        self._is_open = True
+
+    async def close(self) -> None:
+        self._flush()
+        self._is_open = False
+
+    # Topics
+
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
+        if name in self._topics:
+            raise TopicExists(name)
+        self._check_room(0, partitions)
+        self._topics[name] = Topic(name, partitions, config, internal)
+        self._partitions[name] = [self._new_partition() for _ in range(partitions)]
+        return self._topics[name]
+
+    async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
+        old = self._topics.get(name)
+        if old is None:
+            raise UnknownTopic(name)
+        count = old.partitions if partitions is None else partitions
+        if count < old.partitions:
+            raise InvalidRequest(f"topic {name!r} has {old.partitions} partitions; none can be removed")
+        self._check_room(old.partitions, count)
+        self._topics[name] = Topic(name, count, old.config if config is None else config, old.internal)
+        self._partitions[name] += [self._new_partition() for _ in range(count - old.partitions)]
+        return self._topics[name]
+
+    async def delete_topic(self, name: str) -> None:
+        if self._topics.pop(name, None) is None:
+            raise UnknownTopic(name)
+        for partition in self._partitions.pop(name):
+            partition.gone = True
+            partition.wake()
+
+    def topics(self) -> Mapping[str, Topic]:
+        return MappingProxyType(self._topics)
+
+    def _check_room(self, before: int, after: int) -> None:
+        if after < 1:
+            raise InvalidRequest(f"a topic needs at least one partition, not {after}")
+        if after > PARTITIONS_PER_TOPIC_MAX:
+            raise LimitExceeded(f"{after} partitions exceed the limit of {PARTITIONS_PER_TOPIC_MAX} for one topic")
+        total = sum(map(len, self._partitions.values())) - before + after
+        if total > PARTITIONS_MAX:
+            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX}")
+
+    def _new_partition(self) -> _Partition:
+        self._numbers += 1
+        return _Partition(self._numbers)
+
+    def _find(self, topic: str, partition: int) -> _Partition:
+        partitions = self._partitions.get(topic)
+        if partitions is None:
+            raise UnknownTopic(topic)
+        if not 0 <= partition < len(partitions):
+            raise UnknownPartition(topic, partition)
+        return partitions[partition]
+
+    # Writing
+
+    def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+        if not self._is_open:
+            raise Unavailable("the engine is not open")
+        found = [(write, self._find(write.topic, write.partition), self._topics[write.topic].config) for write in writes]
+        for write in writes:
+            if isinstance(write.run, Run):
+                check_run(write.run)
+        loop = asyncio.get_running_loop()
+        if not self._staged:
+            loop.call_soon(self._flush)
+        staged = _Staged(found, loop.create_future())
+        self._staged.append(staged)
+        return staged.future
+
+    def _flush(self) -> None:
+        """Make everything staged visible, in order; then tell everybody."""
+        round_, self._staged = self._staged, []
+        moved: dict[_Partition, None] = {}
+        for staged in round_:
+            try:
+                appended, batches = self._prepare(staged.writes)
+            except BrokerError as error:
+                if not staged.future.cancelled():
+                    staged.future.set_exception(error)
+                continue
+            for partition, batch in batches:
+                partition.batches.append(batch)
+                partition.end = batch.next_offset
+                moved[partition] = None
+            if not staged.future.cancelled():
+                staged.future.set_result(appended)
+        for partition in moved:
+            partition.wake()
+
+    def _prepare(self, writes: list[tuple[Write, _Partition, TopicConfig]]) -> tuple[list[Appended], list[tuple[_Partition, Batch]]]:
+        """Encode the writes of one call without showing any of them: whatever fails here fails for all of them."""
+        now = self._clock()
+        ends: dict[_Partition, int] = {}
+        appended: list[Appended] = []
+        batches: list[tuple[_Partition, Batch]] = []
+        for write, partition, config in writes:
+            if partition.gone:
+                raise UnknownTopic(write.topic)
+            run = write.run
+            if not isinstance(run, Run):
+                run = run(list(appended))
+                check_run(run)
+            base = offset = ends.get(partition, partition.end)
+            for piece in cut(run):
+                batches.append((partition, Batch.parse(encode(partition.number, offset, piece, now=now, compress=config.compress))))
+                offset += len(piece)
+            ends[partition] = offset
+            appended.append(Appended(base, len(run), now if run.timestamps is None else run.timestamps[0]))
+        return appended, batches
+
+    # Reading
+
+    async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
+        log = self._find(topic, partition)
+        if not log.first <= offset <= log.end:
+            raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
+        found: list[Batch] = []
+        index = bisect_right(log.batches, offset, key=lambda batch: batch.next_offset)
+        for batch in log.batches[index:]:
+            rest = batch.from_offset(offset)
+            if len(rest) == 0:
+                continue
+            part = _fit(rest, bytes_max, records_max, at_least=0 if found else 1)
+            if len(part):
+                found.append(part)
+            if len(part) < len(rest):
+                break
+            bytes_max -= sum(_record_sizes(part))
+            records_max -= len(part)
+        return found
+
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        log = self._find(topic, partition)
+        return Bounds(log.first, log.end)
+
+    async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
+        log = self._find(topic, partition)
+        for batch in log.batches:
+            if batch.header.max_timestamp >= timestamp:
+                return next(offset for offset, time in zip(batch.offsets(), batch.timestamps(), strict=True) if time >= timestamp)
+        return log.end
+
+    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
+        log, token = self._find(topic, partition), object()
+        log.watchers[token] = wake
+
+        def stop() -> None:
+            log.watchers.pop(token, None)
+
+        return stop
+
+    # Housekeeping
+
+    async def maintain(self) -> None:
+        now = self._clock()
+        for name, topic in self._topics.items():
+            for partition in self._partitions[name]:
+                if topic.config.cleanup is Cleanup.COMPACT:
+                    _compact(partition, now - topic.config.tombstone_retention_ms)
+                else:
+                    _retain(partition, topic.config, now)
+
+
+def _record_sizes(batch: Batch) -> list[int]:
+    keys = batch.keys()
+    if keys is None:
+        return batch.value_sizes()
+    return [size + len(key or b"") for size, key in zip(batch.value_sizes(), keys, strict=True)]
+
+
+def _fit(batch: Batch, bytes_max: int, records_max: int, *, at_least: int) -> Batch:
+    """The longest front of the batch that stays within both bounds."""
+    count = 0
+    for size in _record_sizes(batch):
+        bytes_max -= size
+        if count >= at_least and (bytes_max < 0 or count >= records_max):
+            break
+        count += 1
+    return batch.window(0, count)
+
+
+def _retain(partition: _Partition, config: TopicConfig, now: int) -> None:
+    """Drop the oldest batches: those past the age limit, and those without which the size limit is still reached."""
+    kept = partition.batches
+    total = sum(batch.header.size for batch in kept)
+    dropped = 0
+    for batch in kept:
+        too_old = config.retention_ms > 0 and batch.header.max_timestamp < now - config.retention_ms
+        too_much = config.retention_bytes > 0 and total - batch.header.size >= config.retention_bytes
+        if not (too_old or too_much):
+            break
+        total -= batch.header.size
+        dropped += 1
+    if dropped:
+        partition.batches = kept[dropped:]
+        partition.first = partition.batches[0].first_offset if partition.batches else partition.end
+
+
+def _compact(partition: _Partition, tombstones_before: int) -> None:
+    """Keep the newest record of each key and every record without a key. Offsets stay as they are, so gaps appear; `first` stays
+    too: a reader that starts there misses nothing that this policy promises to keep."""
+    newest: dict[bytes | None, int] = {}
+    for batch in partition.batches:
+        newest.update(zip(batch.keys() or (), batch.offsets(), strict=False))
+    kept = [_survivors(batch, newest, tombstones_before) for batch in partition.batches]
+    partition.batches = [batch for batch in kept if batch is not None]
+
+
+def _survivors(batch: Batch, newest: Mapping[bytes | None, int], tombstones_before: int) -> Batch | None:
+    records = [
+        record
+        for record in batch.records()
+        if record.key is None
+        or (newest[record.key] == record.offset and not (record.value is None and record.timestamp <= tombstones_before))
+    ]
+    if len(records) == len(batch) or not records:
+        return batch if records else None
+    run = Run(
+        [record.value for record in records],
+        [record.key for record in records],
+        [record.headers for record in records],
+        [record.timestamp for record in records],
+        [record.expiry for record in records],
+    )
+    base = batch.header.base_offset
+    deltas = [record.offset - base for record in records]
+    return Batch.parse(encode(batch.header.log, base, run, now=0, deltas=deltas, span=batch.header.span))

@@ -1,0 +1,96 @@
+"""The engines the behaviour suite runs over, and the few verbs the suite is written in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from headrace.engine.contract import Ack, Appended, Engine, Topic, TopicConfig, Write
+from headrace.engine.memory import MemoryEngine
+from headrace.records import Record, Run
+
+
+@dataclass
+class Clock:
+    """Unix ms, turned by hand."""
+
+    now: int = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, ms: int) -> None:
+        self.now += ms
+
+
+Build: TypeAlias = Callable[[], Engine]
+"""Called once for the first opening, and again for each opening after that."""
+
+
+def _memory(directory: Path, clock: Clock) -> Build:
+    engine = MemoryEngine(clock=clock)
+    return lambda: engine
+
+
+SUBJECTS: dict[str, Callable[[Path, Clock], Build]] = {"memory": _memory}
+
+
+class Subject:
+    """An engine under test."""
+
+    def __init__(self, build: Build, clock: Clock) -> None:
+        self._build = build
+        self.clock = clock
+        self.engine = build()
+
+    async def reopen(self) -> None:
+        await self.engine.close()
+        self.engine = self._build()
+        await self.engine.open()
+
+    async def topic(self, name: str = "t", partitions: int = 1, **settings: object) -> Topic:
+        return await self.engine.create_topic(name, partitions, TopicConfig(**settings))  # type: ignore[arg-type]  # named by the tests
+
+    async def append(self, run: Run, topic: str = "t", partition: int = 0, *, ack: Ack | None = None) -> Appended:
+        (appended,) = await self.engine.append([Write(topic, partition, run)], ack=ack)
+        return appended
+
+    async def put(self, *values: str, topic: str = "t", partition: int = 0) -> Appended:
+        return await self.append(Run([value.encode() for value in values]), topic, partition)
+
+    async def put_keyed(self, *pairs: tuple[str, str | None], topic: str = "t") -> Appended:
+        keys = [key.encode() for key, _ in pairs]
+        return await self.append(Run([None if value is None else value.encode() for _, value in pairs], keys), topic)
+
+    async def records(self, topic: str = "t", partition: int = 0, offset: int | None = None) -> list[Record]:
+        """Everything from `offset` (the first there is) to the end, by as many reads as it takes."""
+        bounds = self.engine.bounds(topic, partition)
+        position, found = bounds.first if offset is None else offset, list[Record]()
+        while position < bounds.end:
+            batches = await self.engine.read(topic, partition, position, bytes_max=1 << 20)
+            if not batches:
+                break
+            for batch in batches:
+                found += batch.records()
+            assert batches[-1].next_offset > position, "a read must get on"
+            position = batches[-1].next_offset
+        return found
+
+    async def values(self, topic: str = "t", partition: int = 0, offset: int | None = None) -> list[bytes | None]:
+        return [record.value for record in await self.records(topic, partition, offset)]
+
+    async def offsets(self, topic: str = "t", partition: int = 0) -> list[int]:
+        return [record.offset for record in await self.records(topic, partition)]
+
+
+async def within(seconds: float, awaited: Awaitable[object]) -> None:
+    """What ought to happen soon; the deadline only says when to call it a failure."""
+    async with asyncio.timeout(seconds):
+        await awaited
+
+
+def texts(values: Sequence[bytes | None]) -> list[str | None]:
+    return [None if value is None else value.decode() for value in values]
