@@ -1,0 +1,127 @@
+"""The options that benchmarks share, and the run around each of them: workspace, progress, report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.bench.children import Address, broker, parse_address, workspace
+from headrace.bench.report import NoteValue, Report
+
+if TYPE_CHECKING:
+    from headrace.bench.progress import Steps
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
+    from headrace.server.units import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as failure:
+        raise click.BadParameter(f"{text!r}: {failure}") from None
+
+
+def common(command: Command) -> Command:
+    """What every benchmark takes."""
+    directory = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
+    return _with(
+        command,
+        click.option(
+            "--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each measurement; the median counts."
+        ),
+        click.option(
+            "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="What goes to stdout."
+        ),
+        click.option("--dir", "parent", type=directory, help="Where the run keeps its files (default: the directory for temporary files)."),
+    )
+
+
+def door(names: list[str]) -> Callable[[Command], Command]:
+    """What every benchmark of a door takes."""
+
+    def decorate(command: Command) -> Command:
+        promise = click.Choice(["durable", "written", "none"])
+        profile = click.Path(dir_okay=False, writable=True, path_type=Path)
+        return _with(
+            common(command),
+            click.option("--door", "door_name", type=click.Choice(names), default="figg", show_default=True, help="The wire protocol."),
+            size(),
+            click.option("--ack", type=promise, default="durable", show_default=True, help="What an acknowledgement promises."),
+            click.option("--server", metavar="HOST:PORT", help="Measure this running broker instead of starting one."),
+            click.option("--profile", type=profile, help="Run the broker under cProfile, which slows it down, and write the profile here."),
+        )
+
+    return decorate
+
+
+def records(default: int) -> Callable[[Command], Command]:
+    return click.option("--records", type=click.IntRange(1), default=default, show_default=True, help="Records of a run.")
+
+
+def size(
+    flag: str = "--size", name: str = "value_bytes", default: str = "100", help: str = "Bytes of a value."
+) -> Callable[[Command], Command]:
+    """A size with an optional unit: `100`, `64 KiB`."""
+    return click.option(flag, name, metavar="SIZE", default=default, show_default=True, callback=_parse_size, help=help)
+
+
+def connections() -> Callable[[Command], Command]:
+    return click.option("--connections", type=click.IntRange(1, 2_000), default=1, show_default=True, help="Connections at once.")
+
+
+def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One command at work."""
+
+    report: Report
+    directory: Path
+    steps: Steps
+    repeat: int
+
+    @contextmanager
+    def broker(self, server: str | None, ack: str, profile: Path | None) -> Iterator[Address]:
+        """The address of the broker to measure: the one named, or a new one on an empty directory."""
+        if server is not None:
+            if ack != "durable" or profile is not None:
+                raise click.UsageError("--ack and --profile need a broker that is started here: not together with --server")
+            yield parse_address(server)
+            return
+        with broker(self.directory, ack=ack, profile=profile) as running:
+            yield running.address
+
+
+@contextmanager
+def measuring(name: str, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue]) -> Iterator[Bench]:
+    """A workspace, a progress bar on a terminal, and at the end the report; all of it cleaned up however the run ends."""
+    from rich.console import Console
+
+    from headrace.bench.facts import gather
+    from headrace.bench.progress import Steps
+
+    talk = Console(stderr=True)
+    config["repeat"] = repeat
+    config |= {variable: text for variable, text in os.environ.items() if variable.startswith("HEADRACE__")}
+    with workspace(parent) as directory:
+        report = Report(name, gather(directory), config)
+        with Steps(talk) as steps:
+            yield Bench(report, directory, steps, repeat)
+    if output == "json":
+        click.echo(report.to_json())
+        if talk.is_terminal:
+            report.show(talk)
+    else:
+        report.show(Console())

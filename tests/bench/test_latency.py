@@ -1,0 +1,77 @@
+"""Latency counts from when a record was meant to be sent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from headrace.bench.doors.figg import FiggLoad
+from headrace.bench.latency import Answers, figures, open_loop, round_trips, summary
+from headrace.wire.figg import encode
+from headrace.wire.figg.decode import Decoder
+from headrace.wire.figg.frames import PublishRun, Role
+
+
+def answering(sock: socket.socket, stall_seconds: float) -> None:
+    """Acknowledge everything at once, but for one stall before the first answer."""
+    decoder, stalled = Decoder(Role.SERVER), False
+    while data := sock.recv(65536):
+        for message in decoder.feed(data):
+            assert isinstance(message, PublishRun)
+            if not stalled:
+                time.sleep(stall_seconds)
+                stalled = True
+            sock.sendall(encode.ack(message.seqs[-1]))
+
+
+def test_an_answer_covers_all_records_below_its_count() -> None:
+    answers = Answers(times=[0.010, 0.030], counts=[2, 3])
+    assert answers.latencies(0.001, 3) == pytest.approx([0.010, 0.009, 0.028])
+
+
+def test_a_stall_shows_in_every_record_that_was_due_in_it() -> None:
+    ours, theirs = socket.socketpair()
+    stall, rate, records = 0.2, 1_000, 300
+    thread = threading.Thread(target=answering, args=(theirs, stall))
+    thread.start()
+    try:
+        latencies = open_loop(ours, FiggLoad(), "t", rate=rate, records=records, value_bytes=10)
+    finally:
+        ours.close()
+        thread.join(10)
+        theirs.close()
+    assert len(latencies) == records
+    for index in range(150):
+        assert latencies[index] >= stall - index / rate - 0.001
+
+
+def test_round_trips_are_answered_one_by_one() -> None:
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=answering, args=(theirs, 0.0))
+    thread.start()
+    try:
+        times = round_trips(ours, FiggLoad(), "t", count=20, value_bytes=10)
+    finally:
+        ours.close()
+        thread.join(10)
+        theirs.close()
+    assert len(times) == 20
+    assert min(times) > 0
+
+
+def test_percentiles_come_from_the_histogram() -> None:
+    shown = summary([index / 1e3 for index in range(1, 1001)])
+    assert shown["p50"] == pytest.approx(500, rel=0.002)
+    assert shown["p99.9"] == pytest.approx(999, rel=0.002)
+    assert shown["max"] == pytest.approx(1000, rel=0.002)
+    assert str(shown["hdr"]).startswith("HIST")
+
+
+def test_the_round_trip_is_shown_above_the_machine() -> None:
+    loop, trips, machine, above = figures("figg", "durable", 10, [[0.001]], [[0.005, 0.005]], [[0.003, 0.003]])
+    assert (loop.value, trips.value, machine.value) == (1.0, 5.0, 3.0)
+    assert above.value == pytest.approx(2.0)
+    assert above.met is False

@@ -1,0 +1,107 @@
+"""The load generator against a peer in a thread: what it sends, what it holds back, how it fails."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headrace.bench.doors.figg import AckMeter, FiggLoad
+from headrace.bench.faults import BenchFailed
+from headrace.bench.load import MARK, Chunk, Lane, chunk_records, run, sample_values
+from headrace.wire.figg import encode
+from headrace.wire.figg.decode import Decoder
+from headrace.wire.figg.frames import PublishRun, Role
+
+
+class Peer:
+    """Answers every PUBLISH run with one cumulative ACK, when `answer` says so."""
+
+    def __init__(self, sock: socket.socket, *, every: int = 1, records_max: int = 1 << 60) -> None:
+        self.sock, self.every, self.records_max = sock, every, records_max
+        self.values: list[bytes] = []
+        self.unanswered_max = 0
+        self._answered = 0
+
+    def serve(self) -> None:
+        decoder = Decoder(Role.SERVER)
+        while data := self.sock.recv(4096):
+            for message in decoder.feed(data):
+                assert isinstance(message, PublishRun)
+                self.values += message.values
+            self.unanswered_max = max(self.unanswered_max, len(self.values) - self._answered)
+            if len(self.values) >= self.records_max:
+                break
+            if len(self.values) - self._answered >= self.every:
+                self._answered = len(self.values)
+                self.sock.sendall(encode.ack(self._answered - 1))
+        self.sock.close()
+
+
+@contextmanager
+def peer(make: Callable[[socket.socket], Peer]) -> Iterator[tuple[socket.socket, Peer]]:
+    ours, theirs = socket.socketpair()
+    serving = make(theirs)
+    thread = threading.Thread(target=serving.serve)
+    thread.start()
+    try:
+        yield ours, serving
+    finally:
+        ours.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def chunks(values: list[bytes], size: int) -> list[Chunk]:
+    load = FiggLoad()
+    return [
+        Chunk(load.publish("t", values[first : first + size], first), len(values[first : first + size]))
+        for first in range(0, len(values), size)
+    ]
+
+
+def test_every_record_arrives_once_and_in_order() -> None:
+    values = [b"%d" % index for index in range(5_000)]
+    with peer(Peer) as (sock, serving):
+        seconds = run([Lane(sock, chunks(values, 700), AckMeter(), len(values))])
+    assert serving.values == values
+    assert seconds > 0
+
+
+def test_a_window_is_never_exceeded_and_never_runs_dry() -> None:
+    values = [b"%d" % index for index in range(2_000)]
+    with peer(lambda sock: Peer(sock, every=75)) as (sock, serving):
+        run([Lane(sock, chunks(values, 25), AckMeter(), len(values) - 50, window=100)])
+    assert serving.unanswered_max <= 100
+
+
+def test_several_lanes_share_one_loop() -> None:
+    values = [b"%d" % index for index in range(1_000)]
+    with peer(Peer) as (one, first), peer(Peer) as (two, second):
+        run([Lane(one, chunks(values, 100), AckMeter(), len(values)), Lane(two, chunks(values, 300), AckMeter(), len(values))])
+    assert first.values == second.values == values
+
+
+def test_a_peer_that_goes_away_ends_the_run_with_how_far_it_came() -> None:
+    values = [b"%d" % index for index in range(2_000)]
+    with peer(lambda sock: Peer(sock, records_max=10)) as (sock, _):
+        with pytest.raises((BenchFailed, ConnectionError)):
+            run([Lane(sock, chunks(values, 10), AckMeter(), len(values), window=10)])
+
+
+def test_every_sample_value_has_its_size_and_exactly_one_mark() -> None:
+    for size in (1, 2, 100):
+        values = sample_values(size, 50)
+        assert {len(value) for value in values} == {size}
+        assert {value.count(MARK) for value in values} == {1}
+    assert sample_values(100) == sample_values(100)
+
+
+def test_a_chunk_is_at_most_a_quarter_of_the_window() -> None:
+    assert chunk_records(128, 0) == 2048
+    assert chunk_records(128, 400) == 100
+    assert chunk_records(128, 1) == 1
+    assert chunk_records(10_000_000, 0) == 1
