@@ -68,3 +68,17 @@ BLIPMQ_LOGIN_FRAME_BYTES_MAX: Final = 9 + 2 + 65_535
 # Figg
 FIGG_TOPIC_BYTES_MAX: Final = 1 * KIB
 """What the topic field of a frame may hold; whether the name is a good one is the broker's question."""
+
+# RustLog
+RUSTLOG_FRAME_BYTES_MAX: Final = 10 * MIB
+"""The payload of one frame in either direction; inclusive."""
+RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
+"""Records of one Produce: so many offsets of 20 digits still fit the JSON reply."""
+RUSTLOG_ERROR_CHARS_MAX: Final = 8_192
+"""A longer error text is cut: it may quote a name of megabytes, and must fit a frame and a u16 length."""
+RUSTLOG_REQUESTS_PENDING_MAX: Final = 256
+"""Pipelined requests of one connection that may wait for their turn before its socket is no longer read."""
+
+# FlyMQ
+FLYMQ_PAYLOAD_BYTES_MAX: Final = 32 * MIB
+"""One frame without its header, and what a compressed payload may grow to: the specification's maximum message size."""

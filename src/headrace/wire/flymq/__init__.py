@@ -1,0 +1,28 @@
+"""FlyMQ on the wire, for servers and clients.
+
+Read in this order: `framing` (the frame), `opcodes`, `messages` (what is said), `fields` (what payloads are made of), `core`, `groups`
+and `cluster` (layouts), `table` (opcode → layouts), `produce` and `fetching` (the two hot paths), `failure`, `decoder`.
+"""
+
+from __future__ import annotations
+
+from headrace.wire.flymq.decoder import ReplyDecoder, RequestDecoder
+from headrace.wire.flymq.failure import encode_failure
+from headrace.wire.flymq.framing import sniff
+from headrace.wire.flymq.messages import speaks_sdk
+from headrace.wire.flymq.opcodes import Dialect, Opcode
+from headrace.wire.flymq.table import decode_reply, encode_reply, encode_request, opcode_of
+
+__all__ = [
+    "Dialect",
+    "Opcode",
+    "ReplyDecoder",
+    "RequestDecoder",
+    "decode_reply",
+    "encode_failure",
+    "encode_reply",
+    "encode_request",
+    "opcode_of",
+    "sniff",
+    "speaks_sdk",
+]

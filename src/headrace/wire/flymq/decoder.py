@@ -1,0 +1,201 @@
+"""Bytes in, messages out, for both roles.
+
+`feed` takes whatever the network gave and returns what is complete. A frame that cannot be read is reported as `Malformed` and the
+stream goes on behind it; a stream that cannot be followed ends with one `Broken`, after which everything fed is ignored.
+Only bytes that have arrived are ever held: a length in a header allocates nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Final, Generic, TypeVar
+
+from headrace.errors import WireError
+from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
+from headrace.wire.flymq.fields import Reader
+from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, inflate
+from headrace.wire.flymq.messages import (
+    Broken,
+    Malformed,
+    ProduceRun,
+    ReplyEvent,
+    ReplyFrame,
+    RequestEvent,
+    UnknownOpcode,
+    Unsupported,
+)
+from headrace.wire.flymq.opcodes import SPECIFIED, Opcode
+from headrace.wire.flymq.produce import read_produce, take_metadata, take_run
+from headrace.wire.flymq.table import BY_OPCODE
+
+E = TypeVar("E")
+
+_STRAY: Final = b"\xff\xff\xff\xff"
+"""The partition −1 that the specification's example sends behind a frame whose length does not count it."""
+
+
+def _front_fault(buffer: bytes, position: int, end: int) -> Broken | None:
+    """What is wrong with the header that starts at `position`, as far as it is there. Magic, then version, then length."""
+    if buffer[position] != MAGIC:
+        return Broken(f"magic byte {buffer[position]:#04x} is not FlyMQ's")
+    if end - position > 1 and buffer[position + 1] != VERSION:
+        version = buffer[position + 1]
+        return Broken(f"protocol version {version} is not spoken", f"unsupported protocol version: {version}")
+    if end - position >= HEADER_BYTES:
+        length = HEADER.unpack_from(buffer, position)[4]
+        if length > FLYMQ_PAYLOAD_BYTES_MAX:
+            text = f"message too large: {length} bytes, at most {FLYMQ_PAYLOAD_BYTES_MAX}"
+            return Broken(text, text)
+    return None
+
+
+class _Decoder(ABC, Generic[E]):
+    """Cuts the stream into frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._wanted = 0
+        self._broken = False
+        self.more = False
+        """There are whole frames left, and `feed(b"")` goes on: the caller should first deal with what it was given."""
+
+    def feed(self, piece: bytes) -> list[E | Broken]:
+        if self._broken:
+            return []
+        buffer = self._join(piece)
+        if buffer is None:
+            return []
+        self.more = False
+        events: list[E | Broken] = []
+        position, end, wanted = 0, len(buffer), 0
+        while position < end and not self.more:
+            ahead = self._skip(buffer, position, end)
+            if ahead is None:
+                break
+            if ahead > position:
+                position = ahead
+                continue
+            fault = _front_fault(buffer, position, end)
+            if fault is not None:
+                self._broken = True
+                events.append(fault)
+                return events
+            if end - position < HEADER_BYTES:
+                break
+            _, _, opcode, flags, length = HEADER.unpack_from(buffer, position)
+            if end - position < HEADER_BYTES + length:
+                wanted = HEADER_BYTES + length
+                break
+            position = self._take(buffer, position, end, opcode, flags, position + HEADER_BYTES + length, events)
+        if position < end:
+            self._held += memoryview(buffer)[position:]
+            self._wanted = wanted
+        return events
+
+    def _join(self, piece: bytes) -> bytes | None:
+        """All bytes there are, or None while a frame is known to lack some: it is not copied again for every piece."""
+        if not self._held:
+            return piece
+        self._held += piece
+        if len(self._held) < self._wanted:
+            return None
+        joined = bytes(self._held)
+        self._held.clear()
+        return joined
+
+    def _skip(self, buffer: bytes, position: int, end: int) -> int | None:
+        """The position behind bytes that belong to no frame; None: not enough of them to tell."""
+        return position
+
+    @abstractmethod
+    def _take(self, buffer: bytes, position: int, end: int, opcode: int, flags: int, behind: int, events: list[E | Broken]) -> int:
+        """Read the whole frame at `position` (it ends at `behind`), or a run of them; returns the position to go on from."""
+
+
+class RequestDecoder(_Decoder[RequestEvent]):
+    """The server's side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stray_allowed = False
+        self._inflated = 0
+
+    def feed(self, piece: bytes) -> list[RequestEvent]:
+        self._inflated = 0
+        return super().feed(piece)
+
+    def _skip(self, buffer: bytes, position: int, end: int) -> int | None:
+        """Swallow the stray partition, and only where it can be: anything else that starts with 0xFF is no frame."""
+        if not self._stray_allowed or buffer[position] != _STRAY[0]:
+            return position
+        if _STRAY.startswith(buffer[position : position + len(_STRAY)]):
+            if end - position < len(_STRAY):
+                return None
+            self._stray_allowed = False
+            return position + len(_STRAY)
+        return position
+
+    def _take(self, buffer: bytes, position: int, end: int, opcode: int, flags: int, behind: int, events: list[RequestEvent]) -> int:
+        self._stray_allowed = False
+        compressed = flags & COMPRESSION_MASK
+        if opcode == Opcode.PRODUCE and not compressed:
+            run, ahead = take_run(buffer, position, end)
+            if run is not None:
+                _add(events, run)
+                return ahead
+        if compressed and self._inflated >= FLYMQ_PAYLOAD_BYTES_MAX:
+            self.more = True
+            return position
+        begin = position + HEADER_BYTES
+        try:
+            reader = Reader(self._inflate(buffer[begin:behind], compressed)) if compressed else Reader(buffer, begin, behind)
+            _add(events, self._read(opcode, reader))
+        except WireError as error:
+            events.append(Malformed(opcode, str(error)))
+        return behind
+
+    def _inflate(self, payload: bytes, compression: int) -> bytes:
+        """What one call of `feed` may unpack is bounded too: a piece of the stream can hold several bombs."""
+        if compression != GZIP:
+            raise WireError(f"compression {compression:#04x} is not supported")
+        charge = FLYMQ_PAYLOAD_BYTES_MAX
+        try:
+            plain = inflate(payload)
+            charge = len(plain)
+        finally:
+            self._inflated += charge
+        return plain
+
+    def _read(self, opcode: int, reader: Reader) -> RequestEvent:
+        if opcode == Opcode.PRODUCE:
+            run, named = read_produce(reader)
+            self._stray_allowed = not named
+            return run
+        row = BY_OPCODE.get(opcode)
+        if row is None:
+            return Unsupported(opcode) if opcode in SPECIFIED else UnknownOpcode(opcode)
+        event: RequestEvent = row.request.read(reader)
+        return event
+
+
+def _add(events: list[RequestEvent], event: RequestEvent) -> None:
+    """Adjacent records for one topic become one run, however their frames were written."""
+    if isinstance(event, ProduceRun) and events:
+        last = events[-1]
+        if isinstance(last, ProduceRun) and last.topic == event.topic:
+            last.extend(event)
+            return
+    events.append(event)
+
+
+class ReplyDecoder(_Decoder[ReplyEvent]):
+    """The client's side: runs of RecordMetadata come decoded, other replies wait for the caller, who knows what was asked."""
+
+    def _take(self, buffer: bytes, position: int, end: int, opcode: int, flags: int, behind: int, events: list[ReplyEvent]) -> int:
+        if opcode == Opcode.PRODUCE:
+            run, ahead = take_metadata(buffer, position, end)
+            if run is not None:
+                events.append(run)
+                return ahead
+        events.append(ReplyFrame(opcode, buffer[position + HEADER_BYTES : behind]))
+        return behind

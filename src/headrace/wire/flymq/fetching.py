@@ -1,0 +1,147 @@
+"""FETCH replies, column by column, in the two layouts that cannot be told apart by looking.
+
+    specification    count u32, count × (key b32, value b32, offset u64), next offset u64
+    original         count u32, next offset u64, count × (offset u64, key b32, value b32)
+
+Without records the two have the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Final
+
+from headrace.errors import WireError
+from headrace.wire.flymq.fields import U32, U64, Reader
+from headrace.wire.flymq.messages import Fetched
+
+FRONT_BYTES: Final = 12
+"""Count and next offset, wherever they stand."""
+RECORD_OVERHEAD_BYTES: Final = 16
+"""What a record adds to its key and value, in both layouts."""
+
+_ROW = struct.Struct(">QII")
+_LENGTH = struct.Struct(">I")
+_OFFSET_KEY = struct.Struct(">QI")
+assert U32.write(0) + U64.write(0) == bytes(FRONT_BYTES) and _ROW.size == RECORD_OVERHEAD_BYTES
+
+_STRETCH_MIN: Final = 16
+"""Fewer equal rows than this are not worth a format of their own."""
+
+
+class SdkLayout:
+    """The original's: the offset leads its record."""
+
+    def write(self, value: Fetched, /) -> bytes:
+        return U32.write(len(value.offsets)) + U64.write(value.next_offset) + _rows(value.offsets, value)
+
+    def read(self, reader: Reader, /) -> Fetched:
+        count, next_offset = U32.read(reader), U64.read(reader)
+        return _read_rows(reader, count, next_offset)
+
+
+class SpecLayout:
+    """The specification's: the offset follows its record.
+
+    Shifted by one offset the rows are those of the original (offset i−1, key i, value i), so one routine serves both: a zero stands
+    for the offset before the first row and is cut off, and the last offset is put behind.
+    """
+
+    def write(self, value: Fetched, /) -> bytes:
+        count = len(value.offsets)
+        if not count:
+            return U32.write(0) + U64.write(value.next_offset)
+        shifted = [0, *value.offsets[:-1]]
+        return b"".join(
+            (U32.write(count), memoryview(_rows(shifted, value))[8:], U64.write(value.offsets[-1]), U64.write(value.next_offset))
+        )
+
+    def read(self, reader: Reader, /) -> Fetched:
+        count = U32.read(reader)
+        if not count:
+            return Fetched([], [], U64.read(reader))
+        padded = Reader(bytes(8) + reader.payload[reader.at : reader.end])
+        rows = _read_rows(padded, count, 0)
+        last, next_offset = U64.read(padded), U64.read(padded)
+        return Fetched([*rows.offsets[1:], last], rows.values, next_offset, rows.keys)
+
+
+def _rows(offsets: Sequence[int], fetched: Fetched) -> bytes:
+    """(offset u64, key b32, value b32) for each record: a few C-level passes and one join."""
+    values = fetched.values
+    count = len(values)
+    if fetched.keys is None:
+        parts: list[bytes] = [b""] * (2 * count)
+        parts[0::2] = map(_ROW.pack, offsets, repeat(0), map(len, values))
+        parts[1::2] = values
+        return b"".join(parts)
+    keys = [key or b"" for key in fetched.keys]
+    parts = [b""] * (4 * count)
+    parts[0::4] = map(_OFFSET_KEY.pack, offsets, map(len, keys))
+    parts[1::4] = keys
+    parts[2::4] = map(_LENGTH.pack, map(len, values))
+    parts[3::4] = values
+    return b"".join(parts)
+
+
+def _read_rows(reader: Reader, count: int, next_offset: int) -> Fetched:
+    if count * RECORD_OVERHEAD_BYTES > reader.left:
+        raise WireError(f"{count} records announced, {reader.left} bytes left")
+    offsets: list[int] = []
+    values: list[bytes] = []
+    keys: list[bytes | None] = []
+    stretch = _STRETCH_MIN
+    while len(offsets) < count:
+        begun = len(offsets)
+        if count - begun >= _STRETCH_MIN and _read_equal_rows(reader, min(stretch, count - begun), offsets, keys, values):
+            stretch *= 4
+            continue
+        stretch = _STRETCH_MIN
+        _read_some_rows(reader, min(_STRETCH_MIN, count - begun), offsets, keys, values)
+    return Fetched(offsets, values, next_offset, keys if any(key is not None for key in keys) else None)
+
+
+def _read_equal_rows(reader: Reader, count: int, offsets: list[int], keys: list[bytes | None], values: list[bytes]) -> bool:
+    """Take `count` rows at once if all have no key and values of one size, as streams of one kind of message have."""
+    payload, at = reader.payload, reader.at
+    if reader.left < _ROW.size:
+        return False
+    _, key_size, value_size = _ROW.unpack_from(payload, at)
+    size = (_ROW.size + value_size) * count
+    if key_size or size > reader.left or value_size == 0:
+        return False
+    rows = struct.iter_unpack(f">QII{value_size}s", memoryview(payload)[at : at + size])
+    row_offsets, key_sizes, value_sizes, row_values = zip(*rows, strict=True)
+    if any(key_sizes) or value_sizes.count(value_size) != count:
+        return False
+    offsets += row_offsets
+    values += row_values
+    keys += repeat(None, count)
+    reader.at = at + size
+    return True
+
+
+def _read_some_rows(reader: Reader, count: int, offsets: list[int], keys: list[bytes | None], values: list[bytes]) -> None:
+    payload, at, end = reader.payload, reader.at, reader.end
+    for _ in range(count):
+        if end - at < _ROW.size:
+            raise WireError("records are cut short")
+        offset, key_size, value_size = _ROW.unpack_from(payload, at)
+        at += 12
+        key = None
+        if key_size:
+            if end - at < key_size + 4:
+                raise WireError(f"key of {key_size} bytes announced, {end - at} left")
+            key = payload[at : at + key_size]
+            at += key_size
+            (value_size,) = _LENGTH.unpack_from(payload, at)
+        at += 4
+        if end - at < value_size:
+            raise WireError(f"value of {value_size} bytes announced, {end - at} left")
+        offsets.append(offset)
+        keys.append(key)
+        values.append(payload[at : at + value_size])
+        at += value_size
+    reader.at = at

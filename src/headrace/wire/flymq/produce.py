@@ -1,0 +1,265 @@
+"""PRODUCE (0x01) and RecordMetadata, the hot path in both directions.
+
+    PRODUCE           topic s16, key b32 (empty: none), value b32, [partition i32, −1: the broker chooses]
+    RecordMetadata    topic s16, partition i32, offset u64, timestamp i64 (Unix ms), key size i32 (−1: none), value size i32
+
+Frames come in long rows for one topic. `take_run` reads such a row straight from the input: each frame is compared with the first
+one's header and topic in one unpack. Where sixteen or more frames have the same sizes, it does better: without keys they differ in
+their values only, so that one `bytes.split` at what lies between two values cuts the whole stretch; with keys, `iter_unpack` does.
+Whatever is not of the usual shape (no partition, bytes after it, lying lengths) ends the run and is read on its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from itertools import repeat
+from typing import Final
+
+from headrace.errors import InvalidRequest
+from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
+from headrace.wire.flymq.fields import B32, I32, S16, Reader
+from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
+from headrace.wire.flymq.messages import AUTO, ProduceRun, RecordMetadataRun
+from headrace.wire.flymq.opcodes import Opcode
+
+_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
+"""The first four bytes of a frame as one number."""
+_HEADER = struct.Struct(">II")
+assert _HEADER.size == HEADER_BYTES
+_LENGTH, _PARTITION, _TOPIC_LENGTH = struct.Struct(">I"), struct.Struct(">i"), struct.Struct(">H")
+_AUTO_BYTES: Final = _PARTITION.pack(AUTO)
+_METADATA_TAIL: Final = "iQqii"
+_METADATA_TAIL_BYTES: Final = struct.calcsize(">" + _METADATA_TAIL)
+
+_STRETCH_MIN: Final = 16
+_STRETCH_GROWTH: Final = 4
+"""An attempt that succeeded is followed by one four times as long: the bytes a failed attempt looked at in vain stay in proportion."""
+_PATIENCE_MAX: Final = 256
+"""After failed attempts the frames are taken one by one, at most this many before the next attempt."""
+
+
+@lru_cache(maxsize=1024)
+def _front_layout(topic_field_bytes: int) -> struct.Struct:
+    """Head, length, topic field, key length and, if there is no key, value length."""
+    return struct.Struct(f">II{topic_field_bytes}sII")
+
+
+def read_produce(reader: Reader) -> tuple[ProduceRun, bool]:
+    """One PRODUCE payload, whatever its shape, and whether it names a partition: the specification's example has a length without it."""
+    topic, key, value = S16.read(reader), B32.read(reader), B32.read(reader)
+    named = reader.left > 0
+    partition = I32.read(reader) if named else AUTO
+    return ProduceRun(topic, [value], [key] if key else None, None if partition == AUTO else [partition]), named
+
+
+def take_run(buffer: bytes, position: int, end: int) -> tuple[ProduceRun | None, int]:
+    """The PRODUCE frames for one topic from `position` on, and the position after them.
+
+    There is a whole frame at `position`. No run and the same position: that frame is not of the usual shape.
+    """
+    field_from = position + HEADER_BYTES
+    if end - field_from < _TOPIC_LENGTH.size:
+        return None, position
+    (topic_bytes,) = _TOPIC_LENGTH.unpack_from(buffer, field_from)
+    field = buffer[field_from : field_from + 2 + topic_bytes]
+    try:
+        run = ProduceRun(field[2:].decode(), [])
+    except UnicodeDecodeError:
+        return None, position
+    scan = _Scan(buffer, position, end, field, run)
+    scan.exhaust()
+    return (run, scan.position) if run.values else (None, position)
+
+
+class _Scan:
+    """A walk over the frames of one run."""
+
+    __slots__ = ("buffer", "end", "field", "front", "head", "position", "run")
+
+    def __init__(self, buffer: bytes, position: int, end: int, field: bytes, run: ProduceRun) -> None:
+        self.buffer, self.position, self.field, self.run = buffer, position, field, run
+        # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
+        self.end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
+        self.front = _front_layout(len(field))
+        (self.head,) = _LENGTH.unpack_from(buffer, position)
+
+    def exhaust(self) -> None:
+        stretch, patience = _STRETCH_MIN, _STRETCH_MIN
+        while True:
+            if self._take_stretch(stretch):
+                stretch, patience = stretch * _STRETCH_GROWTH, _STRETCH_MIN
+            elif self._take_singly(patience):
+                stretch, patience = _STRETCH_MIN, min(2 * patience, _PATIENCE_MAX)
+            else:
+                return
+
+    def _take_singly(self, count: int) -> bool:
+        """Up to `count` frames, one after the other. False: the run ends here."""
+        buffer, position, end, field, head, run = self.buffer, self.position, self.end, self.field, self.head, self.run
+        unpack, front_bytes = self.front.unpack_from, self.front.size
+        last = end - front_bytes - _PARTITION.size
+        values, keys, partitions = run.values, run.keys, run.partitions
+        for _ in range(count):
+            if position > last:
+                break
+            frame_head, length, topic, key_bytes, value_bytes = unpack(buffer, position)
+            frame_end = position + HEADER_BYTES + length
+            if frame_head != head or topic != field or frame_end > end:
+                break
+            value_at = position + front_bytes
+            if key_bytes:
+                value_at += key_bytes
+                if value_at > frame_end:
+                    break
+                (value_bytes,) = _LENGTH.unpack_from(buffer, value_at - 4)
+            value_end = value_at + value_bytes
+            if value_end + 4 != frame_end:
+                break
+            if key_bytes:
+                if keys is None:
+                    keys = run.keys = [None] * len(values)
+                keys.append(buffer[value_at - 4 - key_bytes : value_at - 4])
+            elif keys is not None:
+                keys.append(None)
+            if partitions is not None:
+                partitions += _PARTITION.unpack_from(buffer, value_end)
+            elif not buffer.startswith(_AUTO_BYTES, value_end):
+                partitions = run.partitions = [AUTO] * len(values)
+                partitions += _PARTITION.unpack_from(buffer, value_end)
+            values.append(buffer[value_at:value_end])
+            position = frame_end
+        else:
+            self.position = position
+            return True
+        self.position = position
+        return False
+
+    def _take_stretch(self, count_max: int) -> bool:
+        """Many frames of the same sizes at once. False: there are not enough of them here, and nothing was taken."""
+        buffer, position, front_bytes = self.buffer, self.position, self.front.size
+        if position + front_bytes + 4 > self.end:
+            return False
+        head, length, topic, key_bytes, value_bytes = self.front.unpack_from(buffer, position)
+        frame_bytes = HEADER_BYTES + length
+        count = min(count_max, (self.end - position) // frame_bytes)
+        if count < _STRETCH_MIN or head != self.head or topic != self.field:
+            return False
+        constant = buffer[position : position + front_bytes - 4]
+        if not buffer.startswith(constant, position + frame_bytes) or not buffer.startswith(constant, position + (count - 1) * frame_bytes):
+            return False
+        stop = position + count * frame_bytes
+        if key_bytes:
+            return self._unpack_stretch(constant, key_bytes, frame_bytes, stop)
+        if front_bytes + value_bytes + 4 != frame_bytes:
+            return False
+        if buffer.startswith(buffer[position + frame_bytes - 4 : position + frame_bytes], position + 2 * frame_bytes - 4):
+            return self._split_stretch(value_bytes, frame_bytes, stop)
+        return self._unpack_stretch(constant, 0, frame_bytes, stop)
+
+    def _split_stretch(self, value_bytes: int, frame_bytes: int, stop: int) -> bool:
+        """No keys, one partition: between two values always lie the same bytes."""
+        buffer, position = self.buffer, self.position
+        value_at = position + self.front.size
+        front, partition = buffer[position:value_at], buffer[position + frame_bytes - 4 : position + frame_bytes]
+        values = buffer[value_at : stop - 4].split(partition + front)
+        count = (stop - position) // frame_bytes
+        # As many pieces as frames and none too long: then none is too short either, and every separator is where a frame begins.
+        if len(values) != count or max(map(len, values)) != value_bytes or not buffer.startswith(partition, stop - 4):
+            return False
+        (number,) = _PARTITION.unpack(partition)
+        self.run.extend(ProduceRun(self.run.topic, values, None, None if number == AUTO else [number] * count))
+        self.position = stop
+        return True
+
+    def _unpack_stretch(self, constant: bytes, key_bytes: int, frame_bytes: int, stop: int) -> bool:
+        """Keys or partitions differ, but not the sizes."""
+        value_bytes = frame_bytes - len(constant) - key_bytes - 8
+        if value_bytes < 0:
+            return False
+        rows = struct.iter_unpack(f">{len(constant)}s{key_bytes}sI{value_bytes}si", memoryview(self.buffer)[self.position : stop])
+        fronts, keys, lengths, values, partitions = zip(*rows, strict=True)
+        count = len(values)
+        if fronts.count(constant) != count or lengths.count(value_bytes) != count:
+            return False
+        explicit = None if partitions.count(AUTO) == count else list(partitions)
+        self.run.extend(ProduceRun(self.run.topic, list(values), list(keys) if key_bytes else None, explicit))
+        self.position = stop
+        return True
+
+
+def encode_run(run: ProduceRun) -> bytes:
+    """A PRODUCE frame for each record. The partition of a record and the front of the next make one piece of the join."""
+    field = S16.write(run.topic)
+    count, values = len(run), run.values
+    partitions = [AUTO] * count if run.partitions is None else run.partitions
+    before = [AUTO, *partitions[:-1]]
+    if run.keys is None:
+        extra = len(field) + 12
+        lengths = [extra + len(value) for value in values]
+        parts: list[bytes] = [b""] * (2 * count)
+        parts[0::2] = map(
+            struct.Struct(f">iII{len(field)}sII").pack, before, repeat(_HEAD), lengths, repeat(field), repeat(0), map(len, values)
+        )
+        parts[1::2] = values
+    else:
+        keys = [key or b"" for key in run.keys]
+        extra = len(field) + 12
+        lengths = [extra + len(key) + len(value) for key, value in zip(keys, values, strict=True)]
+        parts = [b""] * (4 * count)
+        parts[0::4] = map(struct.Struct(f">iII{len(field)}sI").pack, before, repeat(_HEAD), lengths, repeat(field), map(len, keys))
+        parts[1::4] = keys
+        parts[2::4] = map(_LENGTH.pack, map(len, values))
+        parts[3::4] = values
+    if not count or max(lengths) > FLYMQ_PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(f"a run has records, and no payload exceeds {FLYMQ_PAYLOAD_BYTES_MAX} bytes")
+    parts[0] = parts[0][4:]
+    parts.append(_PARTITION.pack(partitions[-1]))
+    return b"".join(parts)
+
+
+def encode_metadata(run: RecordMetadataRun) -> bytes:
+    """A RecordMetadata frame for each record: they differ in their last 28 bytes only."""
+    field = S16.write(run.topic)
+    front = _HEADER.pack(_HEAD, len(field) + _METADATA_TAIL_BYTES) + field
+    rows = map(struct.Struct(">" + _METADATA_TAIL).pack, run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes)
+    return front + front.join(rows)
+
+
+def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadataRun | None, int]:
+    """The RecordMetadata frames for one topic from `position` on, and the position after them.
+
+    There is a whole frame at `position`. No run and the same position: that frame is too short, or has bytes behind its fields.
+    """
+    field_from = position + HEADER_BYTES
+    if end - field_from < _TOPIC_LENGTH.size:
+        return None, position
+    (topic_bytes,) = _TOPIC_LENGTH.unpack_from(buffer, field_from)
+    front = buffer[position : field_from + 2 + topic_bytes]
+    frame_bytes = len(front) + _METADATA_TAIL_BYTES
+    if _LENGTH.unpack_from(buffer, position + 4) != (frame_bytes - HEADER_BYTES,):
+        return None, position
+    try:
+        topic = front[HEADER_BYTES + 2 :].decode()
+    except UnicodeDecodeError:
+        return None, position
+    layout = struct.Struct(f">{len(front)}s{_METADATA_TAIL}")
+    columns: tuple[list[int], ...] = ([], [], [], [], [])
+    stretch = _STRETCH_MIN
+    while (count := min(stretch, (end - position) // frame_bytes)) > 0:
+        fronts, *rows = zip(*layout.iter_unpack(memoryview(buffer)[position : position + count * frame_bytes]), strict=True)
+        same = count if fronts.count(front) == count else next(index for index, other in enumerate(fronts) if other != front)
+        for column, row in zip(columns, rows, strict=True):
+            column += row if same == count else row[:same]
+        position += same * frame_bytes
+        if same < count:
+            break
+        stretch *= _STRETCH_GROWTH
+    return RecordMetadataRun(topic, *columns), position
+
+
+def read_metadata(reader: Reader) -> RecordMetadataRun:
+    """One RecordMetadata payload, bytes behind its fields allowed."""
+    topic = S16.read(reader)
+    row = struct.unpack(">" + _METADATA_TAIL, reader.take(_METADATA_TAIL_BYTES))
+    return RecordMetadataRun(topic, *([number] for number in row))

@@ -1,0 +1,73 @@
+"""Whole, byte by byte, cut anywhere: the same messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.wire.flymq import Dialect, encode_reply, encode_request
+from headrace.wire.flymq.framing import BINARY, GZIP, deflate
+from headrace.wire.flymq.messages import Broken, Malformed, ProduceRun, RecordMetadataRun, Request, UnknownOpcode, Unsupported
+
+from .samples import REPLIES, REQUESTS, bytewise, decoded, decoded_replies, flat, pieces, raw
+
+RUN = ProduceRun("orders", [b"value %d" % number for number in range(40)], None, None)
+STREAM = b"".join(
+    [
+        *map(encode_request, REQUESTS),
+        encode_request(RUN),
+        raw(0x70, b"user"),
+        raw(0x99, b"?"),
+        raw(0x01, b"\x00\x09short"),
+        raw(0x01, deflate(encode_request(ProduceRun("orders", [b"squeezed"]))[8:]), flags=BINARY | GZIP),
+        encode_request(RUN),
+        raw(0x08, b"", version=2),
+        raw(0x08, b""),
+    ]
+)
+EXPECTED = [
+    *flat(REQUESTS),
+    *flat([RUN]),
+    Unsupported(0x70),
+    UnknownOpcode(0x99),
+    Malformed(0x01, "9 bytes announced, 5 left"),
+    ("orders", None, b"squeezed", -1),
+    *flat([RUN]),
+    Broken("protocol version 2 is not spoken", "unsupported protocol version: 2"),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=repr)
+def test_every_request_reads_back_as_it_was_written(request_: Request) -> None:
+    assert decoded([encode_request(request_)]) == flat([request_])
+
+
+def test_a_stream_fed_whole_holds_every_message_and_ends_where_it_breaks() -> None:
+    assert decoded([STREAM]) == EXPECTED
+
+
+def test_a_stream_fed_byte_by_byte_decodes_alike() -> None:
+    assert decoded(bytewise(STREAM)) == EXPECTED
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_stream_cut_at_random_decodes_alike(seed: int) -> None:
+    assert decoded(pieces(STREAM, seed, longest=1 + seed * 7)) == EXPECTED
+
+
+def test_a_frame_cut_anywhere_decodes_to_the_same_message() -> None:
+    for request in REQUESTS:
+        stream = encode_request(request)
+        for cut in range(1, len(stream)):
+            assert decoded([stream[:cut], stream[cut:]]) == flat([request])
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_replies_cut_anywhere_decode_alike(dialect: Dialect) -> None:
+    run = RecordMetadataRun("orders", [0] * 50, range(50), [9] * 50, [-1] * 50, [1] * 50)
+    replies = [*REPLIES, (0x01, run), (0x01, RecordMetadataRun("other", [1], [1], [1], [1], [1])), (0x01, run)]
+    stream = b"".join(encode_reply(opcode, reply, dialect) for opcode, reply in replies)
+    whole = decoded_replies([stream])
+    assert len(whole) == len(REPLIES) + 1 + 101, "two rows of the first reply, then the runs"
+    assert decoded_replies(bytewise(stream)) == whole
+    for seed in range(20):
+        assert decoded_replies(pieces(stream, seed, longest=200)) == whole
