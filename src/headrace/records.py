@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
@@ -11,6 +12,35 @@ Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 NEVER = 0
 """An expiry of `NEVER` means that the record does not expire."""
+
+
+class Ack(StrEnum):
+    """What an acknowledgement promises, named by the promise."""
+
+    DURABLE = "durable"
+    """On disk: fdatasync has returned."""
+    WRITTEN = "written"
+    """Handed to the operating system: survives the death of the process, not of the machine."""
+    NONE = "none"
+    """Ordered, nothing more: may be lost any time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets a partition holds: `first` is the oldest kept, `end` the next to be given (readable ones are below it)."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where a run landed."""
+
+    base_offset: int
+    count: int
+    timestamp: int
+    """Unix ms of the first record."""
 
 
 @dataclass(slots=True)
@@ -43,9 +73,7 @@ class Run:
     @property
     def size_bytes(self) -> int:
         """Keys and values; what limits and windows are counted in."""
-        return sum(map(len, filter(None, self.values))) + (
-            0 if self.keys is None else sum(map(len, filter(None, self.keys)))
-        )
+        return sum(map(len, filter(None, self.values))) + (0 if self.keys is None else sum(map(len, filter(None, self.keys))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,10 @@ def connected(address: tuple[str, int], count: int = 1) -> Iterator[list[socket.
     socks: list[socket.socket] = []
     try:
         for _ in range(count):
-            sock = socket.create_connection(address, timeout=STALL_SECONDS)
+            try:
+                sock = socket.create_connection(address, timeout=STALL_SECONDS)
+            except OSError as failure:
+                raise BenchFailed(f"{address[0]}:{address[1]} refuses the connection: {failure.strerror or failure}") from None
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             socks.append(sock)
         yield socks

@@ -24,9 +24,12 @@ def _parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
     from headrace.server.units import parse_size
 
     try:
-        return parse_size(text)
+        size_bytes = parse_size(text)
     except ValueError as failure:
         raise click.BadParameter(f"{text!r}: {failure}") from None
+    if size_bytes < 1:
+        raise click.BadParameter("a size is at least 1")
+    return size_bytes
 
 
 def common(command: Command) -> Command:

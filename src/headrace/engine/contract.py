@@ -16,20 +16,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from headrace.log.batch import Batch
-from headrace.records import Run
+from headrace.records import Ack, Appended, Bounds, Run
 
 __all__ = ["Ack", "Appended", "Batch", "Bounds", "Cleanup", "Engine", "Topic", "TopicConfig", "Write"]
-
-
-class Ack(StrEnum):
-    """What an acknowledgement promises, named by the promise."""
-
-    DURABLE = "durable"
-    """On disk: fdatasync has returned."""
-    WRITTEN = "written"
-    """Handed to the operating system: survives the death of the process, not of the machine."""
-    NONE = "none"
-    """Ordered, nothing more: may be lost any time."""
 
 
 class Cleanup(StrEnum):
@@ -65,24 +54,6 @@ class Topic:
     partitions: int
     config: TopicConfig = field(default_factory=TopicConfig)
     internal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The offsets a partition holds: `first` is the oldest kept, `end` the next to be given (readable ones are below it)."""
-
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Where a write landed."""
-
-    base_offset: int
-    count: int
-    timestamp: int
-    """Unix ms of the first record."""
 
 
 @dataclass(slots=True)

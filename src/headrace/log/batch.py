@@ -132,7 +132,9 @@ class Batch:
         self.stop = header.count if stop < 0 else stop
 
     @classmethod
-    def parse(cls, buffer: bytes | memoryview, position: int = 0, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True) -> Batch:
+    def parse(
+        cls, buffer: bytes | memoryview, position: int = 0, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True
+    ) -> Batch:
         """The batch at `position`, its checksum verified. `where` names the file and position in errors."""
         header = parse_header(buffer, position, where)
         if len(buffer) - position < header.size:

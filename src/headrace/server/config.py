@@ -157,6 +157,9 @@ class Limits:
         limits.IN_FLIGHT_BYTES_MAX,
         "Published but unacknowledged bytes of one connection before its socket is no longer read.",
     )
+    drain_timeout: int = setting(
+        Duration(100, _HOUR), "10s", "How long connections may take to finish when the broker stops. Later ones are cut off."
+    )
 
 
 @dataclass(frozen=True, slots=True)
