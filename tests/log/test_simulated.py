@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.log.files import DirectoryLocked, DiskFiles, File, Files, NotCached
-from headrace.log.power_cut import SECTOR_BYTES, PowerCuts
+from headrace.log.power_cut import SECTOR_BYTES, PowerCuts, barest
 from headrace.log.simulated import Fault, SimulatedFiles
 
 
@@ -269,6 +269,18 @@ def test_no_image_comes_twice_unless_something_was_acknowledged_between() -> Non
     found = [(cut, label) for cut in range(len(files.operations) + 1) for label, _ in cuts.images(cut, random.Random(1))]
     assert [cut for cut, _ in found].count(3) == 0
     assert [cut for cut, _ in found].count(4) == 1
+
+
+def test_the_barest_image_holds_what_was_synced_and_no_more() -> None:
+    files = SimulatedFiles({"a": b"1"})
+    file = files.open("a")
+    file.write_at(1, [b"2"])
+    file.sync()
+    file.write_at(2, [b"3"])
+    put(files, "b", b"").sync()
+    assert barest(files).contents() == {"a": b"12"}
+    assert barest(files).rewound().contents() == {"a": b"12"}
+    assert files.rewound().contents() == {"a": b"1"}
 
 
 def test_a_failed_sync_is_not_mended_by_a_second_one() -> None:

@@ -164,6 +164,15 @@ class PowerCuts:
                     yield f"cut {upto}, {names.label}, {label}", SimulatedFiles(image, names.directories)
 
 
+def barest(files: SimulatedFiles) -> SimulatedFiles:
+    """The disk that holds what was synced and nothing else, as of now."""
+    disk = _Disk(files)
+    for operation in files.operations:
+        disk.step(operation)
+    names = _Names("", disk.names, frozenset(disk.directories), False)
+    return SimulatedFiles(_build(disk, names, {}), names.directories)
+
+
 def _build(disk: _Disk, names: _Names, changed: Mapping[int, bytes]) -> dict[str, bytes]:
     """A file in a directory that is gone cannot be reached, so it is gone as well."""
     return {

@@ -203,6 +203,10 @@ class SimulatedFiles:
     def directories(self) -> set[str]:
         return set(self._directories)
 
+    def rewound(self) -> SimulatedFiles:
+        """Another disk that holds what this one held at the start."""
+        return SimulatedFiles({path: content for path, (_, content) in self.initial.items()}, self.initial_directories)
+
     # Files.
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
