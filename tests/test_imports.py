@@ -21,7 +21,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "log": set(),
     "engine": {"headrace.log.*"},
     "broker": {"headrace.engine.contract", "headrace.log.batch"},
-    "sessions": {"headrace.wire.*", "headrace.broker.*", "headrace.engine.contract"},
+    "sessions": {"headrace.wire.*", "headrace.broker.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
     "clients": {"headrace.wire.*"},
     "bulk": {"headrace.broker.*", "headrace.engine.contract", "headrace.log.batch"},

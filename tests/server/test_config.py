@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.contract import Ack
 from headrace.errors import ConfigError
+from headrace.records import Ack
 from headrace.server.config import SECTIONS, SETTINGS, Config, explain, resolve, toml_of, toml_value
 from headrace.server.settings import Address
 

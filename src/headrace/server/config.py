@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace import limits
-from headrace.engine.contract import Ack
 from headrace.errors import ConfigError
 from headrace.limits import KIB, MIB
+from headrace.records import Ack
 from headrace.server.settings import (
     Address,
     Addresses,

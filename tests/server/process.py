@@ -1,0 +1,78 @@
+"""A broker as a process of its own, as a user would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+DEADLINE_SECONDS = 30.0
+WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli import main; main()"
+
+
+class BrokerProcess:
+    """Started on a free port; `with` waits until it is ready and makes sure that nothing is left behind."""
+
+    def __init__(self, directory: Path, *arguments: str, data: Path | None = None, uvloop: bool = True, **environment: str) -> None:
+        self.data = data or directory / "data"
+        self.ready_file = directory / f"ready-{time.monotonic_ns()}"
+        python = [sys.executable, "-m", "headrace"] if uvloop else [sys.executable, "-c", WITHOUT_UVLOOP]
+        listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
+        command = [*python, "serve", "--data", str(self.data), "--ready-file", str(self.ready_file), *listen, *arguments]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**inherited, **environment}, cwd=directory
+        )
+
+    def __enter__(self) -> BrokerProcess:
+        self.wait_ready()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=DEADLINE_SECONDS)
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not self.ready_file.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                _, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
+                raise AssertionError(f"not ready, exit code {self.process.returncode}: {errors}")
+            time.sleep(0.005)
+
+    @property
+    def ready(self) -> dict[str, object]:
+        content: dict[str, object] = json.loads(self.ready_file.read_text())
+        return content
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        doors = self.ready["doors"]
+        assert isinstance(doors, dict)
+        return [(host.strip("[]"), int(port)) for host, _, port in (address.rpartition(":") for address in doors["tcp"])]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+        """Signal, wait; the exit code and both streams."""
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> tuple[int, str, str]:
+        out, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
+        return self.process.returncode, out, errors
+
+
+def refusal(directory: Path, *arguments: str, **environment: str) -> str:
+    """Start a broker that must not start: exit code 1, one line on stderr, nothing on stdout."""
+    broker = BrokerProcess(directory, *arguments, **environment)  # type: ignore[arg-type]  # only texts are passed on
+    code, out, errors = broker.ended()
+    assert (code, out) == (1, ""), errors
+    assert errors.startswith("headrace: ") and errors.count("\n") == 1, errors
+    assert not broker.ready_file.exists()
+    return errors.removeprefix("headrace: ").rstrip("\n")
