@@ -1,0 +1,252 @@
+"""One TCP connection: it finds its door by the first bytes, then carries bytes between the socket and the session.
+
+    sniffing ──► open ──► closing ──► lost
+        │                    ▲
+        └────────────────────┘            lost may come at any time
+
+Closing is gentle: what was sent leaves first, then our half of the connection is shut and what the peer still sends is thrown away
+until it closes too. A socket closed with unread bytes in it would be reset, and a reset takes the last acknowledgements with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from headrace import limits
+from headrace.net.counters import NetCounters
+from headrace.net.door import Door, Sniff, choose
+from headrace.sessions.contract import Session
+
+log = logging.getLogger(__name__)
+
+SNIFF_BYTES_MAX: Final = 256
+"""A door that cannot tell by then never will."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetLimits:
+    """The numbers one listener holds its peers to. Seconds of 0 mean: no deadline."""
+
+    connections_max: int = limits.CONNECTIONS_MAX
+    connections_per_ip_max: int = limits.CONNECTIONS_PER_IP_MAX
+    handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX
+    """From the connection to its first recognisable bytes."""
+    linger_seconds: float = limits.LINGER_SECONDS_MAX
+    """From the decision to close to the close, whatever the peer does."""
+    output_high_water_bytes: int = limits.OUTPUT_HIGH_WATER_BYTES
+    output_low_water_bytes: int = limits.OUTPUT_LOW_WATER_BYTES
+    output_bytes_max: int = limits.OUTPUT_BUFFER_BYTES_MAX
+    """Above this the peer is no longer read, so that its requests cannot grow the answers it does not take."""
+
+
+class House(Protocol):
+    """What a connection needs of its listener."""
+
+    @property
+    def doors(self) -> Sequence[Door]: ...
+
+    @property
+    def limits(self) -> NetLimits: ...
+
+    @property
+    def counters(self) -> NetCounters: ...
+
+    def entered(self, connection: Connection) -> None: ...
+
+    def left(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """A `Link` to its session."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._limits, self._counters = house.limits, house.counters
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._host = self.peer = "unknown"
+        self._admitted = False
+        self._first = b""
+        self._door: Door | None = None
+        self._session: Session | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pauses = 0
+        self._choked = False
+        """Reading is paused because the peer does not take its answers."""
+        self._peer_finished = False
+        self._reason: str | None = None
+        """Why this connection closes; set once."""
+
+    # What the loop tells us.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one, but not by inheritance
+        self._transport = transport
+        name = transport.get_extra_info("peername")
+        if name:
+            self._host, self.peer = name[0], f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        self._counters.accepted += 1
+        refusal = self._refusal()
+        if refusal is not None:
+            self._end(refusal, error=True)
+            transport.abort()
+            return
+        self._admitted = True
+        self._counters.enter(self._host)
+        self._house.entered(self)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(self._limits.output_high_water_bytes, self._limits.output_low_water_bytes)
+        if self._limits.handshake_seconds:
+            self._timer = self._loop.call_later(self._limits.handshake_seconds, self._came_too_late)
+
+    def data_received(self, data: bytes) -> None:
+        self._counters.bytes_in += len(data)
+        if self._reason is not None:
+            return
+        if self._session is None:
+            data = self._first + data
+            self._enter_door(data)
+        if self._session is not None:
+            self._session.receive(data)
+
+    def eof_received(self) -> bool:
+        """The peer has finished sending; what it sent may still be under way to the disk, and it may still read the answers."""
+        self._peer_finished = True
+        if self._reason is not None:
+            return False
+        if self._session is None:
+            self._end("peer closed before its first message", error=False)
+            return False
+        self._abort_after_linger()
+        self._session.closing()
+        return True
+
+    def resume_writing(self) -> None:
+        if self._choked:
+            self._choked = False
+            self.resume_reading()
+        if self._session is not None and self._reason is None:
+            self._session.drained()
+
+    def connection_lost(self, failure: Exception | None) -> None:
+        self._stop_timer()
+        if not self._admitted:
+            return
+        self._end("peer closed" if failure is None else f"connection lost: {failure}", error=False)
+        self._counters.leave(self._host)
+        self._house.left(self)
+        if self._session is not None and self._door is not None:
+            self._counters.leave_door(self._door.name)
+            session, self._session = self._session, None
+            session.lost()
+
+    # What the session may ask: `Link`.
+
+    def send(self, frames: bytes) -> None:
+        if self._reason is not None or self._transport.is_closing():
+            return
+        self._counters.bytes_out += len(frames)
+        self._transport.write(frames)
+        if not self._choked and self._transport.get_write_buffer_size() > self._limits.output_bytes_max:
+            self._choked = True
+            self.pause_reading()
+
+    def close(self, reason: str, *, error: bool = True) -> None:
+        if self._reason is not None:
+            return
+        self._end(reason, error=error)
+        if self._transport.is_closing():
+            return
+        self._abort_after_linger()
+        if self._peer_finished:
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        if self._pauses:
+            self._transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        self._pauses += 1
+        if self._pauses == 1:
+            self._counters.reading_pauses += 1
+            if self._may_switch_reading():
+                self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        assert self._pauses > 0, "a resume without its pause"
+        self._pauses -= 1
+        if self._pauses == 0 and self._may_switch_reading():
+            self._transport.resume_reading()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    # What the listener may ask.
+
+    def drain(self) -> None:
+        """Finish: the session completes what it has and closes."""
+        if self._session is None:
+            self.close("draining", error=False)
+        elif self._reason is None:
+            self._session.closing()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is unsent is lost."""
+        self._end(reason, error=False)
+        self._transport.abort()
+
+    # The rest.
+
+    def _refusal(self) -> str | None:
+        if self._counters.open >= self._limits.connections_max:
+            return f"too many connections: {self._limits.connections_max} are open"
+        if self._counters.open_by_host.get(self._host, 0) >= self._limits.connections_per_ip_max:
+            return f"too many connections from one address: {self._limits.connections_per_ip_max} are open"
+        return None
+
+    def _enter_door(self, first: bytes) -> None:
+        """Open the session of the door these bytes belong to. A listener with one door asks nobody: its decoder will find out."""
+        doors = self._house.doors
+        found = doors[0] if len(doors) == 1 else choose(doors, first)
+        if isinstance(found, Door):
+            self._stop_timer()
+            self._first, self._door = b"", found
+            self._counters.enter_door(found.name)
+            self._session = found.open(self)
+        elif found is Sniff.MORE and len(first) < SNIFF_BYTES_MAX:
+            self._first = first
+        else:
+            self.close(f"unknown protocol: first bytes {first[:16].hex()}")
+
+    def _came_too_late(self) -> None:
+        self.close("no first message in time: nothing recognisable" if self._first else "no first message in time: nothing at all")
+
+    def _may_switch_reading(self) -> bool:
+        """Once the peer has finished or we close, reading is no longer the session's to stop."""
+        return self._reason is None and not self._peer_finished and not self._transport.is_closing()
+
+    def _abort_after_linger(self) -> None:
+        self._stop_timer()
+        if self._limits.linger_seconds:
+            self._timer = self._loop.call_later(self._limits.linger_seconds, self._transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self, reason: str, *, error: bool) -> None:
+        """Settle why this connection ends, once."""
+        if self._reason is not None:
+            return
+        self._reason = reason
+        self._counters.count_end(reason, error=error)
+        door = "none" if self._door is None else self._door.name
+        level = logging.WARNING if error else logging.DEBUG
+        log.log(level, "connection closed", extra={"peer": self.peer, "door": door, "reason": reason})

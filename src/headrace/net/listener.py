@@ -1,0 +1,79 @@
+"""A TCP listener: several doors on one address, one limit for all its connections, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from headrace.net.connection import Connection, NetLimits
+from headrace.net.counters import NetCounters
+from headrace.net.door import Door
+
+__all__ = ["Listener", "NetLimits"]
+
+
+class Listener:
+    """Accepts connections from `open` to `drain` or `close`."""
+
+    def __init__(self, doors: Sequence[Door], limits: NetLimits, counters: NetCounters) -> None:
+        assert doors, "a listener needs a door"
+        self.doors, self.limits, self.counters = tuple(doors), limits, counters
+        self._server: asyncio.Server
+        self._bound: tuple[str, int]
+        self._connections: set[Connection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @classmethod
+    async def open(
+        cls, host: str, port: int, doors: Sequence[Door], limits: NetLimits = NetLimits(), counters: NetCounters | None = None
+    ) -> Listener:
+        """Bind and accept. Port 0 takes a free one: see `address`. Raises `OSError` when the address cannot be had."""
+        listener = cls(doors, limits, NetCounters() if counters is None else counters)
+        loop = asyncio.get_running_loop()
+        listener._server = await loop.create_server(lambda: Connection(listener), host, port, backlog=1_024)
+        listener._bound = listener._server.sockets[0].getsockname()[:2]
+        return listener
+
+    @property
+    def host(self) -> str:
+        return self._bound[0]
+
+    @property
+    def port(self) -> int:
+        return self._bound[1]
+
+    @property
+    def address(self) -> str:
+        """`host:port`, an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    async def drain(self, deadline_seconds: float) -> int:
+        """Accept nobody, let every session finish what it has, and close. Returns how many had to be cut off at the deadline."""
+        self._server.close()
+        for connection in list(self._connections):
+            connection.drain()
+        try:
+            await asyncio.wait_for(self._empty.wait(), deadline_seconds)
+        except TimeoutError:
+            pass
+        late = len(self._connections)
+        self.close()
+        return late
+
+    def close(self) -> None:
+        """Accept nobody and cut every connection off. Idempotent."""
+        self._server.close()
+        for connection in list(self._connections):
+            connection.abort("listener closed")
+
+    # What a connection tells us.
+
+    def entered(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._empty.clear()
+
+    def left(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
