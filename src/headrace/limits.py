@@ -64,6 +64,10 @@ BLIPMQ_FRAME_BYTES_MAX: Final = 16 * MIB
 """What the length word of a frame may say; inclusive."""
 BLIPMQ_LOGIN_FRAME_BYTES_MAX: Final = 9 + 2 + 65_535
 """The same before AUTH has succeeded: the longest AUTH there can be."""
+BLIPMQ_BAD_KEYS_MAX: Final = 5
+"""Wrong keys on one connection; the last of them closes it."""
+BLIPMQ_SUBSCRIPTIONS_MAX: Final = 20_000
+"""Of all connections together, those whose connection is gone included."""
 
 # Figg
 FIGG_TOPIC_BYTES_MAX: Final = 1 * KIB

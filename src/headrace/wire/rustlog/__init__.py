@@ -1,0 +1,38 @@
+"""RustLog: length-prefixed requests and replies in two dialects, JSON and binary, chosen by every frame anew.
+
+`codec` is the way in for both roles, `messages` has what it speaks of, `refusals` the texts of all errors, `sniff` recognises
+a first frame on a port that several protocols share.
+"""
+
+from __future__ import annotations
+
+from headrace.wire.rustlog.codec import (
+    Asked,
+    Incoming,
+    Refused,
+    ReplyDecoder,
+    RequestDecoder,
+    encode_reply,
+    encode_request,
+    fetch_reply,
+    produce_requests,
+)
+from headrace.wire.rustlog.messages import Dialect, Reply, Request, Undecodable
+from headrace.wire.rustlog.sniff import sniff
+
+__all__ = [
+    "Asked",
+    "Dialect",
+    "Incoming",
+    "Refused",
+    "Reply",
+    "ReplyDecoder",
+    "Request",
+    "RequestDecoder",
+    "Undecodable",
+    "encode_reply",
+    "encode_request",
+    "fetch_reply",
+    "produce_requests",
+    "sniff",
+]

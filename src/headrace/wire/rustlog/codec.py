@@ -1,0 +1,202 @@
+"""The codec in both roles: a server feeds a `RequestDecoder`, a client feeds a `ReplyDecoder`.
+
+The first byte of a payload chooses the dialect of that frame, and the reply is sent in the same:
+
+    01 to 08, ff                                   binary
+    09                                             binary if the frame is that one byte (metrics), else a TAB before JSON
+    { " [ space LF CR                              JSON
+    anything else                                  an error, in the connection's last dialect; JSON if there was none
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, TypeAlias
+
+from headrace.errors import LimitExceeded
+from headrace.limits import RUSTLOG_ERROR_CHARS_MAX, RUSTLOG_FRAME_BYTES_MAX, RUSTLOG_PRODUCE_RECORDS_MAX
+from headrace.wire.rustlog import binary, json, refusals
+from headrace.wire.rustlog.frames import BadLength, FrameReader, frame
+from headrace.wire.rustlog.messages import Dialect, ErrorReply, FetchReply, Produce, Reply, Request, Undecodable
+
+_TAB: Final = 0x09
+_JSON_STARTS: Final = frozenset(b'{"[ \t\r\n')
+_BINARY_REQUESTS: Final = frozenset((*range(binary.PRODUCE, binary.METRICS_FETCH + 1), binary.PING))
+_BINARY_REPLIES: Final = _BINARY_REQUESTS | {binary.ERROR}
+
+_decode_request: Final[dict[Dialect, Callable[[bytes], Request]]] = {
+    Dialect.JSON: json.decode_request,
+    Dialect.BINARY: binary.decode_request,
+}
+_decode_reply: Final[dict[Dialect, Callable[[bytes], Reply]]] = {Dialect.JSON: json.decode_reply, Dialect.BINARY: binary.decode_reply}
+_encode_request: Final[dict[Dialect, Callable[[Request], bytes]]] = {
+    Dialect.JSON: json.encode_request,
+    Dialect.BINARY: binary.encode_request,
+}
+_encode_reply: Final[dict[Dialect, Callable[[Reply], bytes]]] = {Dialect.JSON: json.encode_reply, Dialect.BINARY: binary.encode_reply}
+_produced_record_bytes: Final[dict[Dialect, Callable[[bytes], int]]] = {
+    Dialect.JSON: json.produced_record_bytes,
+    Dialect.BINARY: binary.produced_record_bytes,
+}
+
+
+def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = _BINARY_REQUESTS) -> Dialect | None:
+    """The dialect of a payload that is not empty; None if it begins like neither."""
+    first = payload[0]
+    if first == _TAB:
+        return Dialect.BINARY if len(payload) == 1 else Dialect.JSON
+    if first in binary_starts:
+        return Dialect.BINARY
+    return Dialect.JSON if first in _JSON_STARTS else None
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request, and the dialect its reply must have."""
+
+    dialect: Dialect
+    request: Request
+
+
+@dataclass(slots=True)
+class Refused:
+    """A frame that is no request: send the error, and close after it if it is `fatal`."""
+
+    dialect: Dialect
+    error: ErrorReply
+    fatal: bool = False
+
+
+Incoming: TypeAlias = Asked | Refused
+
+
+class RequestDecoder:
+    """The server's side of a connection. Never raises: what is wrong comes out as `Refused`, in its place among the requests."""
+
+    __slots__ = ("_dialect", "_frames")
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._dialect = Dialect.JSON
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        return [self._incoming(payload) for payload in self._frames.feed(data)]
+
+    def _incoming(self, payload: bytes | BadLength) -> Incoming:
+        if isinstance(payload, BadLength):
+            return Refused(self._dialect, refusals.bad_length(self._dialect, payload.length), fatal=True)
+        dialect = dialect_of(payload)
+        if dialect is None:
+            return Refused(self._dialect, refusals.undecodable(self._dialect, f"unknown request type: {payload[0]}"))
+        self._dialect = dialect
+        try:
+            return Asked(dialect, _decode_request[dialect](payload))
+        except Undecodable as error:
+            return Refused(dialect, refusals.undecodable(dialect, str(error)))
+
+
+class ReplyDecoder:
+    """The client's side of a connection. Raises `Undecodable` for a reply that is none: nothing after it can be trusted."""
+
+    __slots__ = ("_frames",)
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+
+    def feed(self, data: bytes) -> list[Reply]:
+        return [self._reply(payload) for payload in self._frames.feed(data)]
+
+    def _reply(self, payload: bytes | BadLength) -> Reply:
+        if isinstance(payload, BadLength):
+            raise Undecodable(f"frame length {payload.length} is not in 1 to {RUSTLOG_FRAME_BYTES_MAX}")
+        dialect = Dialect.BINARY if payload[0] == _TAB else dialect_of(payload, binary_starts=_BINARY_REPLIES)
+        if dialect is None:
+            raise Undecodable(f"unknown response type: {payload[0]}")
+        return _decode_reply[dialect](payload)
+
+
+def encode_request(dialect: Dialect, request: Request) -> bytes:
+    """One frame. Raises `InvalidRequest` for what the dialect cannot write, `LimitExceeded` for what fits no frame."""
+    payload = _encode_request[dialect](request)
+    if len(payload) > RUSTLOG_FRAME_BYTES_MAX:
+        raise LimitExceeded(f"{type(request).__name__} of {len(payload)} bytes exceeds the frame of {RUSTLOG_FRAME_BYTES_MAX} bytes")
+    return frame(payload)
+
+
+def encode_reply(dialect: Dialect, reply: Reply) -> bytes:
+    """One frame. The text of an error is cut to its limit; every other reply must fit, see `fetch_reply`."""
+    if isinstance(reply, ErrorReply) and len(reply.message) > RUSTLOG_ERROR_CHARS_MAX:
+        reply = ErrorReply(reply.message[: RUSTLOG_ERROR_CHARS_MAX - 1] + "…", reply.code)
+    return frame(_encode_reply[dialect](reply))
+
+
+# How much goes into one frame.
+
+_BINARY_ACCOUNTED_OVERHEAD: Final = 12
+"""The original counts 12 bytes for each record beside its payload; the specification counts payloads only."""
+
+
+def fetch_reply(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], max_bytes: int) -> FetchReply | ErrorReply:
+    """As many of these records as the reader wants and one frame holds; at least one, or the error that says why not.
+
+    The binary dialect sends no offsets, so there the reply also ends before the first gap.
+    """
+    assert values, "an empty reply needs the log's end, which only the broker knows"
+    count = _wanted(dialect, values, max_bytes)
+    if dialect is Dialect.BINARY:
+        count = min(_before_gap(offsets, count), _fitting_binary(values, count))
+    else:
+        count = _fitting_json(offsets, values, count)
+    if count == 0:
+        alone = len(values[0]) + binary.RECORD_OVERHEAD_BYTES + binary.FETCH_REPLY_OVERHEAD_BYTES
+        return refusals.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
+    return FetchReply(offsets[:count], values[:count], offsets[count - 1] + 1)
+
+
+def _wanted(dialect: Dialect, values: Sequence[bytes], max_bytes: int) -> int:
+    return max(1, _within(values, _BINARY_ACCOUNTED_OVERHEAD if dialect is Dialect.BINARY else 0, max_bytes))
+
+
+def _within(values: Sequence[bytes], overhead: int, room: int) -> int:
+    """How many values fit, each with its overhead."""
+    if sum(map(len, values)) + overhead * len(values) <= room:
+        return len(values)
+    return bisect_right(list(accumulate(len(value) + overhead for value in values)), room)
+
+
+def _before_gap(offsets: Sequence[int], count: int) -> int:
+    if isinstance(offsets, range):
+        return count
+    first = offsets[0]
+    return next((index for index in range(count) if offsets[index] != first + index), count)
+
+
+def _fitting_binary(values: Sequence[bytes], count: int) -> int:
+    return _within(values[:count], binary.RECORD_OVERHEAD_BYTES, RUSTLOG_FRAME_BYTES_MAX - binary.FETCH_REPLY_OVERHEAD_BYTES)
+
+
+def _fitting_json(offsets: Sequence[int], values: Sequence[bytes], count: int) -> int:
+    room = RUSTLOG_FRAME_BYTES_MAX - json.FETCH_REPLY_OVERHEAD_BYTES
+    if json.records_bytes_at_most(values[:count]) <= room:
+        return count
+    return bisect_right(list(accumulate(map(json.record_bytes, offsets[:count], values[:count]))), room)
+
+
+def produce_requests(dialect: Dialect, topic: str, partition: int, records: Sequence[bytes]) -> list[Produce]:
+    """The records in as few requests as frames hold. Raises `LimitExceeded` for one that fits no frame, before any is sent."""
+    room = RUSTLOG_FRAME_BYTES_MAX - len(_encode_request[dialect](Produce(topic, partition, ())))
+    requests: list[Produce] = []
+    start = used = 0
+    for index, size in enumerate(map(_produced_record_bytes[dialect], records)):
+        if size > room:
+            raise LimitExceeded(f"record {index} has {len(records[index])} bytes and fits no {dialect.value} frame")
+        used += size
+        if used > room or index - start == RUSTLOG_PRODUCE_RECORDS_MAX:
+            requests.append(Produce(topic, partition, records[start:index]))
+            start, used = index, size
+    if start < len(records):
+        requests.append(Produce(topic, partition, records[start:]))
+    return requests

@@ -1,0 +1,124 @@
+"""Is this RustLog? Answered from the first frame's head; whole frames are never waited for.
+
+    JSON     length, white space, { or "
+    binary   length, type, names and numbers whose sizes add up to the length exactly
+
+A BlipMQ frame also is a length and a small type byte, followed by an eight-byte correlation id where RustLog has the sizes of
+its names. Ids below 2³² read as empty names, and RustLog has no use for an empty topic, so such a frame is not taken; of any
+other the sizes would have to add up by chance. Figg has a zero in the place of the type, FlyMQ a first byte that no length
+reaches. A frame that is broken, oversized or has something after its last field is only answered on a listener that accepts
+nothing but RustLog.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from headrace.limits import RUSTLOG_FRAME_BYTES_MAX
+from headrace.wire.rustlog import binary
+from headrace.wire.rustlog.frames import LENGTH
+from headrace.wire.sniff import Sniff
+
+_SPACE: Final = b" \t\r\n"
+_NAME_BYTES_MAX: Final = 1_024
+"""No sensible first frame has a longer topic or group, and the answer must not need more than a few kilobytes."""
+
+_U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
+
+_NAMES_AND_REST: Final = {
+    # type: (a group before the topic, bytes after the topic)
+    binary.FETCH: (True, 4 + 8 + 4),
+    binary.OFFSET_COMMIT: (True, 4 + 8),
+    binary.OFFSET_FETCH: (True, 4),
+    binary.CREATE_TOPIC: (False, 4),
+    binary.DESCRIBE_TOPIC: (False, 0),
+    binary.DESCRIBE_PARTITION: (False, 4),
+}
+_ALONE: Final = frozenset((binary.LIST_TOPICS, binary.METRICS_FETCH, binary.PING))
+
+
+def sniff(first: bytes) -> Sniff:
+    """YES, NO, or MORE bytes are needed. YES and NO are final."""
+    if len(first) < LENGTH.size:
+        return Sniff.NO if first[:1] not in (b"", b"\0") else Sniff.MORE
+    (length,) = LENGTH.unpack_from(first)
+    if not 1 <= length <= RUSTLOG_FRAME_BYTES_MAX:
+        return Sniff.NO
+    if len(first) == LENGTH.size:
+        return Sniff.MORE
+    head = first[LENGTH.size : LENGTH.size + length]
+    kind = head[0]
+    if kind in _ALONE and length == 1:
+        return Sniff.YES
+    if kind in b'{"[' or kind in _SPACE:
+        return _json(head, length)
+    if kind == binary.PRODUCE:
+        return _produce(head, length)
+    if kind in _NAMES_AND_REST:
+        return _fixed(head, length, *_NAMES_AND_REST[kind])
+    return Sniff.NO
+
+
+def _json(head: bytes, length: int) -> Sniff:
+    text = head[:_NAME_BYTES_MAX].lstrip(_SPACE)
+    if not text:
+        return Sniff.MORE if len(head) < min(length, _NAME_BYTES_MAX) else Sniff.NO
+    return Sniff.YES if text[0] in b'{"' else Sniff.NO
+
+
+def _fixed(head: bytes, length: int, has_group: bool, rest: int) -> Sniff:
+    at = 1
+    if has_group:
+        group = _name(head, length, at, empty=True)
+        if isinstance(group, Sniff):
+            return group
+        at = group
+    topic = _name(head, length, at, empty=False)
+    if isinstance(topic, Sniff):
+        return topic
+    return Sniff.YES if topic + rest == length else Sniff.NO
+
+
+def _produce(head: bytes, length: int) -> Sniff:
+    """Exact up to the first record's size; the records after it are not waited for."""
+    at = _name(head, length, 1, empty=False)
+    if isinstance(at, Sniff):
+        return at
+    records = at + _U32.size + _U32.size
+    count = _number(_U32, head, length, at + _U32.size)
+    if isinstance(count, Sniff):
+        return count
+    room = length - records - _U32.size * count
+    if count == 0 or room < 0:
+        return Sniff.YES if room == 0 else Sniff.NO
+    size = _number(_U32, head, length, records)
+    if isinstance(size, Sniff):
+        return size
+    return Sniff.YES if size == room or (size < room and count > 1) else Sniff.NO
+
+
+def _number(kind: struct.Struct, head: bytes, length: int, at: int) -> int | Sniff:
+    if at + kind.size > length:
+        return Sniff.NO
+    if at + kind.size > len(head):
+        return Sniff.MORE
+    return int(kind.unpack_from(head, at)[0])
+
+
+def _name(head: bytes, length: int, at: int, *, empty: bool) -> int | Sniff:
+    """Where a good name that starts at `at` ends."""
+    size = _number(_U16, head, length, at)
+    if isinstance(size, Sniff):
+        return size
+    start = at + _U16.size
+    if size > _NAME_BYTES_MAX or start + size > length or (size == 0 and not empty):
+        return Sniff.NO
+    name = head[start : start + size]
+    if len(name) < size:
+        return Sniff.MORE
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return Sniff.NO
+    return start + size
