@@ -80,8 +80,10 @@ RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
 """Records of one Produce: so many offsets of 20 digits still fit the JSON reply."""
 RUSTLOG_ERROR_CHARS_MAX: Final = 8_192
 """A longer error text is cut: it may quote a name of megabytes, and must fit a frame and a u16 length."""
-RUSTLOG_REQUESTS_PENDING_MAX: Final = 256
-"""Pipelined requests of one connection that may wait for their turn before its socket is no longer read."""
+RUSTLOG_REQUESTS_IN_FLIGHT_MAX: Final = 1_024
+"""Pipelined Produce requests of one connection on their way to the disk before its socket is no longer read."""
+RUSTLOG_STRAY_OFFSETS_MAX: Final = 10_000
+"""Offsets committed for topics that do not exist, all connections together."""
 
 # FlyMQ
 FLYMQ_PAYLOAD_BYTES_MAX: Final = 32 * MIB

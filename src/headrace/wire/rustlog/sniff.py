@@ -1,4 +1,4 @@
-"""Is this RustLog? Answered from the first frame's head; whole frames are never waited for.
+"""Is this RustLog? Answered from less than the first hundred bytes; whole frames are never waited for.
 
     JSON     length, white space, { or "
     binary   length, type, names and numbers whose sizes add up to the length exactly
@@ -6,8 +6,8 @@
 A BlipMQ frame also is a length and a small type byte, followed by an eight-byte correlation id where RustLog has the sizes of
 its names. Ids below 2³² read as empty names, and RustLog has no use for an empty topic, so such a frame is not taken; of any
 other the sizes would have to add up by chance. Figg has a zero in the place of the type, FlyMQ a first byte that no length
-reaches. A frame that is broken, oversized or has something after its last field is only answered on a listener that accepts
-nothing but RustLog.
+reaches. A frame that is oversized or has something after its last field is only answered on a listener that accepts nothing
+but RustLog.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from headrace.limits import RUSTLOG_FRAME_BYTES_MAX
+from headrace.limits import GROUP_NAME_BYTES_MAX, RUSTLOG_FRAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 from headrace.wire.rustlog import binary
 from headrace.wire.rustlog.frames import LENGTH
 from headrace.wire.sniff import Sniff
 
 _SPACE: Final = b" \t\r\n"
-_NAME_BYTES_MAX: Final = 1_024
-"""No sensible first frame has a longer topic or group, and the answer must not need more than a few kilobytes."""
+_SPACE_BYTES_MAX: Final = 64
+_NAME_BYTES_MAX: Final = max(TOPIC_NAME_BYTES_MAX, GROUP_NAME_BYTES_MAX)
+_NAME_BYTES_PASSED: Final = 64
+"""What stands behind a longer name is not waited for, only room for it."""
 
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 
@@ -61,64 +63,54 @@ def sniff(first: bytes) -> Sniff:
 
 
 def _json(head: bytes, length: int) -> Sniff:
-    text = head[:_NAME_BYTES_MAX].lstrip(_SPACE)
+    text = head[:_SPACE_BYTES_MAX].lstrip(_SPACE)
     if not text:
-        return Sniff.MORE if len(head) < min(length, _NAME_BYTES_MAX) else Sniff.NO
+        return Sniff.MORE if len(head) < min(length, _SPACE_BYTES_MAX) else Sniff.NO
     return Sniff.YES if text[0] in b'{"' else Sniff.NO
 
 
 def _fixed(head: bytes, length: int, has_group: bool, rest: int) -> Sniff:
     at = 1
     if has_group:
-        group = _name(head, length, at, empty=True)
-        if isinstance(group, Sniff):
-            return group
-        at = group
-    topic = _name(head, length, at, empty=False)
+        group_bytes = _number(_U16, head, length, at)
+        if isinstance(group_bytes, Sniff):
+            return group_bytes
+        at += _U16.size + group_bytes
+        if group_bytes > _NAME_BYTES_PASSED:
+            topic_bytes = length - at - _U16.size - rest
+            return Sniff.YES if group_bytes <= _NAME_BYTES_MAX and 1 <= topic_bytes <= _NAME_BYTES_MAX else Sniff.NO
+    topic = _number(_U16, head, length, at)
     if isinstance(topic, Sniff):
         return topic
-    return Sniff.YES if topic + rest == length else Sniff.NO
+    return Sniff.YES if 1 <= topic <= _NAME_BYTES_MAX and at + _U16.size + topic + rest == length else Sniff.NO
 
 
 def _produce(head: bytes, length: int) -> Sniff:
     """Exact up to the first record's size; the records after it are not waited for."""
-    at = _name(head, length, 1, empty=False)
-    if isinstance(at, Sniff):
-        return at
-    records = at + _U32.size + _U32.size
-    count = _number(_U32, head, length, at + _U32.size)
+    topic = _number(_U16, head, length, 1)
+    if isinstance(topic, Sniff):
+        return topic
+    counted_at = 1 + _U16.size + topic + _U32.size
+    if not (1 <= topic <= _NAME_BYTES_MAX and counted_at + _U32.size <= length):
+        return Sniff.NO
+    if topic > _NAME_BYTES_PASSED:
+        return Sniff.YES
+    count = _number(_U32, head, length, counted_at)
     if isinstance(count, Sniff):
         return count
-    room = length - records - _U32.size * count
+    room = length - counted_at - _U32.size - _U32.size * count
     if count == 0 or room < 0:
         return Sniff.YES if room == 0 else Sniff.NO
-    size = _number(_U32, head, length, records)
+    size = _number(_U32, head, length, counted_at + _U32.size)
     if isinstance(size, Sniff):
         return size
     return Sniff.YES if size == room or (size < room and count > 1) else Sniff.NO
 
 
 def _number(kind: struct.Struct, head: bytes, length: int, at: int) -> int | Sniff:
+    """The number at `at`, if the frame has room for it and its bytes are in."""
     if at + kind.size > length:
         return Sniff.NO
     if at + kind.size > len(head):
         return Sniff.MORE
     return int(kind.unpack_from(head, at)[0])
-
-
-def _name(head: bytes, length: int, at: int, *, empty: bool) -> int | Sniff:
-    """Where a good name that starts at `at` ends."""
-    size = _number(_U16, head, length, at)
-    if isinstance(size, Sniff):
-        return size
-    start = at + _U16.size
-    if size > _NAME_BYTES_MAX or start + size > length or (size == 0 and not empty):
-        return Sniff.NO
-    name = head[start : start + size]
-    if len(name) < size:
-        return Sniff.MORE
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return Sniff.NO
-    return start + size
