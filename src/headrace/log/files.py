@@ -18,6 +18,8 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -73,6 +75,9 @@ class Files(Protocol):
         """Remove a file; an absent one is fine."""
 
     def sync_dir(self, directory: str) -> None: ...
+
+    def sync_many(self, files: Sequence[File]) -> None:
+        """`File.sync` of each, at once where that is faster; raises the first failure after all have been tried."""
 
     def free_bytes(self) -> int: ...
 
@@ -145,7 +150,13 @@ class DiskFile:
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        # Readers on other threads may still hold a file that its segment has let go: the last one closes it.
+        self.close()
 
 
 class DiskFiles:
@@ -200,6 +211,15 @@ class DiskFiles:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def sync_many(self, files: Sequence[File]) -> None:
+        if len(files) < 4:
+            for file in files:
+                file.sync()
+            return
+        with ThreadPoolExecutor(8, thread_name_prefix="headrace-sync") as pool:
+            for done in [pool.submit(file.sync) for file in files]:
+                done.result()
 
     def free_bytes(self) -> int:
         status = os.statvfs(self.root)

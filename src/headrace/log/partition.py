@@ -1,0 +1,320 @@
+"""One partition: its segments on disk, its tail in memory, and the reads over both.
+
+    first ………………………………………… segments ……………………………………… | tail ……… end
+    [ closed segment ][ closed segment ][ active segment ][ batch ][ batch ]
+
+A batch is in the tail from the moment its journal frame is safe until the keeper has written it to the active segment; readers
+see it all the time. The writer appends to the tail, the keeper moves batches from its front to the segment, readers take
+snapshots: `lock` guards the few lines where these meet, and is never held over disk access.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.errors import CorruptData, OffsetOutOfRange
+from headrace.log import batch as batch_format
+from headrace.log.batch import Batch, BatchHeader
+from headrace.log.crypt import Keyring
+from headrace.log.files import Files, NotCached
+from headrace.log.journal import Damage
+from headrace.log.segment import HEADER_BYTES, Segment, log_directory
+from headrace.records import Bounds, Run
+
+_HINTS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How one log is kept. Zero means: no limit."""
+
+    segment_bytes: int = 128 * 1024 * 1024
+    compress: bool = False
+    encrypt: bool = False
+    compact: bool = False
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    tombstone_retention_ms: int = 24 * 3600 * 1000
+
+
+@dataclass(slots=True)
+class Pending:
+    """Runs that one flush adds to one log, before they are batches."""
+
+    partition: Partition
+    base_offset: int
+    runs: list[Run] = field(default_factory=list)
+    stamps: list[int] = field(default_factory=list)
+    """The clock at which each run was staged; it stamps the run if that has no timestamps of its own."""
+
+
+class Partition:
+    """The log of one partition. `id` is the number under which journal and segments know it; it is never used again."""
+
+    def __init__(self, files: Files, log: int, options: LogOptions, keyring: Keyring | None, damaged: Callable[[Damage], None]) -> None:
+        self.id = log
+        self.options = options
+        self.first = 0
+        self.end = 0
+        """The next offset readers may wait for; what is below it is safe."""
+        self.next = 0
+        """The next offset to give; the writer's own, ahead of `end` only during a flush."""
+        self.segments: list[Segment] = []
+        self.tail: list[tuple[BatchHeader, bytes]] = []
+        self.tail_bytes = 0
+        self.lock = threading.Lock()
+        self.generation = 0
+        """Counts the times compaction or retention changed `segments`, for readers that were under way."""
+        self.compacted_to = 0
+        """Offsets below this have been through compaction since the store was opened."""
+        self._files = files
+        self._keyring = keyring
+        self._damaged = damaged
+
+    @property
+    def keyring(self) -> Keyring | None:
+        return self._keyring if self.options.encrypt else None
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.first, self.end)
+
+    @property
+    def size_bytes(self) -> int:
+        with self.lock:
+            return sum(segment.size for segment in self.segments) + self.tail_bytes
+
+    # The writer's side.
+
+    def push(self, batches: list[tuple[BatchHeader, bytes]]) -> int:
+        """These batches are safe in the journal: show them to readers. Returns their size in bytes."""
+        size = sum(len(encoded) for _, encoded in batches)
+        with self.lock:
+            self.tail += batches
+            self.tail_bytes += size
+            self.end = self.next
+        return size
+
+    # The keeper's side.
+
+    def spill(self) -> int:
+        """Write the tail to segments; returns how many bytes left it. What cannot be written stays in the tail, readable and safe."""
+        moved = 0
+        while True:
+            with self.lock:
+                batches, segment = list(self.tail), self.segments[-1] if self.segments else None
+            if not batches:
+                return moved
+            if segment is None or segment.size >= self.options.segment_bytes or segment.covers_to:
+                segment = self._roll(batches[0][0].base_offset)
+            room = max(self.options.segment_bytes - segment.size, 1)
+            taken = _fitting(batches, room)
+            size = segment.append(taken)
+            with self.lock:
+                segment.extend(taken, size)
+                del self.tail[: len(taken)]
+                written = sum(len(encoded) for _, encoded in taken)
+                self.tail_bytes -= written
+            moved += written
+
+    def _roll(self, base_offset: int) -> Segment:
+        """Close the active segment and start the next one at `base_offset`."""
+        if self.segments:
+            closing = self.segments[-1]
+            closing.load_index(self._keyring, self._damaged)
+            closing.store_index()
+        else:
+            self._files.make_dir(log_directory(self.id))
+        segment = Segment.create(self._files, self.id, base_offset)
+        with self.lock:
+            self.segments = [*self.segments, segment]
+        return segment
+
+    def roll(self) -> None:
+        """Make everything so far part of closed segments. The new segment keeps the place of the next offset on disk even when
+        retention then removes all the others."""
+        self.spill()
+        if self.segments and self.segments[-1].size > HEADER_BYTES:
+            self._roll(self.segments_end())
+
+    def drop_tail(self) -> int:
+        """Forget what is in memory only: the log is deleted. Returns how many bytes that was."""
+        with self.lock:
+            dropped, self.tail_bytes, self.tail = self.tail_bytes, 0, []
+        return dropped
+
+    def segments_end(self) -> int:
+        """The offset behind everything that is in segments."""
+        with self.lock:
+            return self.tail[0][0].base_offset if self.tail else self.end
+
+    # Readers.
+
+    def read(self, offset: int, bytes_max: int, records_max: int, *, cached_only: bool = False) -> list[Batch]:
+        """See the engine contract. Values (and keys) are what `bytes_max` counts."""
+        if not self.first <= offset <= self.end:
+            raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
+        while offset < self.end:
+            with self.lock:
+                segments, tail, end, generation = self.segments, list(self.tail), self.end, self.generation
+            if tail and offset >= tail[0][0].base_offset:
+                return self._read_tail(tail, offset, bytes_max, records_max)
+            number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+            stop = segments[number + 1].base_offset if number + 1 < len(segments) else (tail[0][0].base_offset if tail else end)
+            found = self._read_segment(segments[number], offset, stop, bytes_max, records_max, cached_only) if number >= 0 else []
+            if generation != self.generation:
+                offset = max(offset, self.first)
+                continue
+            if found:
+                return found
+            offset = max(stop, offset + 1)
+        return []
+
+    def _read_tail(self, tail: list[tuple[BatchHeader, bytes]], offset: int, bytes_max: int, records_max: int) -> list[Batch]:
+        start = bisect_right(tail, offset, key=lambda item: item[0].base_offset) - 1
+        taken = _Taken(offset, bytes_max, records_max)
+        for _, encoded in tail[start:]:
+            if not taken.take(Batch.parse(encoded, keyring=self._keyring, verify=False)):
+                break
+        return taken.batches
+
+    def _read_segment(self, segment: Segment, offset: int, stop: int, bytes_max: int, records_max: int, cached_only: bool) -> list[Batch]:
+        """Batches of one segment from `offset` on; empty if it holds none below `stop`."""
+        hint = segment.hints.get(offset)
+        if hint is None:
+            if segment.index is None and cached_only:
+                raise NotCached
+            position = self._indexed_position(segment, offset)
+        else:
+            position = hint
+        size, taken = segment.size, _Taken(offset, bytes_max, records_max)
+        want = max(bytes_max, 4096) + batch_format.HEADER_BYTES
+        while position < size:
+            window = segment.file().read_at(position, min(want, size - position), cached_only=cached_only)
+            consumed, want = self._take_window(segment, window, position, taken, stop)
+            if consumed == 0 and want == 0:  # damage at `position`
+                if cached_only:
+                    raise NotCached
+                return self._read_past_damage(segment, position, stop, taken, bool(hint))
+            position += consumed
+            if taken.full or want == 0:
+                break
+        if taken.batches:
+            last = taken.batches[-1]
+            if last.stop == last.header.count:
+                self._remember(segment, last.next_offset, position)
+        return taken.batches
+
+    def _indexed_position(self, segment: Segment, offset: int) -> int:
+        """Where the index says to start, if the batch there agrees; otherwise the index is wrong and is made anew."""
+        index = segment.load_index(self._keyring, self._damaged)
+        position, base_offset = index.position_for_offset(offset)
+        head = segment.file().read_at(position, batch_format.HEADER_BYTES)
+        try:
+            if not head or batch_format.parse_header(head, 0, segment.path).base_offset == base_offset:
+                return position
+        except CorruptData:
+            pass
+        segment.index = segment.rebuild_index(self._keyring, self._damaged)
+        return segment.index.position_for_offset(offset)[0]
+
+    def _take_window(self, segment: Segment, window: bytes, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
+        """(bytes consumed, bytes wanted next). Nothing wanted: the end of what was asked for, or (with nothing consumed) damage."""
+        at = 0
+        while len(window) - at >= batch_format.HEADER_BYTES:
+            try:
+                header = batch_format.parse_header(window, at, segment.path)
+                if at + header.size > len(window):
+                    return at, (header.size if at + position + header.size <= segment.size else 0)
+                if header.base_offset >= stop:
+                    return at, 0
+                if header.next_offset > taken.offset and not taken.take(segment.parse(window, at, self._keyring, position + at)):
+                    return (at + header.size if taken.whole else at), 0
+            except CorruptData:
+                return (at, batch_format.HEADER_BYTES) if at else (0, 0)
+            at += header.size
+        return at, batch_format.HEADER_BYTES if at + position < segment.size else 0
+
+    def _read_past_damage(self, segment: Segment, position: int, stop: int, taken: _Taken, hinted: bool) -> list[Batch]:
+        """Something at `position` is not a batch. A stale hint or index is dropped; real damage is reported and stepped over."""
+        segment.hints.clear()
+        if hinted:
+            return self._read_segment(segment, taken.offset, stop, taken.bytes_left, taken.records_left, False)
+        segment.index = segment.rebuild_index(self._keyring, self._damaged)
+        for _, batch in segment.scan(segment.index.position_for_offset(taken.offset)[0], segment.size, self._keyring, lambda damage: None):
+            if batch.header.base_offset >= stop:
+                break
+            if batch.header.next_offset > taken.offset and not taken.take(batch):
+                break
+        return taken.batches
+
+    def _remember(self, segment: Segment, offset: int, position: int) -> None:
+        if len(segment.hints) >= _HINTS_MAX:
+            segment.hints.clear()
+        segment.hints[offset] = position
+
+    def offset_for_time(self, timestamp: int) -> int:
+        """The first offset at or after `timestamp`, `end` if there is none. May read the disk."""
+        with self.lock:
+            segments, tail, end = self.segments, list(self.tail), self.end
+        for segment in segments:
+            position = segment.load_index(self._keyring, self._damaged).position_for_time(timestamp)
+            if position is not None:
+                for _, batch in segment.scan(position, segment.size, self._keyring, lambda damage: None):
+                    if batch.header.max_timestamp >= timestamp:
+                        return max(_first_at(batch, timestamp), self.first)
+        for header, encoded in tail:
+            if header.max_timestamp >= timestamp:
+                return _first_at(Batch.parse(encoded, keyring=self._keyring, verify=False), timestamp)
+        return end
+
+
+def _first_at(batch: Batch, timestamp: int) -> int:
+    return next(offset for offset, stamp in zip(batch.offsets(), batch.timestamps(), strict=True) if stamp >= timestamp)
+
+
+def _fitting(batches: list[tuple[BatchHeader, bytes]], room: int) -> list[tuple[BatchHeader, bytes]]:
+    """As many from the front as fit into `room` bytes, at least one."""
+    for count, (_, encoded) in enumerate(batches):
+        room -= len(encoded)
+        if room < 0:
+            return batches[: max(count, 1)]
+    return batches
+
+
+class _Taken:
+    """Collects batches from an offset on until enough bytes or records are there."""
+
+    __slots__ = ("batches", "bytes_left", "full", "offset", "records_left", "whole")
+
+    def __init__(self, offset: int, bytes_max: int, records_max: int) -> None:
+        self.offset = offset
+        self.bytes_left = bytes_max
+        self.records_left = records_max
+        self.batches: list[Batch] = []
+        self.full = False
+        self.whole = True
+        """Whether the last batch was taken up to its end."""
+
+    def take(self, batch: Batch) -> bool:
+        """Take what fits; False when no more is wanted. The first record is taken however large it is."""
+        part = batch.from_offset(self.offset)
+        if not len(part):
+            self.offset = max(self.offset, batch.next_offset)
+            return True
+        fits = min(part.fitting(self.bytes_left), self.records_left)
+        if not fits and self.batches:
+            self.full, self.whole = True, False
+            return False
+        fits = max(fits, 1)
+        self.whole = fits == len(part)
+        taken = part if self.whole else part.window(0, fits)
+        self.batches.append(taken)
+        self.bytes_left -= taken.size_bytes
+        self.records_left -= fits
+        self.offset = taken.next_offset
+        self.full = not self.whole or self.bytes_left <= 0 or self.records_left <= 0
+        return not self.full

@@ -1,0 +1,367 @@
+"""The store: all logs of one data directory, the writer that makes appends safe, the keeper that tidies up behind it.
+
+    stage() ─ staged ─▶ flush(): place · build batches · one journal frame · fdatasync ─▶ tails, acknowledgements   (writer)
+                                                                tails ─▶ segments ─▶ checkpoint ─▶ old journals     (keeper)
+
+The writer drains whatever was staged while the last flush was under way, so batches grow with the load and an idle store answers
+at once. With `threads=False` nothing runs by itself and the caller takes the steps: that is how the crash tests see every state.
+
+If a journal write or a sync fails, the store takes no more writes; reads go on, and opening it again starts from what the disk holds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, MIB
+from headrace.log import batch as batch_format
+from headrace.log.batch import Batch, BatchHeader
+from headrace.log.crypt import Keyring
+from headrace.log.files import DISK_FULL_ERRNOS, Files
+from headrace.log.journal import Journal, SyncFailed
+from headrace.log.keeper import Keeper
+from headrace.log.partition import LogOptions, Partition, Pending
+from headrace.log.recovery import RecoveryReport, recover
+from headrace.records import Ack, Appended, Bounds, Run
+
+FLUSH_BYTES_MAX: Final = 32 * MIB
+"""A flush takes no more than this at once (but always one append whole)."""
+STAGED_BYTES_MAX: Final = 512 * MIB
+
+LateRun: TypeAlias = Callable[[Sequence[Appended]], Run]
+Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
+Completion: TypeAlias = tuple[Done, "list[Appended] | BrokerError"]
+Deliver: TypeAlias = Callable[[list[Completion], list[int]], None]
+"""Takes the completions of one flush and the logs whose end moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a data directory is kept."""
+
+    journal_bytes: int = 64 * MIB
+    checkpoint_interval_ms: int = 5_000
+    headroom_bytes: int = 256 * MIB
+    """Free space kept back: below it, only writes that may use the reserve (tables, deletes) are taken."""
+    tail_bytes_max: int = 64 * MIB
+    """What may wait in memory for its segment before the writer waits for the keeper."""
+    key: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class Staged:
+    """One atomic append on its way to the journal."""
+
+    appends: Sequence[tuple[int, Run | LateRun]]
+    ack: Ack
+    now: int
+    done: Done
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Plain numbers for metrics and benchmarks."""
+
+    flushes: int = 0
+    records: int = 0
+    journal_bytes: int = 0
+    checkpoints: int = 0
+
+
+def _deliver_here(completions: list[Completion], advanced: list[int]) -> None:
+    for done, result in completions:
+        done(result)
+
+
+class Store:
+    """Open it with `Store.open`."""
+
+    def __init__(
+        self,
+        files: Files,
+        options: StoreOptions,
+        journal: Journal,
+        partitions: dict[int, Partition],
+        keyring: Keyring | None,
+        report: RecoveryReport,
+    ) -> None:
+        self.files = files
+        self.options = options
+        self.partitions = partitions
+        self.report = report
+        self.counters = StoreCounters()
+        self.failure: StorageFailed | None = None
+        """Why no writes are taken any more."""
+        self.full = False
+        """Whether the disk (or its headroom) is used up."""
+        self.keyring = keyring
+        self.journal = journal
+        self.deliver: Deliver = _deliver_here
+        self._next_log = report.next_log
+        self._staged: deque[Staged] = deque()
+        self._staged_bytes = 0
+        self._wake = threading.Event()
+        self._stopping = False
+        self._writer: threading.Thread | None = None
+        self.keeper = Keeper(self)
+
+    @classmethod
+    def open(cls, files: Files, options: StoreOptions, *, threads: bool = True) -> Store:
+        """Lock the directory, recover, start a new journal. Raises `DirectoryLocked`, `WrongKey`, `CorruptData`, `OSError`."""
+        files.lock()
+        try:
+            keyring = None if options.key is None else Keyring(options.key)
+            report = RecoveryReport()
+            partitions, position = recover(files, keyring, report)
+            journal = Journal(files, options.journal_bytes, position)
+            journal.start()
+            if keyring is not None:
+                keyring.start_epoch(position.journal)
+        except BaseException:
+            files.close()
+            raise
+        store = cls(files, options, journal, partitions, keyring, report)
+        if threads:
+            store._writer = threading.Thread(target=store._write_forever, name="headrace-writer", daemon=True)
+            store._writer.start()
+            store.keeper.start()
+        return store
+
+    # Logs.
+
+    @property
+    def next_log(self) -> int:
+        return self._next_log
+
+    def create_log(self, options: LogOptions) -> int:
+        """A new, empty log. Nothing of it is on disk before its first record."""
+        log = self._next_log
+        self.open_log(log, options)
+        return log
+
+    def open_log(self, log: int, options: LogOptions) -> None:
+        """Set the options of a log, making it if recovery found no trace of it."""
+        partition = self.partitions.get(log)
+        if partition is None:
+            partition = self.partitions[log] = Partition(self.files, log, options, self.keyring, self.report.damaged)
+        partition.options = options
+        self._next_log = max(self._next_log, log + 1)
+
+    def delete_log(self, log: int) -> None:
+        """Forget a log and give its space back. May wait for the keeper."""
+        partition = self.partitions.pop(log, None)
+        if partition is not None:
+            self.keeper.remove(partition)
+
+    def bounds(self, log: int) -> Bounds:
+        return self.partitions[log].bounds
+
+    def read(self, log: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31, cached_only: bool = False) -> list[Batch]:
+        return self.partitions[log].read(offset, bytes_max, records_max, cached_only=cached_only)
+
+    # Appending.
+
+    def stage(
+        self, appends: Sequence[tuple[int, Run | LateRun]], *, ack: Ack, now: int, done: Done, size_bytes: int, reserve: bool = False
+    ) -> None:
+        """Queue one atomic append; `done` gets its placements or the reason why not. `reserve` lets it use the headroom."""
+        refusal = self._refusal(size_bytes, reserve)
+        if refusal is not None:
+            done(refusal)
+            return
+        self._staged_bytes += size_bytes
+        self._staged.append(Staged(appends, ack, now, done, size_bytes))
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _refusal(self, size_bytes: int, reserve: bool) -> BrokerError | None:
+        if self.failure is not None:
+            return self.failure
+        if self._stopping:
+            return Unavailable("the store is closing")
+        if self.full and not reserve:
+            return DiskFull(f"less than {self.options.headroom_bytes} bytes are free on the disk")
+        if self._staged_bytes + size_bytes > STAGED_BYTES_MAX and self._staged:
+            return Unavailable(f"more than {STAGED_BYTES_MAX} bytes wait to be written")
+        return None
+
+    def flush(self) -> bool:
+        """One step of the writer. Returns whether there was anything to do."""
+        staged = self._drain()
+        if not staged:
+            return False
+        if self.failure is not None:
+            self.deliver([(item.done, self.failure) for item in staged], [])
+            return True
+        pending: dict[int, Pending] = {}
+        completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
+        for item in staged:
+            completions[item.ack].append((item.done, self._place(item, pending)))
+        if completions[Ack.NONE]:
+            self.deliver(completions[Ack.NONE], [])
+        if pending:
+            self._commit(pending, completions)
+        elif waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
+            self.deliver(waiting, [])
+        return True
+
+    def _drain(self) -> list[Staged]:
+        drained: list[Staged] = []
+        size = 0
+        while self._staged and size < FLUSH_BYTES_MAX:
+            item = self._staged.popleft()
+            size += item.size_bytes
+            drained.append(item)
+        self._staged_bytes -= size
+        return drained
+
+    def _place(self, item: Staged, pending: dict[int, Pending]) -> list[Appended] | BrokerError:
+        """Give each run of one append its offsets; all of it or nothing."""
+        partitions = {log: partition for log, _ in item.appends if (partition := self.partitions.get(log)) is not None}
+        for log, _ in item.appends:
+            if log not in partitions:
+                return Unavailable(f"log {log} was deleted while the append was under way")
+        placed: list[Appended] = []
+        for log, run in item.appends:
+            if not isinstance(run, Run):
+                run = run(placed)
+            partition = partitions[log]
+            ahead = pending.get(log)
+            if ahead is None:
+                ahead = pending[log] = Pending(partition, partition.next)
+            stamp = item.now if run.timestamps is None else run.timestamps[0]
+            placed.append(Appended(partition.next, len(run), stamp))
+            partition.next += len(run)
+            ahead.runs.append(run)
+            ahead.stamps.append(item.now)
+        return placed
+
+    def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]]) -> None:
+        """Write the frame, sync it if anybody was promised so, and tell everybody."""
+        waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
+        try:
+            built = [(ahead.partition, self._build(ahead)) for ahead in pending.values()]
+            self.journal.append([encoded for _, batches in built for _, encoded in batches])
+            if completions[Ack.DURABLE]:
+                self.journal.sync()
+        except OSError as failure:
+            for ahead in pending.values():
+                ahead.partition.next = ahead.base_offset
+            refusal: BrokerError
+            if failure.errno in DISK_FULL_ERRNOS:
+                refusal = DiskFull(f"no room for the journal: {failure.strerror}")
+            else:
+                refusal = self.fence(f"writing the journal failed: {failure}")
+            self.deliver([(done, refusal) for done, _ in waiting], [])
+            return
+        except SyncFailed as failure:
+            refusal = self.fence(f"syncing the journal failed: {failure}")
+            self.deliver([(done, refusal) for done, _ in waiting], [])
+            return
+        size = sum(partition.push(batches) for partition, batches in built)
+        self.keeper.touch([partition for partition, _ in built], size)
+        self.counters.flushes += 1
+        self.counters.records += sum(header.count for _, batches in built for header, _ in batches)
+        self.counters.journal_bytes += size
+        self.deliver(waiting, list(pending))
+
+    def _build(self, pending: Pending) -> list[tuple[BatchHeader, bytes]]:
+        """Batches of about `BATCH_BYTES_TARGET` from the runs of one log."""
+        batches: list[tuple[BatchHeader, bytes]] = []
+        partition, offset = pending.partition, pending.base_offset
+        for run, now in _merged(pending):
+            for part in _cut(run):
+                encoded = batch_format.encode(
+                    partition.id, offset, part, now=now, compress=partition.options.compress, keyring=partition.keyring
+                )
+                batches.append((batch_format.parse_header(encoded, 0, "new batch"), encoded))
+                offset += len(part)
+        assert offset == partition.next, "every record has the offset it was promised"
+        return batches
+
+    def fence(self, why: str) -> StorageFailed:
+        """Take no more writes: what the disk holds is no longer certain."""
+        if self.failure is None:
+            self.failure = StorageFailed(f"{why}; no more writes are taken until the store is opened again")
+        return self.failure
+
+    def _write_forever(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self.flush():
+                self.keeper.after_flush()
+            if self._stopping and not self._staged:
+                return
+
+    # The keeper's steps, for callers that take them by hand.
+
+    def checkpoint(self) -> None:
+        self.keeper.checkpoint()
+
+    def maintain(self, now: int) -> None:
+        """Retention and compaction, once over everything that is due."""
+        self.keeper.maintain(now)
+
+    def close(self) -> None:
+        """Flush, checkpoint, let go of the directory. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._writer is not None:
+            self._wake.set()
+            self._writer.join()
+        while self.flush():
+            pass
+        self.keeper.stop()
+        self.journal.close()
+        self.files.close()
+
+    def size_bytes(self) -> int:
+        return sum(partition.size_bytes for partition in list(self.partitions.values()))
+
+
+def _merged(pending: Pending) -> list[tuple[Run, int]]:
+    """The runs of one log as few runs: one, if they are small together."""
+    if len(pending.runs) == 1:
+        return [(pending.runs[0], pending.stamps[0])]
+    if len(set(pending.stamps)) == 1 and all(run.timestamps is None for run in pending.runs):
+        timestamps = None
+    else:
+        timestamps = [
+            stamp
+            for run, now in zip(pending.runs, pending.stamps, strict=True)
+            for stamp in ([now] * len(run) if run.timestamps is None else run.timestamps)
+        ]
+    runs = pending.runs
+    merged = Run(
+        [value for run in runs for value in run.values],
+        None if all(run.keys is None for run in runs) else [key for run in runs for key in run.keys or [None] * len(run)],
+        None if all(run.headers is None for run in runs) else [pairs for run in runs for pairs in run.headers or [()] * len(run)],
+        timestamps,
+        None if all(run.expiries is None for run in runs) else [at for run in runs for at in run.expiries or [0] * len(run)],
+    )
+    return [(merged, pending.stamps[0])]
+
+
+def _cut(run: Run) -> list[Run]:
+    """The run in parts of about `BATCH_BYTES_TARGET`, none empty."""
+    if len(run) <= BATCH_RECORDS_MAX and run.size_bytes <= BATCH_BYTES_TARGET:
+        return [run]
+    parts: list[Run] = []
+    start = size = 0
+    for index, value in enumerate(run.values):
+        key = None if run.keys is None else run.keys[index]
+        record = (0 if value is None else len(value)) + (0 if key is None else len(key))
+        if index > start and (size + record > BATCH_BYTES_TARGET or index - start >= BATCH_RECORDS_MAX):
+            parts.append(run[start:index])
+            start, size = index, 0
+        size += record
+    parts.append(run[start:])
+    return parts
