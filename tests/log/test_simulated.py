@@ -101,6 +101,7 @@ def test_a_readonly_or_closed_file_takes_no_write(files: Files) -> None:
         files.open_readonly("a").write_at(0, [b"y"])
     assert refused.value.errno == errno.EBADF
     file.close()
+    file.close()
     with pytest.raises(OSError) as refused:
         file.read_at(0, 1)
     assert refused.value.errno == errno.EBADF
@@ -346,6 +347,18 @@ def test_a_failing_write_may_have_landed_in_part() -> None:
     with pytest.raises(OSError):
         file.write_at(0, [b"abc"])
     assert file.read_at(0, 9) == b"ab"
+
+
+def test_many_files_are_synced_even_if_one_fails() -> None:
+    files = SimulatedFiles({name: b"" for name in "abc"})
+    opened: list[File] = [files.open(name) for name in "abc"]
+    for file in opened:
+        file.write_at(0, [b"x"])
+    files.inject(Fault("sync", path="b"))
+    with pytest.raises(OSError) as failed:
+        files.sync_many(opened)
+    assert failed.value.filename == "b"
+    assert {(image["a"], image["c"]) for image in images(files).values()} == {(b"x", b"x")}
 
 
 def test_a_lying_disk_raises_nothing() -> None:

@@ -9,18 +9,19 @@ A file is an inode with a content; a path is a name that points to one. The two 
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Final, NamedTuple
 
-from headrace.log.files import DirectoryLocked, NotCached
+from headrace.log.files import DirectoryLocked, File, NotCached
 
 ROOM_BYTES: Final = 1 << 40
 """How large the simulated disk is unless a test says otherwise."""
@@ -141,9 +142,9 @@ class SimulatedFile:
         return len(self._inode.content)
 
     def close(self) -> None:
-        self._usable()
-        self._closed = True
-        self._files.handles -= 1
+        if not self._closed:
+            self._closed = True
+            self._files.handles -= 1
 
 
 class _Failing(Exception):
@@ -288,6 +289,17 @@ class SimulatedFiles:
             self._need_directory(directory)
             if fault is None:
                 self.operations.append(Operation("sync_dir", directory))
+
+    def sync_many(self, files: Sequence[File]) -> None:
+        """One after the other, so that the history has an order; all are tried before the first failure is raised."""
+        failures: builtins.list[OSError] = []
+        for file in files:
+            try:
+                file.sync()
+            except OSError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def free_bytes(self) -> int:
         self._must("free_bytes", "")
