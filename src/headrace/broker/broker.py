@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
-from headrace.broker.access import Authorize, Principal, allow_all
-from headrace.broker.cursor import Cursor
-from headrace.broker.fetch import Fetched
-from headrace.broker.groups import GroupLag
-from headrace.broker.publish import ProducerStamp, Published
+from headrace.broker.access import Action, Authorize, Gate, Principal, allow_all
+from headrace.broker.cursor import Cursor, Cursors
+from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.fetch import Fetched, Fetcher
+from headrace.broker.groups import GroupLag, Groups
+from headrace.broker.producers import Producers
+from headrace.broker.publish import ProducerStamp, Published, Publisher
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.settlement import SettlementPolicy, SettlementQueue
-from headrace.broker.timers import Clock, Later
-from headrace.broker.transactions import Transaction
+from headrace.broker.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
+from headrace.broker.shares import Surroundings
+from headrace.broker.timers import Clock, Later, Timer
+from headrace.broker.topics import Topics
+from headrace.broker.transactions import Transaction, Transactions
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, Topic, TopicConfig
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownTopic
 from headrace.records import Run
 
 _DEFAULTS = BrokerSettings()
+_BROKER = "headrace"
+"""The name of the broker as a resource."""
 
 
 class Broker:
@@ -35,49 +40,105 @@ class Broker:
         later: Later | None = None,
     ) -> None:
         """`clock` gives Unix ms; `later` sets timers (None: the running loop's `call_later`)."""
-        raise NotImplementedError
+        later = _loops_later if later is None else later
+        self._engine = engine
+        self._settings = settings
+        self._later = later
+        self._gate = gate = Gate(authorize)
+        self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
+        self._publisher = publisher = Publisher(engine, gate, self._topics.find)
+        self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
+        self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
+        self._cursors = Cursors(engine, clock)
+        self._groups = groups = Groups(engine, clock=clock, groups_max=settings.groups_max)
+        dead_letters = DeadLetters(publisher, self._topics.ensure)
+        around = Surroundings(engine, groups, dead_letters, clock, later, settings.settlement_commit_ms)
+        self._settlement = Settlement(around, shares_max=settings.groups_max)
+        self._transactions = Transactions(
+            publisher,
+            groups,
+            self._check_commit,
+            later=later,
+            open_max=settings.transactions_open_max,
+            bytes_max=settings.transactions_bytes_max,
+        )
+        self._expiry: asyncio.Task[None] | None = None
+        self._expiry_timer: Timer | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open the engine and load the tables."""
-        raise NotImplementedError
+        await self._engine.open()
+        await self._groups.open(self._exists)
+        await self._producers.load(self._exists)
+        self._schedule_expiry()
 
     async def close(self) -> None:
-        """Drain: refuse new publishes, end long polls, wait for what is staged, commit settlement progress, close the engine."""
-        raise NotImplementedError
+        """Drain: refuse new publishes, end long polls, wait for what is staged, commit settlement progress, close the engine.
+        Idempotent."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        staged = asyncio.get_running_loop().create_task(self._publisher.drain())
+        self._fetcher.drain()
+        self._cursors.drain()
+        self._transactions.drain()
+        if self._expiry is not None:
+            await asyncio.wait([self._expiry])
+        await self._settlement.drain()
+        await staged
+        await self._engine.close()
 
     async def maintain(self) -> None:
-        """Retention, compaction and the expiry of idle producers, once. Runs by itself every `settings.maintain_every_ms`."""
-        raise NotImplementedError
+        """Retention, compaction and the expiry of idle producers, now. All of it also happens by itself from time to time."""
+        await self._producers.expire()
+        await self._engine.maintain()
 
     def access_changed(self) -> None:
         """The rules behind `authorize` have changed: forget its answers."""
-        raise NotImplementedError
+        self._gate.forget()
+        self._publisher.forget()
 
     # Topics
 
     def topics(self, who: Principal) -> list[Topic]:
         """What this principal may see, by name; internal topics are hidden."""
-        raise NotImplementedError
+        return [topic for topic in self._topics.visible() if self._may_see(who, topic.name)]
 
     def topic(self, who: Principal, name: str) -> Topic:
         """Raises `UnknownTopic`."""
-        raise NotImplementedError
+        self._check_sees(who, name)
+        return self._topics.find(name)
 
     async def create_topic(self, who: Principal, name: str, *, partitions: int = 1, config: TopicConfig | None = None) -> Topic:
         """Raises `InvalidTopicName`, `TopicExists`, `LimitExceeded`."""
-        raise NotImplementedError
+        self._gate.check(who, Action.CREATE, "topic", name)
+        self._publisher.check_open()
+        return await self._topics.create(name, partitions, config)
 
     async def ensure_topic(self, who: Principal, name: str) -> Topic:
         """The topic of that name, created with the defaults if it is missing and `settings.auto_create` allows; else `UnknownTopic`."""
-        raise NotImplementedError
+        if name in self._engine.topics():
+            return self.topic(who, name)
+        if not self._settings.auto_create:
+            raise UnknownTopic(name)
+        self._gate.check(who, Action.CREATE, "topic", name)
+        self._publisher.check_open()
+        return await self._topics.ensure(name)
 
     async def alter_topic(self, who: Principal, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Add partitions (never remove) or replace the configuration."""
-        raise NotImplementedError
+        self._gate.check(who, Action.ALTER, "topic", name)
+        return await self._topics.alter(name, partitions, config)
 
     async def delete_topic(self, who: Principal, name: str) -> None:
         """Its records, committed offsets and producer memory go; whoever waits for its records is woken with `UnknownTopic`."""
-        raise NotImplementedError
+        self._gate.check(who, Action.DELETE, "topic", name)
+        await self._topics.delete(name)
 
     # Publish
 
@@ -97,7 +158,9 @@ class Broker:
         keyless run goes to one partition). Raises at once `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`,
         `OutOfSequence`, `NotAuthorized`, `Unavailable`; the future fails with `DiskFull` or `StorageFailed`.
         """
-        raise NotImplementedError
+        if producer is None:
+            return self._publisher.publish(who, topic, run, partition, ack)
+        return self._producers.publish(self._publisher.route(who, topic), run, partition, producer, ack)
 
     # Read
 
@@ -117,14 +180,23 @@ class Broker:
 
         Raises `OffsetOutOfRange` below the first offset and above the end. Expired records are left out.
         """
-        raise NotImplementedError
+        self._gate.check(who, Action.READ, "topic", topic)
+        self._topics.find_partition(topic, partition)
+        return await self._fetcher.fetch(
+            topic, partition, offset, bytes_max=bytes_max, records_max=records_max, wait_ms=wait_ms, bytes_min=bytes_min
+        )
 
     def bounds(self, who: Principal, topic: str, partition: int) -> Bounds:
-        raise NotImplementedError
+        """The first offset there is and the end, the next one to be given."""
+        self._check_sees(who, topic)
+        self._topics.find_partition(topic, partition)
+        return self._engine.bounds(topic, partition)
 
     async def offset_for_time(self, who: Principal, topic: str, partition: int, timestamp_ms: int) -> int:
         """The first offset whose record is at or after the time; the end if there is none."""
-        raise NotImplementedError
+        self._check_sees(who, topic)
+        self._topics.find_partition(topic, partition)
+        return await self._engine.offset_for_time(topic, partition, timestamp_ms)
 
     def cursor(
         self,
@@ -140,29 +212,42 @@ class Broker:
         """Push from `offset` on: history, then live, with no gap and no duplicate.
 
         `deliver` is called on the loop while there is credit; each delivery spends its key and value bytes and may overdraw by
-        one batch. `failed` is called once when the cursor cannot go on (the topic is gone). Raises `OffsetOutOfRange`.
+        one batch. `failed` is called once when the cursor cannot go on (the topic is gone). A reader so slow that retention
+        overtakes it goes on at the first record there is. Raises `OffsetOutOfRange`.
         """
-        raise NotImplementedError
+        self._gate.check(who, Action.READ, "topic", topic)
+        self._publisher.check_open()
+        self._topics.find_partition(topic, partition)
+        return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed)
 
     # Groups
 
     async def commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """The next offset to read, by (topic, partition). Durable when it returns; may go backwards."""
-        raise NotImplementedError
+        self._check_commit(who, group, offsets)
+        await self._groups.put(self._groups.commits(group, offsets))
 
     def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
-        raise NotImplementedError
+        """None if the group has committed nothing there."""
+        self._gate.check(who, Action.DESCRIBE, "group", group)
+        self._topics.find_partition(topic, partition)
+        return self._groups.committed(group, topic, partition)
 
     def lag(self, who: Principal, group: str) -> list[GroupLag]:
         """One entry for each partition the group has committed an offset in."""
-        raise NotImplementedError
+        self._gate.check(who, Action.DESCRIBE, "group", group)
+        return self._groups.lag(group)
 
     def groups(self, who: Principal) -> list[str]:
-        raise NotImplementedError
+        """The groups with committed offsets that this principal may see, by name."""
+        return [group for group in self._groups.names() if self._gate.allows(who, Action.DESCRIBE, "group", group)]
 
     async def delete_group(self, who: Principal, group: str) -> None:
         """Forget its offsets. Raises `InvalidRequest` while a settlement queue of it is open."""
-        raise NotImplementedError
+        self._gate.check(who, Action.DELETE, "group", group)
+        if self._settlement.is_open(group):
+            raise InvalidRequest(f"group {group!r} has consumers")
+        await self._groups.delete(group)
 
     # Settlement and transactions
 
@@ -174,11 +259,67 @@ class Broker:
         *,
         policy: SettlementPolicy,
         partitions: Sequence[int] | None = None,
-        start: Literal["earliest", "latest"] | int = "latest",
+        start: Start = "latest",
     ) -> SettlementQueue:
         """A consumer's share in a group's work. Starts at the group's committed offset if there is one, else at `start`."""
-        raise NotImplementedError
+        self._gate.check(who, Action.READ, "topic", topic)
+        self._gate.check(who, Action.COMMIT, "group", group)
+        self._publisher.check_open()
+        return self._settlement.open(group, topic, self._topics.find(topic).partitions, policy, partitions, start)
 
     def begin(self, who: Principal, *, id: str | None = None, timeout_ms: int = 60_000) -> Transaction:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
-        raise NotImplementedError
+        self._gate.check(who, Action.PUBLISH, "transaction", id or "")
+        return self._transactions.begin(who, id, timeout_ms)
+
+    # Inside
+
+    def _may_see(self, who: Principal, topic: str) -> bool:
+        """Whoever may use a topic may know that it is there."""
+        return any(self._gate.allows(who, action, "topic", topic) for action in (Action.DESCRIBE, Action.READ, Action.PUBLISH))
+
+    def _check_sees(self, who: Principal, topic: str) -> None:
+        if not self._may_see(who, topic):
+            raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"topic {topic!r}")
+
+    def _check_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        self._gate.check(who, Action.COMMIT, "group", group)
+        for topic, partition in offsets:
+            self._gate.check(who, Action.READ, "topic", topic)
+            self._topics.find_partition(topic, partition)
+
+    def _exists(self, topic: str) -> bool:
+        return topic in self._engine.topics()
+
+    def _topic_changed(self, name: str) -> None:
+        self._publisher.forget(name)
+        self._settlement.partitions_added(name, self._engine.topics()[name].partitions)
+
+    async def _topic_gone(self, name: str) -> None:
+        """Readers first, and without a pause, so that none of them can mistake a successor for the topic it was reading."""
+        gone = UnknownTopic(name)
+        self._publisher.forget(name)
+        self._fetcher.topic_gone(gone)
+        self._cursors.topic_gone(gone)
+        self._settlement.topic_gone(gone)
+        await self._groups.topic_gone(name)
+        await self._producers.topic_gone(name)
+
+    def _schedule_expiry(self) -> None:
+        if self._closing is None:
+            self._expiry_timer = self._later(self._settings.expire_every_ms / 1000, self._start_expiry)
+
+    def _start_expiry(self) -> None:
+        self._expiry = asyncio.get_running_loop().create_task(self._expire())
+
+    async def _expire(self) -> None:
+        try:
+            await self._producers.expire()
+        except BrokerError:
+            pass  # a full or failed disk is reported by the writes that meet it; the next round tries again
+        finally:
+            self._schedule_expiry()
+
+
+def _loops_later(seconds: float, callback: Callable[[], object]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, callback)

@@ -1,8 +1,24 @@
-"""Publishing: from a run of records to its place in the log."""
+"""Publishing: from a run of records to its place in the log.
+
+`Publisher.publish` stands on the hot path: thousands of runs a second pass it. What it has to know about a topic and a
+principal is looked up once and kept as a `Route`, until the topic or the rules change.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from headrace.broker.access import Action, Gate, Principal
+from headrace.broker.partitioner import assign, pick
+from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
+from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
+from headrace.records import Run
+
+_ROUTES_MAX: Final = 65_536
 
 
 @dataclass(slots=True)
@@ -32,3 +48,136 @@ class ProducerStamp:
 
     id: str
     sequence: int
+
+
+class Route:
+    """What a publish has to know about a topic."""
+
+    __slots__ = ("partitions", "topic", "turn")
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.turn = 0
+
+    def next_turn(self) -> int:
+        self.turn = turn = (self.turn + 1) % self.partitions
+        return turn
+
+
+class Placing:
+    """A run divided over partitions: what is to be written, and how to read the answer."""
+
+    __slots__ = ("assigned", "partition", "writes")
+
+    def __init__(self, route: Route, run: Run, partition: int | None) -> None:
+        if not run.values:
+            raise InvalidRequest("a run needs at least one record")
+        self.assigned: dict[int, list[int]] | None = None
+        if partition is not None:
+            if not 0 <= partition < route.partitions:
+                raise UnknownPartition(route.topic, partition)
+        elif route.partitions == 1:
+            partition = 0
+        elif run.keys is None:
+            partition = route.next_turn()
+        else:
+            assigned = assign(run, route.partitions, route.next_turn())
+            if len(assigned) > 1:
+                self.assigned = assigned
+            partition = next(iter(assigned))
+        self.partition = partition
+        if self.assigned is None:
+            self.writes = [Write(route.topic, partition, run)]
+        else:
+            self.writes = [Write(route.topic, place, pick(run, indexes)) for place, indexes in self.assigned.items()]
+
+    def landed(self, appended: Sequence[Appended]) -> Published:
+        """`appended` begins with the answers to `writes`."""
+        first = appended[0]
+        if self.assigned is None:
+            return Published(self.partition, first.base_offset, first.count, first.timestamp)
+        placements = [(0, 0)] * sum(map(len, self.assigned.values()))
+        for (place, indexes), answer in zip(self.assigned.items(), appended, strict=False):
+            for offset, index in enumerate(indexes, answer.base_offset):
+                placements[index] = (place, offset)
+        return Published(self.partition, first.base_offset, len(placements), first.timestamp, placements)
+
+
+class Publisher:
+    """The way in. Knows what is staged and not yet resolved, so that a drain can wait for it."""
+
+    def __init__(self, engine: Engine, gate: Gate, find: Callable[[str], Topic]) -> None:
+        self._engine = engine
+        self._gate = gate
+        self._find = find
+        self._routes: dict[str, Route] = {}
+        self._allowed: dict[tuple[Principal, str], Route] = {}
+        self._draining = False
+        self._staged = 0
+        self._drained: asyncio.Future[None] | None = None
+
+    def publish(self, who: Principal, topic: str, run: Run, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
+        route = self._allowed.get((who, topic)) or self.route(who, topic)
+        placing = Placing(route, run, partition)
+        staged = self._engine.append(placing.writes, ack=ack)
+        self._staged += 1
+        answer: asyncio.Future[Published] = staged.get_loop().create_future()
+        staged.add_done_callback(partial(self._answer, answer, placing))
+        return answer
+
+    def append(self, writes: Sequence[Write], ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+        """An append that a drain waits for."""
+        staged = self._engine.append(writes, ack=ack)
+        self._staged += 1
+        staged.add_done_callback(self._landed)
+        return staged
+
+    def route(self, who: Principal, topic: str) -> Route:
+        """Raises `Unavailable`, `NotAuthorized`, `UnknownTopic`."""
+        self.check_open()
+        self._gate.check(who, Action.PUBLISH, "topic", topic)
+        if len(self._allowed) >= _ROUTES_MAX:
+            self._allowed.clear()
+        route = self._allowed[who, topic] = self.own_route(topic)
+        return route
+
+    def own_route(self, topic: str) -> Route:
+        """The route of what the broker itself publishes. Raises `UnknownTopic`."""
+        route = self._routes.get(topic)
+        if route is None:
+            route = self._routes[topic] = Route(topic, self._find(topic).partitions)
+        return route
+
+    def check_open(self) -> None:
+        if self._draining:
+            raise Unavailable("the broker is draining")
+
+    def forget(self, topic: str | None = None) -> None:
+        """A topic, or (None) the rules, have changed."""
+        self._allowed.clear()
+        if topic is not None:
+            self._routes.pop(topic, None)
+
+    async def drain(self) -> None:
+        """Refuse what is new, wait for what is staged."""
+        self._draining = True
+        self._allowed.clear()
+        if self._staged:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def _answer(self, answer: asyncio.Future[Published], placing: Placing, staged: asyncio.Future[list[Appended]]) -> None:
+        self._landed(staged)
+        error = staged.exception()
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(placing.landed(staged.result()))
+
+    def _landed(self, staged: asyncio.Future[list[Appended]]) -> None:
+        self._staged -= 1
+        if self._drained is not None and self._staged == 0 and not self._drained.done():
+            self._drained.set_result(None)

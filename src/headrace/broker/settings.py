@@ -27,5 +27,5 @@ class BrokerSettings:
     """What all open transactions together may hold in memory."""
     settlement_commit_ms: int = 100
     """How long the progress of a settlement queue may wait to be committed together with more of it."""
-    maintain_every_ms: int = 30_000
-    """How often retention, compaction and the expiry of idle producers run. Zero: only when `Broker.maintain` is called."""
+    expire_every_ms: int = 60_000
+    """How often idle producers are looked for."""

@@ -1,32 +1,204 @@
-"""Transactions: runs for several partitions and a group's offsets, committed as one append."""
+"""Transactions: runs for several partitions and a group's offsets, committed as one append.
+
+Nothing of an open transaction is in the log. It is staged here, in memory, and gets its offsets when it is committed; so a crash
+or an abort leaves nothing behind that a reader would have to step over.
+"""
 
 from __future__ import annotations
 
+from asyncio import CancelledError, shield
 from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final, Protocol
 
-from headrace.broker.publish import Published
+from headrace.broker.access import Principal
+from headrace.broker.groups import Commits, Groups
+from headrace.broker.names import check_name
+from headrace.broker.publish import Placing, Published, Publisher
+from headrace.broker.timers import Later, Timer
+from headrace.engine.admission import check_run, headers_bytes
+from headrace.engine.contract import Write
+from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
+from headrace.limits import TRANSACTION_BYTES_MAX
 from headrace.records import Run
+
+
+class _State(Enum):
+    OPEN = auto()
+    COMMITTING = auto()
+    COMMITTED = auto()
+    ABORTED = auto()
+    TIMED_OUT = auto()
+
+
+_WORDS = {
+    _State.COMMITTING: "is being committed",
+    _State.COMMITTED: "has been committed",
+    _State.ABORTED: "has been aborted",
+    _State.TIMED_OUT: "took too long and was aborted",
+}
+
+
+_RECORD_BYTES: Final = 16
+"""What a record weighs in a transaction beyond its content: a flood of empty records fills memory too."""
+
+
+def weight(run: Run) -> int:
+    """What a run counts against `limits.TRANSACTION_BYTES_MAX`."""
+    headers = 0 if run.headers is None else sum(map(headers_bytes, run.headers))
+    return run.size_bytes + headers + _RECORD_BYTES * len(run)
+
+
+class CheckCommit(Protocol):
+    """May this principal commit these offsets, and do their topics exist?"""
+
+    def __call__(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None: ...
 
 
 class Transaction:
     """Staged in memory, invisible until it is committed."""
 
-    id: str | None
+    def __init__(self, ledger: Transactions, who: Principal, id: str | None) -> None:
+        self.id = id
+        self.size_bytes = 0
+        self.timer: Timer | None = None
+        self._ledger = ledger
+        self._who = who
+        self._state = _State.OPEN
+        self._is_overdue = False
+        self._placings: list[Placing] = []
+        self._commits: Commits = []
+
+    @property
+    def is_open(self) -> bool:
+        return self._state is _State.OPEN
 
     def publish(self, topic: str, run: Run, partition: int | None = None) -> None:
-        """Stage a run. Raises as `Broker.publish` does at once, and `InvalidTransaction`."""
-        raise NotImplementedError
+        """Stage a run. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also when it grows too large."""
+        self._check_open()
+        route = self._ledger.publisher.route(self._who, topic)
+        check_run(run)
+        placing = Placing(route, run, partition)
+        self._ledger.make_room(self, weight(run))
+        self._placings.append(placing)
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Stage a group's offsets; they become durable with the records."""
-        raise NotImplementedError
+        self._check_open()
+        self._ledger.check_commit(self._who, group, offsets)
+        self._commits += self._ledger.groups.commits(group, offsets)
 
     async def commit(self) -> list[Published]:
         """All of it or nothing. One `Published` for each `publish`, in order.
 
-        After a retriable error (`DiskFull`) the transaction is still open and may be committed again."""
-        raise NotImplementedError
+        After a retriable error (`DiskFull`) the transaction is still open and may be committed again.
+        """
+        self._check_open()
+        self._ledger.publisher.check_open()
+        self._state = _State.COMMITTING
+        try:
+            published = await self._ledger.write(self._placings, self._commits)
+        except BrokerError as error:
+            self._end(_State.OPEN if error.retriable else _State.ABORTED)
+            raise
+        except CancelledError:
+            # The append goes on without its caller, so this is the end of the transaction all the same.
+            self._end(_State.COMMITTED)
+            raise
+        self._end(_State.COMMITTED)
+        return published
 
     def abort(self) -> None:
-        """Forget it all. Idempotent; does nothing to a transaction that has ended."""
-        raise NotImplementedError
+        """Forget it all. Idempotent; does nothing to a transaction that has ended or is being committed."""
+        if self.is_open:
+            self._end(_State.ABORTED)
+
+    def time_out(self) -> None:
+        self._is_overdue = True
+        if self.is_open:
+            self._end(_State.TIMED_OUT)
+
+    def _end(self, state: _State) -> None:
+        """Ended, or (OPEN) still open after a commit that may be tried again, if there is time left."""
+        if state is _State.OPEN and self._is_overdue:
+            state = _State.TIMED_OUT
+        self._state = state
+        if state is not _State.OPEN:
+            self._placings, self._commits = [], []
+            self._ledger.ended(self)
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise InvalidTransaction(f"transaction {self.id or ''!r} {_WORDS[self._state]}")
+
+
+class Transactions:
+    """The open ones, and what they may hold together."""
+
+    def __init__(
+        self, publisher: Publisher, groups: Groups, check_commit: CheckCommit, *, later: Later, open_max: int, bytes_max: int
+    ) -> None:
+        self.publisher = publisher
+        self.groups = groups
+        self.check_commit = check_commit
+        self._later = later
+        self._open_max = open_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._open: set[Transaction] = set()
+        self._by_id: dict[str, Transaction] = {}
+
+    def begin(self, who: Principal, id: str | None, timeout_ms: int) -> Transaction:
+        self.publisher.check_open()
+        if timeout_ms <= 0:
+            raise InvalidRequest(f"a transaction needs some time, not {timeout_ms} ms")
+        if id is not None:
+            check_name("transaction", id)
+            if id in self._by_id:
+                raise InvalidTransaction(f"transaction {id!r} is open already")
+        if len(self._open) >= self._open_max:
+            raise LimitExceeded(f"{self._open_max} transactions are open already")
+        transaction = Transaction(self, who, id)
+        transaction.timer = self._later(timeout_ms / 1000, transaction.time_out)
+        self._open.add(transaction)
+        if id is not None:
+            self._by_id[id] = transaction
+        return transaction
+
+    def make_room(self, transaction: Transaction, size_bytes: int) -> None:
+        if transaction.size_bytes + size_bytes > TRANSACTION_BYTES_MAX:
+            raise InvalidTransaction(f"a transaction may hold {TRANSACTION_BYTES_MAX} bytes")
+        if self._bytes + size_bytes > self._bytes_max:
+            raise Unavailable(f"all open transactions together may hold {self._bytes_max} bytes")
+        transaction.size_bytes += size_bytes
+        self._bytes += size_bytes
+
+    async def write(self, placings: list[Placing], commits: Commits) -> list[Published]:
+        writes: list[Write] = [write for placing in placings for write in placing.writes]
+        if commits:
+            writes.append(self.groups.write(commits))
+        if not writes:
+            return []
+        staged = self.publisher.append(writes)
+        if commits:
+            self.groups.follow(staged, commits)
+        appended = await shield(staged)
+        published, start = [], 0
+        for placing in placings:
+            stop = start + len(placing.writes)
+            published.append(placing.landed(appended[start:stop]))
+            start = stop
+        return published
+
+    def ended(self, transaction: Transaction) -> None:
+        if transaction.timer is not None:
+            transaction.timer.cancel()
+        self._bytes -= transaction.size_bytes
+        self._open.discard(transaction)
+        if transaction.id is not None:
+            self._by_id.pop(transaction.id, None)
+
+    def drain(self) -> None:
+        """Open transactions are aborted: whoever began them will hear of it when they try to commit."""
+        for transaction in list(self._open):
+            transaction.abort()

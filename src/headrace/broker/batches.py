@@ -1,0 +1,42 @@
+"""What the read paths ask of a batch."""
+
+from __future__ import annotations
+
+from headrace.engine.contract import Batch
+from headrace.records import NEVER
+
+
+def size_bytes(batch: Batch) -> int:
+    """Key and value bytes of the records in the window, from the ends of the columns alone."""
+    ends = batch.value_buffers()[0].cast("I")
+    size = int(ends[batch.stop] - ends[batch.start])
+    keys = batch.key_buffers()
+    if keys is not None:
+        ends = keys[0].cast("I")
+        size += ends[batch.stop] - ends[batch.start]
+    return size
+
+
+def unexpired(batches: list[Batch], now: int) -> list[Batch]:
+    """The batches without the records whose time is over. Costs nothing where nothing expires."""
+    if all(batch.expiries() is None for batch in batches):
+        return batches
+    return [part for batch in batches for part in _living_stretches(batch, now)]
+
+
+def _living_stretches(batch: Batch, now: int) -> list[Batch]:
+    expiries = batch.expiries()
+    if expiries is None:
+        return [batch]
+    living = [expiry == NEVER or expiry > now for expiry in expiries]
+    if all(living):
+        return [batch]
+    stretches: list[Batch] = []
+    start = None
+    for index, alive in enumerate([*living, False]):
+        if alive and start is None:
+            start = index
+        elif not alive and start is not None:
+            stretches.append(batch.window(start, index))
+            start = None
+    return stretches

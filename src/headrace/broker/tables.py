@@ -1,0 +1,122 @@
+"""Tables are logs: a keyed table is a compacted internal topic, shown in memory.
+
+A change is an append like any other: as durable as a record, and it may join the append it belongs to (`TableLog.write`), so
+that both happen or neither. Keys and values are JSON, so that people can read a dump of the topic. What a table shows is what
+is durable: a change appears when its append has resolved, never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from headrace.engine.contract import Ack, Appended, Cleanup, Engine, TopicConfig, Write
+from headrace.records import Run
+
+K = TypeVar("K", bound=tuple[object, ...])
+V = TypeVar("V")
+
+_CONFIG = TopicConfig(ack=Ack.DURABLE, cleanup=Cleanup.COMPACT, segment_bytes=16 * 1024 * 1024, tombstone_retention_ms=3600 * 1000)
+_READ_BYTES = 4 * 1024 * 1024
+
+Changes: TypeAlias = Iterable[tuple[K, V | None]]
+"""Keys and their new values; None deletes."""
+Staged: TypeAlias = asyncio.Future[list[Appended]]
+
+
+class TableLog(Generic[K, V]):
+    """The log of a table. What it looks like in memory is up to the subclass: `show` is called for each change, in order.
+
+    `key_type` is a tuple type, `value_type` anything msgspec can read back.
+    """
+
+    def __init__(self, engine: Engine, name: str, key_type: type[K], value_type: type[V]) -> None:
+        self.name = name
+        self._engine = engine
+        self._pending: set[Staged] = set()
+        self._encode = msgspec.json.Encoder().encode
+        self._decode_key = msgspec.json.Decoder(key_type).decode
+        self._decode_value = msgspec.json.Decoder(value_type).decode
+
+    def show(self, key: K, value: V | None) -> None:
+        raise NotImplementedError
+
+    async def load(self) -> None:
+        """Create the topic if it is missing, and show it from its first record to its end."""
+        if self.name not in self._engine.topics():
+            await self._engine.create_topic(self.name, 1, _CONFIG, internal=True)
+        bounds = self._engine.bounds(self.name, 0)
+        position = bounds.first
+        while position < bounds.end:
+            batches = await self._engine.read(self.name, 0, position, bytes_max=_READ_BYTES)
+            if not batches:
+                break
+            for batch in batches:
+                for key, value in zip(batch.keys() or (), batch.values(), strict=True):
+                    assert key is not None, "a table's records all have keys"
+                    self.show(self._decode_key(key), None if value is None else self._decode_value(value))
+            position = batches[-1].next_offset
+
+    def write(self, changes: Changes[K, V] | Callable[[Sequence[Appended]], Changes[K, V]]) -> Write:
+        """The changes as one write of a larger append; whoever makes that append hands its future to `follow`.
+
+        A callable gets the places of the writes before it. An engine may call it on another thread, so it must touch nothing shared.
+        """
+        if callable(changes):
+            build = changes
+            return Write(self.name, 0, lambda appended: self._run(build(appended)))
+        return Write(self.name, 0, self._run(changes))
+
+    def follow(self, staged: Staged, changes: Changes[K, V]) -> None:
+        """Show the changes once the append that carries them has resolved."""
+        self._pending.add(staged)
+
+        def landed(done: Staged) -> None:
+            self._pending.discard(done)
+            if not done.cancelled() and done.exception() is None:
+                for key, value in changes:
+                    self.show(key, value)
+
+        staged.add_done_callback(landed)
+
+    async def put(self, changes: Sequence[tuple[K, V | None]]) -> None:
+        """Durable and shown when it returns."""
+        if changes:
+            staged = self._engine.append([self.write(changes)])
+            self.follow(staged, changes)
+            await asyncio.shield(staged)
+
+    async def settled(self) -> None:
+        """Wait until every change staged before this call has been shown or has failed."""
+        if self._pending:
+            await asyncio.wait(list(self._pending))
+
+    def _run(self, changes: Changes[K, V]) -> Run:
+        keys: list[bytes | None] = []
+        values: list[bytes | None] = []
+        for key, value in changes:
+            keys.append(self._encode(key))
+            values.append(None if value is None else self._encode(value))
+        return Run(values, keys)
+
+
+class Table(TableLog[K, V]):
+    """A table shown as a dictionary."""
+
+    def __init__(self, engine: Engine, name: str, key_type: type[K], value_type: type[V]) -> None:
+        super().__init__(engine, name, key_type, value_type)
+        self._rows: dict[K, V] = {}
+
+    @property
+    def rows(self) -> Mapping[K, V]:
+        return MappingProxyType(self._rows)
+
+    def show(self, key: K, value: V | None) -> None:
+        if value is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = value

@@ -1,0 +1,89 @@
+"""Topics as users see them: named by their rules, without the internal ones, one change of a name at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from headrace.broker.names import check_topic_name
+from headrace.broker.settings import BrokerSettings
+from headrace.engine.contract import Engine, Topic, TopicConfig
+from headrace.errors import InvalidRequest, UnknownPartition, UnknownTopic
+
+
+class Topics:
+    """`changed` is called when a topic was created or altered, `gone` when it was deleted: what else bears its name has to go."""
+
+    def __init__(
+        self, engine: Engine, settings: BrokerSettings, *, changed: Callable[[str], None], gone: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._changed = changed
+        self._gone = gone
+        self._changes: dict[str, asyncio.Future[None]] = {}
+
+    def visible(self) -> list[Topic]:
+        return sorted((topic for topic in self._engine.topics().values() if not topic.internal), key=lambda topic: topic.name)
+
+    def find(self, name: str) -> Topic:
+        """Raises `UnknownTopic`; an internal topic is unknown to users."""
+        topic = self._engine.topics().get(name)
+        if topic is None or topic.internal:
+            raise UnknownTopic(name)
+        return topic
+
+    def find_partition(self, name: str, partition: int) -> Topic:
+        """Raises `UnknownTopic`, `UnknownPartition`."""
+        topic = self.find(name)
+        if not 0 <= partition < topic.partitions:
+            raise UnknownPartition(name, partition)
+        return topic
+
+    async def create(self, name: str, partitions: int, config: TopicConfig | None) -> Topic:
+        check_topic_name(name)
+        if partitions < 1:
+            raise InvalidRequest(f"a topic needs at least one partition, not {partitions}")
+        async with self._alone(name):
+            return await self._create(name, partitions, config)
+
+    async def ensure(self, name: str) -> Topic:
+        """Find or create. Of many at once, one creates and the others find."""
+        check_topic_name(name)
+        async with self._alone(name):
+            if name in self._engine.topics():
+                return self.find(name)
+            return await self._create(name, self._settings.auto_create_partitions, None)
+
+    async def alter(self, name: str, partitions: int | None, config: TopicConfig | None) -> Topic:
+        async with self._alone(name):
+            topic = self.find(name)
+            if partitions is not None and partitions < topic.partitions:
+                raise InvalidRequest(f"topic {name!r} has {topic.partitions} partitions; none can be removed")
+            topic = await self._engine.alter_topic(name, partitions=partitions, config=config)
+            self._changed(name)
+            return topic
+
+    async def delete(self, name: str) -> None:
+        """The name stays taken until everything that bears it is gone, so that a successor inherits nothing."""
+        async with self._alone(name):
+            self.find(name)
+            await self._engine.delete_topic(name)
+            await self._gone(name)
+
+    async def _create(self, name: str, partitions: int, config: TopicConfig | None) -> Topic:
+        topic = await self._engine.create_topic(name, partitions, self._settings.topic_defaults if config is None else config)
+        self._changed(name)
+        return topic
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        while (change := self._changes.get(name)) is not None:
+            await asyncio.wait([change])
+        change = self._changes[name] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._changes[name]
+            change.set_result(None)
