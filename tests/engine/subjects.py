@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from headrace.engine.contract import Ack, Appended, Engine, Topic, TopicConfig, Write
+from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
+from headrace.log.files import DiskFiles
+from headrace.log.store import StoreOptions
 from headrace.records import Record, Run
 
 
@@ -35,7 +38,11 @@ def _memory(directory: Path, clock: Clock) -> Build:
     return lambda: engine
 
 
-SUBJECTS: dict[str, Callable[[Path, Clock], Build]] = {"memory": _memory}
+def _embedded(directory: Path, clock: Clock) -> Build:
+    return lambda: EmbeddedEngine(DiskFiles(directory), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0), clock=clock)
+
+
+SUBJECTS: dict[str, Callable[[Path, Clock], Build]] = {"memory": _memory, "embedded": _embedded}
 
 
 class Subject:

@@ -91,7 +91,7 @@ class Engine(Protocol):
         """Stage now, in call order; resolve when the promise of `ack` holds (None: the strongest `ack` of the topics touched).
 
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
-        Through the future: `DiskFull` (retriable, nothing was written), `StorageFailed` (the outcome is unknown until the engine is opened again).
+        Through the future: `DiskFull` (retriable, nothing was written), `StorageFailed` (the outcome is unknown until it is opened again).
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:

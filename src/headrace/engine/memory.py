@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from headrace.engine.admission import check_run, cut
+from headrace.engine.admission import check_run
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
@@ -27,6 +27,7 @@ from headrace.errors import (
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.log.batch import encode
+from headrace.log.runs import cut
 from headrace.records import Run
 
 

@@ -25,7 +25,6 @@ _SPAN_MAX: Final = (1 << 32) - 1
 
 def compact(files: Files, partition: Partition, now: int, keyring: Keyring | None, damaged: Damaged) -> bool:
     """Compact if more than half of the closed bytes has not been through compaction yet. Returns whether anything changed."""
-    partition.spill()
     _close_active(partition)
     closed = partition.segments[:-1]
     total = sum(segment.size for segment in closed)

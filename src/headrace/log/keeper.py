@@ -211,6 +211,7 @@ class Keeper:
             self._guarded(lambda: self._maintain(now))
 
     def _maintain(self, now: int) -> None:
+        self._spill_all()
         partitions = list(self._store.partitions.values())
         expired = [(partition, segments) for partition in partitions if (segments := self._expired(partition, now))]
         if expired:
@@ -224,8 +225,9 @@ class Keeper:
             for _, segments in expired:
                 self._remove_segments(segments)
         for partition in partitions:
-            if partition.options.compact and compact(self._store.files, partition, now, self._store.keyring, self._store.report.damaged):
+            if partition.options.compact:
                 self._unsynced.add(partition)
+                compact(self._store.files, partition, now, self._store.keyring, self._store.report.damaged)
 
     def _expired(self, partition: Partition, now: int) -> list[Segment]:
         """The oldest segments that retention no longer keeps; never the active one, which is closed first if all of it is due."""

@@ -25,6 +25,7 @@ from headrace.log.segment import HEADER_BYTES, Segment, log_directory
 from headrace.records import Bounds, Run
 
 _HINTS_MAX = 64
+_DAMAGED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,7 @@ class Partition:
         return segment
 
     def roll(self) -> None:
-        """Make everything so far part of closed segments. The new segment keeps the place of the next offset on disk even when
-        retention then removes all the others."""
-        self.spill()
+        """Close the active segment. The new one keeps the place of the next offset on disk even when retention then removes all others."""
         if self.segments and self.segments[-1].size > HEADER_BYTES:
             self._roll(self.segments_end())
 
@@ -195,7 +194,7 @@ class Partition:
         while position < size:
             window = segment.file().read_at(position, min(want, size - position), cached_only=cached_only)
             consumed, want = self._take_window(segment, window, position, taken, stop)
-            if consumed == 0 and want == 0:  # damage at `position`
+            if want == _DAMAGED:
                 if cached_only:
                     raise NotCached
                 return self._read_past_damage(segment, position, stop, taken, bool(hint))
@@ -222,19 +221,21 @@ class Partition:
         return segment.index.position_for_offset(offset)[0]
 
     def _take_window(self, segment: Segment, window: bytes, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
-        """(bytes consumed, bytes wanted next). Nothing wanted: the end of what was asked for, or (with nothing consumed) damage."""
+        """(bytes consumed, bytes wanted next). Nothing wanted: the end of what was asked for; `_DAMAGED`: no batch at `position`."""
         at = 0
         while len(window) - at >= batch_format.HEADER_BYTES:
             try:
                 header = batch_format.parse_header(window, at, segment.path)
                 if at + header.size > len(window):
-                    return at, (header.size if at + position + header.size <= segment.size else 0)
+                    if at + position + header.size <= segment.size:
+                        return at, header.size
+                    return at, (0 if at else _DAMAGED)
                 if header.base_offset >= stop:
                     return at, 0
                 if header.next_offset > taken.offset and not taken.take(segment.parse(window, at, self._keyring, position + at)):
                     return (at + header.size if taken.whole else at), 0
             except CorruptData:
-                return (at, batch_format.HEADER_BYTES) if at else (0, 0)
+                return (at, batch_format.HEADER_BYTES) if at else (0, _DAMAGED)
             at += header.size
         return at, batch_format.HEADER_BYTES if at + position < segment.size else 0
 

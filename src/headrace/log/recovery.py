@@ -10,7 +10,8 @@
    segments with the next checkpoint. A gap between them is reported; what follows it is kept.
 7. Number the next journal file, log and frame above all that were ever seen.
 
-Nothing is written but a missing identity, the cut of a torn segment end and the removal of left-overs: a second recovery finds the same.
+Nothing is written but a missing identity, the header of a segment that was being created, the cut of a torn segment end and the removal
+of left-overs: a second recovery finds the same.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from headrace.log.segment import (
     INDEX_SUFFIX,
     TEMPORARY_SUFFIX,
     Segment,
+    encode_segment_header,
     index_path,
     log_directory,
     parse_segment_header,
@@ -152,9 +154,11 @@ def _open_segment(files: Files, log: int, base: int, report: RecoveryReport) -> 
     try:
         covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
     except CorruptData as damage:
-        # Its batches name their log and offsets themselves, so they are still good; an empty file was being created.
+        # Its batches name their log and offsets themselves, so they are still good. Without any, the file was being created.
         if size > HEADER_BYTES:
             report.damaged(Damage(path, 0, HEADER_BYTES, str(damage)))
+        else:
+            files.open(path).write_at(0, [encode_segment_header(log, base)])
     return Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
 
 

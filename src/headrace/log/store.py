@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
-from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, MIB
+from headrace.limits import MIB
 from headrace.log import batch as batch_format
 from headrace.log.batch import Batch, BatchHeader
 from headrace.log.crypt import Keyring
@@ -27,6 +27,7 @@ from headrace.log.journal import Journal, SyncFailed
 from headrace.log.keeper import Keeper
 from headrace.log.partition import LogOptions, Partition, Pending
 from headrace.log.recovery import RecoveryReport, recover
+from headrace.log.runs import cut, merge
 from headrace.records import Ack, Appended, Bounds, Run
 
 FLUSH_BYTES_MAX: Final = 32 * MIB
@@ -196,9 +197,19 @@ class Store:
         staged = self._drain()
         if not staged:
             return False
+        try:
+            self._flush(staged)
+        except BaseException as failure:
+            # A bug of ours must not leave anybody waiting for ever; a second answer to the same append is ignored.
+            refusal = self.fence(f"the writer failed: {failure!r}")
+            self.deliver([(item.done, refusal) for item in staged], [])
+            raise
+        return True
+
+    def _flush(self, staged: list[Staged]) -> None:
         if self.failure is not None:
             self.deliver([(item.done, self.failure) for item in staged], [])
-            return True
+            return
         pending: dict[int, Pending] = {}
         completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
         for item in staged:
@@ -209,7 +220,6 @@ class Store:
             self._commit(pending, completions)
         elif waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
             self.deliver(waiting, [])
-        return True
 
     def _drain(self) -> list[Staged]:
         drained: list[Staged] = []
@@ -223,23 +233,28 @@ class Store:
 
     def _place(self, item: Staged, pending: dict[int, Pending]) -> list[Appended] | BrokerError:
         """Give each run of one append its offsets; all of it or nothing."""
-        partitions = {log: partition for log, _ in item.appends if (partition := self.partitions.get(log)) is not None}
-        for log, _ in item.appends:
-            if log not in partitions:
-                return Unavailable(f"log {log} was deleted while the append was under way")
         placed: list[Appended] = []
+        taken: list[tuple[int, Partition, Run]] = []
+        ends: dict[int, int] = {}
         for log, run in item.appends:
-            if not isinstance(run, Run):
-                run = run(placed)
-            partition = partitions[log]
+            partition = self.partitions.get(log)
+            if partition is None:
+                return Unavailable(f"log {log} was deleted while the append was under way")
+            try:
+                run = run if isinstance(run, Run) else run(placed)
+            except BrokerError as refusal:
+                return refusal
+            base = ends.get(log, partition.next)
+            ends[log] = base + len(run)
+            placed.append(Appended(base, len(run), item.now if run.timestamps is None else run.timestamps[0]))
+            taken.append((log, partition, run))
+        for log, partition, run in taken:
             ahead = pending.get(log)
             if ahead is None:
                 ahead = pending[log] = Pending(partition, partition.next)
-            stamp = item.now if run.timestamps is None else run.timestamps[0]
-            placed.append(Appended(partition.next, len(run), stamp))
-            partition.next += len(run)
             ahead.runs.append(run)
             ahead.stamps.append(item.now)
+            partition.next += len(run)
         return placed
 
     def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]]) -> None:
@@ -275,13 +290,11 @@ class Store:
         """Batches of about `BATCH_BYTES_TARGET` from the runs of one log."""
         batches: list[tuple[BatchHeader, bytes]] = []
         partition, offset = pending.partition, pending.base_offset
-        for run, now in _merged(pending):
-            for part in _cut(run):
-                encoded = batch_format.encode(
-                    partition.id, offset, part, now=now, compress=partition.options.compress, keyring=partition.keyring
-                )
-                batches.append((batch_format.parse_header(encoded, 0, "new batch"), encoded))
-                offset += len(part)
+        compress, keyring, now = partition.options.compress, partition.keyring, pending.stamps[0]
+        for part in cut(merge(pending.runs, pending.stamps)):
+            encoded = batch_format.encode(partition.id, offset, part, now=now, compress=compress, keyring=keyring)
+            batches.append((batch_format.parse_header(encoded, 0, "new batch"), encoded))
+            offset += len(part)
         assert offset == partition.next, "every record has the offset it was promised"
         return batches
 
@@ -325,43 +338,3 @@ class Store:
 
     def size_bytes(self) -> int:
         return sum(partition.size_bytes for partition in list(self.partitions.values()))
-
-
-def _merged(pending: Pending) -> list[tuple[Run, int]]:
-    """The runs of one log as few runs: one, if they are small together."""
-    if len(pending.runs) == 1:
-        return [(pending.runs[0], pending.stamps[0])]
-    if len(set(pending.stamps)) == 1 and all(run.timestamps is None for run in pending.runs):
-        timestamps = None
-    else:
-        timestamps = [
-            stamp
-            for run, now in zip(pending.runs, pending.stamps, strict=True)
-            for stamp in ([now] * len(run) if run.timestamps is None else run.timestamps)
-        ]
-    runs = pending.runs
-    merged = Run(
-        [value for run in runs for value in run.values],
-        None if all(run.keys is None for run in runs) else [key for run in runs for key in run.keys or [None] * len(run)],
-        None if all(run.headers is None for run in runs) else [pairs for run in runs for pairs in run.headers or [()] * len(run)],
-        timestamps,
-        None if all(run.expiries is None for run in runs) else [at for run in runs for at in run.expiries or [0] * len(run)],
-    )
-    return [(merged, pending.stamps[0])]
-
-
-def _cut(run: Run) -> list[Run]:
-    """The run in parts of about `BATCH_BYTES_TARGET`, none empty."""
-    if len(run) <= BATCH_RECORDS_MAX and run.size_bytes <= BATCH_BYTES_TARGET:
-        return [run]
-    parts: list[Run] = []
-    start = size = 0
-    for index, value in enumerate(run.values):
-        key = None if run.keys is None else run.keys[index]
-        record = (0 if value is None else len(value)) + (0 if key is None else len(key))
-        if index > start and (size + record > BATCH_BYTES_TARGET or index - start >= BATCH_RECORDS_MAX):
-            parts.append(run[start:index])
-            start, size = index, 0
-        size += record
-    parts.append(run[start:])
-    return parts

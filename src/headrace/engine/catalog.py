@@ -1,0 +1,118 @@
+"""The catalog: which topics there are and which logs hold their partitions. A compacted log like any other, number 0.
+
+| key | value | means |
+|---|---|---|
+| `topic:NAME` | `{"logs": [3, 4], "config": {…}, "internal": false}` | partition 0 of NAME is log 3, partition 1 is log 4 |
+| `topic:NAME` | tombstone | there is no such topic (any more) |
+| `deleted:LOG` | `{"logs": [3, 4]}` | these logs are to be removed; a start finds out here what a crash left undone |
+| `deleted:LOG` | tombstone | they are gone |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+import msgspec
+
+from headrace.engine.contract import Ack, Cleanup, Topic, TopicConfig
+from headrace.log.batch import Batch
+from headrace.log.partition import LogOptions
+from headrace.records import Run
+
+CATALOG_LOG: Final = 0
+CATALOG_SEGMENT_BYTES: Final = 8 * 1024 * 1024
+_TOPIC, _DELETED = b"topic:", b"deleted:"
+
+
+@dataclass(slots=True)
+class Entry:
+    """A topic and its logs, by partition."""
+
+    topic: Topic
+    logs: list[int]
+
+
+@dataclass(slots=True)
+class Catalog:
+    """The catalog in memory, as its log's records say."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    deleted: dict[int, list[int]] = field(default_factory=dict)
+    """Logs still to be removed, by the first of them."""
+
+    def apply(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            for record in batch.records():
+                assert record.key is not None, "every catalog record has a key"
+                self._apply(record.key, record.value)
+
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        if key.startswith(_TOPIC):
+            name = key.removeprefix(_TOPIC).decode()
+            if value is None:
+                self.entries.pop(name, None)
+            else:
+                self.entries[name] = _decode_entry(name, value)
+        elif key.startswith(_DELETED):
+            first = int(key.removeprefix(_DELETED))
+            if value is None:
+                self.deleted.pop(first, None)
+            else:
+                self.deleted[first] = msgspec.json.decode(value, type=dict[str, list[int]])["logs"]
+
+
+def put_record(entry: Entry) -> Run:
+    return Run([_encode_entry(entry)], [_TOPIC + entry.topic.name.encode()])
+
+
+def delete_records(entry: Entry) -> Run:
+    """Free the name and note the logs to remove, in one append."""
+    note = msgspec.json.encode({"logs": entry.logs})
+    return Run([None, note], [_TOPIC + entry.topic.name.encode(), _DELETED + str(entry.logs[0]).encode()])
+
+
+def removed_record(first: int) -> Run:
+    return Run([None], [_DELETED + str(first).encode()])
+
+
+def log_options(config: TopicConfig, *, has_key: bool) -> LogOptions:
+    return LogOptions(
+        segment_bytes=config.segment_bytes,
+        compress=config.compress,
+        encrypt=has_key if config.encrypt is None else config.encrypt,
+        compact=config.cleanup is Cleanup.COMPACT,
+        retention_ms=config.retention_ms,
+        retention_bytes=config.retention_bytes,
+        tombstone_retention_ms=config.tombstone_retention_ms,
+    )
+
+
+def _encode_entry(entry: Entry) -> bytes:
+    return msgspec.json.encode({"logs": entry.logs, "config": asdict(entry.topic.config), "internal": entry.topic.internal})
+
+
+class _StoredConfig(msgspec.Struct):
+    """A configuration as stored: what a later release added is missing and takes its default, what it dropped is ignored."""
+
+    ack: Ack = Ack.DURABLE
+    cleanup: Cleanup = Cleanup.DELETE
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    segment_bytes: int = TopicConfig().segment_bytes
+    tombstone_retention_ms: int = TopicConfig().tombstone_retention_ms
+    compress: bool = False
+    encrypt: bool | None = None
+
+
+class _StoredEntry(msgspec.Struct):
+    logs: list[int]
+    config: _StoredConfig
+    internal: bool = False
+
+
+def _decode_entry(name: str, value: bytes) -> Entry:
+    stored = msgspec.json.decode(value, type=_StoredEntry)
+    config = TopicConfig(**msgspec.structs.asdict(stored.config))
+    return Entry(Topic(name, len(stored.logs), config, stored.internal), stored.logs)

@@ -1,0 +1,299 @@
+"""The embedded engine: the contract over the store of one data directory, in this process.
+
+The event loop stages; the store's writer thread makes it safe and hands the completions of a whole flush back in one call. Reads
+are served on the loop when the page cache has the bytes, and on a reader thread when the disk has to be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Final
+
+from headrace.engine.admission import check_run
+from headrace.engine.catalog import (
+    CATALOG_LOG,
+    CATALOG_SEGMENT_BYTES,
+    Catalog,
+    Entry,
+    delete_records,
+    log_options,
+    put_record,
+    removed_record,
+)
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Topic, TopicConfig, Write
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, TopicExists, UnknownPartition, UnknownTopic
+from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
+from headrace.log.files import Files, NotCached
+from headrace.log.partition import LogOptions, Partition
+from headrace.log.store import Completion, LateRun, Store, StoreOptions
+from headrace.records import Run
+
+_READ_THREADS: Final = 4
+_CATALOG_READ_BYTES: Final = 1024 * 1024
+_STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
+
+
+def _checked(build: LateRun) -> LateRun:
+    """A run that is built on the writer thread passes the same admission as any other."""
+
+    def built(placed: Sequence[Appended]) -> Run:
+        run = build(placed)
+        check_run(run)
+        return run
+
+    return built
+
+
+class EmbeddedEngine:
+    """See `headrace.engine.contract.Engine`."""
+
+    def __init__(
+        self, files: Files, options: StoreOptions | None = None, *, clock: Callable[[], int], maintain_interval_seconds: float = 30
+    ) -> None:
+        self._files = files
+        self._options = options or StoreOptions()
+        self._clock = clock
+        self._maintain_interval_seconds = maintain_interval_seconds
+        self._catalog = Catalog()
+        self._topics: dict[str, Topic] = {}
+        self._changing = asyncio.Lock()
+        """Topics are created, altered and deleted one at a time."""
+        self._watchers: dict[int, set[Callable[[], None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="headrace-reader")
+        self._store: Store | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def store(self) -> Store:
+        assert self._store is not None, "the engine is not open"
+        return self._store
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._store = await asyncio.to_thread(Store.open, self._files, self._options)
+        self._store.deliver = self._deliver
+        try:
+            await asyncio.to_thread(self._load_catalog)
+        except BaseException:
+            await asyncio.to_thread(self._store.close)
+            raise
+        for first, logs in list(self._catalog.deleted.items()):
+            self._spawn(self._remove(first, logs))
+        self._spawn(self._maintain_forever())
+
+    def _load_catalog(self) -> None:
+        store, has_key = self.store, self._options.key is not None
+        store.open_log(CATALOG_LOG, LogOptions(segment_bytes=CATALOG_SEGMENT_BYTES, compact=True, encrypt=has_key))
+        bounds = store.bounds(CATALOG_LOG)
+        offset = bounds.first
+        while offset < bounds.end:
+            batches = store.read(CATALOG_LOG, offset, bytes_max=_CATALOG_READ_BYTES)
+            if not batches:
+                break
+            self._catalog.apply(batches)
+            offset = batches[-1].next_offset
+        for entry in self._catalog.entries.values():
+            self._topics[entry.topic.name] = entry.topic
+            for log in entry.logs:
+                store.open_log(log, log_options(entry.topic.config, has_key=has_key))
+
+    async def close(self) -> None:
+        store, self._store = self._store, None
+        if store is None:
+            return
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(store.close)
+        self._readers.shutdown()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Topics.
+
+    def topics(self) -> Mapping[str, Topic]:
+        return MappingProxyType(self._topics)
+
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
+        async with self._changing:
+            if name in self._topics:
+                raise TopicExists(name)
+            self._check_partitions(name, 0, partitions)
+            options = log_options(config, has_key=self._options.key is not None)
+            entry = Entry(Topic(name, partitions, config, internal), [self.store.create_log(options) for _ in range(partitions)])
+            await self._record(put_record(entry))
+            return self._install(entry)
+
+    async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
+        async with self._changing:
+            entry = self._entry(name)
+            wanted = entry.topic.partitions if partitions is None else partitions
+            self._check_partitions(name, entry.topic.partitions, wanted)
+            config = entry.topic.config if config is None else config
+            options = log_options(config, has_key=self._options.key is not None)
+            added = [self.store.create_log(options) for _ in range(wanted - entry.topic.partitions)]
+            entry = Entry(Topic(name, wanted, config, entry.topic.internal), entry.logs + added)
+            await self._record(put_record(entry))
+            for log in entry.logs:
+                self.store.open_log(log, options)
+            return self._install(entry)
+
+    async def delete_topic(self, name: str) -> None:
+        async with self._changing:
+            entry = self._entry(name)
+            await self._record(delete_records(entry))
+            del self._topics[name], self._catalog.entries[name]
+        for log in entry.logs:
+            self._wake(log)
+            self._watchers.pop(log, None)
+        self._spawn(self._remove(entry.logs[0], entry.logs))
+
+    async def _remove(self, first: int, logs: list[int]) -> None:
+        """Give the space of deleted logs back. The note in the catalog goes only when no journal file could bring them back."""
+        for log in logs:
+            await asyncio.to_thread(self.store.delete_log, log)
+        await asyncio.to_thread(self.store.checkpoint)
+        with contextlib.suppress(BrokerError):  # the next start finds the note and tries again
+            await self._record(removed_record(first))
+            self._catalog.deleted.pop(first, None)
+
+    def _check_partitions(self, name: str, there: int, wanted: int) -> None:
+        if wanted < max(there, 1):
+            raise InvalidRequest(f"topic {name!r} cannot have {wanted} partitions" + (f", it has {there} already" if there else ""))
+        if wanted > PARTITIONS_PER_TOPIC_MAX:
+            raise LimitExceeded(f"{wanted} partitions for topic {name!r} are more than the {PARTITIONS_PER_TOPIC_MAX} a topic may have")
+        total = sum(topic.partitions for topic in self._topics.values()) + wanted - there
+        if total > PARTITIONS_MAX:
+            raise LimitExceeded(f"{total} partitions are more than the {PARTITIONS_MAX} a broker may have")
+
+    async def _record(self, run: Run) -> None:
+        future = self._future()
+        self._stage([(CATALOG_LOG, run)], Ack.DURABLE, future, size_bytes=run.size_bytes, reserve=True)
+        await future
+
+    def _install(self, entry: Entry) -> Topic:
+        self._catalog.entries[entry.topic.name] = entry
+        self._topics[entry.topic.name] = entry.topic
+        return entry.topic
+
+    def _entry(self, name: str) -> Entry:
+        entry = self._catalog.entries.get(name)
+        if entry is None:
+            raise UnknownTopic(name)
+        return entry
+
+    def _log(self, topic: str, partition: int) -> int:
+        logs = self._entry(topic).logs
+        if not 0 <= partition < len(logs):
+            raise UnknownPartition(topic, partition)
+        return logs[partition]
+
+    def _partition(self, topic: str, partition: int) -> Partition:
+        found = self.store.partitions.get(self._log(topic, partition))
+        if found is None:
+            raise UnknownTopic(topic)
+        return found
+
+    # Appending.
+
+    def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+        appends: list[tuple[int, Run | LateRun]] = []
+        size_bytes, strongest, internal = 0, Ack.NONE, False
+        for write in writes:
+            entry = self._entry(write.topic)
+            run = write.run
+            if isinstance(run, Run):
+                size_bytes += check_run(run)
+            appends.append((self._log(write.topic, write.partition), run if isinstance(run, Run) else _checked(run)))
+            strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
+            internal |= entry.topic.internal
+        future = self._future()
+        self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=internal)
+        return future
+
+    def _future(self) -> asyncio.Future[list[Appended]]:
+        assert self._loop is not None
+        return self._loop.create_future()
+
+    def _stage(
+        self,
+        appends: list[tuple[int, Run | LateRun]],
+        ack: Ack,
+        future: asyncio.Future[list[Appended]],
+        *,
+        size_bytes: int,
+        reserve: bool,
+    ) -> None:
+        def done(result: list[Appended] | BrokerError) -> None:
+            if future.done():  # the caller gave up waiting; the append stands
+                return
+            if isinstance(result, BrokerError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self.store.stage(appends, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes, reserve=reserve)
+
+    def _deliver(self, completions: list[Completion], advanced: list[int]) -> None:
+        """On the writer thread: one hop to the loop for a whole flush."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(self._complete, completions, advanced)
+
+    def _complete(self, completions: list[Completion], advanced: list[int]) -> None:
+        for done, result in completions:
+            done(result)
+        for log in advanced:
+            self._wake(log)
+
+    # Reading.
+
+    async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
+        log = self._partition(topic, partition)
+        try:
+            return log.read(offset, bytes_max, records_max, cached_only=True)
+        except NotCached:
+            assert self._loop is not None
+            return await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)
+
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        return self._partition(topic, partition).bounds
+
+    async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
+        assert self._loop is not None
+        return await self._loop.run_in_executor(self._readers, self._partition(topic, partition).offset_for_time, timestamp)
+
+    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
+        log = self._log(topic, partition)
+        self._watchers.setdefault(log, set()).add(wake)
+
+        def unwatch() -> None:
+            watching = self._watchers.get(log)
+            if watching is not None:
+                watching.discard(wake)
+                if not watching:
+                    del self._watchers[log]
+
+        return unwatch
+
+    def _wake(self, log: int) -> None:
+        for wake in list(self._watchers.get(log, ())):
+            wake()
+
+    # Upkeep.
+
+    async def maintain(self) -> None:
+        await asyncio.to_thread(self.store.maintain, self._clock())
+
+    async def _maintain_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._maintain_interval_seconds)
+            await self.maintain()
