@@ -20,7 +20,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "wire": set(),
     "log": set(),
     "engine": {"headrace.log.*"},
-    "broker": {"headrace.engine.contract", "headrace.log.batch"},
+    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.log.batch"},
     "sessions": {"headrace.wire.*", "headrace.broker.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
     "clients": {"headrace.wire.*"},

@@ -1,6 +1,6 @@
 """The protocol-neutral broker: topics, delivery, groups, settlement, transactions, access.
 
-Sessions need nothing but what this package exports, and `engine.contract` for the types of topics and batches.
+Sessions need nothing but what this package exports; the types of topics and batches are those of the engine contract.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from headrace.broker.publish import ProducerStamp, Published
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
 from headrace.broker.transactions import Transaction
+from headrace.engine.contract import Ack, Batch, Bounds, Cleanup, Topic, TopicConfig
 
 __all__ = [
+    "Ack",
     "Action",
     "Authorize",
+    "Batch",
+    "Bounds",
     "Broker",
     "BrokerSettings",
+    "Cleanup",
     "Cursor",
     "Delivery",
     "Fetched",
@@ -30,6 +35,8 @@ __all__ = [
     "Resource",
     "SettlementPolicy",
     "SettlementQueue",
+    "Topic",
+    "TopicConfig",
     "Transaction",
     "allow_all",
 ]
