@@ -84,7 +84,7 @@ class Storage:
     )
     checkpoint_interval: int = setting(
         Duration(100, _HOUR),
-        "10s",
+        "5s",
         "How often segments are synced so that old journal files can go. Shorter means less to replay after a crash, and more writes.",
     )
     headroom: int = setting(
@@ -144,10 +144,14 @@ class Limits:
         Size(1 * KIB, 1 * _GIB), limits.FRAME_BYTES_DEFAULT_MAX, "The largest frame a peer may send. A larger one closes the connection."
     )
     handshake_timeout: int = setting(
-        Duration(100, _HOUR), "5s", "How long a new connection may take to say which protocol it speaks. A silent one is closed."
+        Duration(100, _HOUR),
+        f"{limits.HANDSHAKE_SECONDS_MAX:g}s",
+        "How long a new connection may take to say which protocol it speaks. A silent one is closed.",
     )
     idle_timeout: int = setting(
-        Duration(_SECOND, 30 * _DAY, zero="never"), 0, "How long a connection may stay silent in both directions before it is closed."
+        Duration(_SECOND, 30 * _DAY, zero="never"),
+        f"{limits.IDLE_SECONDS_MAX:g}s",
+        "How long a peer that used to send pings may be silent before it is taken for gone. One that never pings may be silent for ever.",
     )
     output_buffer: int = setting(
         Size(64 * KIB, 1 * _GIB), limits.OUTPUT_BUFFER_BYTES_MAX, "What may wait unsent for one peer before it stops being fed."
@@ -166,11 +170,11 @@ class Limits:
 class Figg:
     """The Figg door."""
 
-    strict_version: bool = setting(Flag(), False, "Refuse a frame whose version word is not the one this broker speaks.")
-    ack_coalesce: int = setting(
-        Duration(1, 10 * _SECOND, zero="acknowledge each flush at once"),
-        0,
-        "How long acknowledgements may wait to be joined into one cumulative ACK.",
+    strict_version: bool = setting(
+        Flag(), True, "Refuse a frame whose version is not 1. The original implementation looks at no version; false does the same."
+    )
+    ack_each: bool = setting(
+        Flag(), False, "Send one ACK for each PUBLISH. Otherwise one ACK with the highest sequence number may cover many of them."
     )
 
 

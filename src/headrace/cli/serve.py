@@ -1,0 +1,85 @@
+"""`headrace serve`."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import click
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """A plain number means seconds here: that is what scripts pass."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        from headrace.server.units import parse_duration
+
+        try:
+            seconds = parse_duration(text) / 1000
+        except ValueError as failure:
+            raise click.BadParameter(f"{text!r}: {failure}; expected seconds, or a duration such as 5m") from None
+    if not 0 < seconds < math.inf:
+        raise click.BadParameter(f"{text!r} is not a duration")
+    return seconds
+
+
+def _assignments(context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    chosen: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE")
+        chosen[key.strip()] = value.strip()
+    return chosen
+
+
+@click.command()
+@click.option("--data", metavar="DIR", help="The data directory (storage.path); created if absent.")
+@click.option(
+    "--config", "file", metavar="FILE", type=click.Path(path_type=Path), envvar="HEADRACE_CONFIG", show_envvar=True, help="A TOML file."
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="Take TCP connections there (listen.tcp); may be repeated. Port 0 takes a free one.",
+)
+@click.option(
+    "--set", "chosen", metavar="KEY=VALUE", multiple=True, callback=_assignments, help="Set any configuration key; may be repeated."
+)
+@click.option(
+    "--ready-file", metavar="PATH", type=click.Path(path_type=Path), help="Write process and doors there, as JSON, once every door is open."
+)
+@click.option("--duration", metavar="SECONDS", callback=_seconds, help="Drain and exit with 0 after so long.")
+@click.option("--insecure", is_flag=True, help="Allow --listen beyond loopback although nothing is encrypted on the wire.")
+def serve(
+    data: str | None,
+    file: Path | None,
+    listen: tuple[str, ...],
+    chosen: dict[str, str],
+    ready_file: Path | None,
+    duration: float | None,
+    insecure: bool,
+) -> int:
+    """Start the broker.
+
+    It runs until SIGTERM or Ctrl-C, then drains: what was received is finished and acknowledged. A second signal exits at once.
+    """
+    from headrace.server.addresses import require_loopback
+    from headrace.server.config import explain, resolve
+    from headrace.server.serve import Life
+    from headrace.server.serve import serve as run
+
+    flags: dict[str, tuple[str, object]] = {explain(key).name: (f"--set {key}", value) for key, value in chosen.items()}
+    if data is not None:
+        flags["storage.path"] = ("--data", data)
+    if listen:
+        flags["listen.tcp"] = ("--listen", list(listen))
+    config = resolve(file=file, environment=os.environ, flags=flags).config
+    if not insecure:
+        require_loopback(config.listen.tcp)
+    return run(config, Life(ready_file, duration), os.environ)

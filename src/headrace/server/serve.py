@@ -1,0 +1,146 @@
+"""The life of a broker process: start, ready, drain, gone.
+
+The first SIGTERM or SIGINT drains: no new connections, what was received is finished and acknowledged, then exit code 0. A second one
+exits at once, as a crash would: everything acknowledged is on disk anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace import __version__
+from headrace.records import Ack
+from headrace.server.config import Config
+from headrace.server.key import read_key
+from headrace.server.logs import set_up_logs
+from headrace.server.ready import ReadyFile
+from headrace.server.wiring import Server
+
+_log = logging.getLogger(__name__)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_PROMISES: Final = {
+    Ack.DURABLE: "fdatasync before every acknowledgement",
+    Ack.WRITTEN: "survives the death of the process, not of the machine",
+    Ack.NONE: "may be lost any time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What the command line says about this one run, beside the configuration."""
+
+    ready_file: Path | None = None
+    duration_seconds: float | None = None
+    """Drain by itself after so long; None: when told to."""
+
+
+def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
+    """Run until told to stop; the exit code. Raises `ConfigError` or `StartFailed` with one line when it cannot start."""
+    started = time.monotonic()
+    set_up_logs(config.log)
+    _raise_file_limit()
+    server = Server(config, key=read_key(config.storage, environment), clock=lambda: time.time_ns() // 1_000_000)
+    ready = ReadyFile(life.ready_file) if life.ready_file else None
+    if ready:
+        ready.clear()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_live(server, config, life, ready, started))
+    finally:
+        if ready:
+            ready.remove()
+    return 0
+
+
+async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | None, started: float) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_report_defect)
+    stop = asyncio.Event()
+    with _signals(loop, stop, ready):
+        doors = await server.open()
+        try:
+            if ready:
+                ready.write(doors)
+            _settle_memory()
+            _print_banner(config, doors, server.protocols, time.monotonic() - started)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), life.duration_seconds)
+            _log.info("draining")
+        finally:
+            if ready:
+                ready.remove()
+            await server.close()
+    _log.info("stopped")
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ready: ReadyFile | None) -> Iterator[None]:
+    def receive(number: signal.Signals) -> None:
+        if stop.is_set():
+            if ready:
+                ready.remove()
+            # Not sys.exit: that would wait for threads, and whoever sends a second signal does not want to wait.
+            os._exit(128 + number)
+        _log.info("received %s", number.name)
+        stop.set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, receive, number)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _report_defect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A callback failed that nobody awaits: one line, and the broker lives on."""
+    _log.error("defect: %s", context["message"], exc_info=context.get("exception"))
+
+
+def _raise_file_limit() -> None:
+    """Each connection and each segment is a file; the soft limit of a login shell (1,024) is far below what we may use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            _log.warning("the limit of open files stays at %d", soft)
+
+
+def _settle_memory() -> None:
+    """What is alive now lives as long as the process: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def _print_banner(config: Config, doors: Mapping[str, Sequence[str]], protocols: Sequence[str], seconds: float) -> None:
+    ack = config.storage.ack
+    key = ", encrypted" if config.storage.key_file or config.storage.key_env else ""
+    lines = [f"headrace {__version__}  data={config.storage.path.absolute()}{key}  ack={ack} ({_PROMISES[ack]})"]
+    lines += [f"  {kind:<5}{address:<22}{' '.join(protocols)}" for kind, addresses in doors.items() for address in addresses]
+    lines.append(f"ready in {seconds * 1000:.0f} ms, process {os.getpid()}")
+    with contextlib.suppress(OSError):  # nobody has to listen
+        print("\n".join(lines), file=sys.stdout, flush=True)
+    _log.info("ready", extra={"doors": ",".join(address for addresses in doors.values() for address in addresses)})
