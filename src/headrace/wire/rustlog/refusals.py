@@ -48,8 +48,8 @@ def offset_out_of_range(dialect: Dialect, requested: int, base: int) -> ErrorRep
     return ErrorReply(f"{start}requested {requested}, partition base {base}", FETCH_FAILED)
 
 
-def fetch_failed(dialect: Dialect, reason: str) -> ErrorReply:
-    return ErrorReply(f"{'fetch' if dialect is Dialect.JSON else 'Fetch'} failed: {reason}", FETCH_FAILED)
+def fetch_failed(dialect: Dialect, reason: str, *, retriable: bool = False) -> ErrorReply:
+    return ErrorReply(f"{'fetch' if dialect is Dialect.JSON else 'Fetch'} failed: {reason}", UNAVAILABLE if retriable else FETCH_FAILED)
 
 
 def record_does_not_fit(dialect: Dialect, offset: int, size_bytes: int, *, fits_binary: bool) -> ErrorReply:
@@ -58,12 +58,14 @@ def record_does_not_fit(dialect: Dialect, offset: int, size_bytes: int, *, fits_
     return fetch_failed(dialect, f"the record at offset {offset} has {size_bytes} bytes and fits no {dialect.value} frame, {way}")
 
 
-def write_failed(dialect: Dialect, reason: str, *, code: int = INTERNAL) -> ErrorReply:
-    return ErrorReply(f"{'failed' if dialect is Dialect.JSON else 'Failed'} to write record: {reason}", code)
+def write_failed(dialect: Dialect, reason: str, *, retriable: bool = False) -> ErrorReply:
+    start = "failed" if dialect is Dialect.JSON else "Failed"
+    return ErrorReply(f"{start} to write record: {reason}", UNAVAILABLE if retriable else INTERNAL)
 
 
-def commit_failed(dialect: Dialect, reason: str, *, code: int = COMMIT_FAILED) -> ErrorReply:
-    return ErrorReply(f"{'offset' if dialect is Dialect.JSON else 'Offset'} commit failed: {reason}", code)
+def commit_failed(dialect: Dialect, reason: str, *, retriable: bool = False) -> ErrorReply:
+    start = "offset" if dialect is Dialect.JSON else "Offset"
+    return ErrorReply(f"{start} commit failed: {reason}", UNAVAILABLE if retriable else COMMIT_FAILED)
 
 
 # Only the original has the requests below; their texts are the same in both dialects.
@@ -93,5 +95,9 @@ def not_authorized(reason: str) -> ErrorReply:
     return ErrorReply(f"not authorized: {reason}", NOT_AUTHORIZED)
 
 
-def internal(reason: str, *, code: int = INTERNAL) -> ErrorReply:
-    return ErrorReply(f"internal error: {reason}", code)
+def topic_creation_failed(reason: str, *, retriable: bool) -> ErrorReply:
+    return ErrorReply(f"Topic creation failed: {reason}", UNAVAILABLE if retriable else INTERNAL)
+
+
+def internal(reason: str, *, retriable: bool) -> ErrorReply:
+    return ErrorReply(f"internal error: {reason}", UNAVAILABLE if retriable else INTERNAL)

@@ -1,0 +1,212 @@
+"""One RustLog connection: frames → broker verbs → frames.
+
+Requests take effect in the order they were sent, and replies leave in that order, each in the dialect of its request. A Produce is
+staged in the call that receives it and answered when its records are as durable as their topic promises; many may be under way, up
+to a window, so that a pipelining client fills the journal's flushes. Every other request waits for the Produces before it:
+whoever writes and then reads finds what it has written. Those that need the disk occupy the session's one task.
+
+What cannot be served yet waits in the inbox, and while anything waits there the socket is not read. A peer that does not take
+its replies is not served further ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.broker.access import Principal
+from headrace.broker.broker import Broker
+from headrace.broker.publish import Published
+from headrace.errors import BrokerError, UnknownTopic
+from headrace.limits import IN_FLIGHT_BYTES_MAX, KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
+from headrace.sessions.contract import Link
+from headrace.sessions.rustlog_commons import RustLogCommons, RustLogSettings
+from headrace.sessions.rustlog_verbs import RustLogVerbs
+from headrace.wire.rustlog import Dialect, Incoming, Refused, RequestDecoder, encode_reply
+from headrace.wire.rustlog.messages import Produce, Reply
+
+__all__ = ["RustLogCommons", "RustLogSession", "RustLogSettings"]
+
+_WRITE_BYTES: Final = 64 * KIB
+"""Replies are gathered up to this much before they are handed to the connection."""
+
+
+@dataclass(slots=True)
+class _Staged:
+    """A Produce whose reply is owed."""
+
+    dialect: Dialect
+    request: Produce
+    outcome: asyncio.Future[Published]
+    size_bytes: int
+    started_ns: int
+
+
+class RustLogSession:
+    """The state of one connection. `commons` is shared by all connections of a broker."""
+
+    def __init__(self, link: Link, broker: Broker, who: Principal, commons: RustLogCommons) -> None:
+        self._link = link
+        self._commons = commons
+        self._verbs = RustLogVerbs(broker, who, commons)
+        self._decoder = RequestDecoder()
+        self._inbox: deque[Incoming] = deque()
+        self._staged: deque[_Staged] = deque()
+        self._in_flight_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._unsent: list[bytes] = []
+        """Replies of one turn, to be sent in one write."""
+        self._unsent_bytes = 0
+        self._paused = self._choked = False
+        self._ending: tuple[str, bool] | None = None
+        self._is_lost = False
+        commons.connections += 1
+
+    # What the connection calls.
+
+    def receive(self, data: bytes) -> None:
+        if self._ending is None:
+            self._inbox.extend(self._decoder.feed(data))
+            self._serve()
+
+    def drained(self) -> None:
+        self._choked = False
+        self._serve()
+
+    def closing(self) -> None:
+        self._end("drained", error=False)
+        self._serve()
+
+    def lost(self) -> None:
+        self._is_lost = True
+        self._commons.connections -= 1
+        self._inbox.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    # Order.
+
+    def _serve(self) -> None:
+        """Go on as far as possible, send what came of it, and read on if nothing is left to do."""
+        while self._inbox and self._task is None and self._is_taking_replies() and self._took(self._inbox[0]):
+            self._inbox.popleft()
+        self._flush()
+        if self._is_lost:
+            return
+        if self._paused is not bool(self._inbox):
+            self._paused = not self._paused
+            if self._paused:
+                self._link.pause_reading()
+            else:
+                self._link.resume_reading()
+        if self._ending is not None and not (self._inbox or self._staged or self._task):
+            reason, error = self._ending
+            self._link.close(reason, error=error)
+
+    def _took(self, incoming: Incoming) -> bool:
+        """Serve it, or say that it has to wait for what is under way."""
+        if isinstance(incoming, Refused):
+            if self._staged:
+                return False
+            self._reply(incoming.dialect, incoming.error)
+            if incoming.fatal:
+                self._end(f"bad frame: {incoming.error.message}", error=True)
+            return True
+        if isinstance(incoming.request, Produce) and incoming.request.records:
+            return self._took_produce(incoming.dialect, incoming.request)
+        if self._staged:
+            return False
+        answer = self._verbs.answer(incoming.dialect, incoming.request)
+        if isinstance(answer, Awaitable):
+            self._begin(incoming.dialect, answer)
+        else:
+            self._reply(incoming.dialect, answer)
+        return True
+
+    def _took_produce(self, dialect: Dialect, request: Produce) -> bool:
+        if self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX or len(self._staged) >= RUSTLOG_REQUESTS_IN_FLIGHT_MAX:
+            return False
+        started_ns = self._commons.ticks_ns()
+        try:
+            outcome = self._verbs.stage(request)
+        except BrokerError as error:
+            if self._staged:
+                return False  # its reply is not due yet; it will be refused again when it is
+            if isinstance(error, UnknownTopic) and self._commons.settings.auto_create:
+                answer = self._verbs.answer(dialect, request)
+                assert isinstance(answer, Awaitable)
+                self._begin(dialect, answer)
+            else:
+                self._reply(dialect, self._verbs.not_produced(dialect, request, error))
+            return True
+        size_bytes = sum(map(len, request.records))
+        self._in_flight_bytes += size_bytes
+        self._staged.append(_Staged(dialect, request, outcome, size_bytes, started_ns))
+        outcome.add_done_callback(self._settled)
+        return True
+
+    def _settled(self, outcome: asyncio.Future[Published]) -> None:
+        """Reply to all Produces that are done with, from the oldest on. The first call finds a whole flush of them."""
+        while self._staged and self._staged[0].outcome.done():
+            done = self._staged.popleft()
+            self._in_flight_bytes -= done.size_bytes
+            self._reply(done.dialect, self._produced(done))
+        self._serve()
+
+    def _produced(self, done: _Staged) -> Reply:
+        try:
+            return self._verbs.produced(done.dialect, done.request, done.outcome, done.started_ns)
+        except BaseException:
+            self._link.close("internal error")  # a defect: better no reply than a wrong one, and the log will tell
+            raise
+
+    # The one task.
+
+    def _begin(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work(dialect, answer))
+        self._task.add_done_callback(self._worked)
+
+    async def _work(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
+        self._reply(dialect, await answer)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        defect = task.exception()
+        if defect is not None:
+            self._link.close("internal error")
+            task.get_loop().call_exception_handler({"message": "a RustLog request failed", "exception": defect})
+            return
+        self._serve()
+
+    # Output.
+
+    def _reply(self, dialect: Dialect, reply: Reply) -> None:
+        frame = encode_reply(dialect, reply)
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
+        if self._unsent_bytes > _WRITE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._unsent:
+            frames, self._unsent, self._unsent_bytes = self._unsent, [], 0
+            self._link.send(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _is_taking_replies(self) -> bool:
+        """Whether the peer takes what it is sent. `drained` is called when one that did not does so again."""
+        if self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:
+            return True
+        if not self._choked:
+            self._choked = True
+            self._commons.slow_consumers += 1
+        return False
+
+    def _end(self, reason: str, *, error: bool) -> None:
+        """Nothing more is taken; what was received before is completed, then the link is closed."""
+        if self._ending is None:
+            self._ending = (reason, error)
