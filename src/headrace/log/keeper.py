@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from headrace.limits import MIB
@@ -123,7 +124,7 @@ class Keeper:
         self._spill_all()
         partitions = dict(store.partitions)
         known = {log: _checkpointed(partition) for log, partition in partitions.items()}
-        dirty = [segment for partition in self._unsynced for segment in partition.segments if segment.dirty]
+        dirty = [segment for partition in sorted(self._unsynced, key=attrgetter("id")) for segment in partition.segments if segment.dirty]
         self._sync(dirty)
         self._unsynced.clear()
         if closing:
@@ -149,21 +150,23 @@ class Keeper:
 
     def _spill_all(self) -> None:
         with self._touching:
-            touched, self._touched = self._touched, set()
+            touched, self._touched = sorted(self._touched, key=attrgetter("id"), reverse=True), set()
         try:
             while touched:
-                partition = touched.pop()
-                try:
-                    moved = partition.spill()
-                except OSError:
-                    touched.add(partition)
-                    raise
-                if moved:
-                    self._unsynced.add(partition)
-                    self._settle(moved)
+                self._spill(touched[-1])
+                touched.pop()
         finally:
             with self._touching:
-                self._touched |= touched
+                self._touched.update(touched)
+
+    def _spill(self, partition: Partition) -> None:
+        """The only way from a tail to a segment: what was moved, be it a part before a failure, is synced by the next checkpoint."""
+        before = partition.spilled_bytes
+        self._unsynced.add(partition)
+        try:
+            partition.spill()
+        finally:
+            self._settle(partition.spilled_bytes - before)
 
     def _settle(self, moved: int) -> None:
         """So many bytes left the tails: the writer may be waiting for that."""

@@ -66,6 +66,8 @@ class Partition:
         self.segments: list[Segment] = []
         self.tail: list[tuple[BatchHeader, bytes]] = []
         self.tail_bytes = 0
+        self.spilled_bytes = 0
+        """What `spill` has moved since the store was opened."""
         self.lock = threading.Lock()
         self.generation = 0
         """Counts the times compaction or retention changed `segments`, for readers that were under way."""
@@ -101,14 +103,13 @@ class Partition:
 
     # The keeper's side.
 
-    def spill(self) -> int:
-        """Write the tail to segments; returns how many bytes left it. What cannot be written stays in the tail, readable and safe."""
-        moved = 0
+    def spill(self) -> None:
+        """Write the tail to segments. What cannot be written stays in the tail, readable and safe."""
         while True:
             with self.lock:
                 batches, segment = list(self.tail), self.segments[-1] if self.segments else None
             if not batches:
-                return moved
+                return
             if segment is None or segment.size >= self.options.segment_bytes or segment.covers_to:
                 segment = self._roll(batches[0][0].base_offset)
             room = max(self.options.segment_bytes - segment.size, 1)
@@ -119,12 +120,14 @@ class Partition:
                 del self.tail[: len(taken)]
                 written = sum(len(encoded) for _, encoded in taken)
                 self.tail_bytes -= written
-            moved += written
+                self.spilled_bytes += written
 
     def _roll(self, base_offset: int) -> Segment:
         """Close the active segment and start the next one at `base_offset`."""
         if self.segments:
             closing = self.segments[-1]
+            if closing.dirty:
+                closing.sync()  # recovery looks for the end of a log in its last segment only: the others must be whole
             closing.load_index(self._keyring, self._damaged)
             closing.store_index()
         else:

@@ -70,7 +70,7 @@ def recover(files: Files, keyring: Keyring | None, report: RecoveryReport) -> tu
     known = manifest or Manifest()
     partitions: dict[int, Partition] = {}
     salvaged: dict[int, list[Batch]] = {}
-    for log in sorted(_logs_on_disk(files) | known.logs.keys()):
+    for log in sorted(logs_on_disk(files) | known.logs.keys()):
         if log < known.next_log and log not in known.logs:
             _remove_deleted(files, log)
             continue
@@ -106,7 +106,7 @@ def _check_identity(files: Files, keyring: Keyring | None, report: RecoveryRepor
 # Steps 3 and 4.
 
 
-def _logs_on_disk(files: Files) -> set[int]:
+def logs_on_disk(files: Files) -> set[int]:
     return {int(name) for name in files.list(LOGS) if len(name) == 8 and name.isascii() and name.isdigit()}
 
 

@@ -36,7 +36,7 @@ from headrace.log import batch as batch_format
 from headrace.log.batch import Batch, BatchHeader
 from headrace.log.crypt import Keyring
 from headrace.log.files import File, Files
-from headrace.log.journal import Damage
+from headrace.log.journal import Damage, SyncFailed
 
 MAGIC: Final = b"HRS\x01"
 INDEX_MAGIC: Final = b"HRI\x01"
@@ -217,8 +217,12 @@ class Segment:
         self.dirty = True
 
     def sync(self) -> None:
+        """Raises `SyncFailed`, after which the store must not be written to."""
         self.dirty = False
-        self.file().sync()
+        try:
+            self.file().sync()
+        except OSError as failure:
+            raise SyncFailed(str(failure)) from failure
 
     # Reading.
 
