@@ -1,7 +1,8 @@
 """Names that users choose: topics, groups, producers, transactions.
 
-A name is never used as a path, so nearly everything is allowed. What is refused is what two people could not tell apart, or
-could not type: text that is not in Unicode's composed form (NFC), control characters, white space.
+A name is never used as a path, so nearly everything is allowed. What a topic may not be called is what two people could not tell
+apart, or could not type: text that is not in Unicode's composed form (NFC), control characters, white space. The other names
+are chosen by programs more often than by people, and only control characters are refused.
 """
 
 from __future__ import annotations
@@ -14,25 +15,17 @@ from headrace.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 INTERNAL_PREFIX: Final = "__"
 """Topics whose name starts with this hold the broker's own tables."""
-_REFUSED_CATEGORIES: Final = frozenset(("Cc", "Cs", "Zs", "Zl", "Zp"))
-
-
-def _fault(name: str, bytes_max: int) -> str | None:
-    """What is wrong with the name, in words that finish the sentence 'the name …'."""
-    if not name:
-        return "is empty"
-    if any(unicodedata.category(letter) in _REFUSED_CATEGORIES for letter in name):
-        return "contains white space, a control character or half a surrogate pair"
-    if len(name.encode()) > bytes_max:
-        return f"is longer than {bytes_max} bytes"
-    if not unicodedata.is_normalized("NFC", name):
-        return "is not in Unicode normal form C"
-    return None
+_CONTROLS: Final = frozenset(("Cc", "Cs"))
+_SPACES: Final = frozenset(("Zs", "Zl", "Zp"))
 
 
 def check_topic_name(name: str) -> None:
     """Raises `InvalidTopicName`."""
     fault = _fault(name, TOPIC_NAME_BYTES_MAX)
+    if fault is None and not _SPACES.isdisjoint(map(unicodedata.category, name)):
+        fault = "contains white space"
+    if fault is None and not unicodedata.is_normalized("NFC", name):
+        fault = "is not in Unicode normal form C"
     if fault is None and name in (".", ".."):
         fault = "is reserved"
     if fault is None and name.startswith(INTERNAL_PREFIX):
@@ -46,3 +39,14 @@ def check_name(kind: str, name: str) -> None:
     fault = _fault(name, GROUP_NAME_BYTES_MAX)
     if fault is not None:
         raise InvalidRequest(f"{kind} name {name[:80]!r} {fault}")
+
+
+def _fault(name: str, bytes_max: int) -> str | None:
+    """What is wrong with any name, in words that finish the sentence 'the name …'."""
+    if not name:
+        return "is empty"
+    if not _CONTROLS.isdisjoint(map(unicodedata.category, name)):
+        return "contains a control character or half a surrogate pair"
+    if len(name.encode()) > bytes_max:
+        return f"is longer than {bytes_max} bytes"
+    return None

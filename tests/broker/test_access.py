@@ -1,0 +1,151 @@
+"""The gate: no verb gets past it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
+from headrace.broker.access import Gate
+from headrace.errors import NotAuthorized
+from headrace.records import Run
+from tests.broker.stand import ANN, Stand
+
+BOB = Principal("bob", "figg")
+
+
+class Rules:
+    """Ann may do everything, the others what is listed."""
+
+    def __init__(self) -> None:
+        self.allowed: set[tuple[str, Action, Resource]] = set()
+        self.asked: list[tuple[str, Action, Resource]] = []
+
+    def __call__(self, who: Principal, action: Action, resource: Resource) -> bool:
+        self.asked.append((who.name, action, resource))
+        return who == ANN or (who.name, action, resource) in self.allowed
+
+
+VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
+    "topic": (lambda broker: broker.topic(BOB, "t"), Action.DESCRIBE, "topic"),
+    "create_topic": (lambda broker: broker.create_topic(BOB, "new"), Action.CREATE, "topic"),
+    "ensure_topic": (lambda broker: broker.ensure_topic(BOB, "new"), Action.CREATE, "topic"),
+    "alter_topic": (lambda broker: broker.alter_topic(BOB, "t", partitions=2), Action.ALTER, "topic"),
+    "delete_topic": (lambda broker: broker.delete_topic(BOB, "t"), Action.DELETE, "topic"),
+    "publish": (lambda broker: broker.publish(BOB, "t", Run([b"x"])), Action.PUBLISH, "topic"),
+    "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
+    "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),
+    "offset_for_time": (lambda broker: broker.offset_for_time(BOB, "t", 0, 0), Action.DESCRIBE, "topic"),
+    "cursor": (lambda broker: broker.cursor(BOB, "t", 0, 0, lambda _: None, credit_bytes=1), Action.READ, "topic"),
+    "commit": (lambda broker: broker.commit(BOB, "g", {("t", 0): 1}), Action.COMMIT, "group"),
+    "committed": (lambda broker: broker.committed(BOB, "g", "t", 0), Action.DESCRIBE, "group"),
+    "lag": (lambda broker: broker.lag(BOB, "g"), Action.DESCRIBE, "group"),
+    "delete_group": (lambda broker: broker.delete_group(BOB, "g"), Action.DELETE, "group"),
+    "queue": (lambda broker: broker.queue(BOB, "g", "t", policy=SettlementPolicy()), Action.READ, "topic"),
+    "begin": (lambda broker: broker.begin(BOB, id="tx"), Action.PUBLISH, "transaction"),
+}
+LISTS = {"topics", "groups"}
+"""These answer everybody, with what they may see."""
+NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
+
+
+async def _guarded() -> tuple[Stand, Rules]:
+    rules = Rules()
+    stand = Stand(authorize=rules)
+    await stand.broker.open()
+    await stand.broker.create_topic(ANN, "t")
+    await stand.broker.commit(ANN, "g", {("t", 0): 0})
+    return stand, rules
+
+
+def test_every_verb_of_the_broker_is_in_the_table() -> None:
+    verbs = {name for name, _ in inspect.getmembers(Broker, inspect.isfunction) if not name.startswith("_")}
+    assert verbs == set(VERBS) | LISTS | NOT_FOR_USERS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_verb_is_refused_to_those_who_may_not(verb: str) -> None:
+    stand, _ = await _guarded()
+    call, action, kind = VERBS[verb]
+    appends = stand.engine.appends
+    with pytest.raises(NotAuthorized) as caught:
+        answer = call(stand.broker)
+        if isinstance(answer, Awaitable):
+            await answer
+    assert (caught.value.principal, caught.value.action) == ("bob", action.value)
+    assert caught.value.resource.startswith(kind)
+    assert stand.engine.appends == appends
+    assert set(stand.engine.topics()) == {"t", "__offsets", "__producers"}
+    await stand.broker.close()
+
+
+async def test_lists_show_only_what_one_may_see() -> None:
+    stand, rules = await _guarded()
+    await stand.broker.create_topic(ANN, "u")
+    await stand.broker.commit(ANN, "h", {("t", 0): 0})
+    rules.allowed |= {("bob", Action.READ, Resource("topic", "u")), ("bob", Action.DESCRIBE, Resource("group", "h"))}
+    assert [topic.name for topic in stand.broker.topics(BOB)] == ["u"]
+    assert stand.broker.groups(BOB) == ["h"]
+    assert [topic.name for topic in stand.broker.topics(ANN)] == ["t", "u"]
+    await stand.broker.close()
+
+
+async def test_a_transaction_asks_for_each_topic_and_group_it_touches() -> None:
+    stand, rules = await _guarded()
+    rules.allowed.add(("bob", Action.PUBLISH, Resource("transaction", "tx")))
+    transaction = stand.broker.begin(BOB, id="tx")
+    with pytest.raises(NotAuthorized):
+        transaction.publish("t", Run([b"x"]))
+    with pytest.raises(NotAuthorized):
+        transaction.commit_offsets("g", {("t", 0): 1})
+    rules.allowed.add(("bob", Action.COMMIT, Resource("group", "g")))
+    stand.broker.access_changed()
+    with pytest.raises(NotAuthorized, match="read topic 't'"):
+        transaction.commit_offsets("g", {("t", 0): 1})
+    await stand.broker.close()
+
+
+async def test_whether_a_topic_exists_is_told_only_to_those_who_may_know() -> None:
+    stand, _ = await _guarded()
+    for name in ("t", "nowhere"):
+        with pytest.raises(NotAuthorized):
+            stand.broker.publish(BOB, name, Run([b"x"]))
+        with pytest.raises(NotAuthorized):
+            await stand.broker.fetch(BOB, name, 0, 0, bytes_max=1)
+    await stand.broker.close()
+
+
+async def test_changed_rules_count_after_access_changed() -> None:
+    stand, rules = await _guarded()
+    permission = ("bob", Action.PUBLISH, Resource("topic", "t"))
+    with pytest.raises(NotAuthorized):
+        stand.broker.publish(BOB, "t", Run([b"x"]))
+    rules.allowed.add(permission)
+    stand.broker.access_changed()
+    await stand.broker.publish(BOB, "t", Run([b"x"]))
+    rules.allowed.discard(permission)
+    stand.broker.access_changed()
+    with pytest.raises(NotAuthorized):
+        stand.broker.publish(BOB, "t", Run([b"x"]))
+    await stand.broker.close()
+
+
+def test_a_question_is_asked_once() -> None:
+    rules = Rules()
+    gate = Gate(rules)
+    for _ in range(3):
+        gate.check(ANN, Action.READ, "topic", "t")
+        assert not gate.allows(BOB, Action.READ, "topic", "t")
+    assert len(rules.asked) == 2
+    gate.forget()
+    gate.check(ANN, Action.READ, "topic", "t")
+    assert len(rules.asked) == 3
+
+
+def test_the_same_name_through_another_door_is_another_question() -> None:
+    gate = Gate(lambda who, action, resource: who.door == "figg")
+    assert gate.allows(Principal("x", "figg"), Action.READ, "topic", "t")
+    assert not gate.allows(Principal("x", "rustlog"), Action.READ, "topic", "t")
