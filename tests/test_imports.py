@@ -46,6 +46,7 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.log.dump",
         "headrace.log.files",
         "headrace.log.crypt",
+        "headrace.log.identity",
     },
     "bench": {"headrace.*"},
     "__main__": {"headrace.cli"},
@@ -78,7 +79,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "log": CLOCKS_AND_DICE | {"asyncio", "socket", "ssl"},
     "engine": CLOCKS_AND_DICE | {"socket", "ssl"},
     "broker": CLOCKS_AND_DICE | {"socket", "ssl", "threading"},
-    "sessions": CLOCKS_AND_DICE | {"socket", "ssl", "threading"},
+    "sessions": {"random", "uuid", "secrets", "socket", "ssl", "threading"},
     "clients": {"random", "uuid"},
 }
 

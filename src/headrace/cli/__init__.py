@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, NoReturn
@@ -125,6 +124,8 @@ def one_line(text: str) -> str:
 
 def _fail(text: str, code: int) -> NoReturn:
     if os.environ.get("HEADRACE_TRACEBACK") == "1":
+        import traceback
+
         traceback.print_exc()
     print(f"headrace: {one_line(text)}", file=sys.stderr)
     sys.exit(code)
@@ -132,7 +133,10 @@ def _fail(text: str, code: int) -> NoReturn:
 
 def _report(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
     """What nobody foresaw is a defect of ours: say so in one line, and how to see more."""
+    hint = " (HEADRACE_TRACEBACK=1 shows where)"
     if os.environ.get("HEADRACE_TRACEBACK") == "1":
+        import traceback
+
         traceback.print_exception(kind, failure, trace)
-    hint = "" if os.environ.get("HEADRACE_TRACEBACK") == "1" else " (HEADRACE_TRACEBACK=1 shows where)"
+        hint = ""
     print(f"headrace: internal error: {kind.__name__}: {one_line(str(failure))}{hint}", file=sys.stderr)
