@@ -242,12 +242,12 @@ class Broker:
         """The groups with committed offsets that this principal may see, by name."""
         return [group for group in self._groups.names() if self._gate.allows(who, Action.DESCRIBE, "group", group)]
 
-    async def delete_group(self, who: Principal, group: str) -> None:
-        """Forget its offsets. Raises `InvalidRequest` while a settlement queue of it is open."""
+    async def delete_group(self, who: Principal, group: str, *, topic: str | None = None) -> None:
+        """Forget its offsets, in one topic or (None) in all. Raises `InvalidRequest` while a settlement queue of it is open."""
         self._gate.check(who, Action.DELETE, "group", group)
         if self._settlement.is_open(group):
             raise InvalidRequest(f"group {group!r} has consumers")
-        await self._groups.delete(group)
+        await self._groups.delete(group, topic)
 
     # Settlement and transactions
 

@@ -91,9 +91,9 @@ class Groups(TableLog[_Key, _Row]):
             found.append(GroupLag(topic, partition, committed, end, max(0, end - committed)))
         return found
 
-    async def delete(self, group: str) -> None:
+    async def delete(self, group: str, topic: str | None = None) -> None:
         await self.settled()
-        await self.put([((group, *place), None) for place in self._offsets.get(group, {})])
+        await self.put([((group, *place), None) for place in self._offsets.get(group, {}) if topic in (None, place[0])])
 
     async def topic_gone(self, topic: str) -> None:
         """Forget every group's offsets in the topic, those of commits still in flight too."""
