@@ -1,0 +1,61 @@
+"""What a client raises, beside `RecordTooLarge` and the other words it shares with the broker.
+
+The difference that matters after a failure is whether the broker may have kept the record: `NotSent` says it has not, `OutcomeUnknown`
+says that nobody here can tell.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError
+
+
+class ClientError(HeadraceError):
+    """The root of what only clients raise."""
+
+
+class ConnectFailed(ClientError):
+    """No connection; nothing was sent."""
+
+    def __init__(self, *, host: str, port: int, reason: str) -> None:
+        super().__init__(f"cannot connect to {host}:{port}: {reason}")
+        self.host, self.port, self.reason = host, port, reason
+
+
+class ClientClosed(ClientError):
+    """The client was closed before or while this was asked of it."""
+
+
+class NotSent(ClientError):
+    """Closed before the records left: the broker has never seen them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} {_records(count)} never sent")
+        self.count = count
+
+
+class OutcomeUnknown(ClientError):
+    """Sent, and closed before the acknowledgement came: the broker may have kept the records or not."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} {_records(count)} sent but not acknowledged; the outcome is unknown")
+        self.count = count
+
+
+class Refused(ClientError):
+    """The server said no, in its own words. `code` is its protocol's."""
+
+    def __init__(self, *, code: int, text: str) -> None:
+        super().__init__(f"{code} {text}")
+        self.code, self.text = code, text
+
+
+class AlreadySubscribed(ClientError):
+    """One client follows a topic once; another client may follow it again."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"this client already follows topic {topic!r}")
+        self.topic = topic
+
+
+def _records(count: int) -> str:
+    return "record was" if count == 1 else "records were"

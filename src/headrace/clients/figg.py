@@ -1,0 +1,416 @@
+"""A Figg client that survives its connections.
+
+    client = await FiggClient.connect("127.0.0.1", 8119)
+    await client.publish("demo", b"hello")
+    async for message in await client.subscribe("demo", "start"):
+        ...
+
+A lost connection is sought again for ever. What was published and not acknowledged is then sent once more, in order, under its old
+numbers: delivery is at least once. Subscriptions resume behind the last message they received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Final, Literal
+
+from headrace.clients.backoff import Backoff, exponential
+from headrace.clients.errors import AlreadySubscribed, ClientClosed, ConnectFailed, NotSent, OutcomeUnknown
+from headrace.clients.figg_subscription import Subscription
+from headrace.clients.messages import ConnectionState, OnState
+from headrace.clients.stream import Stream, open_stream
+from headrace.clients.window import Unacknowledged, Window
+from headrace.errors import InvalidTopicName, RecordTooLarge, WireError
+from headrace.limits import FIGG_TOPIC_BYTES_MAX, KIB, MIB, VALUE_BYTES_MAX
+from headrace.wire.figg import AckRun, Attached, DataRun, Detached, Pong, ServerMessage, client_decoder, encode
+
+DEFAULT_PORT: Final = 8119
+RUN_RECORDS_MAX: Final = 1_024
+RUN_BYTES_MAX: Final = 256 * KIB
+"""`publish_many` sends runs of about this size: large enough to be cheap, small enough to keep the window moving."""
+
+
+@dataclass(frozen=True, slots=True)
+class FiggOptions:
+    """What a user may choose."""
+
+    connect_seconds: float = 5.0
+    ping_seconds: float = 2.0
+    pings_unanswered_max: int = 2
+    """With so many pings out, the connection counts as lost."""
+    window_records_max: int = 65_536
+    window_bytes_max: int = 8 * MIB
+    """Published and not acknowledged; whoever publishes more waits."""
+    queue_bytes_max: int = 8 * MIB
+    """Received and not taken by the user, for each subscription, before the connection is no longer read."""
+    detach_seconds: float = 5.0
+    """How long an unsubscribe waits for its answer: some servers give none."""
+    backoff: Backoff = exponential()
+    on_state: OnState = lambda state, reason: None
+    clock: Callable[[], int] = time.time_ns
+    """What pings carry; nobody but the client reads it."""
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What one connection knows of one topic: the answers that are due, in order, and who gets the data."""
+
+    due: deque[Subscription | asyncio.Future[None]]
+    """A subscription waits for its ATTACHED, a future for the DETACHED."""
+    receiver: Subscription | None = None
+
+
+class FiggClient:
+    """Use `connect`. All methods are for one event loop."""
+
+    def __init__(self, host: str, port: int, options: FiggOptions) -> None:
+        self._host, self._port, self._options = host, port, options
+        self._loop = asyncio.get_running_loop()
+        self._window = Window(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
+        self._subscriptions: dict[str, Subscription] = {}
+        self._detaching: dict[str, asyncio.Future[None]] = {}
+        self._full: set[str] = set()
+        """Topics whose subscription has enough for now."""
+        self._stream: Stream | None = None
+        self._decoder = client_decoder()
+        self._topics: dict[str, _Topic] = {}
+        self._attempt = 0
+        self._owes_progress = False
+        """Connected with records to send again, and none of them acknowledged yet."""
+        self._pings_out = 0
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @classmethod
+    async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FiggOptions = FiggOptions()) -> FiggClient:
+        """Raises `ConnectFailed` when the first connection cannot be had; later ones are sought until it works."""
+        client = cls(host, port, options)
+        await client._open()
+        return client
+
+    async def __aenter__(self) -> FiggClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        if failure is None:
+            await self.close()
+        else:
+            self.abandon()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records published and not acknowledged."""
+        return len(self._window)
+
+    # Publishing.
+
+    async def send(self, topic: str, value: bytes) -> asyncio.Future[None]:
+        """Publish without waiting for the acknowledgement: the future is done when it comes. Waits only for room in the window.
+
+        The future fails with `OutcomeUnknown` or `NotSent` when the client is closed first.
+        """
+        return (await self._publish(topic, [value])).done
+
+    async def send_many(self, topic: str, values: list[bytes]) -> asyncio.Future[None]:
+        """As `send`, for a run of values that leave together: the future is done when the last is acknowledged."""
+        return (await self._publish(topic, values)).done
+
+    async def publish(self, topic: str, value: bytes) -> None:
+        """Returns when the broker has acknowledged the record."""
+        await (await self.send(topic, value))
+
+    async def publish_many(self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes]) -> int:
+        """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged."""
+        count = 0
+        last: asyncio.Future[None] | None = None
+        if isinstance(values, AsyncIterable):
+            async for value in values:
+                last = await self.send(topic, value)
+                count += 1
+        else:
+            iterator = iter(values)
+            while run := _next_run(iterator):
+                last = await self.send_many(topic, run)
+                count += len(run)
+        if last is not None:
+            await last
+        return count
+
+    async def flush(self) -> None:
+        """Returns when everything published so far is acknowledged. Raises `ClientClosed` when that cannot happen any more."""
+        await self._window.emptied()
+        self._check_open()
+
+    async def _publish(self, topic: str, values: list[bytes]) -> Unacknowledged:
+        self._check_open()
+        _check_topic(topic)
+        largest = max(map(len, values))
+        if largest > VALUE_BYTES_MAX:
+            raise RecordTooLarge(size_bytes=largest, bytes_max=VALUE_BYTES_MAX)
+        entry = await self._window.enter(topic, values)
+        if self._stream is not None:
+            self._write_entry(self._stream, entry)
+        return entry
+
+    def _write_entry(self, stream: Stream, entry: Unacknowledged) -> None:
+        entry.was_sent = True
+        stream.write(encode.publish(entry.topic, range(entry.first_seq, entry.last_seq + 1), entry.values))
+
+    # Subscribing.
+
+    async def subscribe(self, topic: str, start: Literal["start", "end"] | int = "end") -> Subscription:
+        """Follow a topic from its start, its end (only what is yet to come) or a record offset. Returns when the server has agreed.
+
+        The server may start elsewhere than asked, at the oldest record or at the end: see `Subscription.started`.
+        """
+        self._check_open()
+        _check_topic(topic)
+        if topic in self._subscriptions:
+            raise AlreadySubscribed(topic)
+        offset = {"start": 0, "end": None}[start] if isinstance(start, str) else start
+        subscription = Subscription(
+            topic,
+            offset,
+            queue_bytes_max=self._options.queue_bytes_max,
+            full=lambda is_full: self._mind_queue(topic, is_full),
+            end=lambda: self.unsubscribe(topic),
+        )
+        self._subscriptions[topic] = subscription
+        if self._stream is not None:
+            self._attach(self._stream, subscription)
+        try:
+            await asyncio.shield(subscription.started)
+        except asyncio.CancelledError:
+            if self._is_closed and subscription.started.cancelled():
+                raise ClientClosed("the client was closed") from None
+            self._give_up(subscription)
+            raise
+        return subscription
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Stop following a topic; returns when the server has confirmed it."""
+        subscription = self._subscriptions.get(topic)
+        if subscription is None:
+            return
+        detached = self._detaching[topic] = self._give_up(subscription)
+        try:
+            async with asyncio.timeout(self._options.detach_seconds):
+                await asyncio.shield(detached)
+        except TimeoutError:
+            pass
+        finally:
+            if self._detaching.get(topic) is detached:
+                del self._detaching[topic]
+
+    def _give_up(self, subscription: Subscription) -> asyncio.Future[None]:
+        """The future is done when the server has confirmed it."""
+        del self._subscriptions[subscription.topic]
+        subscription.stop()
+        detached: asyncio.Future[None] = self._loop.create_future()
+        if self._stream is not None:
+            self._detach(self._stream, subscription.topic, detached)
+        return detached
+
+    def _attach(self, stream: Stream, subscription: Subscription) -> None:
+        self._on_wire(subscription.topic).due.append(subscription)
+        stream.write(encode.attach(subscription.topic, subscription.resume_offset))
+
+    def _detach(self, stream: Stream, topic: str, detached: asyncio.Future[None]) -> None:
+        self._on_wire(topic).due.append(detached)
+        stream.write(encode.detach(topic))
+
+    def _on_wire(self, topic: str) -> _Topic:
+        return self._topics.setdefault(topic, _Topic(deque()))
+
+    def _mind_queue(self, topic: str, is_full: bool) -> None:
+        """One full subscription stops the reading for all: what lies behind its data on the wire cannot be had without it."""
+        before = bool(self._full)
+        self._full = self._full | {topic} if is_full else self._full - {topic}
+        if self._stream is not None and before != bool(self._full):
+            if is_full:
+                self._stream.pause_reading()
+            else:
+                self._stream.resume_reading()
+
+    # Receiving.
+
+    def _receive(self, data: bytes) -> None:
+        self._pings_out = 0
+        try:
+            for message in self._decoder.feed(data):
+                self._handle(message)
+        except WireError as failure:
+            assert self._stream is not None, "bytes come from a stream"
+            self._stream.drop(f"the server cannot be understood: {failure}")
+
+    def _handle(self, message: ServerMessage) -> None:
+        match message:
+            case AckRun(seqs):
+                if self._window.acknowledge(max(seqs)):
+                    self._attempt, self._owes_progress = 0, False
+            case DataRun(topic):
+                receiver = self._on_wire(topic).receiver
+                if receiver is not None:
+                    receiver.arrived(message)
+            case Attached(topic, offset):
+                self._answered_attach(self._on_wire(topic), offset)
+            case Detached(topic):
+                self._answered_detach(self._on_wire(topic))
+            case Pong():
+                pass
+        if not self._owes_progress:
+            self._attempt = 0
+
+    def _answered_attach(self, known: _Topic, offset: int) -> None:
+        """Answers come in the order of the requests; a server that does not answer DETACH is forgiven here."""
+        while known.due:
+            due = known.due.popleft()
+            if isinstance(due, Subscription):
+                known.receiver = due
+                due.attached(offset)
+                return
+            _resolve(due)
+
+    def _answered_detach(self, known: _Topic) -> None:
+        known.receiver = None
+        due = known.due.popleft() if known.due else None
+        if isinstance(due, Subscription):
+            known.due.appendleft(due)  # a DETACHED that nobody asked for
+        elif due is not None:
+            _resolve(due)
+
+    # The connection.
+
+    async def _open(self) -> None:
+        options = self._options
+        stream = await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds)
+        if self._is_closed:
+            stream.close()
+            return
+        self._stream, self._decoder, self._topics = stream, client_decoder(), {}
+        self._pings_out = 0
+        self._ping()
+        self._take_up(stream)
+        options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
+
+    def _take_up(self, stream: Stream) -> None:
+        """Say on a new connection what the last one left open: attachments, detachments, then publishes, in order."""
+        for subscription in self._subscriptions.values():
+            self._attach(stream, subscription)
+        for topic, detached in self._detaching.items():
+            if topic not in self._subscriptions:
+                self._detach(stream, topic, detached)
+        self._owes_progress = False
+        for entry in self._window.unacknowledged():
+            self._owes_progress = True
+            self._write_entry(stream, entry)
+        if self._full:
+            stream.pause_reading()
+
+    def _lost(self, reason: str) -> None:
+        self._stream = None
+        self._stop_pinging()
+        self._options.on_state(ConnectionState.DISCONNECTED, reason)
+        if not self._is_closed:
+            self._reconnecting = self._loop.create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Attempts are counted until a connection proves useful, so a server that hangs up on every resend is not pressed."""
+        while self._stream is None and not self._is_closed:
+            attempt, self._attempt = self._attempt, self._attempt + 1
+            await asyncio.sleep(self._options.backoff(attempt))
+            try:
+                await self._open()
+            except ConnectFailed:
+                continue
+
+    def _ping(self) -> None:
+        """The first ping goes out at once: a server that shares its port learns by it which protocol this is."""
+        stream = self._stream
+        assert stream is not None, "pings stop with their connection"
+        if self._pings_out >= self._options.pings_unanswered_max and not stream.is_paused:
+            stream.drop(f"{self._pings_out} pings unanswered")
+            return
+        stream.write(encode.ping(self._options.clock() & ((1 << 64) - 1)))
+        self._pings_out += 1
+        self._ping_timer = self._loop.call_later(self._options.ping_seconds, self._ping)
+
+    def _stop_pinging(self) -> None:
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
+
+    # The end.
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Wait for the outstanding acknowledgements, then close.
+
+        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
+        """
+        if self._is_closed:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._window.emptied()
+        except TimeoutError:
+            pass
+        unknown, unsent = self.abandon()
+        if unknown:
+            raise OutcomeUnknown(unknown)
+        if unsent:
+            raise NotSent(unsent)
+
+    def abandon(self) -> tuple[int, int]:
+        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
+        if self._is_closed:
+            return 0, 0
+        self._is_closed = True
+        self._stop_pinging()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+        for subscription in self._subscriptions.values():
+            subscription.stop()
+        for detached in self._detaching.values():
+            _resolve(detached)
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        left = self._window.close()
+        self._options.on_state(ConnectionState.CLOSED, "closed by its user")
+        return left
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("the client is closed")
+
+
+def _next_run(values: Iterable[bytes]) -> list[bytes]:
+    run: list[bytes] = []
+    size_bytes = 0
+    for value in islice(values, RUN_RECORDS_MAX):
+        run.append(value)
+        size_bytes += len(value)
+        if size_bytes >= RUN_BYTES_MAX:
+            break
+    return run
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _check_topic(topic: str) -> None:
+    if len(topic.encode()) > FIGG_TOPIC_BYTES_MAX:
+        raise InvalidTopicName(f"a topic name of {len(topic.encode())} bytes exceeds the {FIGG_TOPIC_BYTES_MAX} that Figg can carry")
