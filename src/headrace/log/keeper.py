@@ -69,8 +69,6 @@ class Keeper:
     def tick(self, *, urgent: bool = False) -> None:
         """What is due now: a checkpoint when a journal file is full or the interval is over, otherwise tails into segments."""
         store = self._store
-        if store.failure is not None:
-            return
         self._ticks += not urgent
         due = self._ticks * TICK_SECONDS * 1000 >= store.options.checkpoint_interval_ms
         if store.journal.current != self._checkpointed_journal or (due and (self._touched or self._unsynced)):
@@ -105,8 +103,7 @@ class Keeper:
             self._progress.notify_all()
         if self._thread is not None:
             self._thread.join()
-        if self._store.failure is None:
-            self.checkpoint(closing=True)
+        self.checkpoint(closing=True)
 
     # Steps.
 
@@ -184,8 +181,10 @@ class Keeper:
                     segment.release()
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run one step; a full disk is waited out, any other failure of the disk ends writing."""
+        """Run one step; a full disk is waited out, any other failure of the disk ends writing, after which there are no more steps."""
         store = self._store
+        if store.failure is not None:
+            return
         try:
             step()
             if store.full and self._has_headroom():

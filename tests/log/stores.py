@@ -1,0 +1,56 @@
+"""A store that takes its steps when the test says so, and the few verbs the tests of the log are written in."""
+
+from __future__ import annotations
+
+from headrace.errors import BrokerError
+from headrace.log.partition import LogOptions
+from headrace.log.simulated import SimulatedFiles
+from headrace.log.store import Store, StoreOptions
+from headrace.records import Ack, Appended, Record, Run
+
+SMALL = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
+
+
+def opened(files: SimulatedFiles, options: StoreOptions = SMALL) -> Store:
+    return Store.open(files, options, threads=False)
+
+
+def crashed(files: SimulatedFiles) -> SimulatedFiles:
+    """The same disk after the process died: everything written is there."""
+    return SimulatedFiles(files.contents(), files.directories())
+
+
+def staged(store: Store, *appends: tuple[int, Run], ack: Ack = Ack.DURABLE, now: int = 0) -> list[list[Appended] | BrokerError]:
+    """Stage without flushing; the list gets the outcome."""
+    outcome: list[list[Appended] | BrokerError] = []
+    store.stage(appends, ack=ack, now=now, done=outcome.append, size_bytes=sum(run.size_bytes for _, run in appends))
+    return outcome
+
+
+def put(store: Store, log: int, *values: bytes | None, keys: list[bytes | None] | None = None, now: int = 0) -> Appended:
+    outcome = staged(store, (log, Run(values, keys)), now=now)
+    store.flush()
+    (result,) = outcome
+    assert isinstance(result, list), result
+    return result[0]
+
+
+def records(store: Store, log: int, offset: int | None = None, bytes_max: int = 1 << 20) -> list[Record]:
+    bounds = store.bounds(log)
+    position = bounds.first if offset is None else offset
+    found: list[Record] = []
+    while position < bounds.end:
+        batches = store.read(log, position, bytes_max=bytes_max)
+        if not batches:
+            break
+        found += [record for batch in batches for record in batch.records()]
+        position = batches[-1].next_offset
+    return found
+
+
+def values(store: Store, log: int, offset: int | None = None, bytes_max: int = 1 << 20) -> list[bytes | None]:
+    return [record.value for record in records(store, log, offset, bytes_max)]
+
+
+def new_log(store: Store, **options: object) -> int:
+    return store.create_log(LogOptions(**options))  # type: ignore[arg-type]  # named by the tests
