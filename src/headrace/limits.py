@@ -88,3 +88,7 @@ RUSTLOG_STRAY_OFFSETS_MAX: Final = 10_000
 # FlyMQ
 FLYMQ_PAYLOAD_BYTES_MAX: Final = 32 * MIB
 """One frame without its header, and what a compressed payload may grow to: the specification's maximum message size."""
+FLYMQ_FETCH_BYTES_MAX: Final = 4 * MIB
+"""A FETCH reply of more than one record; a single record may fill the frame."""
+FLYMQ_SCAN_BYTES_MAX: Final = 256 * MIB
+"""What a FETCH with a filter looks at in search of its first record."""

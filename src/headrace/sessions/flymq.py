@@ -1,0 +1,264 @@
+"""One FlyMQ connection: frames → broker verbs → frames.
+
+Requests take effect in the order they were sent, and replies leave in that order. PRODUCE is staged in the call that receives it and
+answered when the record is as durable as its topic promises; any number may be under way, up to a window of bytes, beyond which the
+peer is not read. Every other request waits for the records before it: whoever publishes and then fetches finds what it published.
+Such requests occupy the session's one task, one after the other; what arrives meanwhile waits in the inbox, unread beyond what
+had already come. A peer that does not take its replies is not served further ones.
+
+The dialect is the listener's until a request gives a client of the original away; from that request on it is the original's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from headrace.broker import Broker, Principal, Published
+from headrace.errors import BrokerError, UnknownTopic
+from headrace.limits import IN_FLIGHT_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES
+from headrace.sessions.contract import Link
+from headrace.sessions.flymq_refusals import not_understood, refusal
+from headrace.sessions.flymq_staging import Staged, refused, stage
+from headrace.sessions.flymq_verbs import Node, Verbs
+from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
+from headrace.wire.flymq.messages import (
+    Broken,
+    Failure,
+    Malformed,
+    ProduceRun,
+    Reply,
+    Request,
+    RequestEvent,
+    UnknownOpcode,
+    Unsupported,
+)
+
+
+class _Pause(Enum):
+    """Where the decoder stopped because it had unpacked enough: it goes on when what came before is done with."""
+
+    UNPACKING = "unpacking"
+
+
+Step: TypeAlias = RequestEvent | _Pause
+
+
+@dataclass(frozen=True, slots=True)
+class FlyMqSettings:
+    """What a listener decides for its FlyMQ connections."""
+
+    dialect: Dialect = Dialect.SPEC
+    node: Node = Node()
+
+
+_DEFAULTS = FlyMqSettings()
+
+
+class FlyMqSession:
+    """The state of one connection."""
+
+    def __init__(self, link: Link, broker: Broker, who: Principal, settings: FlyMqSettings = _DEFAULTS) -> None:
+        self._link = link
+        self._broker = broker
+        self._who = who
+        self._verbs = Verbs(broker, who, settings.node)
+        self._dialect = settings.dialect
+        self._decoder = RequestDecoder()
+        self._inbox: deque[Step] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._staged: deque[Staged] = deque()
+        """Runs whose replies are owed, in order."""
+        self._in_flight_bytes = 0
+        self._paused_for_inbox = self._paused_for_window = False
+        self._settled: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._ending: tuple[str, bool] | None = None
+        self._is_lost = False
+
+    # What the connection calls.
+
+    def receive(self, data: bytes) -> None:
+        if self._ending is None:
+            self._accept(self._decoder.feed(data))
+
+    def drained(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def closing(self) -> None:
+        self._end("drained", error=False)
+
+    def lost(self) -> None:
+        self._is_lost = True
+        self._inbox.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    # Order.
+
+    def _accept(self, events: list[RequestEvent]) -> None:
+        for event in events:
+            if self._task is None and isinstance(event, ProduceRun) and self._publish(event):
+                continue
+            self._later(event)
+        if self._decoder.more:
+            self._later(_Pause.UNPACKING)
+
+    def _later(self, step: Step) -> None:
+        self._inbox.append(step)
+        if not self._paused_for_inbox:
+            self._paused_for_inbox = True
+            self._link.pause_reading()
+        if self._task is None:
+            self._start()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work())
+        self._task.add_done_callback(self._worked)
+
+    async def _work(self) -> None:
+        while self._inbox:
+            step = self._inbox.popleft()
+            if isinstance(step, ProduceRun):
+                if not self._publish(step):
+                    await self._publish_to_new_topic(step)
+                continue
+            await self._until_settled()
+            await self._until_writable()
+            if step is _Pause.UNPACKING:
+                events: list[RequestEvent] = self._decoder.feed(b"")
+                more = [_Pause.UNPACKING] if self._decoder.more else []
+                self._inbox.extendleft(reversed([*events, *more]))
+            else:
+                await self._serve(step)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            # A fault of ours, not of the peer: it must not hang in a session that answers nothing.
+            self._inbox.clear()
+            self._link.close("internal error: the request could not be completed")
+            raise error
+        if self._inbox:
+            # Something came between the task's last look and this call.
+            self._start()
+            return
+        if self._paused_for_inbox:
+            self._paused_for_inbox = False
+            self._link.resume_reading()
+        self._close_when_done()
+
+    def _end(self, reason: str, *, error: bool = True) -> None:
+        """Take nothing new; close once everything taken is done."""
+        if self._ending is None:
+            self._ending = (reason, error)
+        self._close_when_done()
+
+    def _close_when_done(self) -> None:
+        if self._ending is None or self._is_lost or self._task is not None or self._staged:
+            return
+        reason, error = self._ending
+        self._link.close(reason, error=error)
+
+    async def _until_settled(self) -> None:
+        if self._staged:
+            self._settled = asyncio.get_running_loop().create_future()
+            await self._settled
+
+    async def _until_writable(self) -> None:
+        while self._link.unsent_bytes > OUTPUT_HIGH_WATER_BYTES:
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+
+    # Records.
+
+    def _publish(self, run: ProduceRun) -> bool:
+        """Stage the run. False: there is no such topic yet."""
+        try:
+            self._owe(stage(self._broker, self._who, run))
+        except UnknownTopic:
+            return False
+        return True
+
+    async def _publish_to_new_topic(self, run: ProduceRun) -> None:
+        try:
+            await self._broker.ensure_topic(self._who, run.topic)
+        except BrokerError as error:
+            self._owe(refused(run, error))
+            return
+        if not self._publish(run):
+            # Deleted again by somebody else: that is refused, not chased.
+            self._owe(refused(run, UnknownTopic(run.topic)))
+
+    def _owe(self, staged: Staged) -> None:
+        """Remember whose turn it is to be answered, and stop reading a peer that publishes faster than the disk writes."""
+        self._staged.append(staged)
+        self._in_flight_bytes += staged.weight_bytes
+        if self._in_flight_bytes > IN_FLIGHT_BYTES_MAX and not self._paused_for_window:
+            self._paused_for_window = True
+            self._link.pause_reading()
+        for future in staged.futures():
+            future.add_done_callback(self._published)
+        if staged.is_resolved:
+            self._answer_resolved()
+
+    def _published(self, future: asyncio.Future[Published]) -> None:
+        # Retrieved here as well as in the reply: nobody reads the reply of a connection that is gone.
+        error = future.exception()
+        if error is None or isinstance(error, BrokerError):
+            self._answer_resolved()
+            return
+        self._link.close("internal error: the record could not be stored")
+        raise error
+
+    def _answer_resolved(self) -> None:
+        """Answer what can be answered without overtaking."""
+        frames: list[bytes] = []
+        while self._staged and self._staged[0].is_resolved:
+            staged = self._staged.popleft()
+            self._in_flight_bytes -= staged.weight_bytes
+            if not self._is_lost:
+                frames.append(staged.reply(self._dialect))
+        if self._is_lost:
+            return
+        if frames:
+            self._link.send(b"".join(frames))
+        if self._paused_for_window and self._in_flight_bytes <= IN_FLIGHT_BYTES_MAX // 2:
+            self._paused_for_window = False
+            self._link.resume_reading()
+        if not self._staged:
+            if self._settled is not None and not self._settled.done():
+                self._settled.set_result(None)
+            self._close_when_done()
+
+    # Everything else.
+
+    async def _serve(self, event: RequestEvent) -> None:
+        match event:
+            case Broken():
+                self._decoder_broke(event)
+            case Malformed() | Unsupported() | UnknownOpcode():
+                self._link.send(encode_failure(not_understood(event), self._dialect))
+            case _:
+                if speaks_sdk(event):
+                    self._dialect = Dialect.SDK
+                self._link.send(encode_reply(opcode_of(event), await self._reply(event), self._dialect))
+
+    async def _reply(self, request: Request) -> Reply:
+        try:
+            return await self._verbs.answer(request)
+        except BrokerError as error:
+            return refusal(error)
+
+    def _decoder_broke(self, event: Broken) -> None:
+        if event.answer is not None:
+            self._link.send(encode_failure(Failure(event.answer), self._dialect))
+        self._inbox.clear()
+        self._end(f"bad frame: {event.reason}")
