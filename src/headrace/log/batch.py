@@ -371,6 +371,21 @@ def encode(
     span: int | None = None,
 ) -> bytes:
     """One batch. `now` stamps a run that has no timestamps; `deltas` and `span` are for compaction, which leaves gaps."""
+    return build(log, base_offset, run, now=now, compress=compress, keyring=keyring, deltas=deltas, span=span)[1]
+
+
+def build(
+    log: int,
+    base_offset: int,
+    run: Run,
+    *,
+    now: int,
+    compress: bool = False,
+    keyring: Keyring | None = None,
+    deltas: Sequence[int] | None = None,
+    span: int | None = None,
+) -> tuple[BatchHeader, bytes]:
+    """As `encode`, with the header as the reader would parse it."""
     count = len(run)
     assert count > 0, "an empty batch has no place in the log"
     flags = 0
@@ -398,7 +413,7 @@ def encode(
 
 def _seal(
     body: bytes, flags: int, log: int, count: int, base_offset: int, span: int, low: int, high: int, compress: bool, keyring: Keyring | None
-) -> bytes:
+) -> tuple[BatchHeader, bytes]:
     raw_size = len(body)
     nonce = _NO_NONCE
     if compress:
@@ -418,7 +433,9 @@ def _seal(
         sealed = keyring.seal(log, nonce, body, header[8:])
         body = _CRC.pack(len(sealed)) + sealed
     tail = b"".join((header[8:], body, padding))
-    return b"".join((MAGIC, _CRC.pack(crc32c(tail)), tail))
+    crc = crc32c(tail)
+    parsed = BatchHeader(crc, size, flags, log, count, base_offset, span, raw_size, low, high, nonce)
+    return parsed, b"".join((MAGIC, _CRC.pack(crc), tail))
 
 
 def _put(columns: list[bytes], data: bytes) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from headrace.limits import BATCH_BYTES_TARGET
-from headrace.log import batch as batch_format
-from headrace.log.batch import Batch, BatchHeader
+from headrace.log.batch import Batch, BatchHeader, build
 from headrace.log.crypt import Keyring
 from headrace.log.files import Files
 from headrace.log.partition import Partition
@@ -152,7 +151,7 @@ def _encode(partition: Partition, kept: _Kept) -> tuple[BatchHeader, bytes]:
     )
     span = kept.next_offset - kept.base_offset
     dense = span == len(kept)
-    encoded = batch_format.encode(
+    return build(
         partition.id,
         kept.base_offset,
         run,
@@ -162,4 +161,3 @@ def _encode(partition: Partition, kept: _Kept) -> tuple[BatchHeader, bytes]:
         deltas=None if dense else [record.offset - kept.base_offset for record in kept],
         span=span,
     )
-    return batch_format.parse_header(encoded, 0, "compacted batch"), encoded

@@ -19,8 +19,7 @@ from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.limits import MIB
-from headrace.log import batch as batch_format
-from headrace.log.batch import Batch, BatchHeader
+from headrace.log.batch import Batch, BatchHeader, build
 from headrace.log.crypt import Keyring
 from headrace.log.files import DISK_FULL_ERRNOS, Files
 from headrace.log.journal import Journal, SyncFailed
@@ -292,8 +291,7 @@ class Store:
         partition, offset = pending.partition, pending.base_offset
         compress, keyring, now = partition.options.compress, partition.keyring, pending.stamps[0]
         for part in cut(merge(pending.runs, pending.stamps)):
-            encoded = batch_format.encode(partition.id, offset, part, now=now, compress=compress, keyring=keyring)
-            batches.append((batch_format.parse_header(encoded, 0, "new batch"), encoded))
+            batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring))
             offset += len(part)
         assert offset == partition.next, "every record has the offset it was promised"
         return batches
