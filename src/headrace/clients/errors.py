@@ -49,6 +49,14 @@ class Refused(ClientError):
         self.code, self.text = code, text
 
 
+class NotSupported(ClientError):
+    """The protocol has no way to say this; another one may."""
+
+    def __init__(self, protocol: str, what: str) -> None:
+        super().__init__(f"{protocol} does not support {what}")
+        self.protocol, self.what = protocol, what
+
+
 class AlreadySubscribed(ClientError):
     """One client follows a topic once; another client may follow it again."""
 

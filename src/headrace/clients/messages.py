@@ -37,6 +37,17 @@ class MessageRun:
         return len(self.values)
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where the broker has put a record."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int | None = None
+    """Unix ms, by the broker's clock; None where the protocol does not say."""
+
+
 class ConnectionState(StrEnum):
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"

@@ -1,0 +1,450 @@
+"""A RustLog client that survives its connections.
+
+    client = await RustLogClient.connect("127.0.0.1", 9092)
+    await client.create_topic("orders", partitions=2)
+    receipt = await client.publish("orders", b"hello", partition=1)
+    async for message in await client.subscribe("orders", "start", partition=1, group="billing"):
+        ...
+
+Requests are pipelined; replies come in their order. A lost connection is sought again for ever, and what has no reply yet is then sent
+once more, in order: delivery is at least once. With `resend_writes` off, a write whose connection was lost fails with
+`OutcomeUnknown` instead, and is never written twice by this client.
+
+Both dialects are spoken, binary unless told otherwise. RustLog has no keys, headers, timestamps, no way to delete a topic and no
+push: what it cannot do raises `NotSupported`, and a subscription polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Final, Literal, NoReturn, TypeVar
+
+from headrace.clients.backoff import Backoff, exponential
+from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown
+from headrace.clients.messages import ConnectionState, Message, MessageRun, OnState, Receipt
+from headrace.clients.rustlog_calls import Call, Calls
+from headrace.clients.rustlog_refusals import raise_refusal
+from headrace.clients.rustlog_subscription import Settlement, Subscription
+from headrace.clients.stream import Stream, open_stream
+from headrace.errors import WireError
+from headrace.limits import KIB, MIB, RUSTLOG_FRAME_BYTES_MAX
+from headrace.records import Headers
+from headrace.wire.rustlog import Dialect, Reply, ReplyDecoder, Request, Undecodable, encode_request, produce_requests
+from headrace.wire.rustlog import messages as m
+
+DEFAULT_PORT: Final = 9092
+RUN_RECORDS_MAX: Final = 500
+RUN_BYTES_MAX: Final = 256 * KIB
+"""`publish_many` sends requests of about this size: large enough to be cheap, small enough to keep the window moving."""
+_OFFSET_MAX: Final = 2**64 - 1
+_Answer = TypeVar("_Answer")
+_REPLIES: Final[dict[type[Request], type[Reply]]] = {
+    m.Produce: m.ProduceReply,
+    m.Fetch: m.FetchReply,
+    m.OffsetCommit: m.OffsetCommitReply,
+    m.OffsetFetch: m.OffsetFetchReply,
+    m.CreateTopic: m.CreateTopicReply,
+    m.ListTopics: m.ListTopicsReply,
+    m.DescribeTopic: m.DescribeTopicReply,
+    m.DescribePartition: m.DescribePartitionReply,
+    m.MetricsFetch: m.MetricsReply,
+    m.Ping: m.Pong,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RustLogOptions:
+    """What a user may choose."""
+
+    dialect: Dialect = Dialect.BINARY
+    resend_writes: bool = True
+    """Whether a write without a reply is sent again on a new connection; if not, it fails with `OutcomeUnknown`."""
+    connect_seconds: float = 5.0
+    reply_seconds: float = 30.0
+    """A connection on which the oldest request waits longer than this counts as lost."""
+    ping_seconds: float = 5.0
+    """How often an idle connection is tried."""
+    window_calls_max: int = 256
+    window_bytes_max: int = 16 * MIB
+    """Requests without a reply; whoever asks more waits."""
+    fetch_bytes_max: int = 1 * MIB
+    poll_seconds_min: float = 0.01
+    poll_seconds_max: float = 0.5
+    """A subscription at the end of its partition asks again after these, the pause doubling from one to the other."""
+    backoff: Backoff = exponential()
+    on_state: OnState = lambda state, reason: None
+
+
+class RustLogClient:
+    """Use `connect`. All methods are for one event loop."""
+
+    def __init__(self, host: str, port: int, options: RustLogOptions) -> None:
+        self._host, self._port, self._options = host, port, options
+        self._loop = asyncio.get_running_loop()
+        self._calls = Calls(calls_max=options.window_calls_max, bytes_max=options.window_bytes_max)
+        self._stream: Stream | None = None
+        self._decoder = ReplyDecoder()
+        self._attempt = 0
+        self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @classmethod
+    async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: RustLogOptions = RustLogOptions()) -> RustLogClient:
+        """Raises `ConnectFailed` when the first connection cannot be had; later ones are sought until it works."""
+        client = cls(host, port, options)
+        await client._open()
+        return client
+
+    async def __aenter__(self) -> RustLogClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        if failure is None:
+            await self.close()
+        else:
+            self.abandon()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records published and not acknowledged."""
+        return self._calls.records
+
+    # Publishing.
+
+    async def publish(self, topic: str, value: bytes, *, partition: int = 0, key: bytes | None = None, headers: Headers = ()) -> Receipt:
+        """Returns when the broker has acknowledged the record, with its place."""
+        if key is not None:
+            raise NotSupported("RustLog", "keys")
+        if headers:
+            raise NotSupported("RustLog", "headers")
+        reply = await self._ask(m.Produce(topic, partition, [value]), m.ProduceReply)
+        return Receipt(topic, partition, reply.offsets[0])
+
+    async def send_many(self, topic: str, values: list[bytes], *, partition: int = 0) -> asyncio.Future[list[int]]:
+        """Publish without waiting for the acknowledgement: the future gives the offsets when it comes. Waits only for room.
+
+        What one frame holds is written all or not at all; more than that goes in several requests. Raises `LimitExceeded`
+        for a record that fits no frame of this dialect, before any is sent.
+        """
+        calls = [await self._enter(request) for request in produce_requests(self._options.dialect, topic, partition, values)]
+        done: asyncio.Future[list[int]] = self._loop.create_future()
+        task = self._loop.create_task(self._offsets(calls))
+        task.add_done_callback(lambda finished: _copy(finished, done))
+        return done
+
+    async def publish_many(self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, partition: int = 0) -> int:
+        """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged.
+
+        The first failure is raised; what was sent after it may have been written.
+        """
+        count = 0
+        under_way: deque[Call] = deque()
+        async for run in _runs(values):
+            for request in produce_requests(self._options.dialect, topic, partition, run):
+                under_way.append(await self._enter(request))
+            count += len(run)
+            while under_way and under_way[0].reply.done():
+                await self._offsets([under_way.popleft()])
+        await self._offsets(under_way)
+        return count
+
+    async def flush(self) -> None:
+        """Returns when everything asked so far is answered. Raises `ClientClosed` when that cannot happen any more."""
+        await self._calls.emptied()
+        self._check_open()
+
+    async def _offsets(self, calls: Iterable[Call]) -> list[int]:
+        offsets: list[int] = []
+        for call in calls:
+            offsets += (await self._reply(call, m.ProduceReply)).offsets
+        return offsets
+
+    # Reading.
+
+    async def fetch(
+        self, topic: str, offset: int, *, partition: int = 0, max_bytes: int | None = None, group: str | None = None
+    ) -> list[Message]:
+        """Records from an offset on, or from the group's committed offset if that is higher; an empty list when there are none."""
+        run, _ = await self.read(topic, partition, offset, max_bytes, group)
+        return [Message(topic, partition, at, value) for at, value in zip(run.offsets, run.values, strict=True)]
+
+    async def read(
+        self, topic: str, partition: int, offset: int, max_bytes: int | None = None, group: str | None = None
+    ) -> tuple[MessageRun, int]:
+        """As `fetch`, as columns, with the offset to read on from. Raises `OffsetOutOfRange` below the first offset there is."""
+        bytes_max = min(max_bytes or self._options.fetch_bytes_max, RUSTLOG_FRAME_BYTES_MAX)
+        reply = await self._ask(m.Fetch(topic, partition, offset, bytes_max, group or ""), m.FetchReply)
+        return MessageRun(topic, partition, reply.offsets, list(reply.values)), reply.next_offset
+
+    async def end_offset(self, topic: str, *, partition: int = 0) -> int:
+        """The offset the next record will get. The original broker cannot tell: `NotSupported`."""
+        _, end = await self.read(topic, partition, _OFFSET_MAX, 1)
+        if end == _OFFSET_MAX:
+            raise NotSupported("this RustLog broker", "asking for the end of a partition")
+        return end
+
+    async def subscribe(
+        self,
+        topic: str,
+        start: Literal["start", "end"] | int = "end",
+        *,
+        partition: int = 0,
+        group: str | None = None,
+        settlement: Settlement = "explicit",
+    ) -> Subscription:
+        """Follow a partition from its start, its end (only what is yet to come) or an offset; a group from where it has committed.
+
+        Progress is committed with `Subscription.commit`, or with `settlement="auto"` whenever the iteration goes on behind a
+        fetched run.
+        """
+        if settlement == "auto" and group is None:
+            raise ValueError("automatic settlement needs a group")
+        position = await self.committed(topic, group=group, partition=partition) if group is not None else None
+        if position is None:
+            position = {"start": 0}.get(start) if isinstance(start, str) else start
+        if position is None:
+            position = await self.end_offset(topic, partition=partition)
+        options = self._options
+        return Subscription(
+            self,
+            topic,
+            partition,
+            position,
+            group=group,
+            settlement=settlement,
+            max_bytes=options.fetch_bytes_max,
+            idle_seconds=lambda attempt: min(options.poll_seconds_min * 2.0 ** min(attempt, 32), options.poll_seconds_max),
+        )
+
+    # Groups.
+
+    async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
+        """The group will read on at `offset`. Raises `UnknownPartition` where the broker keeps no offset for that place."""
+        request = m.OffsetCommit(topic, partition, group, offset)
+        reply = await self._ask(request, m.OffsetCommitReply)
+        if not reply.success:
+            raise_refusal(request, m.ErrorReply("partition not found: ", 0))
+
+    async def committed(self, topic: str, *, group: str, partition: int = 0) -> int | None:
+        """Where the group will read on; None if it has never committed there."""
+        return (await self._ask(m.OffsetFetch(topic, partition, group), m.OffsetFetchReply)).offset
+
+    # Topics.
+
+    async def create_topic(self, topic: str, *, partitions: int = 1) -> None:
+        """Raises `TopicExists`, `InvalidRequest`."""
+        await self._ask(m.CreateTopic(topic, partitions), m.CreateTopicReply)
+
+    async def list_topics(self) -> dict[str, int]:
+        """The partition count of every topic this client may see, by name."""
+        return dict((await self._ask(m.ListTopics(), m.ListTopicsReply)).topics)
+
+    async def describe_topic(self, topic: str) -> dict[int, int]:
+        """The end of every partition. Raises `UnknownTopic`."""
+        return dict((await self._ask(m.DescribeTopic(topic), m.DescribeTopicReply)).partitions)
+
+    async def delete_topic(self, topic: str) -> NoReturn:
+        raise NotSupported("RustLog", "deleting topics")
+
+    async def metrics(self) -> str:
+        """The broker's figures as Prometheus text."""
+        return (await self._ask(m.MetricsFetch(), m.MetricsReply)).metrics
+
+    async def ping(self) -> None:
+        """Returns when the server has answered."""
+        await self._ask(m.Ping(), m.Pong)
+
+    # Asking.
+
+    async def _ask(self, request: Request, answer: type[_Answer]) -> _Answer:
+        return await self._reply(await self._enter(request), answer)
+
+    async def _enter(self, request: Request) -> Call:
+        """Take a place among the requests and leave, if there is a connection. Raises `ClientClosed`."""
+        self._check_open()
+        records = len(request.records) if isinstance(request, m.Produce) else 0
+        call = await self._calls.enter(request, encode_request(self._options.dialect, request), records)
+        if self._stream is not None:
+            _write(self._stream, call)
+        return call
+
+    async def _reply(self, call: Call, answer: type[_Answer]) -> _Answer:
+        """Shielded: whoever stops waiting must not take the reply from the order of replies."""
+        reply = await asyncio.shield(call.reply)
+        if isinstance(reply, m.ErrorReply):
+            raise_refusal(call.request, reply)
+        assert isinstance(reply, answer), "a reply of another kind is not taken in"
+        return reply
+
+    # Receiving.
+
+    def _receive(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        try:
+            for reply in self._decoder.feed(data):
+                self._take(reply)
+        except WireError as failure:
+            assert self._stream is not None, "bytes come from a stream"
+            self._stream.drop(f"the server cannot be understood: {failure}")
+
+    def _take(self, reply: Reply) -> None:
+        call = self._calls.oldest()
+        if call is None:
+            raise Undecodable(f"{type(reply).__name__} came unasked")
+        if not isinstance(reply, (_REPLIES[type(call.request)], m.ErrorReply)):
+            raise Undecodable(f"{type(call.request).__name__} was answered with {type(reply).__name__}")
+        if isinstance(reply, m.ProduceReply) and len(reply.offsets) != call.records:
+            raise Undecodable(f"{call.records} records were answered with {len(reply.offsets)} offsets")
+        self._calls.answered(reply)
+        self._attempt = 0
+
+    # The connection.
+
+    async def _open(self) -> None:
+        options = self._options
+        stream = await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds)
+        if self._is_closed:
+            stream.close()
+            return
+        self._stream, self._decoder = stream, ReplyDecoder()
+        self._heard_at = self._loop.time()
+        for call in self._calls.unanswered():
+            _write(stream, call)
+        self._ping()
+        self._watch()
+        options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
+
+    def _lost(self, reason: str) -> None:
+        self._stream = None
+        self._stop_watching()
+        if not self._options.resend_writes:
+            self._calls.give_up_writes()
+        self._options.on_state(ConnectionState.DISCONNECTED, reason)
+        if not self._is_closed:
+            self._reconnecting = self._loop.create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Attempts are counted until a connection brings a reply, so a server that hangs up on every resend is not pressed."""
+        while self._stream is None and not self._is_closed:
+            attempt, self._attempt = self._attempt, self._attempt + 1
+            await asyncio.sleep(self._options.backoff(attempt))
+            try:
+                await self._open()
+            except ConnectFailed:
+                continue
+
+    def _ping(self) -> None:
+        """One goes out at once: a server that shares its port learns by it which protocol this is."""
+        if len(self._calls) == 0 and self._pinging is None:
+            self._pinging = self._loop.create_task(self.ping())
+            self._pinging.add_done_callback(self._pinged)
+
+    def _pinged(self, task: asyncio.Task[None]) -> None:
+        self._pinging = None
+        if not task.cancelled():
+            task.exception()  # an error is an answer too, and a lost connection is told elsewhere
+
+    def _watch(self) -> None:
+        """Every second or so: try an idle connection, give up a silent one."""
+        stream, options = self._stream, self._options
+        assert stream is not None, "the watch stops with its connection"
+        silent_seconds = self._loop.time() - self._heard_at
+        if len(self._calls) and silent_seconds >= options.reply_seconds:
+            stream.drop(f"no reply for {silent_seconds:.0f} s")
+            return
+        if silent_seconds >= options.ping_seconds:
+            self._ping()
+        self._timer = self._loop.call_later(min(options.ping_seconds, options.reply_seconds) / 2, self._watch)
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # The end.
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Wait for the outstanding replies, then close.
+
+        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
+        """
+        if self._is_closed:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._calls.emptied()
+        except TimeoutError:
+            pass
+        unknown, unsent = self.abandon()
+        if unknown:
+            raise OutcomeUnknown(unknown)
+        if unsent:
+            raise NotSent(unsent)
+
+    def abandon(self) -> tuple[int, int]:
+        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
+        if self._is_closed:
+            return 0, 0
+        self._is_closed = True
+        self._stop_watching()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        left = self._calls.close()
+        self._options.on_state(ConnectionState.CLOSED, "closed by its user")
+        return left
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("the client is closed")
+
+
+def _write(stream: Stream, call: Call) -> None:
+    call.was_sent = True
+    stream.write(call.frame)
+
+
+def _copy(finished: asyncio.Task[list[int]], done: asyncio.Future[list[int]]) -> None:
+    if done.done() or finished.cancelled():
+        return
+    error = finished.exception()
+    if error is None:
+        done.set_result(finished.result())
+    else:
+        done.set_exception(error)
+        done.exception()  # whoever does not await it hears of it from the client's `close`
+
+
+async def _runs(values: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:
+    if isinstance(values, AsyncIterable):
+        async for value in values:
+            yield [value]
+        return
+    iterator = iter(values)
+    while run := _next_run(iterator):
+        yield run
+
+
+def _next_run(values: Iterable[bytes]) -> list[bytes]:
+    run: list[bytes] = []
+    size_bytes = 0
+    for value in islice(values, RUN_RECORDS_MAX):
+        run.append(value)
+        size_bytes += len(value)
+        if size_bytes >= RUN_BYTES_MAX:
+            break
+    return run
