@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from headrace.broker import Batch, Bounds
 from headrace.broker.access import Principal
 from headrace.broker.batches import size_bytes
 from headrace.broker.broker import Broker
 from headrace.broker.cursor import Cursor
-from headrace.engine.contract import Batch, Bounds
 from headrace.errors import BrokerError, LimitExceeded
 from headrace.limits import KIB, OUTPUT_BUFFER_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES, SUBSCRIPTIONS_PER_CONNECTION_MAX
 from headrace.sessions.contract import Link
