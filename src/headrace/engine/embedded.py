@@ -25,7 +25,7 @@ from headrace.engine.catalog import (
     removed_record,
 )
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Topic, TopicConfig, Write
-from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, TopicExists, UnknownPartition, UnknownTopic
+from headrace.errors import BrokerError, CorruptData, InvalidRequest, LimitExceeded, TopicExists, UnknownPartition, UnknownTopic
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.log.files import Files, NotCached
 from headrace.log.partition import LogOptions, Partition
@@ -262,7 +262,11 @@ class EmbeddedEngine:
             return log.read(offset, bytes_max, records_max, cached_only=True)
         except NotCached:
             assert self._loop is not None
+        try:
             return await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)
+        except CorruptData:
+            self._partition(topic, partition)  # the files of a topic that was deleted meanwhile are no damage
+            raise
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self._partition(topic, partition).bounds

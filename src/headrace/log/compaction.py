@@ -82,6 +82,8 @@ def _rewrite(
         batch = [_encode(partition, records)]
         fresh.extend(batch, fresh.append(batch))
     fresh.sync()
+    for segment in group:
+        segment.file()  # readers that are under way keep what they have, whatever the name stands for then
     files.rename(temporary, first.path)
     files.sync_dir(log_directory(partition.id))
     files.remove(index_path(partition.id, first.base_offset))

@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from headrace.errors import HeadraceError
+
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
@@ -27,7 +29,7 @@ _NONCE = struct.Struct("<IQ")
 assert _NONCE.size == NONCE_BYTES, "the drawing says 12"
 
 
-class WrongKey(Exception):
+class WrongKey(HeadraceError):
     """The data directory was written with another key, or with one and none is given."""
 
 

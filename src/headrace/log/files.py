@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
+from headrace.errors import HeadraceError
+
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -88,7 +90,7 @@ class Files(Protocol):
         """Give the lock back."""
 
 
-class DirectoryLocked(Exception):
+class DirectoryLocked(HeadraceError):
     """Another process has the data directory."""
 
     def __init__(self, holder: str) -> None:

@@ -156,18 +156,25 @@ class Partition:
     # Readers.
 
     def read(self, offset: int, bytes_max: int, records_max: int, *, cached_only: bool = False) -> list[Batch]:
-        """See the engine contract. Values (and keys) are what `bytes_max` counts."""
+        """See the engine contract. Keys and values are what `bytes_max` counts."""
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
         while offset < self.end:
             with self.lock:
-                segments, tail, end, generation = self.segments, list(self.tail), self.end, self.generation
-            if tail and offset >= tail[0][0].base_offset:
-                return self._read_tail(tail, offset, bytes_max, records_max)
+                tail = self._tail_from(offset, bytes_max)
+                segments, generation = self.segments, self.generation
+                spilled = self.tail[0][0].base_offset if self.tail else self.end
+            if tail:
+                return self._take_tail(tail, offset, bytes_max, records_max)
             number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
-            stop = segments[number + 1].base_offset if number + 1 < len(segments) else (tail[0][0].base_offset if tail else end)
-            found = self._read_segment(segments[number], offset, stop, bytes_max, records_max, cached_only) if number >= 0 else []
-            if generation != self.generation:
+            stop = segments[number + 1].base_offset if number + 1 < len(segments) else spilled
+            try:
+                found = self._read_segment(segments[number], offset, stop, bytes_max, records_max, cached_only) if number >= 0 else []
+            except OSError as failure:
+                if generation == self.generation:
+                    raise CorruptData(f"{segments[number].path}: cannot be read: {failure.strerror or failure}") from failure
+                found = []
+            if generation != self.generation:  # compaction or retention came between: look again
                 offset = max(offset, self.first)
                 continue
             if found:
@@ -175,10 +182,21 @@ class Partition:
             offset = max(stop, offset + 1)
         return []
 
-    def _read_tail(self, tail: list[tuple[BatchHeader, bytes]], offset: int, bytes_max: int, records_max: int) -> list[Batch]:
-        start = bisect_right(tail, offset, key=lambda item: item[0].base_offset) - 1
+    def _tail_from(self, offset: int, bytes_max: int) -> list[bytes]:
+        """Batches of the tail from `offset` on, enough for `bytes_max`; none if `offset` is in a segment. Called with the lock held."""
+        if not self.tail or offset < self.tail[0][0].base_offset:
+            return []
+        start = stop = bisect_right(self.tail, offset, key=lambda item: item[0].base_offset) - 1
+        size = 0
+        while stop < len(self.tail) and size <= bytes_max:
+            size += len(self.tail[stop][1])
+            stop += 1
+        # The first batch may end before `offset` (a gap), so one more is always taken along.
+        return [encoded for _, encoded in self.tail[start : stop + 1]]
+
+    def _take_tail(self, tail: list[bytes], offset: int, bytes_max: int, records_max: int) -> list[Batch]:
         taken = _Taken(offset, bytes_max, records_max)
-        for _, encoded in tail[start:]:
+        for encoded in tail:
             if not taken.take(Batch.parse(encoded, keyring=self._keyring, verify=False)):
                 break
         return taken.batches
@@ -220,8 +238,7 @@ class Partition:
                 return position
         except CorruptData:
             pass
-        segment.index = segment.rebuild_index(self._keyring, self._damaged)
-        return segment.index.position_for_offset(offset)[0]
+        return segment.rebuild_index(self._keyring, self._damaged).position_for_offset(offset)[0]
 
     def _take_window(self, segment: Segment, window: bytes, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
         """(bytes consumed, bytes wanted next). Nothing wanted: the end of what was asked for; `_DAMAGED`: no batch at `position`."""
@@ -247,8 +264,8 @@ class Partition:
         segment.hints.clear()
         if hinted:
             return self._read_segment(segment, taken.offset, stop, taken.bytes_left, taken.records_left, False)
-        segment.index = segment.rebuild_index(self._keyring, self._damaged)
-        for _, batch in segment.scan(segment.index.position_for_offset(taken.offset)[0], segment.size, self._keyring, lambda damage: None):
+        index = segment.rebuild_index(self._keyring, self._damaged)
+        for _, batch in segment.scan(index.position_for_offset(taken.offset)[0], segment.size, self._keyring, lambda damage: None):
             if batch.header.base_offset >= stop:
                 break
             if batch.header.next_offset > taken.offset and not taken.take(batch):

@@ -3,9 +3,11 @@
 `PowerCuts` walks the history of a `SimulatedFiles` and, after any number of its operations, lists the legal images:
 
     contents   what was synced, plus of what was not: nothing, everything, each prefix, all but one operation, one operation
-               alone, and each file's last write torn (at sectors and at odd bytes, some sectors only), zeroed, turned into
-               garbage, or showing what the blocks held before
+               alone, and the last write torn (at sectors and at odd bytes, some sectors only), zeroed, turned into garbage,
+               or showing what the blocks held before
     names      entries that no `sync_dir` covered yet: lost, kept, each prefix, all but one
+
+Each cut tears the write that came last: the ones before it were torn, with the same things around them, at earlier cuts.
 
 The durable state moves forward with the walk, so that asking for the images of one cut after the other costs little, and
 images share the bytes that they have in common.
@@ -21,7 +23,7 @@ from headrace.log.simulated import Operation, SimulatedFiles, parent
 
 SECTOR_BYTES: Final = 512
 """A disk writes a sector whole or not at all; everything larger may be torn."""
-_SAMPLED_MAX: Final = 12
+_SAMPLED_MAX: Final = 8
 """How many members of one family of images (prefixes, drops, torn cuts) are drawn from a long one."""
 
 
@@ -43,7 +45,7 @@ class _Names(NamedTuple):
     files: Mapping[str, int]
     directories: frozenset[str]
     whole: bool
-    """Whether all content variants are worth crossing with these names."""
+    """Whether all content variants are to be crossed with these names, or only nothing and everything."""
 
 
 def apply(content: bytes, operations: Sequence[Operation]) -> bytes:
@@ -156,7 +158,7 @@ class PowerCuts:
         for names in _name_variants(disk):
             visible = set(names.files.values())
             waiting = [pending for inode in sorted(visible & disk.pending.keys()) for pending in disk.pending[inode]]
-            for label, changed in _content_variants(disk, sorted(waiting), names.whole, dice):
+            for label, changed in _content_variants(disk, sorted(waiting), names.whole, upto - 1, dice):
                 image = _build(disk, names, changed)
                 key = (disk.marks, hash(frozenset(image.items())))
                 if key not in self._seen:
@@ -210,7 +212,7 @@ def _name_variants(disk: _Disk) -> Iterator[_Names]:
             yield entered(f"names without entry {index}", [*entries[:index], *entries[index + 1 :]], whole=False)
 
 
-def _content_variants(disk: _Disk, waiting: list[_Pending], whole: bool, dice: Dice) -> Iterator[tuple[str, dict[int, bytes]]]:
+def _content_variants(disk: _Disk, waiting: list[_Pending], whole: bool, last: int, dice: Dice) -> Iterator[tuple[str, dict[int, bytes]]]:
     yield "nothing", {}
     if not waiting:
         return
@@ -225,13 +227,12 @@ def _content_variants(disk: _Disk, waiting: list[_Pending], whole: bool, dice: D
         if count > 1:
             yield f"all but {index} of {count}", _landed(disk, [*waiting[:index], *waiting[index + 1 :]])
             yield f"only {index} of {count}", _landed(disk, waiting[index : index + 1])
-    for inode in everything:
-        mine = [pending.operation for pending in waiting if pending.operation.inode == inode]
-        if mine[-1].kind != "write":
-            continue
-        before = apply(disk.contents[inode], mine[:-1])
-        for label, content in _torn(before, mine[-1], disk, dice):
-            yield f"{mine[-1].path} {label}", {**everything, inode: content}
+    newest = waiting[-1]
+    if newest.number == last and newest.operation.kind == "write":
+        inode = newest.operation.inode
+        before = apply(disk.contents[inode], [pending.operation for pending in waiting[:-1] if pending.operation.inode == inode])
+        for label, content in _torn(before, newest.operation, disk, dice):
+            yield f"{newest.operation.path} {label}", {**everything, inode: content}
 
 
 def _landed(disk: _Disk, operations: Sequence[_Pending]) -> dict[int, bytes]:

@@ -2,16 +2,17 @@
 
 1. Identity. Refuse another format, a wrong key, a missing key.
 2. Manifest. What the last checkpoint made sure of; without one, everything is read.
-3. Segments. Of each log list them, drop what a finished compaction or retention left over, and look at headers.
-4. Ends. In the last segment, read on from the checkpoint: whole batches that continue the log stay; the first thing that does not ends it.
-5. Journal. Read the files the manifest still needs, in order, frame by frame. A torn end is the end. Damage between intact frames is
+3. Journal. Read the files the manifest still needs, in order, frame by frame. A torn end is the end. Damage between intact frames is
    reported and stepped over.
-6. Tails. Batches of the journal (and intact ones found behind the end of step 4) that continue the log become its tail in memory, and go to
-   segments with the next checkpoint. A gap between them is reported; what follows it is kept.
+4. Segments. Of each log list them, drop what a finished compaction or retention left over, and look at headers.
+5. Ends. Read on from the checkpoint. Where something is not the next batch, and the journal has that batch, the journal's word counts from
+   there on. Where it has not, the hole is reported and what follows it is kept.
+6. Tails. Batches of the journal that continue the log become its tail in memory, and go to segments with the next checkpoint. A gap
+   between them is reported; what follows it is kept.
 7. Number the next journal file, log and frame above all that were ever seen.
 
-Nothing is written but a missing identity, the header of a segment that was being created, the cut of a torn segment end and the removal
-of left-overs: a second recovery finds the same.
+Written are only: a missing identity, the header of a segment that was being created, batches of the journal that a closed segment misses,
+and the cut of what is no batch at the end of a segment; removed are left-overs. A second recovery finds the same.
 """
 
 from __future__ import annotations
@@ -64,23 +65,22 @@ def recover(files: Files, keyring: Keyring | None, report: RecoveryReport) -> tu
     _check_identity(files, keyring, report)
     manifest, unreadable = read_manifest(files)
     if unreadable:
-        report.damaged(
-            Damage(MANIFEST_PATH, 0, file_size(files, MANIFEST_PATH), "unreadable; every segment and journal file is read instead")
-        )
+        size = file_size(files, MANIFEST_PATH)
+        report.damaged(Damage(MANIFEST_PATH, 0, size, "unreadable; every segment and journal file is read instead"))
     known = manifest or Manifest()
+    replayed, start = _read_journals(files, keyring, known, report)
     partitions: dict[int, Partition] = {}
-    salvaged: dict[int, list[Batch]] = {}
-    for log in sorted(logs_on_disk(files) | known.logs.keys()):
+    for log in sorted(logs_on_disk(files) | known.logs.keys() | replayed.keys()):
         if log < known.next_log and log not in known.logs:
             _remove_deleted(files, log)
             continue
-        partitions[log] = Partition(files, log, LogOptions(), keyring, report.damaged)
-        salvaged[log] = _open_segments(files, partitions[log], known.logs.get(log), keyring, report)
-    found = _replay(files, keyring, known, partitions, salvaged, report)
-    for log, partition in partitions.items():
-        _build_tail(partition, salvaged.get(log, []), report)
+        partition = partitions[log] = Partition(files, log, LogOptions(), keyring, report.damaged)
+        batches = sorted(replayed.get(log, []), key=lambda batch: batch.header.base_offset)
+        _open_segments(files, partition, known.logs.get(log), report)
+        behind = _find_end(partition, known.logs.get(log), batches, keyring, report)
+        _build_tail(partition, [*batches, *behind], report)
     report.next_log = max([known.next_log, *(log + 1 for log in partitions)])
-    return partitions, found
+    return partitions, start
 
 
 # Step 1.
@@ -103,7 +103,29 @@ def _check_identity(files: Files, keyring: Keyring | None, report: RecoveryRepor
     raise WrongKey("the data directory is encrypted with another key")
 
 
-# Steps 3 and 4.
+# Step 3.
+
+
+def _read_journals(
+    files: Files, keyring: Keyring | None, manifest: Manifest, report: RecoveryReport
+) -> tuple[dict[int, list[Batch]], JournalStart]:
+    """The batches of all frames by log, and where the new journal starts."""
+    numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
+    replayed: dict[int, list[Batch]] = {}
+    frame_next = manifest.frame
+    for number in numbers:
+        if number < manifest.journal:
+            continue
+        for frame in read_journal(files, number, keyring, report.damaged):
+            report.frames += 1
+            frame_next = max(frame_next, frame.number + 1)
+            for batch in frame.batches:
+                replayed.setdefault(batch.header.log, []).append(batch)
+    journal_next = max([manifest.journal, 1, *(number + 1 for number in numbers)])
+    return replayed, JournalStart(journal_next, frame_next, [number for number in numbers if number < manifest.journal])
+
+
+# Steps 4 and 5.
 
 
 def logs_on_disk(files: Files) -> set[int]:
@@ -117,33 +139,27 @@ def _remove_deleted(files: Files, log: int) -> None:
     files.remove_dir(log_directory(log))
 
 
-def _open_segments(
-    files: Files, partition: Partition, known: Checkpointed | None, keyring: Keyring | None, report: RecoveryReport
-) -> list[Batch]:
-    """Fill in the partition's segments, `first` and the end of what they hold. Returns intact batches found behind that end."""
+def _open_segments(files: Files, partition: Partition, known: Checkpointed | None, report: RecoveryReport) -> None:
+    """Fill in the partition's segments and its first offset."""
     log = partition.id
     names = files.list(log_directory(log))
     for name in names:
         if name.endswith(TEMPORARY_SUFFIX):
             files.remove(f"{log_directory(log)}/{name}")
     bases = sorted(base for name in names if (base := segment_base(name)) is not None)
-    segments = [_open_segment(files, log, base, report) for base in bases]
-    partition.segments = kept = _without_left_overs(files, segments, known)
+    partition.segments = _without_left_overs(files, [_open_segment(files, log, base, known, report) for base in bases], known)
+    kept = {segment.base_offset for segment in partition.segments}
     for name in names:
         stem = name.removesuffix(INDEX_SUFFIX)
-        if stem != name and stem.isdigit() and int(stem) not in {segment.base_offset for segment in kept}:
+        if stem != name and stem.isdigit() and int(stem) not in kept:
             files.remove(f"{log_directory(log)}/{name}")
-    floor = known.end if known else 0
-    partition.first = kept[0].base_offset if kept else floor
-    if known:
-        partition.first = max(partition.first, known.first)
-    if not kept:
-        partition.end = partition.next = max(partition.first, floor)
-        return []
-    return _find_end(partition, known, keyring, report)
+    partition.first = max(min(kept, default=0), known.first if known else 0)
+    if known and known.segment_size and not kept:
+        report.damaged(Damage(log_directory(log), 0, 0, f"no segment is left; offsets {known.first} to {known.end - 1} are missing"))
+        partition.first = known.end
 
 
-def _open_segment(files: Files, log: int, base: int, report: RecoveryReport) -> Segment:
+def _open_segment(files: Files, log: int, base: int, known: Checkpointed | None, report: RecoveryReport) -> Segment:
     path = segment_path(log, base)
     file = files.open_readonly(path)
     try:
@@ -154,11 +170,11 @@ def _open_segment(files: Files, log: int, base: int, report: RecoveryReport) -> 
     try:
         covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
     except CorruptData as damage:
-        # Its batches name their log and offsets themselves, so they are still good. Without any, the file was being created.
-        if size > HEADER_BYTES:
+        # Its batches name their log and offsets themselves, so they are still good.
+        if size > HEADER_BYTES and (known is None or base <= known.segment_base):
             report.damaged(Damage(path, 0, HEADER_BYTES, str(damage)))
         else:
-            files.open(path).write_at(0, [encode_segment_header(log, base)])
+            files.open(path).write_at(0, [encode_segment_header(log, base)])  # it was being created
     return Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
 
 
@@ -178,63 +194,68 @@ def _without_left_overs(files: Files, segments: list[Segment], known: Checkpoint
     return kept
 
 
-def _find_end(partition: Partition, known: Checkpointed | None, keyring: Keyring | None, report: RecoveryReport) -> list[Batch]:
-    active = partition.segments[-1]
-    position, end = HEADER_BYTES, active.base_offset
-    if known and known.segment_base == active.base_offset and known.segment_size:
-        position, end = known.segment_size, known.end
-    elif known:
-        end = max(end, known.end) if active.covers_to else end
-    end = max(end, active.covers_to)
-    if active.size < position:
-        report.damaged(Damage(active.path, active.size, position - active.size, f"cut short; offsets below {end} may be missing"))
-        partition.end = partition.next = end
-        return []
+def _find_end(
+    partition: Partition, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
+) -> list[Batch]:
+    """Read what the checkpoint did not make sure of. Returns intact batches that lie behind the place where the journal takes over."""
+    partition.end = partition.next = max(partition.first, known.end if known else 0)
     behind: list[Batch] = []
-    whole = position
-    checked_to = known.end if known else 0
-    for at, batch in active.scan(position, active.size, keyring, lambda damage: None):
-        continues = batch.header.base_offset == end or (batch.header.base_offset > end and batch.header.base_offset < checked_to)
-        if at == whole and not behind and continues:
-            whole, end = at + batch.header.size, batch.header.next_offset
-        else:
-            behind.append(batch)
-    if whole < active.size:
-        active.file().truncate(whole)
-    active.size = whole
-    active.dirty = True
-    partition.end = partition.next = max(end, checked_to)
+    for number, segment in enumerate(partition.segments):
+        if known and segment.base_offset < known.segment_base:
+            continue
+        follower = partition.segments[number + 1] if number + 1 < len(partition.segments) else None
+        end, left = _find_segment_end(segment, known, batches, keyring, report)
+        if follower is not None and end < follower.base_offset:
+            end = _fill(segment, end, follower.base_offset, [*batches, *left], report)
+        elif follower is None:
+            behind = left
+        partition.end = partition.next = max(partition.end, end)
     return behind
 
 
-# Steps 5 to 7.
-
-
-def _replay(
-    files: Files,
-    keyring: Keyring | None,
-    manifest: Manifest,
-    partitions: dict[int, Partition],
-    salvaged: dict[int, list[Batch]],
-    report: RecoveryReport,
-) -> JournalStart:
-    numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
-    frame_next = manifest.frame
-    for number in numbers:
-        if number < manifest.journal:
+def _find_segment_end(
+    segment: Segment, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
+) -> tuple[int, list[Batch]]:
+    """(the offset behind what the segment holds from now on, intact batches left behind that)."""
+    position, end = HEADER_BYTES, segment.base_offset
+    if known and known.segment_base == segment.base_offset and known.segment_size:
+        position, end = known.segment_size, known.end
+    if segment.covers_to:
+        return max(end, segment.covers_to), []
+    if segment.size < position:
+        report.damaged(Damage(segment.path, segment.size, position - segment.size, f"cut short; offsets below {end} may be missing"))
+        return end, []
+    journaled = {batch.header.base_offset for batch in batches}
+    behind: list[Batch] = []
+    whole = position
+    for at, batch in segment.scan(position, segment.size, keyring, lambda damage: None):
+        expected = at == whole and batch.header.base_offset == end
+        if behind or (not expected and (end in journaled or batch.header.base_offset < end)):
+            behind.append(batch)
             continue
-        for frame in read_journal(files, number, keyring, report.damaged):
-            report.frames += 1
-            frame_next = max(frame_next, frame.number + 1)
-            for batch in frame.batches:
-                log = batch.header.log
-                if log not in partitions:
-                    if log < manifest.next_log:
-                        continue  # deleted before the last checkpoint
-                    partitions[log] = Partition(files, log, LogOptions(), keyring, report.damaged)
-                salvaged.setdefault(log, []).append(batch)
-    journal_next = max([manifest.journal, *(number + 1 for number in numbers)], default=0)
-    return JournalStart(max(journal_next, 1), frame_next, [number for number in numbers if number < manifest.journal])
+        if not expected:
+            report.damaged(Damage(segment.path, whole, at - whole, f"offsets {end} to {batch.header.base_offset - 1} are missing"))
+        whole, end = at + batch.header.size, batch.header.next_offset
+    if whole < segment.size and not behind:
+        segment.file().truncate(whole)
+    segment.size = whole
+    segment.dirty = True
+    return end, behind
+
+
+def _fill(segment: Segment, end: int, stop: int, batches: list[Batch], report: RecoveryReport) -> int:
+    """Give a closed segment the batches it misses, so that it reaches the one that follows it."""
+    for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
+        if batch.header.base_offset == end and batch.header.next_offset <= stop:
+            missing = [(batch.header, batch.encoded)]
+            segment.extend(missing, segment.append(missing))
+            end = batch.header.next_offset
+    if end < stop:
+        report.damaged(Damage(segment.path, segment.size, 0, f"offsets {end} to {stop - 1} are missing"))
+    return stop
+
+
+# Step 6.
 
 
 def _build_tail(partition: Partition, batches: list[Batch], report: RecoveryReport) -> None:

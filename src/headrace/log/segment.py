@@ -24,6 +24,7 @@ against the batch it points to, and rebuilt from the segment whenever anything d
 from __future__ import annotations
 
 import struct
+import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
@@ -110,13 +111,14 @@ class SparseIndex:
         self._last_position = -INDEX_INTERVAL_BYTES
 
     def add(self, header: BatchHeader, position: int) -> None:
-        if position - self._last_position >= INDEX_INTERVAL_BYTES:
-            self.offsets.append(header.base_offset)
-            self.positions.append(position)
-            self.times.append(self.max_timestamp)
-            self._last_position = position
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp = header.max_timestamp
+        if position - self._last_position >= INDEX_INTERVAL_BYTES:
+            # Readers bisect offsets and times without a lock: what they then look up must be there already.
+            self.positions.append(position)
+            self.times.append(self.max_timestamp)
+            self.offsets.append(header.base_offset)
+            self._last_position = position
         self.times[-1] = self.max_timestamp
         self.end_offset = header.next_offset
 
@@ -160,7 +162,7 @@ class SparseIndex:
 class Segment:
     """One segment file. Its `size` and `index` grow with appends; bytes beyond `size` do not exist for readers."""
 
-    __slots__ = ("_file", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "size")
+    __slots__ = ("_file", "_growing", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "size")
 
     def __init__(self, files: Files, log: int, base_offset: int, *, size: int, covers_to: int = 0) -> None:
         self.files = files
@@ -174,6 +176,8 @@ class Segment:
         self.hints: dict[int, int] = {}
         """Where recent reads ended: offset → position. Verified like the index."""
         self._file: File | None = None
+        self._growing = threading.Lock()
+        """Held while `size` and `index` change together."""
 
     @classmethod
     def create(cls, files: Files, log: int, base_offset: int, *, name: str | None = None, covers_to: int = 0) -> Segment:
@@ -208,13 +212,14 @@ class Segment:
         return self.size + sum(len(encoded) for _, encoded in batches)
 
     def extend(self, batches: list[tuple[BatchHeader, bytes]], size: int) -> None:
-        position = self.size
-        if self.index is not None:
-            for header, encoded in batches:
-                self.index.add(header, position)
-                position += len(encoded)
-        self.size = size
-        self.dirty = True
+        with self._growing:
+            position = self.size
+            if self.index is not None:
+                for header, encoded in batches:
+                    self.index.add(header, position)
+                    position += len(encoded)
+            self.size = size
+            self.dirty = True
 
     def sync(self) -> None:
         """Raises `SyncFailed`, after which the store must not be written to."""
@@ -228,25 +233,38 @@ class Segment:
 
     def load_index(self, keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
         """The index, read from its file if that can be believed, otherwise rebuilt."""
-        if self.index is None:
-            self.index = self._stored_index() or self.rebuild_index(keyring, damaged)
-        return self.index
+        return self.index or self._install(self._stored_index, keyring, damaged)
 
-    def _stored_index(self) -> SparseIndex | None:
+    def rebuild_index(self, keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
+        """Make the index anew: the one there is has been caught lying."""
+        self.index = None
+        return self._install(lambda size: None, keyring, damaged)
+
+    def _install(self, stored: Callable[[int], SparseIndex | None], keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
+        """Put an index in place that covers the segment as it is then, however it grew meanwhile."""
+        covered = self.size
+        index = stored(covered)
+        if index is None:
+            index, covered = SparseIndex(self.base_offset), HEADER_BYTES
+        while True:
+            with self._growing:
+                if self.index is not None or covered == self.size:
+                    self.index = self.index or index
+                    return self.index
+                stop = self.size
+            for position, batch in self.scan(covered, stop, keyring, damaged):
+                index.add(batch.header, position)
+            covered = stop
+
+    def _stored_index(self, size: int) -> SparseIndex | None:
         try:
             file = self.files.open_readonly(index_path(self.log, self.base_offset))
         except FileNotFoundError:
             return None
         try:
-            return SparseIndex.decode(file.read_at(0, file.size()), log=self.log, base_offset=self.base_offset, segment_size=self.size)
+            return SparseIndex.decode(file.read_at(0, file.size()), log=self.log, base_offset=self.base_offset, segment_size=size)
         finally:
             file.close()
-
-    def rebuild_index(self, keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
-        index = SparseIndex(self.base_offset)
-        for position, batch in self.scan(HEADER_BYTES, self.size, keyring, damaged):
-            index.add(batch.header, position)
-        return index
 
     def store_index(self) -> None:
         """Write the index file. It needs no sync: a damaged one is rebuilt."""
