@@ -1,0 +1,198 @@
+"""Settlement against a plain model: whatever consumers, clock, disk and crashes do, nothing is lost or claimed too early."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headrace.broker import Delivery, SettlementPolicy, SettlementQueue
+from headrace.errors import DiskFull
+from headrace.records import Run
+from tests.broker.stand import ANN, Stand, turns
+
+POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=50, backoff_max_ms=400, attempts_max=3, in_flight_max=8)
+PARTITIONS = 2
+QUEUES = 3
+
+Place = tuple[int, int]
+"""Partition, offset."""
+
+
+class SettlementModel(RuleBasedStateMachine):
+    """The model knows what was published and acked, and which deliveries are out with whom until when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.stand = Stand()
+        self.queues: dict[int, SettlementQueue] = {}
+        self.published: list[int] = [0] * PARTITIONS
+        self.acked: set[Place] = set()
+        self.acked_since_start: set[Place] = set()
+        self.out: dict[Place, tuple[int, Delivery, int]] = {}
+        self.run(self._open())
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        self.runner.run(work)
+
+    async def _open(self) -> None:
+        await self.stand.broker.open()
+        await self.stand.broker.create_topic(ANN, "t", partitions=PARTITIONS)
+        await self.stand.broker.create_topic(ANN, "t.dlq")
+        self._join(0)
+
+    def _join(self, number: int) -> SettlementQueue:
+        if number not in self.queues:
+            self.queues[number] = self.stand.broker.queue(ANN, "g", "t", policy=POLICY, start="earliest")
+        return self.queues[number]
+
+    async def _buried(self) -> set[Place]:
+        notes = [dict(record.headers) for record in await self.stand.records("t.dlq")]
+        return {(int(note["x-headrace-source-partition"]), int(note["x-headrace-source-offset"])) for note in notes}
+
+    @rule(partition=st.integers(0, PARTITIONS - 1), count=st.integers(1, 6))
+    def publish(self, partition: int, count: int) -> None:
+        async def work() -> None:
+            # The records' topic never fails here: what is in the log is what this test is about.
+            await self.stand.broker.publish(ANN, "t", Run([b"x"] * count), partition=partition)
+            self.published[partition] += count
+
+        self.run(work())
+
+    @rule(number=st.integers(0, QUEUES - 1), count=st.integers(1, 10))
+    def take(self, number: int, count: int) -> None:
+        async def work() -> None:
+            queue = self._join(number)
+            for delivery in await queue.take(count):
+                place = delivery.partition, delivery.offset
+                assert place not in self.acked_since_start, "settled, and yet delivered again"
+                assert 1 <= delivery.attempt <= POLICY.attempts_max
+                if place in self.out:
+                    _, before, deadline = self.out[place]
+                    assert deadline <= self.stand.clock.now, "delivered twice at the same time"
+                    assert delivery.id == before.id
+                self.out[place] = number, delivery, self.stand.clock.now + POLICY.ack_timeout_ms
+            assert queue.in_flight <= POLICY.in_flight_max
+
+        self.run(work())
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), kind=st.sampled_from(["ack", "ack", "nack"]), own=st.booleans())
+    def settle(self, data: st.DataObject, kind: str, own: bool) -> None:
+        place = data.draw(st.sampled_from(sorted(self.out)))
+        holder, delivery, _ = self.out[place]
+        number = holder if own else data.draw(st.integers(0, QUEUES - 1))
+
+        async def work() -> None:
+            queue = self._join(number)
+            (known,) = queue.ack([delivery.id]) if kind == "ack" else queue.nack([delivery.id])
+            assert not known or number == holder, "only its holder settles a delivery"
+            if known and kind == "ack":
+                self.acked.add(place)
+                self.acked_since_start.add(place)
+                del self.out[place]
+            elif known:
+                self.out[place] = holder, delivery, self.stand.clock.now
+            await turns()
+
+        self.run(work())
+
+    @rule(ms=st.integers(1, 1_500))
+    def pass_time(self, ms: int) -> None:
+        async def work() -> None:
+            self.stand.clock.tick(ms)
+            await turns()
+
+        self.run(work())
+
+    @precondition(lambda self: self.queues)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.queues)))
+
+        async def work() -> None:
+            closing = self.queues.pop(number).close()
+            self.out = {
+                place: (holder, delivery, self.stand.clock.now if holder == number else deadline)
+                for place, (holder, delivery, deadline) in self.out.items()
+            }
+            if not self.queues:
+                await closing
+                self._forget_deliveries()
+
+        self.run(work())
+
+    @rule(topic=st.sampled_from(["t.dlq", "__offsets"]))
+    def fill_the_disk(self, topic: str) -> None:
+        self.stand.engine.error, self.stand.engine.topic = DiskFull("full"), topic
+
+    @rule()
+    def make_room(self) -> None:
+        self.stand.engine.error = None
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        async def work() -> None:
+            self.stand.engine.error = None
+            if clean:
+                await self.stand.broker.close()
+            else:
+                # The old broker is gone in one moment: none of its timers or tasks may do anything any more.
+                self.stand.clock._timers.clear()
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await turns()
+            await self.stand.crash()
+            self.queues.clear()
+            self._forget_deliveries()
+
+        self.run(work())
+
+    def _forget_deliveries(self) -> None:
+        """The next consumer starts at what is committed: what was settled above it may come again."""
+        self.out.clear()
+        self.acked_since_start.clear()
+
+    @invariant()
+    def committed_never_passes_an_unsettled_offset(self) -> None:
+        async def work() -> None:
+            settled = self.acked | await self._buried()
+            for partition in range(PARTITIONS):
+                committed = self.stand.broker.committed(ANN, "g", "t", partition) or 0
+                assert all((partition, offset) in settled for offset in range(committed))
+
+        self.run(work())
+
+    def teardown(self) -> None:
+        async def work() -> None:
+            """In the end a patient consumer finishes the work, and every record was acked or is a dead letter."""
+            self.stand.engine.error = None
+            queue = self._join(0)
+            for other in set(self.queues) - {0}:
+                self.queues[other].close()
+            for _ in range(1_000):
+                taken = await queue.take(100)
+                self.acked |= {(delivery.partition, delivery.offset) for delivery in taken}
+                queue.ack([delivery.id for delivery in taken])
+                await turns()
+                self.stand.clock.tick(1_000)
+                await turns()
+                committed = [self.stand.broker.committed(ANN, "g", "t", partition) for partition in range(PARTITIONS)]
+                if committed == self.published:
+                    break
+            assert committed == self.published, "the group never gets to the end"
+            everything = {(partition, offset) for partition in range(PARTITIONS) for offset in range(self.published[partition])}
+            assert self.acked | await self._buried() == everything
+            await self.stand.broker.close()
+
+        self.run(work())
+        self.runner.close()
+
+
+SettlementModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSettlementModel = SettlementModel.TestCase
