@@ -82,6 +82,8 @@ RUSTLOG_ERROR_CHARS_MAX: Final = 8_192
 """A longer error text is cut: it may quote a name of megabytes, and must fit a frame and a u16 length."""
 RUSTLOG_REQUESTS_IN_FLIGHT_MAX: Final = 1_024
 """Pipelined Produce requests of one connection on their way to the disk before its socket is no longer read."""
+RUSTLOG_STALL_SECONDS_MAX: Final = 30.0
+"""How long a peer may stop in the middle of a frame."""
 RUSTLOG_STRAY_OFFSETS_MAX: Final = 10_000
 """Offsets committed for topics that do not exist, all connections together."""
 

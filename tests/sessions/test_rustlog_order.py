@@ -11,6 +11,7 @@ from headrace.broker.publish import Published
 from headrace.errors import DiskFull
 from headrace.limits import IN_FLIGHT_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.records import Run
+from headrace.sessions.rustlog import RustLogSettings
 from headrace.wire.rustlog import Dialect, encode_request
 from headrace.wire.rustlog import messages as m
 from tests.sessions.rustlog_support import WHO, House, Peer, house
@@ -219,6 +220,21 @@ async def test_a_drain_completes_what_was_received_and_takes_nothing_new(peer: P
 async def test_an_idle_connection_is_drained_at_once(peer: Peer) -> None:
     peer.session.closing()
     assert peer.wire.closed == ("drained", False)
+
+
+async def test_a_peer_that_stops_in_the_middle_of_a_frame_is_closed_and_a_slow_one_is_not() -> None:
+    async with house(settings=RustLogSettings(stall_seconds=0.05)) as home:
+        await home.broker.create_topic(WHO, "t")
+        stalled, slow, idle = home.connect(), home.connect(), home.connect()
+        frame = frames(m.Produce("t", 0, [b"a" * 20]))
+        idle.send(frames(m.Ping()))
+        stalled.send(frame[:-1])
+        for at in range(len(frame)):
+            slow.send(frame[at : at + 1])
+            await asyncio.sleep(0.005)
+        assert await slow.replies(1) == [m.ProduceReply(range(1))]
+        assert await stalled.closed() == (f"stalled: {len(frame) - 1} bytes of a frame, and then nothing", True)
+        assert idle.wire.closed is None and slow.wire.closed is None
 
 
 async def test_a_lost_connection_leaves_nothing_behind_and_its_writes_stand(home: House) -> None:

@@ -61,6 +61,9 @@ class RustLogSession:
         """Replies of one turn, to be sent in one write."""
         self._unsent_bytes = 0
         self._paused = self._choked = False
+        self._heard = False
+        """Whether anything has come since the last look for a stall."""
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._ending: tuple[str, bool] | None = None
         self._is_lost = False
         commons.connections += 1
@@ -70,6 +73,9 @@ class RustLogSession:
     def receive(self, data: bytes) -> None:
         if self._ending is None:
             self._inbox.extend(self._decoder.feed(data))
+            self._heard = True
+            if self._decoder.held_bytes and self._stall_timer is None:
+                self._watch_stall()
             self._serve()
 
     def drained(self) -> None:
@@ -84,6 +90,7 @@ class RustLogSession:
         self._is_lost = True
         self._commons.connections -= 1
         self._inbox.clear()
+        self._stop_watching()
         if self._task is not None:
             self._task.cancel()
 
@@ -182,6 +189,29 @@ class RustLogSession:
             task.get_loop().call_exception_handler({"message": "a RustLog request failed", "exception": defect})
             return
         self._serve()
+
+    # A peer that stops in the middle of a frame.
+
+    def _watch_stall(self) -> None:
+        self._heard = False
+        if self._commons.settings.stall_seconds:
+            loop = asyncio.get_running_loop()
+            self._stall_timer = loop.call_later(self._commons.settings.stall_seconds, self._look_for_stall)
+
+    def _look_for_stall(self) -> None:
+        self._stall_timer = None
+        if self._ending is not None or not self._decoder.held_bytes:
+            return
+        if self._heard or self._paused:
+            self._watch_stall()
+            return
+        self._end(f"stalled: {self._decoder.held_bytes} bytes of a frame, and then nothing", error=True)
+        self._serve()
+
+    def _stop_watching(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     # Output.
 

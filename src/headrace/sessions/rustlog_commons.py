@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.broker.groups import GroupLag
 from headrace.errors import InvalidRequest, LimitExceeded
-from headrace.limits import GROUP_NAME_BYTES_MAX, RUSTLOG_STRAY_OFFSETS_MAX, TOPIC_NAME_BYTES_MAX
+from headrace.limits import GROUP_NAME_BYTES_MAX, RUSTLOG_STALL_SECONDS_MAX, RUSTLOG_STRAY_OFFSETS_MAX, TOPIC_NAME_BYTES_MAX
 
 _SAMPLES_MAX: Final = 1_024
 _LAG_TEXT_CHARS_MAX: Final = 4 * 1024 * 1024
@@ -23,6 +23,8 @@ class RustLogSettings:
 
     auto_create: bool = False
     """Whether a Produce to a topic that does not exist creates it, if the broker allows that at all. RustLog's own way is an error."""
+    stall_seconds: float = RUSTLOG_STALL_SECONDS_MAX
+    """A peer that stops in the middle of a frame for so long is closed. Zero: it may take for ever."""
 
 
 class StrayOffsets:

@@ -82,6 +82,11 @@ class RequestDecoder:
         self._frames = FrameReader()
         self._dialect = Dialect.JSON
 
+    @property
+    def held_bytes(self) -> int:
+        """What waits for the rest of its frame."""
+        return self._frames.held_bytes
+
     def feed(self, data: bytes) -> list[Incoming]:
         return [self._incoming(payload) for payload in self._frames.feed(data)]
 
