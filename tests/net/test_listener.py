@@ -106,7 +106,7 @@ async def test_bytes_go_in_and_out_and_are_counted() -> None:
         assert (counters.open, counters.open_by_door, counters.open_by_host) == (0, {"echo": 0}, {})
 
 
-async def test_small_answers_are_not_delayed_by_the_kernel() -> None:
+async def test_small_answers_are_not_delayed_and_dead_machines_are_found_out() -> None:
     sessions = Sessions()
     async with listening([sessions.door]) as listener:
         reader, writer = await connect(listener)
@@ -115,6 +115,7 @@ async def test_small_answers_are_not_delayed_by_the_kernel() -> None:
         (link,) = [session.link for session in sessions.opened]
         accepted = link._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # the option is not part of a link
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         writer.close()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from headrace.sessions.figg import FiggSettings
 from headrace.wire.figg import Pong, encode
+from tests.conftest import Proof
 from tests.sessions.figg_peer import WHO, figg_peer
+from tests.wire.figg.streams import cut, mutate
 
 
 async def test_a_ping_is_answered_with_its_own_timestamp() -> None:
@@ -91,3 +94,27 @@ async def test_a_session_reads_a_stream_byte_by_byte() -> None:
         for byte in encode.publish("t", range(3), [b"a", b"b", b"c"]) + encode.attach("t", 0) + encode.ping(1):
             peer.say(bytes((byte,)))
         await peer.until(lambda: len(peer.records("t")) == 3 and peer.acks() == [0, 1, 2])
+
+
+async def test_mutated_conversations_end_in_answers_or_a_close_and_never_in_an_exception(proof: Proof) -> None:
+    chance = random.Random(7)
+    stream = b"".join(
+        [
+            encode.ping(1),
+            encode.publish("a", range(5), [b"v"] * 5),
+            encode.attach("a", 0),
+            encode.publish("b", [5], [b"w"]),
+            encode.detach("a"),
+            encode.attach("b"),
+        ]
+    )
+    refused = 0
+    for _ in range(500):
+        async with figg_peer() as peer:
+            for piece in cut(mutate(stream, chance), chance.randrange(1, 200)):
+                peer.say(piece)
+            await peer.settle()
+            peer.look()
+            refused += peer.is_refused()
+    assert 100 < refused < 500, "the mutations should neither all pass nor all fail"
+    proof("mutated Figg conversations", 500)

@@ -26,6 +26,14 @@ log = logging.getLogger(__name__)
 
 SNIFF_BYTES_MAX: Final = 256
 """A door that cannot tell by then never will."""
+_SOCKET_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # A peer whose machine is gone says nothing, for ever; the kernel finds out within two minutes.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,8 @@ class Connection(asyncio.Protocol):
         self._admitted = True
         self._counters.enter(self._host)
         self._house.entered(self)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in _SOCKET_OPTIONS:
+            transport.get_extra_info("socket").setsockopt(level, option, value)
         transport.set_write_buffer_limits(self._limits.output_high_water_bytes, self._limits.output_low_water_bytes)
         if self._limits.handshake_seconds:
             self._timer = self._loop.call_later(self._limits.handshake_seconds, self._came_too_late)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -51,3 +52,22 @@ def _comparable(entry: Flat) -> Flat:
 
 def cut(stream: bytes, size: int) -> list[bytes]:
     return [stream[at : at + size] for at in range(0, len(stream), size)]
+
+
+def mutate(stream: bytes, chance: random.Random) -> bytes:
+    """A stream with a few bytes changed, lost, doubled or moved."""
+    mutated = bytearray(stream)
+    for _ in range(chance.randrange(1, 6)):
+        at = chance.randrange(len(mutated))
+        match chance.randrange(4):
+            case 0:
+                mutated[at] = chance.randrange(256)
+            case 1:
+                del mutated[at : at + chance.randrange(1, 9)]
+            case 2:
+                mutated[at:at] = mutated[at : at + chance.randrange(1, 30)]
+            case _:
+                mutated[at : at + 4] = chance.choice([b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\0\1", b"\x7f\xff\xff\xff"])
+        if not mutated:
+            mutated += b"\0"
+    return bytes(mutated)

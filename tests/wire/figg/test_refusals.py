@@ -14,7 +14,7 @@ from headrace.limits import FIGG_TOPIC_BYTES_MAX, FRAME_BYTES_DEFAULT_MAX
 from headrace.wire.figg import Attach, Ping, PublishRun, client_decoder, encode, server_decoder
 from tests.conftest import Proof
 from tests.wire.figg import streams
-from tests.wire.figg.streams import cut, flat_messages
+from tests.wire.figg.streams import cut, flat_messages, mutate
 
 
 def frame(kind: int, payload: bytes, *, version: int = 1, size: int | None = None) -> bytes:
@@ -123,25 +123,6 @@ def test_frames_of_unknown_types_are_skipped_without_being_held() -> None:
     assert list(decoder.feed(frame(500, b"x" * 1_000)[:600])) == []
     assert decoder.held_bytes == 0
     assert list(decoder.feed(b"x" * 408 + streams.PING_12345)) == [Ping(12345)]
-
-
-def mutate(stream: bytes, chance: random.Random) -> bytes:
-    """A stream with a few bytes changed, lost, doubled or moved."""
-    mutated = bytearray(stream)
-    for _ in range(chance.randrange(1, 6)):
-        at = chance.randrange(len(mutated))
-        match chance.randrange(4):
-            case 0:
-                mutated[at] = chance.randrange(256)
-            case 1:
-                del mutated[at : at + chance.randrange(1, 9)]
-            case 2:
-                mutated[at:at] = mutated[at : at + chance.randrange(1, 30)]
-            case _:
-                mutated[at : at + 4] = chance.choice([b"\0\0\0\0", b"\xff\xff\xff\xff", b"\0\0\0\1", b"\x7f\xff\xff\xff"])
-        if not mutated:
-            mutated += b"\0"
-    return bytes(mutated)
 
 
 def test_ten_thousand_mutated_streams_decode_alike_however_they_are_cut(proof: Proof) -> None:
