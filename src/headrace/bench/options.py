@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from headrace.bench.report import NoteValue, Report
 
 if TYPE_CHECKING:
     from headrace.bench.progress import Steps
+
+WIDTH = 160
+"""Of a table that goes to a file or a pipe, which have no width of their own."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -127,4 +131,4 @@ def measuring(name: str, repeat: int, output: str, parent: Path | None, config: 
         if talk.is_terminal:
             report.show(talk)
     else:
-        report.show(Console())
+        report.show(Console() if sys.stdout.isatty() else Console(width=WIDTH))

@@ -1,0 +1,36 @@
+"""However a run ends, its processes and files are gone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.bench.commands import command, processes_below
+
+DEADLINE_SECONDS = 60
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_takes_its_broker_and_its_files_with_it(sent: signal.Signals, tmp_path: Path) -> None:
+    words = command("latency", "--rate", "100", "--duration", "3600", directory=tmp_path)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not list(tmp_path.glob("*/ready.json")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert len(processes_below(tmp_path)) == 2
+        process.send_signal(sent)
+        _, said = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert said.strip() == "", "no traceback, no complaint"
+    assert processes_below(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,104 @@
+"""Each command runs end to end with tiny sizes and reports figures that can be true. How large they are is not tested here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace import __version__
+from tests.bench.commands import bench, measured, values
+
+
+def test_publish_through_figg_reports_a_rate_and_its_machine(tmp_path: Path) -> None:
+    told = measured("publish", "--door", "figg", "--records", "5000", "--connections", "3", directory=tmp_path)
+    assert told["command"] == "publish"
+    assert told["facts"]["headrace"] == __version__
+    assert told["config"]["connections"] == 3
+    assert values(told)["figg publish, durable"] > 100
+
+
+@pytest.mark.parametrize("ack", ["written", "none"])
+def test_a_weaker_promise_can_be_measured_too(ack: str, tmp_path: Path) -> None:
+    told = measured("publish", "--records", "2000", "--window", "100", "--ack", ack, directory=tmp_path)
+    assert list(values(told)) == [f"figg publish, {ack}"]
+
+
+def test_consume_through_figg_reports_a_rate(tmp_path: Path) -> None:
+    told = measured("consume", "--door", "figg", "--records", "5000", "--connections", "2", "--size", "1 KiB", directory=tmp_path)
+    assert values(told)["figg consume, history"] > 100
+
+
+def test_latency_reports_percentiles_in_order(tmp_path: Path) -> None:
+    told = measured("latency", "--rate", "500", "--duration", "0.5", "--round-trips", "50", directory=tmp_path)
+    loop, trips, machine, above = told["figures"]
+    for figure in (loop, trips, machine):
+        notes = figure["notes"]
+        assert 0 < notes["p50"] <= notes["p90"] <= notes["p99"] <= notes["p99.9"] <= notes["p99.99"] <= notes["max"]
+    assert above["value"] == pytest.approx(trips["value"] - machine["value"])
+
+
+def test_log_reports_every_part(tmp_path: Path) -> None:
+    sizes = ("--records", "5000", "--run", "100", "--log-size", "3 MiB", "--partitions", "10")
+    told = measured("log", *sizes, directory=tmp_path)
+    shown = values(told)
+    for name in ("append, durable, runs of 100", "read as columns", "read as values", "raw: memcpy"):
+        assert shown[name] > 0
+    assert 0 < shown["recovery, 1 partition"] < 60
+    assert 0 < shown["recovery, 10 partitions"] < 60
+    assert 0 < shown["flush to 10 partitions ÷ to one"] < 100
+    assert 10 < shown["idle memory, 10 partitions"] < 1_000
+
+
+def test_only_the_named_parts_of_the_log_are_measured(tmp_path: Path) -> None:
+    told = measured("log", "--only", "spread", "--partitions", "5", directory=tmp_path)
+    assert list(values(told)) == ["flush to 5 partitions ÷ to one"]
+
+
+def test_compare_puts_nats_beside_figg(tmp_path: Path) -> None:
+    told = measured("compare", "--against", "nats", "--records", "6000", directory=tmp_path)
+    shown = values(told)
+    for contender in ("headrace figg", "nats jetstream"):
+        assert shown[f"{contender} publish"] > 100
+        assert shown[f"{contender} consume"] > 100
+    assert shown["nats jetstream, nats-py publish"] > 100
+    ratio = shown["publish: headrace figg ÷ nats jetstream"]
+    assert ratio == pytest.approx(shown["headrace figg publish"] / shown["nats jetstream publish"])
+
+
+def test_the_table_goes_to_stdout(tmp_path: Path) -> None:
+    done = bench("log", "--only", "raw", "--run", "10", "--repeat", "2", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "raw: memcpy" in done.stdout
+    assert "fdatasync p50" in done.stdout
+
+
+def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> None:
+    from headrace.bench.children import broker
+
+    with broker(tmp_path) as running:
+        work = tmp_path / "work"
+        work.mkdir()
+        host, port = running.address
+        told = measured("publish", "--server", f"{host}:{port}", "--records", "1000", directory=work)
+        assert values(told)["figg publish, durable"] > 0
+        assert running.resident_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (("compare", "--against", "redis"), 1, "redis-server is missing: apt-get install redis-server"),
+        (("compare", "--against", "kafka"), 2, "'kafka' is none of nats, redis"),
+        (("publish", "--server", "127.0.0.1:1", "--ack", "none"), 2, "--ack and --profile need a broker that is started here"),
+        (("publish", "--server", "127.0.0.1:1"), 1, "127.0.0.1:1 refuses the connection"),
+        (("publish", "--server", "nowhere"), 1, "'nowhere' is not HOST:PORT"),
+        (("publish", "--size", "0"), 2, "at least 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_line(arguments: tuple[str, ...], code: int, line: str, tmp_path: Path) -> None:
+    done = bench(*arguments, directory=tmp_path, path=str(tmp_path))
+    assert done.returncode == code
+    assert len(done.stderr.splitlines()) == 1
+    assert line in done.stderr
+    assert list(tmp_path.iterdir()) == []
