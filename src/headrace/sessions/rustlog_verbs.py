@@ -23,10 +23,10 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import PARTITIONS_PER_TOPIC_MAX, RUSTLOG_FRAME_BYTES_MAX
+from headrace.limits import PARTITIONS_PER_TOPIC_MAX
 from headrace.records import Run
 from headrace.sessions.rustlog_commons import RustLogCommons
-from headrace.wire.rustlog import Dialect, fetch_reply, refusals
+from headrace.wire.rustlog import FETCH_BYTES_MAX, Dialect, fetch_reply, refusals
 from headrace.wire.rustlog import messages as m
 
 NO_SUCH_PLACE = (UnknownTopic, UnknownPartition, InvalidTopicName)
@@ -135,7 +135,7 @@ class RustLogVerbs:
             raise
         if start > bounds.end:
             return m.FetchReply(range(bounds.end, bounds.end), [], bounds.end)
-        bytes_max = max(1, min(request.max_bytes, RUSTLOG_FRAME_BYTES_MAX))
+        bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect]))
         fetched = await self._broker.fetch(self._who, topic, partition, start, bytes_max=bytes_max)
         if not fetched.batches:
             return m.FetchReply(range(fetched.next_offset, fetched.next_offset), [], fetched.next_offset)

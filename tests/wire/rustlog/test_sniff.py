@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from headrace.wire import blipmq, figg, flymq
 from headrace.wire.rustlog import encode_request, sniff
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.messages import Dialect
@@ -104,3 +107,9 @@ def test_white_space_is_not_looked_through_for_ever() -> None:
 
 def test_a_request_followed_by_others_is_still_recognised() -> None:
     assert sniff(encode_request(BINARY, m.Ping()) + b"\xaf\xaf\xaf") is Sniff.YES
+
+
+@pytest.mark.parametrize("other", [blipmq.sniff, figg.sniff, flymq.sniff], ids=["blipmq", "figg", "flymq"])
+@pytest.mark.parametrize("frame", [frame for _, frame, _ in REQUEST_FRAMES])
+def test_no_neighbour_claims_a_request(other: Callable[[bytes], Sniff], frame: bytes) -> None:
+    assert Sniff.YES not in {other(frame[:cut]) for cut in range(1, len(frame) + 1)}

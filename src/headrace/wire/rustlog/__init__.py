@@ -7,6 +7,7 @@ a first frame on a port that several protocols share.
 from __future__ import annotations
 
 from headrace.wire.rustlog.codec import (
+    FETCH_BYTES_MAX,
     Asked,
     Incoming,
     Refused,
@@ -21,6 +22,7 @@ from headrace.wire.rustlog.messages import Dialect, Reply, Request, Undecodable
 from headrace.wire.rustlog.sniff import sniff
 
 __all__ = [
+    "FETCH_BYTES_MAX",
     "Asked",
     "Dialect",
     "Incoming",

@@ -140,6 +140,9 @@ def encode_reply(dialect: Dialect, reply: Reply) -> bytes:
 
 # How much goes into one frame.
 
+FETCH_BYTES_MAX: Final[dict[Dialect, int]] = {Dialect.JSON: RUSTLOG_FRAME_BYTES_MAX // 2, Dialect.BINARY: RUSTLOG_FRAME_BYTES_MAX}
+"""More payload than this never fits a reply: JSON spends at least a digit and a comma on each byte. Reading more would be in vain."""
+
 _BINARY_ACCOUNTED_OVERHEAD: Final = 12
 """The original counts 12 bytes for each record beside its payload; the specification counts payloads only."""
 
@@ -169,7 +172,7 @@ def _within(values: Sequence[bytes], overhead: int, room: int) -> int:
     """How many values fit, each with its overhead."""
     if sum(map(len, values)) + overhead * len(values) <= room:
         return len(values)
-    return bisect_right(list(accumulate(len(value) + overhead for value in values)), room)
+    return bisect_right(list(accumulate(map(overhead.__add__, map(len, values)))), room)
 
 
 def _before_gap(offsets: Sequence[int], count: int) -> int:
