@@ -7,7 +7,7 @@ DATA  ?= data
 LISTEN ?=
 DURATION ?=
 SERVE_ARGS ?=
-PYTEST_ARGS ?= -q
+PYTEST_ARGS ?= -q -n 2
 BENCH_ARGS ?= log
 FILES ?= src tests
 

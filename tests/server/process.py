@@ -11,15 +11,20 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from headrace.log.check import check
+from headrace.log.files import DiskFiles
+
 DEADLINE_SECONDS = 30.0
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli import main; main()"
 
 
 class BrokerProcess:
-    """Started on a free port; `with` waits until it is ready and makes sure that nothing is left behind."""
+    """Started on a free port; `with` waits until it is ready, makes sure that no process is left behind, and verifies the data
+    directory that is. The variable KEY, where a test sets one, is taken for the encryption key."""
 
     def __init__(self, directory: Path, *arguments: str, data: Path | None = None, uvloop: bool = True, **environment: str) -> None:
         self.data = data or directory / "data"
+        self._key = bytes.fromhex(environment["KEY"]) if "KEY" in environment else None
         self.ready_file = directory / f"ready-{time.monotonic_ns()}"
         python = [sys.executable, "-m", "headrace"] if uvloop else [sys.executable, "-c", WITHOUT_UVLOOP]
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
@@ -37,6 +42,7 @@ class BrokerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate(timeout=DEADLINE_SECONDS)
+        assert check(DiskFiles(self.data), self._key).problems == []
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + DEADLINE_SECONDS
