@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from headrace.engine.contract import Batch
@@ -25,6 +25,8 @@ class SettlementPolicy:
     """How patient a queue is."""
 
     ack_timeout_ms: int = 30_000
+    ack_timeout_doubles: bool = False
+    """Whether each further delivery of a record may wait twice as long for its ack as the one before."""
     backoff_ms: int = 1_000
     """What a nacked record waits the first time; it doubles with each attempt."""
     backoff_max_ms: int = 60_000
@@ -40,6 +42,10 @@ class SettlementPolicy:
             raise InvalidRequest("ack_timeout_ms and in_flight_max must be at least 1")
         if min(self.backoff_ms, self.backoff_max_ms, self.attempts_max) < 0:
             raise InvalidRequest("backoff_ms, backoff_max_ms and attempts_max must not be negative")
+
+    def ack_timeout(self, attempt: int) -> int:
+        """How long the n-th delivery of a record waits for its ack."""
+        return self.ack_timeout_ms << min(attempt - 1, 32) if self.ack_timeout_doubles else self.ack_timeout_ms
 
     def backoff(self, attempt: int) -> int:
         """How long a record waits after its n-th delivery was refused."""
@@ -110,14 +116,32 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """What one queue has in flight, in order of delivery. Its time-out is the same for all, so this is the order of deadlines too."""
+    """What one queue has in flight."""
 
     policy: SettlementPolicy
-    in_flight: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
+    in_flight: dict[int, Entry] = field(default_factory=dict)
+    _deadlines: list[tuple[int, int, Entry]] = field(default_factory=list)
 
     @property
     def in_flight_max(self) -> int:
         return min(self.policy.in_flight_max, IN_FLIGHT_MAX)
+
+    def add(self, entry: Entry) -> None:
+        self.in_flight[entry.id] = entry
+        heappush(self._deadlines, (entry.time, entry.id, entry))
+        if len(self._deadlines) > 2 * len(self.in_flight) + 64:
+            # One record that stays in flight would keep the deadlines of all that were settled behind it.
+            self._deadlines = [(entry.time, entry.id, entry) for entry in self.in_flight.values()]
+            heapify(self._deadlines)
+
+    def first_overdue(self) -> Entry | None:
+        """The delivery whose ack is due first. Those that are no longer in flight are dropped on the way."""
+        while self._deadlines:
+            time, id, entry = self._deadlines[0]
+            if self.in_flight.get(id) is entry and entry.time == time:
+                return entry
+            heappop(self._deadlines)
+        return None
 
 
 class Lane:
@@ -159,8 +183,8 @@ class Lane:
     def deliver(self, entry: Entry, holder: Holder, now: int) -> None:
         assert entry.state is State.WAITING
         entry.attempt += 1
-        entry.state, entry.holder, entry.time = State.IN_FLIGHT, holder, now + holder.policy.ack_timeout_ms
-        holder.in_flight[entry.id] = entry
+        entry.state, entry.holder, entry.time = State.IN_FLIGHT, holder, now + holder.policy.ack_timeout(entry.attempt)
+        holder.add(entry)
 
     def wait(self, entry: Entry, until: int) -> None:
         """To be delivered again, at `until` or soon after."""

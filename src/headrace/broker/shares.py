@@ -284,7 +284,7 @@ class Share:
         """Deliveries whose ack is overdue come again at once."""
         now = self._around.clock()
         for holder in self._holders:
-            while holder.in_flight and (entry := next(iter(holder.in_flight.values()))).time <= now:
+            while (entry := holder.first_overdue()) is not None and entry.time <= now:
                 self._failed(entry, 0, "timed out")
 
     def _failed(self, entry: Entry, delay_ms: int, reason: str) -> None:
@@ -319,7 +319,7 @@ class Share:
         times = [time for lane in self.lanes.values() if (time := lane.next_due()) is not None]
         if any(time <= now for time in times):
             self.wake()  # no alarm for these: they wait for somebody to take them
-        times += (next(iter(holder.in_flight.values())).time for holder in self._holders if holder.in_flight)
+        times += (entry.time for holder in self._holders if (entry := holder.first_overdue()) is not None)
         if (soonest := min((time for time in times if time > now), default=None)) is not None:
             self._ring_by(soonest)
 
