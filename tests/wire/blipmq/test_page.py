@@ -1,0 +1,43 @@
+"""The examples of docs/protocols/blipmq.md are what they say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from headrace.sessions.blipmq_settings import BlipMqSettings
+from headrace.wire.blipmq import AckRun, Auth, Hello, Message, Nack, Ping, PollRun, Pong, PublishRun, Subscribe
+from tests.wire.blipmq.reference import decode
+
+PAGE = (Path(__file__).parents[3] / "docs" / "protocols" / "blipmq.md").read_text(encoding="utf-8")
+EXAMPLES: list[tuple[str, Message]] = [
+    ("HELLO, version 1", Hello(1, 1)),
+    ("AUTH dev-key", Auth(2, b"dev-key")),
+    ("ACK of the HELLO", AckRun(0, [1])),
+    ("ACK of the AUTH", AckRun(0, [2])),
+    ("SUBSCRIBE demo, QoS 1", Subscribe(3, "demo", 1)),
+    ("ACK: it is subscription 42", AckRun(42, [3])),
+    ('PUBLISH "hi" to demo, QoS 1', PublishRun(1, "demo", [4], [b"hi"])),
+    ("POLL subscription 42", PollRun(42, [5])),
+    ("PUBLISH: the message, delivery tag 1", PublishRun(1, "demo", [1], [b"hi"])),
+    ("ACK delivery tag 1", AckRun(42, [1])),
+    ("PING", Ping(56)),
+    ("PONG: everything before it is durable", Pong(56)),
+    ("NACK 401 unauthenticated", Nack(5, 401, "unauthenticated")),
+]
+
+
+def test_every_line_of_hex_decodes_to_what_is_written_beside_it() -> None:
+    lines = [line for block in re.findall(r"```hex\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    found = [re.fullmatch(r"([0-9a-f ]+?) {2,}(\S.*)", line) for line in lines]
+    assert all(found)
+    read = [(match[2], decode([bytes.fromhex(match[1])])) for match in found if match is not None]
+    assert read == [(text, [message]) for text, message in EXAMPLES]
+
+
+def test_every_setting_is_on_the_page_with_its_default() -> None:
+    for field in fields(BlipMqSettings):
+        default = field.default
+        shown = "false" if default is False else f"{default:,}" if isinstance(default, int) else f"{default:g}"
+        assert f"| `{field.name}` | {shown} |" in PAGE
