@@ -106,6 +106,12 @@ class Broker:
                     return int(line.split()[1]) * 1024
         raise BenchFailed(f"process {self.pid} shows no resident set")
 
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads so far, in user and kernel mode."""
+        with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as status:
+            fields = status.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 @contextmanager
 def broker(directory: Path, *, ack: str = "durable", profile: Path | None = None) -> Iterator[Broker]:

@@ -16,6 +16,11 @@ PUBLISH_TARGETS = {"figg": Target(at_least=600_000)}
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
 
+def cpu_note(seconds: float, records: int) -> dict[str, NoteValue]:
+    """What the broker's process spent per record: it says more than a rate when the machine has other work to do."""
+    return {"broker CPU µs/record": round(seconds / records * 1e6, 3)} if seconds else {}
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
     """Measure the log, the doors, and others beside them.
@@ -79,14 +84,15 @@ def publish(
         "window": window,
     }
     with options.measuring("publish", repeat, output, parent, config) as run:
-        with run.broker(server, ack, profile) as address:
-            plan = traffic.Traffic(loads[door_name], address, records, value_bytes, connections, window)
+        with run.broker(server, ack, profile) as target:
+            plan = traffic.Traffic(loads[door_name], target.address, records, value_bytes, connections, window)
             traffic.warm_up(plan)
-            rates = []
+            rates, cpu_before = [], target.cpu_seconds()
             for turn in range(repeat):
                 with run.steps.step(f"publish {turn + 1}/{repeat}", records) as tick:
                     rates.append(records / traffic.publish(plan, traffic.new_topic(), tick))
-        run.report.add(Figure(f"{door_name} publish, {ack}", "records/s", rates, PUBLISH_TARGETS.get(door_name)))
+            notes = cpu_note(target.cpu_seconds() - cpu_before, records * repeat)
+        run.report.add(Figure(f"{door_name} publish, {ack}", "records/s", rates, PUBLISH_TARGETS.get(door_name), notes))
 
 
 @bench.command()
@@ -103,18 +109,19 @@ def consume(
 
     config: dict[str, NoteValue] = {"door": door_name, "records": records, "value_bytes": value_bytes, "connections": connections}
     with options.measuring("consume", repeat, output, parent, config) as run:
-        with run.broker(server, ack, profile) as address:
+        with run.broker(server, ack, profile) as target:
             load = loads[door_name]
             topic = traffic.new_topic()
             with run.steps.step("fill", records) as tick:
-                traffic.publish(traffic.Traffic(load, address, records, value_bytes), topic, tick)
-            plan = traffic.Traffic(load, address, records, value_bytes, connections)
+                traffic.publish(traffic.Traffic(load, target.address, records, value_bytes), topic, tick)
+            plan = traffic.Traffic(load, target.address, records, value_bytes, connections)
             traffic.warm_up(plan)
-            rates = []
+            rates, cpu_before = [], target.cpu_seconds()
             for turn in range(repeat):
                 with run.steps.step(f"consume {turn + 1}/{repeat}", records * connections) as tick:
                     rates.append(records * connections / traffic.consume(plan, topic, tick))
-        run.report.add(Figure(f"{door_name} consume, history", "records/s", rates, CONSUME_TARGETS.get(door_name)))
+            notes = cpu_note(target.cpu_seconds() - cpu_before, records * connections * repeat)
+        run.report.add(Figure(f"{door_name} consume, history", "records/s", rates, CONSUME_TARGETS.get(door_name), notes))
 
 
 @bench.command()
@@ -145,16 +152,16 @@ def latency(
     }
     load, records = loads[door_name], max(1, round(rate * duration))
     with options.measuring("latency", repeat, output, parent, config) as run:
-        with run.broker(server, ack, profile) as address:
-            traffic.warm_up(traffic.Traffic(load, address, records, value_bytes))
+        with run.broker(server, ack, profile) as target:
+            traffic.warm_up(traffic.Traffic(load, target.address, records, value_bytes))
             open_loops, trips, machine = [], [], []
             for turn in range(repeat):
-                with run.steps.step(f"open loop {turn + 1}/{repeat}", records) as tick, connected(address) as (sock,):
+                with run.steps.step(f"open loop {turn + 1}/{repeat}", records) as tick, connected(target.address) as (sock,):
                     load.handshake(sock)
                     open_loops.append(
                         answers.open_loop(sock, load, traffic.new_topic(), rate=rate, records=records, value_bytes=value_bytes, tick=tick)
                     )
-                with run.steps.step(f"round trips {turn + 1}/{repeat}", round_trips), connected(address) as (sock,):
+                with run.steps.step(f"round trips {turn + 1}/{repeat}", round_trips), connected(target.address) as (sock,):
                     load.handshake(sock)
                     trips.append(answers.round_trips(sock, load, traffic.new_topic(), count=round_trips, value_bytes=value_bytes))
                     machine.append(sync_times(run.directory, value_bytes + answers.RECORD_OVERHEAD_BYTES, round_trips))

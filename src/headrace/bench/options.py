@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.bench.children import Address, broker, parse_address, workspace
+from headrace.bench.children import Address, Broker, broker, parse_address, workspace
 from headrace.bench.report import NoteValue, Report
 
 if TYPE_CHECKING:
@@ -91,6 +91,18 @@ def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The broker under load; its process is known if it was started here."""
+
+    address: Address
+    process: Broker | None
+
+    def cpu_seconds(self) -> float:
+        """Of the broker's process so far; 0 if that is not ours to look at."""
+        return 0.0 if self.process is None else self.process.cpu_seconds()
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """One command at work."""
 
@@ -100,15 +112,15 @@ class Bench:
     repeat: int
 
     @contextmanager
-    def broker(self, server: str | None, ack: str, profile: Path | None) -> Iterator[Address]:
-        """The address of the broker to measure: the one named, or a new one on an empty directory."""
+    def broker(self, server: str | None, ack: str, profile: Path | None) -> Iterator[Measured]:
+        """The broker to measure: the one named, or a new one on an empty directory."""
         if server is not None:
             if ack != "durable" or profile is not None:
                 raise click.UsageError("--ack and --profile need a broker that is started here: not together with --server")
-            yield parse_address(server)
+            yield Measured(parse_address(server), None)
             return
         with broker(self.directory, ack=ack, profile=profile) as running:
-            yield running.address
+            yield Measured(running.address, running)
 
 
 @contextmanager
