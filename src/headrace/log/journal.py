@@ -105,7 +105,11 @@ class Journal:
         self._file_bytes = file_bytes
         self._file: File | None = None
         self._position = 0
-        self._unsynced = False
+        self._written = self._synced = 0
+        """How many frames were written in this life, and how many of them are durable."""
+        self._failed = ""
+        """Why a sync failed once: whoever comes next must not ask the disk again, which may then say yes."""
+        self._syncing = threading.Lock()
         self._next_frame = start.frame
         self._spares = list(start.spares)
         self._lock = threading.Lock()
@@ -160,18 +164,27 @@ class Journal:
         self._file.write_at(self._position, [MAGIC, _CRC.pack(crc), header[8:], *batches])
         self._position = aligned(self._position + size)
         self._next_frame += 1
-        self._unsynced = True
+        self._written += 1
 
     def sync(self) -> None:
-        """Make every frame so far durable. Raises `SyncFailed`, after which the journal must not be used again."""
-        if not self._unsynced:
-            return
-        assert self._file is not None
-        try:
-            self._file.sync()
-        except OSError as failure:
-            raise SyncFailed(str(failure)) from failure
-        self._unsynced = False
+        """Make every frame so far durable. Raises `SyncFailed`, after which the journal must not be used again.
+
+        The writer and the keeper both come here: whoever finds the other one syncing waits, and then looks whether that covered
+        its own frames.
+        """
+        with self._syncing:
+            if self._failed:
+                raise SyncFailed(self._failed)
+            written = self._written
+            if self._synced == written:
+                return
+            assert self._file is not None
+            try:
+                self._file.sync()
+            except OSError as failure:
+                self._failed = str(failure)
+                raise SyncFailed(self._failed) from failure
+            self._synced = written
 
     def recycle(self, below: int, keep: int) -> None:
         """Everything in files numbered below `below` is in synced segments: keep a few of them for later, remove the rest."""

@@ -269,7 +269,7 @@ class Keeper:
         with self._mutex:
             directory = log_directory(partition.id)
             self._unsynced.discard(partition)
-            self._settle(partition.drop_tail())
+            self._settle(partition.drop())
             for name in self._store.files.list(directory):
                 self._store.files.remove(f"{directory}/{name}")
             self._store.files.remove_dir(directory)

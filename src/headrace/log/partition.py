@@ -68,6 +68,7 @@ class Partition:
         self.tail_bytes = 0
         self.spilled_bytes = 0
         """What `spill` has moved since the store was opened."""
+        self.dropped = False
         self.lock = threading.Lock()
         self.generation = 0
         """Counts the times compaction or retention changed `segments`, for readers that were under way."""
@@ -96,6 +97,8 @@ class Partition:
         """These batches are safe in the journal: show them to readers. Returns their size in bytes."""
         size = sum(len(encoded) for _, encoded in batches)
         with self.lock:
+            if self.dropped:
+                return 0
             self.tail += batches
             self.tail_bytes += size
             self.end = self.next
@@ -142,10 +145,12 @@ class Partition:
         if self.segments and self.segments[-1].size > HEADER_BYTES:
             self._roll(self.segments_end())
 
-    def drop_tail(self) -> int:
-        """Forget what is in memory only: the log is deleted. Returns how many bytes that was."""
+    def drop(self) -> int:
+        """The log is deleted: forget everything, and take nothing that is still under way. Returns how many bytes the tail had."""
         with self.lock:
-            dropped, self.tail_bytes, self.tail = self.tail_bytes, 0, []
+            dropped, self.tail_bytes, self.tail, self.segments = self.tail_bytes, 0, [], []
+            self.dropped = True
+            self.generation += 1
         return dropped
 
     def segments_end(self) -> int:
