@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.access import Action, Principal, Resource
 from headrace.broker.settings import BrokerSettings
-from headrace.errors import BrokerError, DiskFull, StorageFailed
+from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.limits import IN_FLIGHT_BYTES_MAX, KEY_BYTES_MAX
 from headrace.sessions.flymq_staging import RECORD_BYTES_MAX
 from headrace.wire.flymq.messages import (
@@ -155,13 +155,20 @@ async def test_whoever_publishes_and_then_fetches_finds_what_it_published() -> N
         assert replies[3] == Fetched([1], [b"2"], 2)
 
 
-@pytest.mark.parametrize("failure", [DiskFull("no space left"), StorageFailed("write failed")])
-async def test_records_the_disk_refuses_are_refused_one_by_one(failure: BrokerError) -> None:
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (DiskFull("no space left"), "disk full: no space left"),
+        (StorageFailed("write failed"), "storage failed: write failed"),
+        (Unavailable("starting"), "unavailable: starting"),
+    ],
+)
+async def test_records_the_disk_refuses_are_refused_one_by_one(failure: BrokerError, text: str) -> None:
     async with house() as home:
         await created(home, "t", 1)
         peer = home.peer()
         home.engine.failure = failure
-        assert await peer.ask(ProduceRun("t", [b"1", b"2"])) == [Failure(str(failure))] * 2
+        assert await peer.ask(ProduceRun("t", [b"1", b"2"])) == [Failure(text)] * 2
         home.engine.failure = None
         assert placed(await peer.one(ProduceRun("t", [b"3"]))) == (0, 0)
 

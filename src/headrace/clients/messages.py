@@ -32,6 +32,8 @@ class MessageRun:
     partition: int
     offsets: Sequence[int]
     values: list[bytes]
+    keys: Sequence[bytes | None] | None = None
+    """None when no record has a key, or the protocol has none."""
 
     def __len__(self) -> int:
         return len(self.values)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from headrace.errors import BrokerError, NotAuthorized, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from headrace.errors import (
+    BrokerError,
+    DiskFull,
+    NotAuthorized,
+    OffsetOutOfRange,
+    StorageFailed,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from headrace.wire.flymq.messages import Failure, Malformed, UnknownOpcode, Unsupported
 from headrace.wire.flymq.opcodes import Opcode
 
@@ -27,6 +36,9 @@ def refusal(error: BrokerError) -> Failure:
             return Failure(f"offset {error.wanted} out of range")
         case NotAuthorized():
             return Failure(f"unauthorized: {error}")
+        case DiskFull() | StorageFailed() | Unavailable():
+            # A client that reads the first words knows whether to come again.
+            return Failure(f"{error.code.replace('_', ' ')}: {error}")
         case _:
             return Failure(str(error))
 

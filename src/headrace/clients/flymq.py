@@ -1,0 +1,465 @@
+"""A FlyMQ client that survives its connections.
+
+    client = await FlyMqClient.connect("127.0.0.1", 9092)
+    receipt = await client.publish("orders", b"hello", key=b"user-1")
+    for message in await client.fetch("orders", receipt.offset, partition=receipt.partition):
+        ...
+    async for message in await client.subscribe("orders", "start", group="billing", settlement="auto"):
+        ...
+
+Requests are pipelined; replies come in their order. A lost connection is sought again for ever, and what has no reply yet is then sent
+once more, in order: delivery is at least once. With `resend_writes` off, a record whose connection was lost fails with
+`OutcomeUnknown` instead, and is never written twice by this client.
+
+Both dialects are spoken, the specification's unless told otherwise; the original's servers need `Dialect.SDK`. FlyMQ has no headers and
+no push: headers raise `NotSupported`, and a subscription polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Final, Literal, TypeVar
+
+from headrace.clients.backoff import Backoff, exponential
+from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.flymq_calls import Call, Calls, Places, Publication, Question, Speech
+from headrace.clients.flymq_refusals import error_of
+from headrace.clients.flymq_subscription import Settlement, Subscription
+from headrace.clients.messages import ConnectionState, Message, MessageRun, OnState, Receipt
+from headrace.clients.stream import Stream, open_stream
+from headrace.errors import WireError
+from headrace.limits import KIB, MIB
+from headrace.records import Bounds, Headers
+from headrace.wire.flymq import Dialect, ReplyDecoder, encode_request
+from headrace.wire.flymq import messages as m
+
+DEFAULT_PORT: Final = 9092
+RUN_RECORDS_MAX: Final = 2_048
+RUN_BYTES_MAX: Final = 256 * KIB
+"""`publish_many` sends runs of about this size: large enough to be cheap, small enough to keep the window moving."""
+_Answer = TypeVar("_Answer")
+_PROBE: Final = m.Metadata("")
+"""There is no ping in FlyMQ. Every server answers this one, if only with an ERROR, and the answer is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlyMqOptions:
+    """What a user may choose."""
+
+    dialect: Dialect = Dialect.SPEC
+    resend_writes: bool = True
+    """Whether a record without a reply is sent again on a new connection; if not, it fails with `OutcomeUnknown`."""
+    connect_seconds: float = 5.0
+    reply_seconds: float = 30.0
+    """A connection on which the oldest request waits longer than this counts as lost."""
+    probe_seconds: float = 5.0
+    """How often an idle connection is tried."""
+    window_records_max: int = 65_536
+    window_bytes_max: int = 16 * MIB
+    """Records and requests without a reply; whoever asks more waits."""
+    fetch_records_max: int = 10_000
+    poll_seconds_min: float = 0.01
+    poll_seconds_max: float = 0.5
+    """A subscription at the end of its topic asks again after these, the pause doubling from one to the other."""
+    backoff: Backoff = exponential()
+    on_state: OnState = lambda state, reason: None
+
+
+class FlyMqClient:
+    """Use `connect`. All methods are for one event loop."""
+
+    def __init__(self, host: str, port: int, options: FlyMqOptions) -> None:
+        self._host, self._port, self._options = host, port, options
+        self._loop = asyncio.get_running_loop()
+        self._calls = Calls(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
+        self._stream: Stream | None = None
+        self._decoder = ReplyDecoder()
+        self._speech = Speech(options.dialect)
+        self._attempt = 0
+        self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @classmethod
+    async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FlyMqOptions = FlyMqOptions()) -> FlyMqClient:
+        """Raises `ConnectFailed` when the first connection cannot be had; later ones are sought until it works."""
+        client = cls(host, port, options)
+        await client._open()
+        return client
+
+    async def __aenter__(self) -> FlyMqClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        if failure is None:
+            await self.close()
+        else:
+            self.abandon()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records published and not acknowledged."""
+        return self._calls.records
+
+    # Publishing.
+
+    async def publish(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+    ) -> Receipt:
+        """Returns when the broker has acknowledged the record, with its place and time."""
+        if headers:
+            raise NotSupported("FlyMQ", "headers")
+        (receipt,) = await (await self.send_many(topic, [value], keys=[key] if key else None, partition=partition))
+        return receipt
+
+    async def send_many(
+        self, topic: str, values: Sequence[bytes], *, keys: Sequence[bytes | None] | None = None, partition: int | None = None
+    ) -> asyncio.Future[list[Receipt]]:
+        """Publish without waiting for the acknowledgements: the future gives the places when all have come. Waits only for room.
+
+        The future fails with the first refusal; records beside the refused one may have been kept.
+        """
+        publication = await self._send(topic, list(values), None if keys is None else list(keys), partition)
+        receipts: asyncio.Future[list[Receipt]] = self._loop.create_future()
+        publication.done.add_done_callback(lambda done: _hand_over(topic, done, receipts))
+        return receipts
+
+    async def publish_many(self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, partition: int | None = None) -> int:
+        """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged.
+
+        The first failure is raised; what was sent after it may have been kept.
+        """
+        count = 0
+        under_way: deque[Publication] = deque()
+        async for run in _runs(values):
+            under_way.append(await self._send(topic, run, None, partition))
+            count += len(run)
+            while under_way and under_way[0].done.done():
+                under_way.popleft().done.result()
+        for publication in under_way:
+            await asyncio.shield(publication.done)
+        return count
+
+    async def flush(self) -> None:
+        """Returns when everything asked so far is answered. Raises `ClientClosed` when that cannot happen any more."""
+        await self._calls.emptied()
+        self._check_open()
+
+    async def _send(self, topic: str, values: list[bytes], keys: list[bytes | None] | None, partition: int | None) -> Publication:
+        self._check_open()
+        partitions = None if partition is None else [partition] * len(values)
+        publication = Publication(m.ProduceRun(topic, values, keys, partitions))
+        await self._enter(publication)
+        return publication
+
+    # Reading.
+
+    async def fetch(
+        self, topic: str, offset: int, *, partition: int = 0, records_max: int | None = None, pattern: str | None = None
+    ) -> list[Message]:
+        """Records from an offset on; an empty list when there are none. `pattern` is a filter that runs on the server."""
+        run, _ = await self.read(topic, offset, partition=partition, records_max=records_max, pattern=pattern)
+        keys = [None] * len(run) if run.keys is None else run.keys
+        return [Message(topic, partition, at, value, key) for at, value, key in zip(run.offsets, run.values, keys, strict=True)]
+
+    async def read(
+        self, topic: str, offset: int, *, partition: int = 0, records_max: int | None = None, pattern: str | None = None
+    ) -> tuple[MessageRun, int]:
+        """As `fetch`, as columns, with the offset to read on from: behind what the filter kept back, too."""
+        if pattern is None and self._options.dialect is Dialect.SDK:
+            pattern = ""  # says which layout is expected
+        request = m.Fetch(topic, partition, offset, records_max or self._options.fetch_records_max, pattern)
+        reply = await self._ask(request, m.Fetched)
+        return MessageRun(topic, partition, reply.offsets, list(reply.values), reply.keys), reply.next_offset
+
+    async def consume(self, topic: str, offset: int, *, partition: int = 0) -> Message:
+        """Exactly that record. Raises `OffsetOutOfRange` where there is none."""
+        reply = await self._ask(m.Consume(topic, partition, offset), m.Consumed)
+        return Message(topic, partition, offset, reply.value, reply.key or None)
+
+    async def subscribe(
+        self,
+        topic: str,
+        start: Literal["start", "end"] | int = "end",
+        *,
+        partition: int | None = None,
+        group: str | None = None,
+        settlement: Settlement = "explicit",
+        pattern: str | None = None,
+    ) -> Subscription:
+        """Follow a topic (or one partition of it) from its start, its end (only what is yet to come) or an offset.
+
+        A group goes on from where it has committed. Its progress is committed with `Subscription.commit`, or with
+        `settlement="auto"` whenever the iteration goes on behind a fetched run.
+        """
+        if settlement == "auto" and group is None:
+            raise ValueError("automatic settlement needs a group")
+        partitions = list(await self.describe_topic(topic)) if partition is None else [partition]
+        known = {} if group is None else await self._committed(topic, group)
+        options = self._options
+        return Subscription(
+            self,
+            topic,
+            {number: known[number] if number in known else await self._place(topic, number, start) for number in partitions},
+            group=group,
+            settlement=settlement,
+            pattern=pattern,
+            records_max=options.fetch_records_max,
+            idle_seconds=lambda attempt: min(options.poll_seconds_min * 2.0 ** min(attempt, 32), options.poll_seconds_max),
+        )
+
+    async def _place(self, topic: str, partition: int, start: Literal["start", "end"] | int) -> int:
+        if isinstance(start, int):
+            return start
+        mode = m.Mode({"start": "earliest", "end": "latest"}[start], narrow=self._options.dialect is Dialect.SDK)
+        return (await self._ask(m.Subscribe(topic, "", partition, mode), m.OffsetReply)).offset
+
+    # Groups.
+
+    async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
+        """The group will read on at `offset`. Durable when it returns."""
+        await self._ask(m.Commit(topic, group, partition, offset), m.Done)
+
+    async def committed(self, topic: str, *, group: str, partition: int = 0) -> int | None:
+        """Where the group will read on; None if it has never committed there."""
+        return (await self._committed(topic, group)).get(partition)
+
+    async def _committed(self, topic: str, group: str) -> dict[int, int]:
+        try:
+            entry = await self._ask(m.DescribeGroup(group, topic), m.GroupEntry)
+        except Refused as refusal:
+            if refusal.text.startswith("consumer group not found"):
+                return {}
+            raise
+        return {at.partition: at.offset for at in entry.offsets}
+
+    async def seek(self, topic: str, *, group: str, partition: int = 0, timestamp: int) -> int:
+        """Move the group to the first record at or after a time (Unix ms); returns its offset, which is the end if there is none."""
+        return (await self._ask(m.SeekToTimestamp(topic, partition, timestamp, group), m.OffsetReply)).offset
+
+    async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
+        """As `seek`, and nobody is moved."""
+        return (await self._ask(m.SeekToTimestamp(topic, partition, timestamp), m.OffsetReply)).offset
+
+    async def lag(self, topic: str, *, group: str, partition: int = 0) -> int:
+        """How many records the group has still to read."""
+        return (await self._ask(m.GetLag(topic, group, partition), m.LagReply)).lag
+
+    async def list_groups(self) -> list[m.GroupEntry]:
+        """Every group on every topic, with its offsets."""
+        return (await self._ask(m.ListGroups(), m.GroupList)).groups
+
+    async def delete_group(self, group: str, topic: str = "") -> None:
+        """Forget what the group has committed on the topic; without a topic, on the first one it knows."""
+        await self._ask(m.DeleteGroup(group, topic), m.Done)
+
+    # Topics.
+
+    async def create_topic(self, topic: str, *, partitions: int = 1) -> None:
+        """Does nothing if the topic is there. Raises `InvalidTopicName`."""
+        await self._ask(m.CreateTopic(topic, partitions), m.Done)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Does nothing if there is none."""
+        await self._ask(m.DeleteTopic(topic), m.Done)
+
+    async def list_topics(self) -> list[str]:
+        return (await self._ask(m.ListTopics(), m.TopicList)).topics
+
+    async def describe_topic(self, topic: str) -> dict[int, Bounds]:
+        """The first and the next offset of every partition. Raises `UnknownTopic`."""
+        if self._options.dialect is Dialect.SDK:
+            return await self._describe_like_the_original(topic)
+        reply = await self._ask(m.Metadata(topic), m.TopicMetadata)
+        return {part.partition: Bounds(part.first, part.end) for part in reply.partitions}
+
+    async def _describe_like_the_original(self, topic: str) -> dict[int, Bounds]:
+        """Its servers do not answer METADATA; they name the partitions in one request and the bounds one by one."""
+        reply = await self._ask(m.ClusterMetadata(topic), m.ClusterTopics)
+        numbers = [part.partition for known in reply.topics if known.topic == topic for part in known.partitions]
+        return {number: Bounds(await self._place(topic, number, "start"), await self._place(topic, number, "end")) for number in numbers}
+
+    # Asking.
+
+    async def _ask(self, request: m.Request, answer: type[_Answer]) -> _Answer:
+        """Shielded: whoever stops waiting must not take the reply from the order of replies."""
+        self._check_open()
+        question = Question(request, encode_request(request))
+        await self._enter(question)
+        reply = await asyncio.shield(question.reply)
+        if isinstance(reply, m.Failure):
+            raise error_of(reply, getattr(request, "topic", ""))
+        if isinstance(reply, m.Done) and not reply.success:
+            raise Refused(code=0, text=reply.message)
+        assert isinstance(reply, answer), "the opcode of the reply is that of the request"
+        return reply
+
+    async def _enter(self, call: Call) -> None:
+        """Take a place among the calls and leave, if there is a connection. Raises `ClientClosed`."""
+        await self._calls.enter(call)
+        if self._stream is not None:
+            self._stream.write(self._speech.say(call))
+
+    # Receiving.
+
+    def _receive(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        try:
+            for event in self._decoder.feed(data):
+                self._calls.take(event)
+                self._attempt = 0
+        except WireError as failure:
+            assert self._stream is not None, "bytes come from a stream"
+            self._stream.drop(f"the server cannot be understood: {failure}")
+
+    # The connection.
+
+    async def _open(self) -> None:
+        options = self._options
+        stream = await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds)
+        if self._is_closed:
+            stream.close()
+            return
+        self._stream, self._decoder, self._speech = stream, ReplyDecoder(), Speech(options.dialect)
+        self._heard_at = self._loop.time()
+        for call in self._calls.unanswered():
+            stream.write(self._speech.say(call))
+        self._probe()
+        self._watch()
+        options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
+
+    def _lost(self, reason: str) -> None:
+        self._stream = None
+        self._stop_watching()
+        if not self._options.resend_writes:
+            self._calls.give_up_writes()
+        self._options.on_state(ConnectionState.DISCONNECTED, reason)
+        if not self._is_closed:
+            self._reconnecting = self._loop.create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Attempts are counted until a connection brings a reply, so a server that hangs up on every resend is not pressed."""
+        while self._stream is None and not self._is_closed:
+            attempt, self._attempt = self._attempt, self._attempt + 1
+            await asyncio.sleep(self._options.backoff(attempt))
+            try:
+                await self._open()
+            except ConnectFailed:
+                continue
+
+    def _probe(self) -> None:
+        """One goes out at once: a server that shares its port learns by it which protocol this is."""
+        if len(self._calls) == 0 and self._probing is None:
+            self._probing = self._loop.create_task(self._enter_probe())
+            self._probing.add_done_callback(self._probed)
+
+    async def _enter_probe(self) -> None:
+        question = Question(_PROBE, encode_request(_PROBE))
+        await self._enter(question)
+        await question.reply
+
+    def _probed(self, task: asyncio.Task[None]) -> None:
+        self._probing = None
+        if not task.cancelled():
+            task.exception()  # a lost connection is told elsewhere
+
+    def _watch(self) -> None:
+        """Every now and then: try an idle connection, give up a silent one."""
+        stream, options = self._stream, self._options
+        assert stream is not None, "the watch stops with its connection"
+        silent_seconds = self._loop.time() - self._heard_at
+        if len(self._calls) and silent_seconds >= options.reply_seconds:
+            stream.drop(f"no reply for {silent_seconds:.0f} s")
+            return
+        if silent_seconds >= options.probe_seconds:
+            self._probe()
+        self._timer = self._loop.call_later(min(options.probe_seconds, options.reply_seconds) / 2, self._watch)
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # The end.
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Wait for the outstanding replies, then close.
+
+        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
+        """
+        if self._is_closed:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._calls.emptied()
+        except TimeoutError:
+            pass
+        unknown, unsent = self.abandon()
+        if unknown:
+            raise OutcomeUnknown(unknown)
+        if unsent:
+            raise NotSent(unsent)
+
+    def abandon(self) -> tuple[int, int]:
+        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
+        if self._is_closed:
+            return 0, 0
+        self._is_closed = True
+        self._stop_watching()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        left = self._calls.close()
+        self._options.on_state(ConnectionState.CLOSED, "closed by its user")
+        return left
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("the client is closed")
+
+
+def _hand_over(topic: str, done: asyncio.Future[Places], receipts: asyncio.Future[list[Receipt]]) -> None:
+    if receipts.done():
+        return
+    error = done.exception()
+    if error is not None:
+        receipts.set_exception(error)
+        receipts.exception()  # whoever does not await it hears of it from the client's `close`
+        return
+    places = done.result()
+    columns = zip(places.partitions, places.offsets, places.timestamps, strict=True)
+    receipts.set_result([Receipt(topic, partition, offset, timestamp) for partition, offset, timestamp in columns])
+
+
+async def _runs(values: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:
+    if isinstance(values, AsyncIterable):
+        async for value in values:
+            yield [value]
+        return
+    iterator = iter(values)
+    while run := _next_run(iterator):
+        yield run
+
+
+def _next_run(values: Iterable[bytes]) -> list[bytes]:
+    run: list[bytes] = []
+    size_bytes = 0
+    for value in islice(values, RUN_RECORDS_MAX):
+        run.append(value)
+        size_bytes += len(value)
+        if size_bytes >= RUN_BYTES_MAX:
+            break
+    return run

@@ -1,0 +1,57 @@
+"""What a FlyMQ server's ERROR means to a user. The protocol has no codes worth the name, so the text decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from headrace.clients.errors import Refused
+from headrace.errors import (
+    DiskFull,
+    HeadraceError,
+    InvalidTopicName,
+    NotAuthorized,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    StorageFailed,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from headrace.wire.flymq.messages import Failure
+
+_END_UNKNOWN: Final = 2**63 - 1
+"""The server names the offset that was asked for and no other."""
+
+_Meaning = Callable[[re.Match[str], str], HeadraceError]
+
+_MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
+    (re.compile(pattern, re.DOTALL), meaning)
+    for pattern, meaning in (
+        (r"topic not found", lambda found, topic: UnknownTopic(topic)),
+        (r"partition (-?\d+) (?:not found|out of range)", lambda found, topic: UnknownPartition(topic, int(found[1]))),
+        (r"offset (\d+) out of range", lambda found, topic: OffsetOutOfRange(wanted=int(found[1]), first=0, end=_END_UNKNOWN)),
+        (r"topic name ", lambda found, topic: InvalidTopicName(found.string)),
+        (
+            r"record of (\d+) bytes exceeds the limit of (\d+)",
+            lambda found, topic: RecordTooLarge(size_bytes=int(found[1]), bytes_max=int(found[2])),
+        ),
+        (
+            r"unauthorized: (.*) may not (\w+) (.*)$",
+            lambda found, topic: NotAuthorized(principal=found[1], action=found[2], resource=found[3]),
+        ),
+        (r"disk full: (.*)", lambda found, topic: DiskFull(found[1])),
+        (r"storage failed: (.*)", lambda found, topic: StorageFailed(found[1])),
+        (r"unavailable: (.*)", lambda found, topic: Unavailable(found[1])),
+    )
+)
+
+
+def error_of(failure: Failure, topic: str = "") -> HeadraceError:
+    """The shared word for what the server said, or `Refused` with its own. `topic` is the one asked about: texts are cut short."""
+    for pattern, meaning in _MEANINGS:
+        found = pattern.match(failure.message)
+        if found is not None:
+            return meaning(found, topic)
+    return Refused(code=failure.code, text=failure.message)
