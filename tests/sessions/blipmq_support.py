@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from headrace.broker.access import Authorize, Principal, allow_all
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.subscriptions import SubscriptionBook
 from headrace.engine.contract import Ack, Appended, Write
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import BrokerError
@@ -197,7 +198,8 @@ class House:
             self.engine, clock=self.clock, settings=self._broker_settings, authorize=self._authorize, later=self.clock.later
         )
         await self.broker.open()
-        self.subscriptions = Subscriptions(self.broker, self.engine, clock=self.clock, settings=self._settings, later=self.clock.later)
+        book = SubscriptionBook(self.engine, "blipmq")
+        self.subscriptions = Subscriptions(self.broker, book, clock=self.clock, settings=self._settings, later=self.clock.later)
         await self.subscriptions.open()
 
     async def close(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import struct
 
 import pytest
@@ -232,6 +233,32 @@ async def test_requests_behind_a_slow_one_wait_and_the_socket_is_not_read_meanwh
         assert [type(message).__name__ for message in peer.heard()] == ["AckRun", "Pong"]
 
 
+async def test_a_request_that_arrives_at_any_moment_of_a_slow_one_is_answered() -> None:
+    async with house() as broker:
+        for turns in range(40):
+            peer = await broker.client()
+            peer.session.receive(encoder.subscribe(1, f"demo-{turns}", 1))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            (reply,) = await peer.ask(b"")
+            assert isinstance(reply, AckRun)
+
+
+async def test_a_fault_of_our_own_closes_the_connection_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> None:
+        raise AssertionError("a bug")
+
+    async with house() as broker:
+        peer, other = await broker.client(), await broker.client()
+        monkeypatch.setattr(broker.subscriptions, "subscribe", broken)
+        peer.session.receive(encoder.subscribe(1, "demo", 1) + encoder.ping(2))
+        assert await peer.closed() == ("internal error: the request could not be completed", True)
+        assert "a bug" in caplog.text
+        assert await other.ask(b"") == []
+
+
 async def test_one_connection_may_hold_so_many_subscriptions_and_no_more() -> None:
     async with house() as broker:
         peer = await broker.client()
@@ -239,6 +266,19 @@ async def test_one_connection_may_hold_so_many_subscriptions_and_no_more() -> No
         replies: list[Message] = await peer.ask(frames)
         assert replies[-1] == Nack(SUBSCRIPTIONS_PER_CONNECTION_MAX, 400, "too many subscriptions: the limit is 1024")
         assert sum(len(reply.cids) for reply in replies if isinstance(reply, AckRun)) == SUBSCRIPTIONS_PER_CONNECTION_MAX
+
+
+async def test_a_subscribe_that_fails_leaves_nothing_behind() -> None:
+    async with house() as broker:
+        peer = await broker.client()
+        topic = "t" * 249
+        await peer.publish(topic, b"v")
+        (reply,) = await peer.ask(encoder.subscribe(5, topic, 1))
+        assert isinstance(reply, Nack) and reply.code == 400, "there is no room for the name of its dead letters"
+        await rest()
+        assert len(broker.subscriptions) == 0
+        await broker.restart()
+        assert len(broker.subscriptions) == 0
 
 
 async def test_the_end_of_a_topic_is_the_end_of_its_subscriptions() -> None:

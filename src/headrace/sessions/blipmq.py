@@ -14,6 +14,7 @@ POLL, so that whoever publishes and polls finds what it has published.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -27,7 +28,6 @@ from headrace.limits import (
     BLIPMQ_BAD_KEYS_MAX,
     BLIPMQ_FRAME_BYTES_MAX,
     BLIPMQ_LOGIN_FRAME_BYTES_MAX,
-    IN_FLIGHT_BYTES_MAX,
     OUTPUT_HIGH_WATER_BYTES,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
 )
@@ -54,6 +54,8 @@ from headrace.wire.blipmq import (
     Subscribe,
     encoder,
 )
+
+log = logging.getLogger(__name__)
 
 VerifyKey: TypeAlias = Callable[[bytes], Principal | None]
 """Whose key this is, compared in constant time."""
@@ -141,28 +143,26 @@ class BlipMqSession:
         return self._ending is None
 
     async def _work(self, step: Step | None) -> None:
-        while True:
+        while step is not None or self._inbox:
             if step is not None:
                 await step()
-            if not self._inbox:
-                return
-            step = self._handle(self._inbox.popleft())
-
-    def _worked(self, task: asyncio.Task[None]) -> None:
+            step = self._handle(self._inbox.popleft()) if self._inbox else None
+        # From here to the end nothing may wait: what arrives after it must find no task, or it would lie in the inbox for ever.
         self._task = None
-        if task.cancelled():
-            return
         self._outbox.flush()
-        if task.exception() is not None:
-            # A fault of ours, not of the peer. It must not hang in a session that answers nothing; the loop's handler reports it.
-            self._inbox.clear()
-            self._end("internal error: the request could not be completed")
-            self._link.close("internal error: the request could not be completed")
-            return
         if self._paused_for_inbox:
             self._paused_for_inbox = False
             self._link.resume_reading()
         self._close_when_done()
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            # A fault of ours, not of the peer, who must not be left waiting for an answer that never comes.
+            log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
+            self._task = None
+            self._inbox.clear()
+            self._end("internal error: the request could not be completed")
+            self._link.close("internal error: the request could not be completed")
 
     def _end(self, reason: str, *, error: bool = True) -> None:
         """Take nothing new; close once everything taken is done."""
@@ -284,7 +284,7 @@ class BlipMqSession:
         size_bytes = sum(map(len, run.values))
         slot = self._outbox.reserve()
         self._in_flight_bytes += size_bytes
-        if self._in_flight_bytes > IN_FLIGHT_BYTES_MAX and not self._paused_for_publishes:
+        if self._in_flight_bytes > self._settings.in_flight_bytes_max and not self._paused_for_publishes:
             self._paused_for_publishes = True
             self._link.pause_reading()
         # The values are not kept for the answer: only their ids are.
@@ -293,7 +293,7 @@ class BlipMqSession:
 
     def _published(self, run: PublishRun, size_bytes: int, slot: Slot, done: asyncio.Future[Published]) -> None:
         self._in_flight_bytes -= size_bytes
-        if self._paused_for_publishes and self._in_flight_bytes <= IN_FLIGHT_BYTES_MAX // 2:
+        if self._paused_for_publishes and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
             self._paused_for_publishes = False
             if not self._is_lost:
                 self._link.resume_reading()
@@ -352,8 +352,6 @@ class BlipMqSession:
         subscription = self._find(who, run.subscription)
         if isinstance(subscription, Refusal):
             self._refuse_poll(run.cids, subscription)
-            return None
-        if self._outbox.is_settled and subscription.is_empty:
             return None
         return partial(self._deliver, run, subscription)
 

@@ -21,3 +21,5 @@ class BlipMqSettings:
     """A POLL of an unknown subscription gets no answer, as from the original, instead of a NACK 404."""
     login_seconds: float = limits.HANDSHAKE_SECONDS_MAX
     """From the first bytes of a connection to its successful AUTH. Zero: no deadline."""
+    in_flight_bytes_max: int = limits.IN_FLIGHT_BYTES_MAX
+    """Published and not yet durable on one connection; above it the socket is not read."""

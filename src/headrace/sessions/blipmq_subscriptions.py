@@ -23,9 +23,8 @@ from typing import Final, Protocol
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.settlement import SettlementPolicy, SettlementQueue
-from headrace.broker.tables import Table
+from headrace.broker.subscriptions import SubscriptionBook, SubscriptionRow
 from headrace.broker.timers import Clock, Later, Timer
-from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, LimitExceeded, OffsetOutOfRange, UnknownTopic
 from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, OUTPUT_HIGH_WATER_BYTES
 from headrace.records import Headers
@@ -37,9 +36,6 @@ log = logging.getLogger(__name__)
 QOS_0_HEADERS: Final[Headers] = (("x-headrace-qos", b"0"),)
 """Marks a record that was published with QoS 0: it is delivered with QoS 0 to everybody, as BlipMQ has it."""
 
-_IDS_RESERVED: Final = 1_024
-"""Ids are reserved on disk in blocks: none is ever given twice, not even for a subscription that was only in memory."""
-
 
 @dataclass(slots=True)
 class Deliveries:
@@ -49,25 +45,12 @@ class Deliveries:
     values: list[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionRow:
-    """A QoS 1 subscription as the table keeps it."""
-
-    topic: str
-    owner: str
-    group: str
-
-
 class Subscription(Protocol):
     """What a session may do with one."""
 
     id: int
     owner: Principal
     topic: str
-
-    @property
-    def is_empty(self) -> bool:
-        """A `take` now would certainly return nothing."""
 
     async def take(self, count: int) -> list[Deliveries]:
         """Up to so many messages; never waits for one. Raises `UnknownTopic` once the topic is deleted."""
@@ -90,10 +73,6 @@ class LiveSubscription:
         partitions = broker.topic(owner, topic).partitions
         self._positions = [broker.bounds(owner, topic, partition).end for partition in range(partitions)]
         self._turn = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return False
 
     async def take(self, count: int) -> list[Deliveries]:
         # Two connections may poll at once; without the lock both would read from the same position.
@@ -142,10 +121,6 @@ class DurableSubscription:
         self._queue = queue
         self._value_bytes_max = encoder.value_bytes_max(topic)
 
-    @property
-    def is_empty(self) -> bool:
-        return False
-
     async def take(self, count: int) -> list[Deliveries]:
         taken = await self._queue.take(count, OUTPUT_HIGH_WATER_BYTES)
         found: list[Deliveries] = []
@@ -188,15 +163,18 @@ class Subscriptions:
     """All subscriptions of a broker. Opened after the broker and closed before it."""
 
     def __init__(
-        self, broker: Broker, engine: Engine, *, clock: Clock, settings: BlipMqSettings = BlipMqSettings(), later: Later | None = None
+        self,
+        broker: Broker,
+        book: SubscriptionBook,
+        *,
+        clock: Clock,
+        settings: BlipMqSettings = BlipMqSettings(),
+        later: Later | None = None,
     ) -> None:
         self.settings = settings
         self._broker = broker
         self._clock, self._later = clock, later
-        self._rows = Table(engine, "__blipmq_subscriptions", tuple[int], SubscriptionRow)
-        self._ids = Table(engine, "__blipmq_ids", tuple[str], int)
-        self._next_id = self._ids_end = 1
-        self._reserving = asyncio.Lock()
+        self._book = book
         self._uses: dict[int, _Use] = {}
         self._timer: Timer | None = None
         self._endings: set[asyncio.Task[None]] = set()
@@ -211,11 +189,8 @@ class Subscriptions:
 
     async def open(self) -> None:
         """Bring back the QoS 1 subscriptions of the time before."""
-        await self._rows.load()
-        await self._ids.load()
-        self._next_id = self._ids_end = self._ids.rows.get(("reserved",), 1)
         now = self._clock()
-        for (id,), row in self._rows.rows.items():
+        for id, row in (await self._book.load()).items():
             self._uses[id] = _Use(None, row, row.owner, now, is_restored=True)
         self._set_timer()
 
@@ -234,18 +209,24 @@ class Subscriptions:
         if len(self._uses) >= BLIPMQ_SUBSCRIPTIONS_MAX:
             raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open, which is the limit")
         await self._broker.ensure_topic(who, topic)
-        id = await self._new_id()
+        id = await self._book.new_id()
         if qos == 0:
             live = LiveSubscription(id, who, topic, self._broker)
             self._uses[id] = _Use(live, None, who.name, self._clock())
             return live
         row = await self._take_over(who, topic, id)
-        if row is None:
-            row = SubscriptionRow(topic, who.name, f"blipmq-{id}")
-            await self._rows.put([((id,), row)])
-            await self._broker.commit(who, row.group, self._ends(who, topic))
+        if row is not None:
+            use = self._uses[id] = _Use(None, row, who.name, self._clock())
+            return self._opened(id, who, use)
+        row = SubscriptionRow(topic, who.name, f"blipmq-{id}")
+        await self._book.put({id: row})
         use = self._uses[id] = _Use(None, row, who.name, self._clock())
-        return self._opened(id, who, use)
+        try:
+            await self._broker.commit(who, row.group, self._ends(who, topic))
+            return self._opened(id, who, use)
+        except BrokerError:
+            self._forget(id)
+            raise
 
     def find(self, who: Principal, id: int) -> Subscription | None:
         """The subscription of that id, if it is this principal's; another's is as unknown as none."""
@@ -296,7 +277,7 @@ class Subscriptions:
         # Taken out before the await, so that two SUBSCRIBEs never share one backlog.
         use = self._uses.pop(old)
         try:
-            await self._rows.put([((id,), row), ((old,), None)])
+            await self._book.put({id: row, old: None})
         except BrokerError:
             self._uses[old] = use
             raise
@@ -305,14 +286,6 @@ class Subscriptions:
     def _ends(self, who: Principal, topic: str) -> dict[tuple[str, int], int]:
         partitions = self._broker.topic(who, topic).partitions
         return {(topic, partition): self._broker.bounds(who, topic, partition).end for partition in range(partitions)}
-
-    async def _new_id(self) -> int:
-        async with self._reserving:
-            if self._next_id == self._ids_end:
-                await self._ids.put([(("reserved",), self._ids_end + _IDS_RESERVED)])
-                self._ids_end += _IDS_RESERVED
-            self._next_id += 1
-            return self._next_id - 1
 
     def _forget(self, id: int) -> None:
         use = self._uses.pop(id, None)
@@ -329,7 +302,7 @@ class Subscriptions:
         try:
             if closed is not None:
                 await closed
-            await self._rows.put([((id,), None)])
+            await self._book.put({id: None})
             await self._broker.delete_group(Principal(row.owner, "blipmq"), row.group)
         except BrokerError as error:
             log.warning("subscription not erased", extra={"subscription": id, "reason": str(error)})
