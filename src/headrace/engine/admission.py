@@ -29,7 +29,7 @@ def check_run(run: Run) -> int:
     if run.keys is not None:
         size_bytes += _check_sizes(run.keys, KEY_BYTES_MAX)
     if run.headers is not None:
-        for pairs in filter(None, run.headers):
+        for pairs in {id(pairs): pairs for pairs in run.headers if pairs}.values():
             _check_headers(pairs)
     for times in (run.timestamps, run.expiries):
         if times is not None and not 0 <= min(times) <= max(times) <= _TIME_MAX:

@@ -394,7 +394,9 @@ def build(
     if run.keys is not None:
         flags |= _put_binary(columns, run.keys, KEYS, KEY_NULLS)
     if run.headers is not None:
-        flags |= _put_binary(columns, [encode_headers(pairs) if pairs else b"" for pairs in run.headers], HEADERS, 0)
+        # Publishers that mark all their records alike share one object, and it is encoded once.
+        blobs = {mark: encode_headers(pairs) if pairs else b"" for mark, pairs in {id(pairs): pairs for pairs in run.headers}.items()}
+        flags |= _put_binary(columns, [blobs[id(pairs)] for pairs in run.headers], HEADERS, 0)
     low = high = now
     if run.timestamps is not None:
         low, high = min(run.timestamps), max(run.timestamps)
