@@ -1,0 +1,121 @@
+"""The FlyMQ page is true: its conversations take place as printed, its code runs, its limits are ours."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace import limits
+from headrace.sessions import flymq_filter
+from headrace.sessions.flymq_staging import RECORD_BYTES_MAX
+from headrace.wire.flymq import Opcode, ReplyDecoder, RequestDecoder, opcode_of
+from headrace.wire.flymq.failure import MESSAGE_BYTES_MAX
+from headrace.wire.flymq.messages import Broken, Malformed, UnknownOpcode, Unsupported
+from headrace.wire.flymq.opcodes import SPECIFIED
+from headrace.wire.flymq.table import SPOKEN
+from tests.clients.flymq_support import WAIT_SECONDS, serving
+from tests.sessions.flymq_support import house
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "flymq.md").read_text(encoding="utf-8")
+LINES = [line for block in re.findall(r"```hex\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+def parted(line: str) -> tuple[bytes, str]:
+    """The frame and its caption, which stands three or more spaces behind it."""
+    found = re.fullmatch(r"([0-9a-f ]+?) {3,}(\S.*)", line)
+    assert found is not None, line
+    return bytes.fromhex(found[1]), found[2]
+
+
+REQUESTS = [parted(line) for line in LINES[0::2]]
+REPLIES = [parted(line) for line in LINES[1::2]]
+
+
+@pytest.mark.parametrize(("frame", "caption"), REQUESTS, ids=[caption for _, caption in REQUESTS])
+def test_every_request_is_one_whole_frame_and_named_by_its_caption(frame: bytes, caption: str) -> None:
+    (event,) = RequestDecoder().feed(frame)
+    assert not isinstance(event, Broken | UnknownOpcode)
+    opcode = event.opcode if isinstance(event, Malformed | Unsupported) else opcode_of(event)
+    assert re.split(r"[ ,]", caption)[0] == Opcode(opcode).name
+
+
+@pytest.mark.parametrize(("frame", "caption"), REPLIES, ids=[caption for _, caption in REPLIES])
+def test_every_reply_is_one_whole_frame(frame: bytes, caption: str) -> None:
+    (event,) = ReplyDecoder().feed(frame)
+    assert not isinstance(event, Broken)
+    for text in re.findall(r'"([^"…]+)"', caption):
+        assert text.encode() in frame
+
+
+async def test_the_conversations_take_place_as_printed() -> None:
+    async with house() as home:
+        peer = home.peer()
+        for (request, caption), (reply, _) in zip(REQUESTS, REPLIES, strict=True):
+            said = len(peer.wire.sent)
+            peer.session.receive(request)
+            async with asyncio.timeout(WAIT_SECONDS):
+                while len(peer.wire.sent) - said < len(reply):
+                    assert peer.wire.closed is None
+                    peer.wire.changed.clear()
+                    await peer.wire.changed.wait()
+            assert peer.wire.sent[said:] == reply, caption
+
+
+def test_every_opcode_that_is_spoken_has_an_example_and_a_row() -> None:
+    shown = {frame[2] for frame, _ in REQUESTS}
+    assert shown - SPOKEN == {Opcode.AUTH}
+    assert shown >= SPOKEN
+    rows = {int(number, 16): name for number, name in re.findall(r"^\| ([0-9A-F]{2}) \| ([A-Z_]+) \|", PAGE, re.MULTILINE)}
+    assert rows == {opcode: Opcode(opcode).name for opcode in SPOKEN}
+
+
+def test_the_opcodes_listed_as_refused_are_those_that_are() -> None:
+    found = re.search(r"not spoken yet: ([0-9A-F, –]+) \|", PAGE)
+    assert found is not None
+    listed: set[int] = set()
+    for item in found[1].split(", "):
+        first, _, last = item.partition("–")
+        listed |= set(range(int(first, 16), int(last or first, 16) + 1))
+    assert listed == SPECIFIED - SPOKEN
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("a payload has at most 33,554,432 bytes", limits.FLYMQ_PAYLOAD_BYTES_MAX),
+        ("a record above 33,554,404 bytes", RECORD_BYTES_MAX),
+        ("holds at most 4 MiB", limits.FLYMQ_FETCH_BYTES_MAX),
+        ("256 MiB were looked at", limits.FLYMQ_SCAN_BYTES_MAX),
+        ("read no further than 16 MiB ahead", limits.IN_FLIGHT_BYTES_MAX),
+        ("in the first 64 KiB of a key", flymq_filter.PATTERN_TEXT_BYTES_MAX),
+        ("at most 32 MiB unpacked", limits.FLYMQ_PAYLOAD_BYTES_MAX),
+        ("Texts have at most 127 bytes", MESSAGE_BYTES_MAX),
+    ],
+)
+def test_every_number_the_page_gives_is_the_one_in_force(text: str, number: int) -> None:
+    assert text in PAGE
+    found = re.search(r"([\d,]+)(?: (KiB|MiB))?(?: bytes)?", text)
+    assert found is not None
+    assert int(found[1].replace(",", "")) * {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}[found[2]] == number
+
+
+async def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    async with serving() as server, asyncio.timeout(WAIT_SECONDS):
+        names: dict[str, object] = {}
+        exec(example.replace('"127.0.0.1", 9092', f'"127.0.0.1", {server.port}'), names)
+        main = names["main"]
+        assert callable(main)
+        await main()
+    assert capsys.readouterr().out.splitlines() == [
+        "0 0",
+        "[b'a', b'b', b'c']",
+        "0 b'hello'",
+        "1 b'a'",
+        "2 b'b'",
+        "3 b'c'",
+        "4",
+    ]
