@@ -165,9 +165,10 @@ async def test_an_offset_that_is_not_there_is_told() -> None:
             assert line == b"demo: offset 99 is not there; starting at 1\n"
 
 
-async def test_a_reader_of_the_output_may_leave() -> None:
+@pytest.mark.parametrize("values", [[bytes(1_000)] * 2_000, [bytes(20)]], ids=["in the middle", "when all is read"])
+async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
     async with figg_server() as server:
-        await fill(server, "demo", [bytes(1_000)] * 2_000)
+        await fill(server, "demo", values)
         async with running(server, "sub", "demo", "--from", "start") as process:
             assert process.stdout is not None
             await process.stdout.readexactly(10)

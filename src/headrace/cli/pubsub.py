@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -240,6 +241,33 @@ def _lines(stream: BinaryIO) -> Iterator[list[bytes]]:
 
 
 async def _follow(topic: str, start: Start, count: int | None, output: str, server: tuple[str, int], quiet: bool) -> int:
+    reader_left = asyncio.ensure_future(_reader_left(sys.stdout.fileno()))
+    printing = asyncio.ensure_future(_print(topic, start, count, output, server, quiet))
+    try:
+        await asyncio.wait([printing, reader_left], return_when=asyncio.FIRST_COMPLETED)
+        if printing.done():
+            printing.result()
+            return 0
+        raise BrokenPipeError
+    finally:
+        for task in (printing, reader_left):
+            task.cancel()
+        await asyncio.gather(printing, reader_left, return_exceptions=True)
+
+
+async def _reader_left(output: int) -> None:
+    """Returns when nobody reads the pipe any more (`headrace sub … | head -1`): with nothing to write, a write would not tell."""
+    loop = asyncio.get_running_loop()
+    left = asyncio.Event()
+    if stat.S_ISFIFO(os.fstat(output).st_mode):
+        loop.add_reader(output, left.set)
+    try:
+        await left.wait()
+    finally:
+        loop.remove_reader(output)
+
+
+async def _print(topic: str, start: Start, count: int | None, output: str, server: tuple[str, int], quiet: bool) -> None:
     client = await _connect(server, quiet)
     left = count
     try:
@@ -257,7 +285,6 @@ async def _follow(topic: str, start: Start, count: int | None, output: str, serv
                     break
     finally:
         client.abandon()
-    return 0
 
 
 def _printed(run: MessageRun, count: int, output: str) -> bytes:
