@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.settlement import SettlementPolicy, SettlementQueue
+from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
 from headrace.broker.subscriptions import SubscriptionBook, SubscriptionRow
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.errors import BrokerError, LimitExceeded, OffsetOutOfRange, UnknownTopic
@@ -123,6 +123,12 @@ class DurableSubscription:
 
     async def take(self, count: int) -> list[Deliveries]:
         taken = await self._queue.take(count, OUTPUT_HIGH_WATER_BYTES)
+        if not any(delivery.headers or len(delivery.value or b"") > self._value_bytes_max for delivery in taken):
+            # As almost always: records of QoS 1 that fit a frame.
+            return [Deliveries([delivery.id for delivery in taken], [delivery.value or b"" for delivery in taken])] if taken else []
+        return self._sorted_out(taken)
+
+    def _sorted_out(self, taken: list[Delivery]) -> list[Deliveries]:
         found: list[Deliveries] = []
         for delivery in taken:
             value = delivery.value or b""
