@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
+from headrace.wire import figg, flymq
 from headrace.wire.blipmq import encoder, sniff
+from headrace.wire.rustlog import sniff as rustlog_sniff
 from headrace.wire.sniff import Sniff
 from tests.wire.blipmq.golden import GOLDEN
 
@@ -85,3 +88,9 @@ def test_requests_of_rustlogs_binary_dialect_are_not_taken_for_blipmq(raw: bytes
 )
 def test_other_protocols_and_inexact_frames_are_refused(raw: bytes) -> None:
     assert sniff(raw) is Sniff.NO
+
+
+@pytest.mark.parametrize("raw", [encoder.hello(1), encoder.hello((1 << 64) - 1), encoder.hello(7, version=2), *FIRST_WITHOUT_HELLO])
+@pytest.mark.parametrize("other", [figg.sniff, flymq.sniff, rustlog_sniff], ids=["figg", "flymq", "rustlog"])
+def test_no_other_door_of_a_shared_port_claims_a_blipmq_client(raw: bytes, other: Callable[[bytes], Sniff]) -> None:
+    assert Sniff.YES not in [other(raw[:cut]) for cut in range(1, len(raw[:300]) + 1)]
