@@ -1,5 +1,7 @@
 """One TCP connection: it finds its door by the first bytes, then carries bytes between the socket and the session.
 
+The very first byte tells TLS from plain text; what the doors see is plain in both cases.
+
     sniffing ──► open ──► closing ──► lost
         │                    ▲
         └────────────────────┘            lost may come at any time
@@ -11,6 +13,7 @@ until it closes too. A socket closed with unread bytes in it would be reset, and
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from typing import Final, Protocol, cast
 from headrace import limits
 from headrace.net.counters import NetCounters
 from headrace.net.door import Door, Sniff, choose
+from headrace.net.tls import HANDSHAKE_BYTE, NOT_HERE, Tls, TlsRefused, TlsStream
 from headrace.sessions.contract import Session
 
 log = logging.getLogger(__name__)
@@ -64,20 +68,24 @@ class House(Protocol):
     @property
     def counters(self) -> NetCounters: ...
 
+    @property
+    def tls(self) -> Tls | None: ...
+
     def entered(self, connection: Connection) -> None: ...
 
     def left(self, connection: Connection) -> None: ...
 
 
 class Connection(asyncio.Protocol):
-    """A `Link` to its session."""
+    """A `Visitor` at its door, and then a `Link` to its session."""
 
     def __init__(self, house: House) -> None:
         self._house = house
         self._limits, self._counters = house.limits, house.counters
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._host = self.peer = "unknown"
+        self._host = self.peer = self.local = "unknown"
+        self._tls: TlsStream | None = None
         self._admitted = False
         self._first = b""
         self._door: Door | None = None
@@ -97,7 +105,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         name = transport.get_extra_info("peername")
         if name:
-            self._host, self.peer = name[0], f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+            self._host, self.peer = name[0], written(name)
         self._counters.accepted += 1
         refusal = self._refusal()
         if refusal is not None:
@@ -105,6 +113,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._admitted = True
+        self.local = written(transport.get_extra_info("sockname"))
         self._counters.enter(self._host)
         self._house.entered(self)
         for level, option, value in _SOCKET_OPTIONS:
@@ -117,17 +126,22 @@ class Connection(asyncio.Protocol):
         self._counters.bytes_in += len(data)
         if self._reason is not None:
             return
-        if self._session is None:
-            data = self._first + data
-            self._enter_door(data)
-        if self._session is not None:
-            self._session.receive(data)
+        if self._tls is None:
+            if self._session is None and not self._first and not self._is_welcome(data):
+                return
+            if self._tls is None:
+                self._deliver(data)
+                return
+        self._receive_sealed(self._tls, data)
 
     def eof_received(self) -> bool:
         """The peer has finished sending; what it sent may still be under way to the disk, and it may still read the answers."""
-        self._peer_finished = True
         if self._reason is not None:
+            self._peer_finished = True
             return False
+        if self._peer_finished:
+            return True
+        self._peer_finished = True
         if self._session is None:
             self._end("peer closed before its first message", error=False)
             return False
@@ -159,6 +173,8 @@ class Connection(asyncio.Protocol):
     def send(self, frames: bytes) -> None:
         if self._reason is not None or self._transport.is_closing():
             return
+        if self._tls is not None:
+            frames = self._tls.send(frames)
         self._counters.bytes_out += len(frames)
         self._transport.write(frames)
         if not self._choked and self._transport.get_write_buffer_size() > self._limits.output_bytes_max:
@@ -172,6 +188,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._abort_after_linger()
+        if self._tls is not None:
+            self._transport.write(self._tls.close())
         if self._peer_finished:
             self._transport.close()
             return
@@ -196,6 +214,12 @@ class Connection(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
+    # What the door may ask: `Visitor`. (`local` is an attribute.)
+
+    @property
+    def identity(self) -> str | None:
+        return None if self._tls is None else self._tls.identity
+
     # What the listener may ask.
 
     def drain(self) -> None:
@@ -219,6 +243,46 @@ class Connection(asyncio.Protocol):
             return f"too many connections from one address: {self._limits.connections_per_ip_max} are open"
         return None
 
+    def _is_welcome(self, first: bytes) -> bool:
+        """Settle by its first byte whether this connection is sealed; False if it is not what the listener asks for."""
+        tls = self._house.tls
+        if first[0] == HANDSHAKE_BYTE:
+            if tls is not None:
+                self._tls = TlsStream(tls.context)
+                return True
+            self._transport.write(NOT_HERE)
+            self.close("TLS on a plain listener")
+            return False
+        if tls is None or (tls.settings.optional and is_loopback(self._host)):
+            return True
+        self.close(f"plain text on a TLS listener: first bytes {first[:16].hex()}")
+        return False
+
+    def _receive_sealed(self, tls: TlsStream, sealed: bytes) -> None:
+        was_open = tls.is_open
+        try:
+            plain = tls.receive(sealed)
+        except TlsRefused as refused:
+            self._transport.write(tls.take())
+            self.close(f"{'TLS broken' if was_open else 'TLS handshake failed'}: {refused}")
+            return
+        if answer := tls.take():
+            self._counters.bytes_out += len(answer)
+            self._transport.write(answer)
+        if tls.is_open and not was_open:
+            self._counters.opened_with_tls += 1
+        if plain:
+            self._deliver(plain)
+        if tls.is_finished and self._reason is None and not self.eof_received():
+            self._transport.close()
+
+    def _deliver(self, data: bytes) -> None:
+        if self._session is None:
+            data = self._first + data
+            self._enter_door(data)
+        if self._session is not None:
+            self._session.receive(data)
+
     def _enter_door(self, first: bytes) -> None:
         """Open the session of the door these bytes belong to. A listener with one door asks nobody: its decoder will find out."""
         doors = self._house.doors
@@ -234,7 +298,13 @@ class Connection(asyncio.Protocol):
             self.close(f"unknown protocol: first bytes {first[:16].hex()}")
 
     def _came_too_late(self) -> None:
-        self.close("no first message in time: nothing recognisable" if self._first else "no first message in time: nothing at all")
+        if self._first:
+            what = "nothing recognisable"
+        elif self._tls is not None and not self._tls.is_open:
+            what = "TLS handshake not finished"
+        else:
+            what = "nothing at all"
+        self.close(f"no first message in time: {what}")
 
     def _may_switch_reading(self) -> bool:
         """Once the peer has finished or we close, reading is no longer the session's to stop."""
@@ -259,3 +329,18 @@ class Connection(asyncio.Protocol):
         door = "none" if self._door is None else self._door.name
         level = logging.WARNING if error else logging.DEBUG
         log.log(level, "connection closed", extra={"peer": self.peer, "door": door, "reason": reason})
+
+
+def written(name: tuple[str, int]) -> str:
+    """`host:port`, an IPv6 host in brackets."""
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address (not a name) is this machine's own, also when it is an IPv4 one in IPv6 clothes."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -17,6 +17,7 @@ class NetCounters:
     open: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    opened_with_tls: int = 0
     reading_pauses: int = 0
     """How often a peer had to wait because it wrote faster than the broker could keep, or did not read its answers."""
     opened_by_door: dict[str, int] = field(default_factory=dict)

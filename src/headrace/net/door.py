@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.sessions.contract import Link, Session
 from headrace.wire.sniff import Sniff
 
-__all__ = ["Door", "Sniff", "choose"]
+__all__ = ["Door", "Sniff", "Visitor", "choose"]
+
+
+class Visitor(Link, Protocol):
+    """Somebody at a door: a link, and what the connection knows about the two sides of it."""
+
+    @property
+    def identity(self) -> str | None:
+        """Whom the peer's certificate names, if one was asked for."""
+
+    @property
+    def local(self) -> str:
+        """The address of ours that the peer came to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +30,7 @@ class Door:
 
     name: str
     sniff: Callable[[bytes], Sniff]
-    open: Callable[[Link], Session]
+    open: Callable[[Visitor], Session]
 
 
 def choose(doors: Sequence[Door], first: bytes) -> Door | Sniff:

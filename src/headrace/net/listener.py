@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from headrace.net.connection import Connection, NetLimits
+from headrace.net.connection import Connection, NetLimits, written
 from headrace.net.counters import NetCounters
 from headrace.net.door import Door
+from headrace.net.tls import Tls
 
 __all__ = ["Listener", "NetLimits"]
 
@@ -15,9 +16,9 @@ __all__ = ["Listener", "NetLimits"]
 class Listener:
     """Accepts connections from `open` to `drain` or `close`."""
 
-    def __init__(self, doors: Sequence[Door], limits: NetLimits, counters: NetCounters) -> None:
+    def __init__(self, doors: Sequence[Door], limits: NetLimits, counters: NetCounters, tls: Tls | None) -> None:
         assert doors, "a listener needs a door"
-        self.doors, self.limits, self.counters = tuple(doors), limits, counters
+        self.doors, self.limits, self.counters, self.tls = tuple(doors), limits, counters, tls
         self._server: asyncio.Server
         self._bound: tuple[str, int]
         self._connections: set[Connection] = set()
@@ -26,10 +27,16 @@ class Listener:
 
     @classmethod
     async def open(
-        cls, host: str, port: int, doors: Sequence[Door], limits: NetLimits = NetLimits(), counters: NetCounters | None = None
+        cls,
+        host: str,
+        port: int,
+        doors: Sequence[Door],
+        limits: NetLimits = NetLimits(),
+        counters: NetCounters | None = None,
+        tls: Tls | None = None,
     ) -> Listener:
         """Bind and accept. Port 0 takes a free one: see `address`. Raises `OSError` when the address cannot be had."""
-        listener = cls(doors, limits, NetCounters() if counters is None else counters)
+        listener = cls(doors, limits, NetCounters() if counters is None else counters, tls)
         loop = asyncio.get_running_loop()
         listener._server = await loop.create_server(lambda: Connection(listener), host, port, backlog=1_024)
         listener._bound = listener._server.sockets[0].getsockname()[:2]
@@ -46,7 +53,7 @@ class Listener:
     @property
     def address(self) -> str:
         """`host:port`, an IPv6 host in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return written(self._bound)
 
     async def drain(self, deadline_seconds: float) -> int:
         """Accept nobody, let every session finish what it has, and close. Returns how many had to be cut off at the deadline."""
