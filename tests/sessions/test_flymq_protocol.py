@@ -13,6 +13,8 @@ from headrace.wire.flymq.messages import (
     Consume,
     Failure,
     Fetch,
+    GroupEntry,
+    ListGroups,
     ListTopics,
     Mode,
     ProduceRun,
@@ -162,3 +164,23 @@ async def test_much_gzip_in_one_piece_is_unpacked_step_by_step_and_every_record_
         assert replies[7] == TopicList(["t"])
         await rest()
         assert peer.wire.pauses == 0
+
+
+async def test_thousands_of_requests_in_one_piece_let_others_have_their_turn() -> None:
+    async with house() as home:
+        greedy, modest = home.peer(), home.peer()
+        greedy.session.receive(raw(0x99) * 5_000)
+        modest.session.receive(raw(0x08))
+        await modest.replies(1)
+        assert 0 < len(greedy.heard()) < 1_000
+        assert await greedy.replies(5_000) == [Failure("unknown opcode: 153")] * 5_000
+
+
+async def test_a_list_of_groups_that_fits_no_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house() as home:
+        entry = GroupEntry("t" * 249, "g" * 249, 0, [])
+        monkeypatch.setattr(home.broker, "groups", lambda who: ["g"] * 70_000)
+        peer = home.peer()
+        monkeypatch.setattr(peer.session._verbs, "_entries", lambda group: [entry])
+        assert "exceeds the 33554432 of a frame" in await peer.refused(ListGroups())
+        assert await peer.one(ListTopics()) == TopicList([])

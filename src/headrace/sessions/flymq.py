@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from headrace.broker import Broker, Principal, Published
 from headrace.errors import BrokerError, UnknownTopic
@@ -30,7 +30,6 @@ from headrace.wire.flymq.messages import (
     Failure,
     Malformed,
     ProduceRun,
-    Reply,
     Request,
     RequestEvent,
     UnknownOpcode,
@@ -45,6 +44,9 @@ class _Pause(Enum):
 
 
 Step: TypeAlias = RequestEvent | _Pause
+
+_STEPS_A_TURN: Final = 64
+"""Requests served before the loop turns to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,13 @@ class FlyMqSession:
         self._task.add_done_callback(self._worked)
 
     async def _work(self) -> None:
+        turns = 0
         while self._inbox:
             step = self._inbox.popleft()
+            turns += 1
+            if turns % _STEPS_A_TURN == 0:
+                # Many requests are done with at once; thousands of them in one piece must not keep the other connections waiting.
+                await asyncio.sleep(0)
             if isinstance(step, ProduceRun):
                 if not self._publish(step):
                     await self._publish_to_new_topic(step)
@@ -249,13 +256,13 @@ class FlyMqSession:
             case _:
                 if speaks_sdk(event):
                     self._dialect = Dialect.SDK
-                self._link.send(encode_reply(opcode_of(event), await self._reply(event), self._dialect))
+                self._link.send(await self._reply(event))
 
-    async def _reply(self, request: Request) -> Reply:
+    async def _reply(self, request: Request) -> bytes:
         try:
-            return await self._verbs.answer(request)
+            return encode_reply(opcode_of(request), await self._verbs.answer(request), self._dialect)
         except BrokerError as error:
-            return refusal(error)
+            return encode_failure(refusal(error), self._dialect)
 
     def _decoder_broke(self, event: Broken) -> None:
         if event.answer is not None:

@@ -6,6 +6,7 @@ committed on one topic, and a group exists on a topic once it has committed ther
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -54,6 +55,8 @@ OFFSET_MAX: Final = (1 << 63) - 1
 """The wire could carry twice as much; no log will."""
 _LEADER: Final = 0
 """The number of the only node, where METADATA wants a number."""
+_GROUPS_A_TURN: Final = 256
+"""Groups looked at before the loop turns to others: there may be tens of thousands."""
 _FIRST: Final = frozenset({"earliest", "beginning"})
 _END: Final = frozenset({"latest", "end", ""})
 _COMMITTED: Final = frozenset({"commit", "committed"})
@@ -206,7 +209,11 @@ class Verbs:
         return LagReply(committed, committed, end, max(0, end - committed))
 
     async def _list_groups(self, request: ListGroups) -> Reply:
-        entries = [entry for group in self._broker.groups(self._who) for entry in self._entries(group)]
+        entries: list[GroupEntry] = []
+        for number, group in enumerate(self._broker.groups(self._who)):
+            entries += self._entries(group)
+            if number % _GROUPS_A_TURN == 0:
+                await asyncio.sleep(0)
         return GroupList(sorted(entries, key=lambda entry: (entry.topic, entry.group)))
 
     async def _describe_group(self, request: DescribeGroup) -> Reply:

@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from headrace.errors import InvalidRequest, WireError
+from headrace.errors import InvalidRequest, LimitExceeded, WireError
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
-from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder, decode_reply, encode_request, sniff, speaks_sdk
+from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder, decode_reply, encode_reply, encode_request, sniff, speaks_sdk
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate, frame, inflate
 from headrace.wire.flymq.messages import (
     Broken,
@@ -25,6 +25,7 @@ from headrace.wire.flymq.messages import (
     ResetOffset,
     SeekToTimestamp,
     Subscribe,
+    TopicList,
 )
 from headrace.wire.sniff import Sniff
 
@@ -274,6 +275,14 @@ def test_a_mode_too_long_for_both_widths_never_reaches_the_wire() -> None:
         encode_request(Subscribe("t", "g", 0, Mode("m" * 256)))
     with pytest.raises(InvalidRequest):
         encode_request(Consume("t", 0, -1))
+
+
+def test_a_reply_that_no_peer_would_take_is_refused_where_it_is_made() -> None:
+    assert len(frame(0x02, bytes(FLYMQ_PAYLOAD_BYTES_MAX))) == 8 + FLYMQ_PAYLOAD_BYTES_MAX
+    with pytest.raises(LimitExceeded, match="a message of 33554433 bytes exceeds the 33554432 of a frame"):
+        frame(0x02, bytes(FLYMQ_PAYLOAD_BYTES_MAX + 1))
+    with pytest.raises(LimitExceeded):
+        encode_reply(0x08, TopicList(["t" * 65_534] * 512))
 
 
 def test_a_client_is_told_of_a_broken_server_too() -> None:

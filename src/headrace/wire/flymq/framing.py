@@ -17,7 +17,7 @@ import struct
 import zlib
 from typing import Final
 
-from headrace.errors import WireError
+from headrace.errors import LimitExceeded, WireError
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.sniff import Sniff
 
@@ -43,8 +43,9 @@ def sniff(first: bytes) -> Sniff:
 
 
 def frame(opcode: int, payload: bytes, flags: int = BINARY) -> bytes:
-    """One frame."""
-    assert len(payload) <= FLYMQ_PAYLOAD_BYTES_MAX, "a peer would refuse this frame"
+    """One frame. Raises `LimitExceeded` for a payload that every peer would refuse."""
+    if len(payload) > FLYMQ_PAYLOAD_BYTES_MAX:
+        raise LimitExceeded(f"a message of {len(payload)} bytes exceeds the {FLYMQ_PAYLOAD_BYTES_MAX} of a frame")
     return HEADER.pack(MAGIC, VERSION, opcode, flags, len(payload)) + payload
 
 
