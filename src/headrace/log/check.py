@@ -55,7 +55,7 @@ class _Log:
 
     end: int
     beyond: list[Batch]
-    """Batches of the journal that come after the checkpoint."""
+    """Batches of segments and journal that come after the checkpoint."""
 
 
 def check(files: Files, key: bytes | None = None) -> CheckReport:
@@ -95,52 +95,74 @@ def _check_segments(files: Files, log: int, known: Checkpointed | None, keyring:
     report.notes += [f"{log_directory(log)}/{name}: left by an interrupted compaction" for name in names if name.endswith(TEMPORARY_SUFFIX)]
     bases = sorted(base for name in names if (base := segment_base(name)) is not None)
     end = known.first if known else (bases[0] if bases else 0)
+    if known and bases and bases[0] > known.first:
+        report.problems.append(f"{log_directory(log)}: starts at offset {bases[0]}, but the checkpoint saw {known.first}")
     covered = 0
+    beyond: list[Batch] = []
     for number, base in enumerate(bases):
         last = number == len(bases) - 1
         if base < covered or (known and not last and bases[number + 1] <= known.first):
             report.notes.append(f"{segment_path(log, base)}: replaced or retired; removed at the next start")
             continue
-        if base != end and number:
+        sure = known is not None and base <= known.segment_base
+        if base != end and number and sure:
             report.problems.append(f"{segment_path(log, base)}: starts at offset {base}, but the segment before it ends at {end}")
-        end, covered = _check_segment(files, log, base, known, keyring, report, last=last)
+        end, covered = _check_segment(files, log, base, known, keyring, report, end if number and not sure else base, beyond)
     if known and end < known.end:
         report.problems.append(f"{log_directory(log)}: ends at offset {end}, but the checkpoint saw {known.end}")
-    return _Log(end, [])
+    return _Log(end, beyond)
+
+
+def _sure_bytes(base: int, size: int, known: Checkpointed | None) -> int:
+    """How much of a segment the checkpoint vouches for. What comes after it may be torn, and the journal has it too."""
+    if known is None or base > known.segment_base:
+        return 0
+    return known.segment_size if base == known.segment_base else size
 
 
 def _check_segment(
-    files: Files, log: int, base: int, known: Checkpointed | None, keyring: Keyring | None, report: CheckReport, *, last: bool
+    files: Files,
+    log: int,
+    base: int,
+    known: Checkpointed | None,
+    keyring: Keyring | None,
+    report: CheckReport,
+    end: int,
+    beyond: list[Batch],
 ) -> tuple[int, int]:
-    """(the offset behind its last batch, the offset up to which it replaces others)."""
+    """(the offset behind what the checkpoint vouches for, the offset up to which it replaces others). Other batches go to `beyond`."""
     path = segment_path(log, base)
     file = files.open_readonly(path)
     try:
         size, head = file.size(), file.read_at(0, HEADER_BYTES)
     finally:
         file.close()
+    sure = _sure_bytes(base, size, known)
     covers_to = 0
     try:
         covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
     except CorruptData as failure:
-        (report.problems if size > HEADER_BYTES else report.notes).append(str(failure))
+        (report.problems if sure else report.notes).append(str(failure))
     report.segments += 1
+    if covers_to:
+        sure = size  # compaction synced it before it got its name
     segment = Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
-    checkpointed = size if not last or known is None or known.segment_base != base else known.segment_size
-    if size < checkpointed:
-        report.problems.append(f"{path}: has {size} bytes, but the checkpoint saw {checkpointed}")
-    end = base
+    if size < sure:
+        report.problems.append(f"{path}: has {size} bytes, but the checkpoint saw {sure}")
     index = SparseIndex(base)
     damages: list[Damage] = []
     for position, batch in segment.scan(HEADER_BYTES, segment.size, keyring, damages.append):
-        if batch.header.base_offset != end and position < checkpointed:
-            what = "overlaps what is before it" if batch.header.base_offset < end else "follows a gap"
-            report.problems.append(f"{path} at byte {position}: the batch at offset {batch.header.base_offset} {what} (expected {end})")
         _read_all(batch, f"{path} at byte {position}", report)
         index.add(batch.header, position)
+        if position >= sure:
+            beyond.append(batch)
+            continue
+        if batch.header.base_offset != end:
+            what = "overlaps what is before it" if batch.header.base_offset < end else "follows a gap"
+            report.problems.append(f"{path} at byte {position}: the batch at offset {batch.header.base_offset} {what} (expected {end})")
         end = max(end, batch.header.next_offset)
     for damage in damages:
-        (report.problems if damage.position < checkpointed else report.notes).append(str(damage))
+        (report.problems if damage.position < sure else report.notes).append(str(damage))
     _check_index(files, segment, index, report)
     return max(end, covers_to), covers_to
 
@@ -178,11 +200,16 @@ def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring
     for number in numbers:
         if number < known.journal:
             continue
-        damages: list[Damage] = []
-        for frame in read_journal(files, number, keyring, damages.append):
+        holes: list[Damage] = []
+        for frame in read_journal(files, number, keyring, holes.append):
             report.frames += 1
-            if number_expected not in (None, frame.number):
-                report.problems.append(f"{journal_path(number)} at byte {frame.position}: frame {frame.number} follows {number_expected}")
+            # What frames before the checkpoint held is in synced segments: one of them that was never synced itself may be missing.
+            missing = report.problems if frame.number > known.frame else report.notes
+            if holes:
+                missing += map(str, holes)
+                holes.clear()
+            elif number_expected not in (None, frame.number):
+                missing.append(f"{journal_path(number)} at byte {frame.position}: frame {frame.number} follows {number_expected}")
             number_expected = frame.number + 1
             for batch in frame.batches:
                 _read_all(batch, f"{journal_path(number)} at byte {frame.position}", report)
@@ -191,7 +218,6 @@ def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring
                     state = logs[batch.header.log] = _Log(0, [])
                 if state is not None:
                     state.beyond.append(batch)
-        report.problems += map(str, damages)
 
 
 def _check_continuation(log: int, state: _Log, report: CheckReport) -> None:

@@ -212,6 +212,14 @@ def file_size(files: Files, path: str) -> int:
         file.close()
 
 
+def sync_file(files: Files, path: str) -> None:
+    file = files.open_readonly(path)
+    try:
+        file.sync()
+    finally:
+        file.close()
+
+
 def _frame_at(content: bytes, position: int, journal: int, path: str, keyring: Keyring | None) -> Frame | None:
     """The whole, intact frame of this journal at `position`, or None."""
     if len(content) - position < HEADER_BYTES:

@@ -41,8 +41,8 @@ class Keeper:
         """Partitions that have a tail."""
         self._tail_bytes = 0
         self._touching = threading.Lock()
-        self._unsynced: set[Partition] = set()
-        """Partitions that have segments to sync."""
+        self._unsynced = {partition for partition in store.partitions.values() if any(segment.dirty for segment in partition.segments)}
+        """Partitions that have segments to sync: at first those of which recovery read more than a checkpoint had made sure of."""
         recovered = [partition for partition in store.partitions.values() if partition.tail]
         self.touch(recovered, sum(partition.tail_bytes for partition in recovered))
 

@@ -11,8 +11,9 @@
    between them is reported; what follows it is kept.
 7. Number the next journal file, log and frame above all that were ever seen.
 
-Written are only: a missing identity, the header of a segment that was being created, batches of the journal that a closed segment misses,
-and the cut of what is no batch at the end of a segment; removed are left-overs. A second recovery finds the same.
+Journal files are synced once they are read. Written are only: a missing identity, the header of a segment that was being created,
+batches of the journal that a closed segment misses, and the cut of what is no batch at the end of a segment; removed are left-overs.
+A second recovery finds the same.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from headrace.log.batch import Batch
 from headrace.log.crypt import Keyring, WrongKey
 from headrace.log.files import Files
 from headrace.log.identity import Identity, read_identity, write_identity
-from headrace.log.journal import Damage, JournalStart, file_size, journal_number, read_journal
+from headrace.log.journal import Damage, JournalStart, file_size, journal_number, journal_path, read_journal, sync_file
 from headrace.log.manifest import PATH as MANIFEST_PATH
 from headrace.log.manifest import Checkpointed, Manifest, read_manifest
 from headrace.log.partition import LogOptions, Partition
@@ -121,6 +122,8 @@ def _read_journals(
             frame_next = max(frame_next, frame.number + 1)
             for batch in frame.batches:
                 replayed.setdefault(batch.header.log, []).append(batch)
+        # A process that died may have left frames in the page cache only: they must not be outlived by the frames of this one.
+        sync_file(files, journal_path(number))
     journal_next = max([manifest.journal, 1, *(number + 1 for number in numbers)])
     return replayed, JournalStart(journal_next, frame_next, [number for number in numbers if number < manifest.journal])
 
@@ -157,6 +160,9 @@ def _open_segments(files: Files, partition: Partition, known: Checkpointed | Non
     if known and known.segment_size and not kept:
         report.damaged(Damage(log_directory(log), 0, 0, f"no segment is left; offsets {known.first} to {known.end - 1} are missing"))
         partition.first = known.end
+    elif known and known.segment_size and partition.first > known.first:
+        what = f"the first segment is gone; offsets {known.first} to {partition.first - 1} are missing"
+        report.damaged(Damage(segment_path(log, known.first), 0, 0, what))
 
 
 def _open_segment(files: Files, log: int, base: int, known: Checkpointed | None, report: RecoveryReport) -> Segment:
