@@ -66,6 +66,8 @@ BLIPMQ_LOGIN_FRAME_BYTES_MAX: Final = 9 + 2 + 65_535
 """The same before AUTH has succeeded: the longest AUTH there can be."""
 BLIPMQ_BAD_KEYS_MAX: Final = 5
 """Wrong keys on one connection; the last of them closes it."""
+BLIPMQ_REPLIES_OWED_MAX: Final = 4_096
+"""Replies of one connection that wait for earlier publishes to be durable, before its socket is no longer read."""
 BLIPMQ_SUBSCRIPTIONS_MAX: Final = 20_000
 """Of all connections together, those whose connection is gone included."""
 
@@ -94,3 +96,19 @@ FLYMQ_FETCH_BYTES_MAX: Final = 4 * MIB
 """A FETCH reply of more than one record; a single record may fill the frame."""
 FLYMQ_SCAN_BYTES_MAX: Final = 256 * MIB
 """What a FETCH with a filter looks at in search of its first record."""
+
+# Fujin
+FUJIN_NAME_BYTES_MAX: Final = 1 * KIB
+"""The name of a writer or reader, and a writer id; which topic it means is the configuration's question."""
+FUJIN_MESSAGE_BYTES_MAX: Final = 1 * MIB
+"""The value of one WRITE; inclusive. A longer one is skipped and refused."""
+FUJIN_ID_BYTES_MAX: Final = 1 * KIB
+"""A message id in an ACK or NACK. Ours are far shorter."""
+FUJIN_IDS_MAX: Final = 65_536
+"""Message ids in one ACK or NACK."""
+FUJIN_FETCH_RECORDS_MAX: Final = 5_000
+"""Messages in one reply to a FETCH, however many it asks for."""
+FUJIN_FETCHES_MAX: Final = 1_024
+"""FETCHes of one stream that wait at once before the stream is no longer read."""
+FUJIN_ERROR_BYTES_MAX: Final = 8 * KIB
+"""A longer error text is cut."""

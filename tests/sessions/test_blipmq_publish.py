@@ -8,7 +8,7 @@ from headrace.broker.access import Action, Principal, Resource
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import TopicConfig
 from headrace.errors import BrokerError, CorruptData, DiskFull, StorageFailed, Unavailable
-from headrace.limits import IN_FLIGHT_BYTES_MAX
+from headrace.limits import BLIPMQ_REPLIES_OWED_MAX, IN_FLIGHT_BYTES_MAX
 from headrace.wire.blipmq import FrameType, Nack, Pong, encoder
 from tests.sessions.blipmq_support import KEYS, house, rest
 
@@ -165,6 +165,22 @@ async def test_a_peer_that_publishes_faster_than_the_disk_writes_is_not_read_and
         assert peer.wire.pauses == 0
         assert len(broker.values("demo")) == half + 2
         assert await peer.ask(b"") == []
+
+
+async def test_a_peer_that_asks_faster_than_the_disk_writes_is_not_read() -> None:
+    async with house() as broker:
+        peer = await broker.client()
+        await peer.publish("demo", b"first")
+        broker.engine.hold()
+        peer.session.receive(encoder.publishes(1, "demo", [1], [b"slow"]))
+        peer.session.receive(b"".join(map(encoder.ping, range(BLIPMQ_REPLIES_OWED_MAX - 1))))
+        assert peer.wire.pauses == 0
+        peer.session.receive(encoder.ping(BLIPMQ_REPLIES_OWED_MAX))
+        assert peer.wire.pauses == 1
+        broker.engine.release()
+        await rest()
+        assert peer.wire.pauses == 0
+        assert len(peer.heard()) == BLIPMQ_REPLIES_OWED_MAX
 
 
 async def test_what_a_client_must_not_send_is_ignored() -> None:

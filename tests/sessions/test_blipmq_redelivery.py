@@ -3,7 +3,7 @@ from __future__ import annotations
 from headrace.broker.broker import Broker
 from headrace.sessions.blipmq_settings import BlipMqSettings
 from headrace.wire.blipmq import Nack, encoder
-from tests.sessions.blipmq_support import KEYS, house
+from tests.sessions.blipmq_support import KEYS, house, rest
 
 DEV = KEYS[b"dev-key"]
 UNKNOWN = "unknown subscription or delivery tag"
@@ -162,6 +162,27 @@ async def test_after_a_restart_a_new_subscribe_takes_over_a_backlog_nobody_has_c
         peer.session.lost()
         await broker.restart()
         assert [value for _, _, value in await (await broker.client()).poll(new, 5)] == [b"a", b"b"], "the new id is durable"
+
+
+async def test_a_takeover_whose_connection_is_lost_halfway_hides_no_backlog() -> None:
+    async with house() as broker:
+        peer = await broker.client()
+        await peer.subscribe("demo")
+        await peer.publish("demo", b"a")
+        peer.session.lost()
+        await broker.restart()
+        peer = await broker.client()
+        assert await peer.poll(await peer.subscribe("other"), 1) == []
+        broker.engine.hold()
+        peer.session.receive(encoder.subscribe(7, "demo", 1))
+        await rest()
+        peer.session.lost()
+        broker.engine.release()
+        await rest()
+        assert len(broker.subscriptions) == 2, "it was finished, though nobody hears of it"
+        await broker.restart()
+        again = await broker.client()
+        assert [value for _, _, value in await again.poll(await again.subscribe("demo"), 5)] == [b"a"]
 
 
 async def test_a_backlog_is_not_taken_over_by_qos_0_by_another_key_for_another_topic_or_once_it_is_in_use() -> None:

@@ -28,6 +28,7 @@ from headrace.limits import (
     BLIPMQ_BAD_KEYS_MAX,
     BLIPMQ_FRAME_BYTES_MAX,
     BLIPMQ_LOGIN_FRAME_BYTES_MAX,
+    BLIPMQ_REPLIES_OWED_MAX,
     OUTPUT_HIGH_WATER_BYTES,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
 )
@@ -105,6 +106,7 @@ class BlipMqSession:
             # Framing is lost, so there is nothing to answer to; what came before it is still completed.
             self._end(f"bad frame: {error}")
         self._outbox.flush()
+        self._mind_pressure()
         self._close_when_done()
 
     def drained(self) -> None:
@@ -150,6 +152,7 @@ class BlipMqSession:
         # From here to the end nothing may wait: what arrives after it must find no task, or it would lie in the inbox for ever.
         self._task = None
         self._outbox.flush()
+        self._mind_pressure()
         if self._paused_for_inbox:
             self._paused_for_inbox = False
             self._link.resume_reading()
@@ -157,12 +160,26 @@ class BlipMqSession:
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
-            # A fault of ours, not of the peer, who must not be left waiting for an answer that never comes.
-            log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
             self._task = None
-            self._inbox.clear()
-            self._end("internal error: the request could not be completed")
-            self._link.close("internal error: the request could not be completed")
+            self._fail(failure)
+
+    def _fail(self, failure: BaseException) -> None:
+        """A fault of ours, not of the peer, who must not be left waiting for an answer that never comes."""
+        log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
+        self._inbox.clear()
+        self._end("internal error")
+        self._link.close("internal error: the request could not be completed")
+
+    def _mind_pressure(self) -> None:
+        """Do not read a peer that asks faster than the disk writes; read it again when half of that is done."""
+        pressure = max(self._in_flight_bytes / self._settings.in_flight_bytes_max, self._outbox.owed / BLIPMQ_REPLIES_OWED_MAX)
+        if pressure > 1 and not self._paused_for_publishes:
+            self._paused_for_publishes = True
+            self._link.pause_reading()
+        elif pressure <= 0.5 and self._paused_for_publishes:
+            self._paused_for_publishes = False
+            if not self._is_lost:
+                self._link.resume_reading()
 
     def _end(self, reason: str, *, error: bool = True) -> None:
         """Take nothing new; close once everything taken is done."""
@@ -280,31 +297,21 @@ class BlipMqSession:
             self._publish(run, who, may_create=False)
 
     def _stage(self, run: PublishRun, published: asyncio.Future[Published]) -> None:
-        """Keep the place of the run's reply, and stop reading a peer that publishes faster than the disk writes."""
+        """Keep the place of the run's reply."""
         size_bytes = sum(map(len, run.values))
         slot = self._outbox.reserve()
         self._in_flight_bytes += size_bytes
-        if self._in_flight_bytes > self._settings.in_flight_bytes_max and not self._paused_for_publishes:
-            self._paused_for_publishes = True
-            self._link.pause_reading()
         # The values are not kept for the answer: only their ids are.
         run.values = []
         published.add_done_callback(lambda done: self._published(run, size_bytes, slot, done))
 
     def _published(self, run: PublishRun, size_bytes: int, slot: Slot, done: asyncio.Future[Published]) -> None:
         self._in_flight_bytes -= size_bytes
-        if self._paused_for_publishes and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
-            self._paused_for_publishes = False
-            if not self._is_lost:
-                self._link.resume_reading()
         error = None if done.cancelled() else done.exception()
-        if error is None:
-            frames = b""
-        elif isinstance(error, BrokerError):
-            frames = _refused_publish(run, error)
-        else:
-            raise error
-        self._outbox.fill(slot, frames)
+        if error is not None and not isinstance(error, BrokerError):
+            return self._fail(error)
+        self._outbox.fill(slot, b"" if error is None else _refused_publish(run, error))
+        self._mind_pressure()
         self._close_when_done()
 
     async def _subscribe(self, message: Subscribe, who: Principal) -> None:

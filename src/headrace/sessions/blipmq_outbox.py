@@ -32,8 +32,12 @@ class Outbox:
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
+    def owed(self) -> int:
+        """Replies that have not left: unknown, or behind one that is."""
+        return len(self._slots)
+
+    @property
     def is_settled(self) -> bool:
-        """No reply is owed."""
         return not self._slots
 
     def reserve(self) -> Slot:

@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
@@ -26,7 +26,7 @@ from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQue
 from headrace.broker.subscriptions import SubscriptionBook, SubscriptionRow
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.errors import BrokerError, LimitExceeded, OffsetOutOfRange, UnknownTopic
-from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, OUTPUT_HIGH_WATER_BYTES
+from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.records import Headers
 from headrace.sessions.blipmq_settings import BlipMqSettings
 from headrace.wire.blipmq import encoder
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 QOS_0_HEADERS: Final[Headers] = (("x-headrace-qos", b"0"),)
 """Marks a record that was published with QoS 0: it is delivered with QoS 0 to everybody, as BlipMQ has it."""
+
+_READ_BYTES: Final = 32 * KIB
+"""What a QoS 0 subscription reads at a time, and so keeps for the next POLL."""
 
 
 @dataclass(slots=True)
@@ -100,7 +103,7 @@ class LiveSubscription:
             if position == end:
                 continue
             try:
-                fetched = await self._broker.fetch(self.owner, self.topic, partition, position, bytes_max=OUTPUT_HIGH_WATER_BYTES)
+                fetched = await self._broker.fetch(self.owner, self.topic, partition, position, bytes_max=_READ_BYTES)
             except OffsetOutOfRange as error:
                 # Retention overtook it, or the topic was made anew. At most once allows to go on with what there is.
                 self._positions[partition] = error.first
@@ -183,7 +186,7 @@ class Subscriptions:
         self._book = book
         self._uses: dict[int, _Use] = {}
         self._timer: Timer | None = None
-        self._endings: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._policy = SettlementPolicy(
             ack_timeout_ms=settings.retry_backoff_ms,
             ack_timeout_doubles=True,
@@ -204,14 +207,23 @@ class Subscriptions:
         """The queues stay open: the broker commits their progress when it closes, without counting what is in flight as refused."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         self._uses.clear()
-        if self._endings:
-            await asyncio.wait(self._endings)
 
     # What sessions ask.
 
     async def subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
-        """A new one that starts now, or, for QoS 1, one that continues what a restart interrupted."""
+        """A new one that starts now, or, for QoS 1, one that continues what a restart interrupted.
+
+        What has begun is finished even if the connection that asked is lost: half a takeover would hide a backlog.
+        """
+        task = asyncio.get_running_loop().create_task(self._subscribe(who, topic, qos))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def _subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
         if len(self._uses) >= BLIPMQ_SUBSCRIPTIONS_MAX:
             raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open, which is the limit")
         await self._broker.ensure_topic(who, topic)
@@ -248,7 +260,9 @@ class Subscriptions:
 
     def hold(self, subscription: Subscription) -> None:
         """One more open connection uses it."""
-        self._uses[subscription.id].holders += 1
+        use = self._uses.get(subscription.id)
+        if use is not None:
+            use.holders += 1
 
     def release(self, subscription: Subscription) -> None:
         """That connection is gone."""
@@ -300,8 +314,13 @@ class Subscriptions:
         closed = None if use.subscription is None else use.subscription.close()
         if use.row is not None:
             task = asyncio.get_running_loop().create_task(self._erase(id, use.row, closed))
-            self._endings.add(task)
-            task.add_done_callback(self._endings.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; if nobody does any more, nobody misses it
 
     async def _erase(self, id: int, row: SubscriptionRow, closed: asyncio.Future[None] | None) -> None:
         """Take a subscription off the disk. What fails here (a full disk) comes back after a restart and goes idle again."""
