@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import limits
+from headrace.server.config import SETTINGS
 from headrace.sessions import flymq_filter
 from headrace.sessions.flymq_staging import RECORD_BYTES_MAX
 from headrace.wire.flymq import Opcode, ReplyDecoder, RequestDecoder, opcode_of
@@ -100,6 +101,11 @@ def test_every_number_the_page_gives_is_the_one_in_force(text: str, number: int)
     found = re.search(r"([\d,]+)(?: (KiB|MiB))?(?: bytes)?", text)
     assert found is not None
     assert int(found[1].replace(",", "")) * {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}[found[2]] == number
+
+
+@pytest.mark.parametrize("key", sorted(set(re.findall(r"`((?:flymq|limits|topics)\.[a-z_]+)", PAGE))))
+def test_every_setting_the_page_names_exists(key: str) -> None:
+    assert key in SETTINGS
 
 
 async def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

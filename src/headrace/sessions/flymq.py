@@ -55,6 +55,7 @@ class FlyMqSettings:
 
     dialect: Dialect = Dialect.SPEC
     node: Node = Node()
+    in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
 
 
 _DEFAULTS = FlyMqSettings()
@@ -74,7 +75,7 @@ class FlyMqSession:
         self._task: asyncio.Task[None] | None = None
         self._staged: deque[Staged] = deque()
         """Runs whose replies are owed, in order."""
-        self._in_flight_bytes = 0
+        self._in_flight_bytes, self._in_flight_bytes_max = 0, settings.in_flight_bytes_max
         self._paused_for_inbox = self._paused_for_window = False
         self._settled: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -208,7 +209,7 @@ class FlyMqSession:
         """Remember whose turn it is to be answered, and stop reading a peer that publishes faster than the disk writes."""
         self._staged.append(staged)
         self._in_flight_bytes += staged.weight_bytes
-        if self._in_flight_bytes > IN_FLIGHT_BYTES_MAX and not self._paused_for_window:
+        if self._in_flight_bytes > self._in_flight_bytes_max and not self._paused_for_window:
             self._paused_for_window = True
             self._link.pause_reading()
         for future in staged.futures():
@@ -237,7 +238,7 @@ class FlyMqSession:
             return
         if frames:
             self._link.send(b"".join(frames))
-        if self._paused_for_window and self._in_flight_bytes <= IN_FLIGHT_BYTES_MAX // 2:
+        if self._paused_for_window and self._in_flight_bytes <= self._in_flight_bytes_max // 2:
             self._paused_for_window = False
             self._link.resume_reading()
         if not self._staged:
