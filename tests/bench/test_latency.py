@@ -53,12 +53,13 @@ def test_round_trips_are_answered_one_by_one() -> None:
     thread = threading.Thread(target=answering, args=(theirs, 0.0))
     thread.start()
     try:
-        times = round_trips(ours, FiggLoad(), "t", count=20, value_bytes=10)
+        times, probes = round_trips(ours, FiggLoad(), "t", count=20, value_bytes=10, probe=lambda: 0.5)
     finally:
         ours.close()
         thread.join(10)
         theirs.close()
     assert len(times) == 20
+    assert probes == [0.5] * 20
     assert min(times) > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -140,7 +141,7 @@ def latency(
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
     from headrace.bench.load import connected
-    from headrace.bench.raw import sync_times
+    from headrace.bench.raw import SyncProbe
 
     config: dict[str, NoteValue] = {
         "door": door_name,
@@ -163,8 +164,12 @@ def latency(
                     )
                 with run.steps.step(f"round trips {turn + 1}/{repeat}", round_trips), connected(target.address) as (sock,):
                     load.handshake(sock)
-                    trips.append(answers.round_trips(sock, load, traffic.new_topic(), count=round_trips, value_bytes=value_bytes))
-                    machine.append(sync_times(run.directory, value_bytes + answers.RECORD_OVERHEAD_BYTES, round_trips))
+                    with closing(SyncProbe(run.directory, value_bytes + answers.RECORD_OVERHEAD_BYTES, round_trips)) as probe:
+                        times, own = answers.round_trips(
+                            sock, load, traffic.new_topic(), count=round_trips, value_bytes=value_bytes, probe=probe.once
+                        )
+                    trips.append(times)
+                    machine.append(own)
         for figure in answers.figures(door_name, ack, rate, open_loops, trips, machine):
             run.report.add(figure)
 

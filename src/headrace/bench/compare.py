@@ -80,7 +80,7 @@ def figures(found: list[Contender]) -> list[Figure]:
         for peer in found:
             if peer in ours:
                 continue
-            for name in contender.runs.keys() & peer.runs.keys():
+            for name in [name for name in contender.runs if name in peer.runs]:
                 ratios = [mine / theirs for mine, theirs in zip(contender.runs[name], peer.runs[name], strict=True)]
                 shown.append(Figure(f"{name}: {contender.name} ÷ {peer.name}", "×", ratios, _target(name, peer.name)))
     return shown

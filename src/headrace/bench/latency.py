@@ -14,6 +14,7 @@ import select
 import socket
 import time
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.bench.doors import DoorLoad
@@ -77,19 +78,25 @@ def open_loop(
     return answers.latencies(interval, records)
 
 
-def round_trips(sock: socket.socket, load: DoorLoad, topic: str, *, count: int, value_bytes: int) -> list[float]:
-    """Seconds of `count` publishes, each one sent when the one before it was answered."""
+def round_trips(
+    sock: socket.socket, load: DoorLoad, topic: str, *, count: int, value_bytes: int, probe: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """Seconds of `count` publishes, each one sent when the one before it was answered; and of a probe of the machine after each.
+
+    They take turns so that both see the same minute of a machine that may have other work to do.
+    """
     (value,) = sample_values(value_bytes, 1)
     frames = [load.publish(topic, [value], index) for index in range(count)]
     meter, buffer = load.acks(), bytearray(READ_BYTES)
-    times = []
+    trips, machine = [], []
     for index, frame in enumerate(frames):
         began = time.perf_counter()
         sock.sendall(frame)
         while meter.count <= index:
             _receive(sock, buffer, meter)
-        times.append(time.perf_counter() - began)
-    return times
+        trips.append(time.perf_counter() - began)
+        machine.append(probe())
+    return trips, machine
 
 
 def _receive(sock: socket.socket, buffer: bytearray, meter: Meter) -> None:

@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 _COPY_BYTES = 64 * 1024 * 1024
 
 
-def sync_times(directory: Path, size_bytes: int, count: int, *, filled: bool = False) -> list[float]:
-    """Seconds of `count` appends of `size_bytes`, each one pwrite and one fdatasync into a preallocated file.
+class SyncProbe:
+    """A preallocated file into which one write after the other is synced.
 
     `filled` writes zeros over the whole file first. A file that is only reserved pays at each sync for turning reserved
     extents into written ones; one that is overwritten does not, and shows how fast the disk itself is.
     """
-    path = directory / f"sync-{os.getpid()}.probe"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        payload = os.urandom(size_bytes)
-        os.posix_fallocate(fd, 0, size_bytes * count)
+
+    def __init__(self, directory: Path, size_bytes: int, count: int, *, filled: bool = False) -> None:
+        self._path = directory / f"sync-{os.getpid()}.probe"
+        self._payload = os.urandom(size_bytes)
+        self._position = 0
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.posix_fallocate(self._fd, 0, size_bytes * count)
         if filled:
-            _write_zeros(fd, size_bytes * count)
-        os.fsync(fd)
-        times = []
-        for index in range(count):
-            began = time.perf_counter()
-            os.pwrite(fd, payload, index * size_bytes)
-            os.fdatasync(fd)
-            times.append(time.perf_counter() - began)
-        return times
-    finally:
-        os.close(fd)
-        path.unlink()
+            _write_zeros(self._fd, size_bytes * count)
+        os.fsync(self._fd)
+
+    def once(self) -> float:
+        """Seconds of one pwrite and its fdatasync."""
+        began = time.perf_counter()
+        os.pwrite(self._fd, self._payload, self._position)
+        os.fdatasync(self._fd)
+        self._position += len(self._payload)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        os.close(self._fd)
+        self._path.unlink()
+
+
+def sync_times(directory: Path, size_bytes: int, count: int, *, filled: bool = False) -> list[float]:
+    """Seconds of `count` appends of `size_bytes`, one after the other."""
+    with closing(SyncProbe(directory, size_bytes, count, filled=filled)) as probe:
+        return [probe.once() for _ in range(count)]
 
 
 def _write_zeros(fd: int, size_bytes: int) -> None:
