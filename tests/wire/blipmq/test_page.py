@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
-from headrace.sessions.blipmq_settings import BlipMqSettings
+from headrace.server.config import SETTINGS
 from headrace.wire.blipmq import AckRun, Auth, Hello, Message, Nack, Ping, PollRun, Pong, PublishRun, Subscribe
 from tests.wire.blipmq.reference import decode
 
@@ -37,7 +36,9 @@ def test_every_line_of_hex_decodes_to_what_is_written_beside_it() -> None:
 
 
 def test_every_setting_is_on_the_page_with_its_default() -> None:
-    for field in fields(BlipMqSettings):
-        default = field.default
-        shown = "false" if default is False else f"{default:,}" if isinstance(default, int) else f"{default:g}"
-        assert f"| `{field.name}` | {shown} |" in PAGE
+    shown = dict(re.findall(r"^\| `([a-z_.]+)` \| ([^|]+?) \|", PAGE[PAGE.index("## Settings") :], re.MULTILINE))
+    assert {name for name in SETTINGS if name.startswith("blipmq.")} == {name for name in shown if name.startswith("blipmq.")}
+    for name, default in shown.items():
+        setting = SETTINGS[name]
+        plain = setting.kind.plain(setting.default)
+        assert default == ("one is made" if plain == [] else "false" if plain is False else str(plain)), name
