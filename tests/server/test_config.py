@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.records import Ack
 from headrace.server.config import SECTIONS, SETTINGS, Config, explain, resolve, toml_of, toml_value
-from headrace.server.settings import Address
+from headrace.server.settings import Address, Bind, SecretReference
 
 
 @pytest.fixture
@@ -32,7 +32,11 @@ def test_without_any_source_the_tree_holds_the_defaults() -> None:
     assert set(resolved.origins.values()) == {"default"}
     assert resolved.config.storage.ack is Ack.DURABLE
     assert resolved.config.storage.headroom == 256 << 20
-    assert resolved.config.listen.tcp == (Address("127.0.0.1", 9092), Address("127.0.0.1", 8119))
+    assert resolved.config.listen.tcp == (
+        Bind(Address("127.0.0.1", 9092)),
+        Bind(Address("127.0.0.1", 5555), ("blipmq",)),
+        Bind(Address("127.0.0.1", 8119), ("figg",)),
+    )
 
 
 def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(write: Path) -> None:
@@ -74,7 +78,8 @@ def test_what_is_shown_as_toml_reads_back_as_the_same_tree(write: Path) -> None:
     first = resolve(
         environment={
             "HEADRACE__STORAGE__PATH": 'a "quoted" \\ path\twith\u202econtrol',
-            "HEADRACE__LISTEN__TCP": "[::1]:0,localhost:1",
+            "HEADRACE__LISTEN__TCP": "[::1]:0,localhost:1=blipmq,figg",
+            "HEADRACE__BLIPMQ__KEYS": "env:KEY,alice=file:/keys/alice",
             "HEADRACE__TOPICS__RETENTION": "36h",
         }
     )
@@ -104,7 +109,7 @@ def test_an_unknown_variable_names_the_nearest_valid_one() -> None:
 
 def test_a_name_near_nothing_lists_what_is_valid(write: Path) -> None:
     write.write_text("[zzzz]\n")
-    assert refusal(file=write).endswith('"zzzz"; valid are ' + ", ".join(SECTIONS))
+    assert refusal(file=write).endswith('"zzzz"; valid are ' + ", ".join(SECTIONS[:8]) + ", …")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +129,11 @@ def test_a_name_near_nothing_lists_what_is_valid(write: Path) -> None:
         ("LISTEN__TCP", "localhost", ["'localhost' is not HOST:PORT"]),
         ("LISTEN__TCP", "localhost:65536", ["is not HOST:PORT"]),
         ("LISTEN__TCP", ",", ["at least one"]),
+        ("LISTEN__TCP", "localhost:1=fig", ["'fig' is not a protocol of a TCP address", "flymq, rustlog, blipmq, figg"]),
+        ("LISTEN__TCP", "localhost:1=", ["'' is not a protocol"]),
+        ("LISTEN__TCP", "figg", ["'figg' is not HOST:PORT"]),
+        ("TLS__MINIMUM", "1.1", ['"1.2", "1.3"']),
+        ("FLYMQ__ADVERTISE", "somewhere", ["HOST:PORT"]),
         ("LOG__LEVEL", "loud", ["log.level", '"debug"']),
     ],
 )
@@ -180,6 +190,37 @@ def test_control_characters_and_long_values_do_not_reach_the_terminal() -> None:
 def test_two_references_to_the_encryption_key_are_refused() -> None:
     text = refusal(environment={"HEADRACE__STORAGE__KEY_FILE": "/key", "HEADRACE__STORAGE__KEY_ENV": "KEY"})
     assert text == "storage.key_file and storage.key_env are both set; expected one of them"
+
+
+def test_protocols_behind_an_address_are_kept_apart_from_the_next_address(write: Path) -> None:
+    wanted = (Bind(Address("127.0.0.1", 1), ("blipmq", "figg")), Bind(Address("::1", 2)), Bind(Address("h", 3), ("flymq",)))
+    assert resolve(environment={"HEADRACE__LISTEN__TCP": "127.0.0.1:1=blipmq,figg, [::1]:2,h:3=flymq"}).config.listen.tcp == wanted
+    write.write_text('[listen]\ntcp = ["127.0.0.1:1=blipmq,figg", "[::1]:2", "h:3=flymq"]\n')
+    assert resolve(file=write).config.listen.tcp == wanted
+
+
+def test_a_reference_to_a_secret_may_name_its_owner() -> None:
+    keys = resolve(environment={"HEADRACE__BLIPMQ__KEYS": "env:KEY,alice=file:/keys/a=b"}).config.blipmq.keys
+    assert keys == (SecretReference("env", "KEY"), SecretReference("file", "/keys/a=b", "alice"))
+
+
+def test_a_secret_written_in_the_place_of_its_reference_is_not_repeated() -> None:
+    text = refusal(environment={"HEADRACE__BLIPMQ__KEYS": "swordfish"})
+    assert text.startswith("blipmq.keys (environment HEADRACE__BLIPMQ__KEYS): not a reference; expected")
+    assert "swordfish" not in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"CERTIFICATE": "c"}, "tls.certificate and tls.key belong together; only one of them is set"),
+        ({"KEY": "k"}, "tls.certificate and tls.key belong together; only one of them is set"),
+        ({"CLIENT_CA": "a"}, "tls.client_ca is set without tls.certificate and tls.key"),
+        ({"OPTIONAL": "true"}, "tls.optional is set without tls.certificate and tls.key"),
+    ],
+)
+def test_half_a_tls_configuration_is_refused(keys: dict[str, str], text: str) -> None:
+    assert refusal(environment={f"HEADRACE__TLS__{key}": value for key, value in keys.items()}) == text
 
 
 def test_explain_knows_every_key_and_names_the_nearest_to_others() -> None:

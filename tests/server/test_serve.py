@@ -71,13 +71,19 @@ def test_a_duration_ends_by_itself_with_0(tmp_path: Path) -> None:
 
 
 def test_the_banner_tells_data_promise_and_doors(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path) as broker:
-        port = broker.addresses[0][1]
+    with BrokerProcess(
+        tmp_path, "--listen", "127.0.0.1:0", "--listen", "127.0.0.1:0=figg", "--listen", "127.0.0.1:0=figg,blipmq"
+    ) as broker:
+        ports = [port for _, port in broker.addresses]
         _, out, _ = broker.stop()
-    first, door, last = out.splitlines()
+    first, *doors, key, last = out.splitlines()
     assert f"data={tmp_path / 'data'}" in first
     assert "ack=durable (fdatasync before every acknowledgement)" in first
-    assert door.split() == ["tcp", f"127.0.0.1:{port}", "figg"]
+    protocols = ["flymq rustlog blipmq figg", "figg", "blipmq figg"]
+    assert [" ".join(door.split()) for door in doors] == [
+        f"tcp 127.0.0.1:{port} {names}" for port, names in zip(ports, protocols, strict=True)
+    ]
+    assert f"made a BlipMQ API key, shown this once and kept in {tmp_path / 'data' / 'blipmq.key'}:" in key
     assert last.startswith("ready in ")
 
 
@@ -146,7 +152,10 @@ def test_a_bad_key_names_the_nearest_valid_one(tmp_path: Path) -> None:
 
 def test_an_address_beyond_loopback_has_to_be_meant(tmp_path: Path) -> None:
     text = refusal(tmp_path, "--listen", "0.0.0.0:0")
-    assert text == "0.0.0.0:0 can be reached from the network, and nothing is encrypted: add --insecure if that is meant"
+    assert text == (
+        "0.0.0.0:0 can be reached from the network, and nothing is encrypted: set tls.certificate and tls.key, "
+        "or add --insecure if that is meant"
+    )
     with BrokerProcess(tmp_path, "--listen", "0.0.0.0:0", "--insecure") as broker:
         socket.create_connection(("127.0.0.1", broker.addresses[0][1]), timeout=5).close()
 

@@ -44,9 +44,16 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
 )
 @click.option(
     "--listen",
-    metavar="HOST:PORT",
+    metavar="HOST:PORT[=PROTOCOL,…]",
     multiple=True,
-    help="Take TCP connections there (listen.tcp); may be repeated. Port 0 takes a free one.",
+    help="Take TCP connections there (listen.tcp), for all protocols or those named; may be repeated. Port 0 takes a free one.",
+)
+@click.option(
+    "--blipmq-key",
+    "blipmq_keys",
+    metavar="KEY",
+    multiple=True,
+    help="An API key of the BlipMQ door; may be repeated. Better file:PATH or env:NAME: other users of the machine can see a command line.",
 )
 @click.option(
     "--set", "chosen", metavar="KEY=VALUE", multiple=True, callback=_assignments, help="Set any configuration key; may be repeated."
@@ -55,11 +62,12 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
     "--ready-file", metavar="PATH", type=click.Path(path_type=Path), help="Write process and doors there, as JSON, once every door is open."
 )
 @click.option("--duration", metavar="SECONDS", callback=_seconds, help="Drain and exit with 0 after so long.")
-@click.option("--insecure", is_flag=True, help="Allow --listen beyond loopback although nothing is encrypted on the wire.")
+@click.option("--insecure", is_flag=True, help="Allow addresses beyond loopback without TLS or without authentication.")
 def serve(
     data: str | None,
     file: Path | None,
     listen: tuple[str, ...],
+    blipmq_keys: tuple[str, ...],
     chosen: dict[str, str],
     ready_file: Path | None,
     duration: float | None,
@@ -68,8 +76,9 @@ def serve(
     """Start the broker.
 
     It runs until SIGTERM or Ctrl-C, then drains: what was received is finished and acknowledged. A second signal exits at once.
+    SIGHUP loads the certificates anew.
     """
-    from headrace.server.addresses import require_loopback
+    from headrace.server.addresses import require_caution
     from headrace.server.config import explain, resolve
     from headrace.server.serve import Life
     from headrace.server.serve import serve as run
@@ -81,5 +90,5 @@ def serve(
         flags["listen.tcp"] = ("--listen", list(listen))
     config = resolve(file=file, environment=os.environ, flags=flags).config
     if not insecure:
-        require_loopback(config.listen.tcp)
-    return run(config, Life(ready_file, duration), os.environ)
+        require_caution(config)
+    return run(config, Life(ready_file, duration, blipmq_keys), os.environ)

@@ -1,20 +1,28 @@
-"""Which addresses may be opened without a word of caution: those that only this machine can reach."""
+"""Which addresses may be opened without a word of caution: those that only this machine can reach, or that are sealed and guarded."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
 
 from headrace.errors import ConfigError
-from headrace.server.settings import Address
+from headrace.server.config import TCP_DOORS, Config
+from headrace.server.doors import LOGIN_DOORS
 
 
-def require_loopback(addresses: Iterable[Address]) -> None:
-    """Raises `ConfigError` for the first address that others could reach."""
-    for address in addresses:
-        if not _is_loopback(address.host):
-            raise ConfigError(f"{address} can be reached from the network, and nothing is encrypted: add --insecure if that is meant")
+def require_caution(config: Config) -> None:
+    """Raises `ConfigError` for the first address that others could reach without TLS and without showing who they are."""
+    for bind in config.listen.tcp:
+        if _is_loopback(bind.address.host):
+            continue
+        if not config.tls.certificate:
+            wrong = "nothing is encrypted: set tls.certificate and tls.key"
+        elif not config.tls.client_ca and (open_doors := set(bind.doors or TCP_DOORS) - LOGIN_DOORS):
+            names = " and ".join(name for name in TCP_DOORS if name in open_doors)
+            wrong = f"{names} ask nobody who they are: set tls.client_ca"
+        else:
+            continue
+        raise ConfigError(f"{bind} can be reached from the network, and {wrong}, or add --insecure if that is meant")
 
 
 def _is_loopback(host: str) -> bool:

@@ -20,8 +20,8 @@ from headrace.errors import ConfigError
 from headrace.limits import KIB, MIB
 from headrace.records import Ack
 from headrace.server.settings import (
-    Address,
-    Addresses,
+    Bind,
+    Binds,
     Choice,
     Count,
     Directory,
@@ -29,6 +29,8 @@ from headrace.server.settings import (
     Flag,
     Plain,
     Reference,
+    References,
+    SecretReference,
     Setting,
     Size,
     setting,
@@ -39,6 +41,8 @@ _GIB: Final = 1024 * MIB
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _FILE_BYTES_MAX: Final = 1 * MIB
 _VARIABLE_PREFIX: Final = "HEADRACE__"
+TCP_DOORS: Final = ("flymq", "rustlog", "blipmq", "figg")
+"""The protocols of a TCP address."""
 
 
 class LogLevel(enum.StrEnum):
@@ -55,6 +59,20 @@ class LogFormat(enum.StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class TlsVersion(enum.StrEnum):
+    """Versions of TLS that are still safe to speak."""
+
+    V1_2 = "1.2"
+    V1_3 = "1.3"
+
+
+class FlyMqDialect(enum.StrEnum):
+    """The specification and the original implementation of FlyMQ disagree on a few layouts."""
+
+    SPEC = "spec"
+    SDK = "sdk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +144,37 @@ class Topics:
 class Listen:
     """The doors."""
 
-    tcp: tuple[Address, ...] = setting(
-        Addresses(),
-        ["127.0.0.1:9092", "127.0.0.1:8119"],
-        "Where TCP connections are taken. Every address serves every TCP protocol: the first bytes tell them apart. "
-        "An address beyond loopback needs the flag --insecure. The flag --listen replaces the list.",
+    tcp: tuple[Bind, ...] = setting(
+        Binds(TCP_DOORS),
+        ["127.0.0.1:9092", "127.0.0.1:5555=blipmq", "127.0.0.1:8119=figg"],
+        "Where TCP connections are taken. An address serves every TCP protocol, the first bytes tell them apart, or only those named "
+        "behind it. An address beyond loopback needs TLS and authentication, or the flag --insecure. The flag --listen replaces the list.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Encryption on the wire: one certificate for all TCP addresses. The files are looked at every few seconds and on SIGHUP; new ones
+    are used for new connections."""
+
+    certificate: str = setting(
+        Reference("the path of a file"),
+        "",
+        "The server's certificate in PEM, followed by those between it and its CA. With it, every TCP address asks for TLS.",
+    )
+    key: str = setting(
+        Reference("the path of a file"), "", "The private key of tls.certificate in PEM, not encrypted and not readable by others."
+    )
+    client_ca: str = setting(
+        Reference("the path of a file"),
+        "",
+        "The CA certificates (PEM) that clients are to be signed by. With it every client has to show a certificate, and its name "
+        "(the first URI or DNS name of it, else its common name) is who the client is.",
+    )
+    optional: bool = setting(
+        Flag(), False, "Let peers on this machine (loopback) talk without TLS on the same addresses. All others still need it."
+    )
+    minimum: TlsVersion = setting(Choice(TlsVersion), "1.3", "The oldest version of TLS that is spoken.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +222,55 @@ class Figg:
 
 
 @dataclass(frozen=True, slots=True)
+class RustLog:
+    """The RustLog door."""
+
+    auto_create: bool = setting(
+        Flag(),
+        False,
+        "Let a Produce create the topic it names, if topics.auto_create allows that at all. The original refuses an unknown topic.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlipMq:
+    """The BlipMQ door."""
+
+    keys: tuple[SecretReference, ...] = setting(
+        References(),
+        [],
+        "Where the API keys are: each in a file of its own or in an environment variable. Without any, one is made at the first start, "
+        "shown once and kept in the data directory. The flag --blipmq-key adds one. An owner before a key (NAME=) is who its user is.",
+    )
+    retry_backoff: int = setting(
+        Duration(1, _HOUR), "100ms", "How long a first delivery may wait for its ACK. Each further one may wait twice as long."
+    )
+    max_retries: int = setting(Count(1, 1_000), 3, "How often a message is delivered before it goes to the topic's dead letters.")
+    subscription_idle: int = setting(
+        Duration(_SECOND, 365 * _DAY, zero="never"), "10m", "A subscription that no open connection has used for so long is forgotten."
+    )
+    silent_poll: bool = setting(
+        Flag(), False, "Leave a POLL of an unknown subscription without answer, as the original does, instead of a NACK 404."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FlyMq:
+    """The FlyMQ door."""
+
+    dialect: FlyMqDialect = setting(
+        Choice(FlyMqDialect),
+        "spec",
+        "What a connection speaks until a request shows that its client is the original's. spec: as specified. sdk: as the original.",
+    )
+    advertise: str = setting(
+        Reference("HOST:PORT", r"[^\s\0]+:[0-9]{1,5}"),
+        "",
+        "The address that clients are told when they ask for the cluster. Without it they are told the one they came to.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What the broker says about itself on stderr. Payloads are never logged."""
 
@@ -193,8 +285,12 @@ class Config:
     storage: Storage = Storage()
     topics: Topics = Topics()
     listen: Listen = Listen()
+    tls: Tls = Tls()
     limits: Limits = Limits()
     figg: Figg = Figg()
+    rustlog: RustLog = RustLog()
+    blipmq: BlipMq = BlipMq()
+    flymq: FlyMq = FlyMq()
     log: Log = Log()
 
 
@@ -324,7 +420,9 @@ def _parse(known: Setting, raw: object, origin: str) -> object:
     try:
         return known.kind.parse(raw)
     except ValueError as failure:
-        raise ConfigError(f"{known.name} = {_quote(raw)} ({origin}): {failure}; expected {known.kind.expected}") from None
+        # What was written instead of a reference to a secret may be the secret.
+        shown = "" if isinstance(known.kind, References) else f" = {_quote(raw)}"
+        raise ConfigError(f"{known.name}{shown} ({origin}): {failure}; expected {known.kind.expected}") from None
 
 
 def _tree(values: Mapping[str, object]) -> Config:
@@ -336,8 +434,12 @@ def _tree(values: Mapping[str, object]) -> Config:
         storage=section(Storage, "storage"),
         topics=section(Topics, "topics"),
         listen=section(Listen, "listen"),
+        tls=section(Tls, "tls"),
         limits=section(Limits, "limits"),
         figg=section(Figg, "figg"),
+        rustlog=section(RustLog, "rustlog"),
+        blipmq=section(BlipMq, "blipmq"),
+        flymq=section(FlyMq, "flymq"),
         log=section(Log, "log"),
     )
 
@@ -346,6 +448,10 @@ def _check_together(config: Config) -> None:
     """Rules that concern more than one key."""
     if config.storage.key_file and config.storage.key_env:
         raise ConfigError("storage.key_file and storage.key_env are both set; expected one of them")
+    if bool(config.tls.certificate) != bool(config.tls.key):
+        raise ConfigError("tls.certificate and tls.key belong together; only one of them is set")
+    if not config.tls.certificate and (config.tls.client_ca or config.tls.optional):
+        raise ConfigError(f"tls.{'client_ca' if config.tls.client_ca else 'optional'} is set without tls.certificate and tls.key")
 
 
 def _nearest(name: str, valid: Iterable[str]) -> str:

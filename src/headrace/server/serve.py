@@ -1,7 +1,7 @@
 """The life of a broker process: start, ready, drain, gone.
 
 The first SIGTERM or SIGINT drains: no new connections, what was received is finished and acknowledged, then exit code 0. A second one
-exits at once, as a crash would: everything acknowledged is on disk anyway.
+exits at once, as a crash would: everything acknowledged is on disk anyway. SIGHUP loads the certificates anew.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any, Final
 
 from headrace import __version__
 from headrace.records import Ack
+from headrace.server.api_keys import configured
 from headrace.server.config import Config
 from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile
-from headrace.server.wiring import Server
+from headrace.server.wiring import Opened, Server
 
 _log = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -44,6 +45,11 @@ class Life:
     ready_file: Path | None = None
     duration_seconds: float | None = None
     """Drain by itself after so long; None: when told to."""
+    blipmq_keys: tuple[str, ...] = ()
+    """API keys of this run: references, or keys themselves, which then never become part of the configuration."""
+
+    def __repr__(self) -> str:
+        return f"Life(ready_file={self.ready_file}, duration_seconds={self.duration_seconds}, {len(self.blipmq_keys)} keys)"
 
 
 def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
@@ -51,7 +57,12 @@ def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
     started = time.monotonic()
     set_up_logs(config.log)
     _raise_file_limit()
-    server = Server(config, key=read_key(config.storage, environment), clock=lambda: time.time_ns() // 1_000_000)
+    server = Server(
+        config,
+        key=read_key(config.storage, environment),
+        clock=lambda: time.time_ns() // 1_000_000,
+        blipmq_keys=configured(config.blipmq.keys, life.blipmq_keys, environment),
+    )
     ready = ReadyFile(life.ready_file) if life.ready_file else None
     if ready:
         ready.clear()
@@ -68,13 +79,13 @@ async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | N
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report_defect)
     stop = asyncio.Event()
-    with _signals(loop, stop, ready):
-        doors = await server.open()
+    with _signals(loop, stop, ready, server):
+        opened = await server.open()
         try:
             if ready:
-                ready.write(doors)
+                ready.write(_by_kind(opened))
             _settle_memory()
-            _print_banner(config, doors, server.protocols, time.monotonic() - started)
+            _print_banner(config, opened, server.made_key, time.monotonic() - started)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), life.duration_seconds)
             _log.info("draining")
@@ -82,11 +93,12 @@ async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | N
             if ready:
                 ready.remove()
             await server.close()
+    _log.info("doors closed", extra=server.figures())
     _log.info("stopped")
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ready: ReadyFile | None) -> Iterator[None]:
+def _signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ready: ReadyFile | None, server: Server) -> Iterator[None]:
     def receive(number: signal.Signals) -> None:
         if stop.is_set():
             if ready:
@@ -98,10 +110,11 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ready: ReadyF
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, receive, number)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
     try:
         yield
     finally:
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -135,12 +148,22 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
-def _print_banner(config: Config, doors: Mapping[str, Sequence[str]], protocols: Sequence[str], seconds: float) -> None:
+def _by_kind(opened: Sequence[Opened]) -> Mapping[str, Sequence[str]]:
+    kinds = dict.fromkeys(found.kind for found in opened)
+    return {kind: [found.address for found in opened if found.kind == kind] for kind in kinds}
+
+
+def _print_banner(config: Config, opened: Sequence[Opened], made_key: tuple[Path, str] | None, seconds: float) -> None:
     ack = config.storage.ack
     key = ", encrypted" if config.storage.key_file or config.storage.key_env else ""
     lines = [f"headrace {__version__}  data={config.storage.path.absolute()}{key}  ack={ack} ({_PROMISES[ack]})"]
-    lines += [f"  {kind:<5}{address:<22}{' '.join(protocols)}" for kind, addresses in doors.items() for address in addresses]
+    for found in opened:
+        cover = f"  ({found.cover})" if found.cover else ""
+        lines.append(f"  {found.kind:<5}{found.address:<22}{' '.join(found.protocols)}{cover}")
+    if made_key is not None:
+        path, secret = made_key
+        lines.append(f"  made a BlipMQ API key, shown this once and kept in {path.absolute()}:  {secret}")
     lines.append(f"ready in {seconds * 1000:.0f} ms, process {os.getpid()}")
     with contextlib.suppress(OSError):  # nobody has to listen
         print("\n".join(lines), file=sys.stdout, flush=True)
-    _log.info("ready", extra={"doors": ",".join(address for addresses in doors.values() for address in addresses)})
+    _log.info("ready", extra={"doors": ",".join(found.address for found in opened)})

@@ -195,20 +195,97 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Addresses:
-    """A list of `HOST:PORT`; in the environment, with commas between."""
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Bind:
+    """An address to listen on and the protocols it takes: all of them, unless some are named."""
 
-    expected: Final = 'a list of "HOST:PORT" (port 0 takes a free one), at least one'
+    address: Address
+    doors: tuple[str, ...] = ()
+    """Empty: all."""
 
-    def parse(self, raw: object) -> tuple[Address, ...]:
+    def __str__(self) -> str:
+        return f"{self.address}={','.join(self.doors)}" if self.doors else str(self.address)
+
+
+class Binds:
+    """A list of `HOST:PORT` or `HOST:PORT=protocol,protocol`; in the environment, with commas between."""
+
+    def __init__(self, doors: Sequence[str]) -> None:
+        self._doors = tuple(doors)
+
+    @property
+    def expected(self) -> str:
+        return (
+            'a list of "HOST:PORT" or "HOST:PORT=PROTOCOL,…" (port 0 takes a free one), at least one; '
+            f"protocols are {', '.join(self._doors)}"
+        )
+
+    def parse(self, raw: object) -> tuple[Bind, ...]:
         if isinstance(raw, str):
-            raw = [part for part in raw.split(",") if part.strip()]
+            raw = _joined(raw)
         if not isinstance(raw, Sequence) or not raw or not all(isinstance(part, str) for part in raw):
             raise ValueError("not a list of addresses")
-        return tuple(Address.parse(part) for part in raw)
+        return tuple(map(self._bind, raw))
 
     def plain(self, value: Any) -> Plain:
-        return [str(address) for address in value]
+        return [str(bind) for bind in value]
+
+    def _bind(self, text: str) -> Bind:
+        address, equals, names = text.partition("=")
+        doors = tuple(dict.fromkeys(name.strip() for name in names.split(","))) if equals else ()
+        for name in doors:
+            if name not in self._doors:
+                raise ValueError(f"{name!r} is not a protocol of a TCP address")
+        return Bind(Address.parse(address), doors)
+
+
+def _joined(text: str) -> list[str]:
+    """Split at the commas between addresses, not at those between the protocols of one: a protocol has no colon."""
+    parts: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        if ":" in part or not parts:
+            parts.append(part)
+        else:
+            parts[-1] += f",{part}"
+    return parts
+
+
+class References:
+    """A list of secrets that are elsewhere: `file:PATH` or `env:VARIABLE`, each with the name of its owner before it or not."""
+
+    expected: Final = 'a list of "file:PATH" or "env:VARIABLE", or with an owner "NAME=file:PATH"'
+    _REFERENCE: Final = re.compile(r"(?:(?P<owner>[^=:\s]{1,200})=)?(?P<kind>file|env):(?P<place>[^\0]+)")
+
+    def parse(self, raw: object) -> tuple[SecretReference, ...]:
+        if isinstance(raw, str):
+            raw = [part for part in map(str.strip, raw.split(",")) if part]
+        if not isinstance(raw, Sequence) or not all(isinstance(part, str) for part in raw):
+            raise ValueError("not a list of references")
+        return tuple(map(self.one, raw))
+
+    def plain(self, value: Any) -> Plain:
+        return [str(reference) for reference in value]
+
+    @classmethod
+    def one(cls, text: str) -> SecretReference:
+        match = cls._REFERENCE.fullmatch(text)
+        if match is None:
+            # Not quoted: whoever wrote a secret here by mistake does not want to read it in a log.
+            raise ValueError("not a reference")
+        return SecretReference(match["kind"], match["place"], match["owner"] or "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SecretReference:
+    """Where a secret is found, never the secret itself."""
+
+    kind: str
+    """`file` or `env`."""
+    place: str
+    owner: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.owner}={self.kind}:{self.place}" if self.owner else f"{self.kind}:{self.place}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

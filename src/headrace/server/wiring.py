@@ -7,7 +7,9 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from headrace.broker.broker import Broker
@@ -20,11 +22,13 @@ from headrace.log.crypt import WrongKey
 from headrace.log.files import DirectoryLocked, DiskFiles
 from headrace.log.store import StoreOptions
 from headrace.net.counters import NetCounters
-from headrace.net.door import Door
 from headrace.net.listener import Listener, NetLimits
-from headrace.server.config import Config
-from headrace.server.doors import tcp_doors
-from headrace.server.settings import Address
+from headrace.net.tls import Tls, TlsUnusable
+from headrace.server import api_keys
+from headrace.server.config import TCP_DOORS, Config
+from headrace.server.doors import Doors
+from headrace.server.settings import Bind
+from headrace.server.tls import TlsWatch, tls_of
 
 _log = logging.getLogger(__name__)
 _CANNOT_BIND: Final = {
@@ -38,39 +42,94 @@ class StartFailed(HeadraceError):
     """The broker cannot start; the text is one line for the operator."""
 
 
-class Server:
-    """A broker with its doors. `clock` gives Unix ms."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An address that takes connections: its kind (`tcp`), the protocols it takes, and how (`TLS`)."""
 
-    def __init__(self, config: Config, *, key: bytes | None, clock: Callable[[], int]) -> None:
-        self._config = config
+    kind: str
+    address: str
+    protocols: tuple[str, ...]
+    cover: str = ""
+
+
+class Server:
+    """A broker with its doors. `clock` gives Unix ms; `key` opens the data directory, `blipmq_keys` (with their owners) that door."""
+
+    def __init__(
+        self, config: Config, *, key: bytes | None, clock: Callable[[], int], blipmq_keys: Mapping[str, str] | None = None
+    ) -> None:
+        self._config, self._clock = config, clock
+        self._blipmq_keys = blipmq_keys or {}
+        self.made_key: tuple[Path, str] | None = None
+        """A BlipMQ key that did not exist before, and where it is kept: to be shown once."""
         self._engine = _engine(config, key, clock)
         self._broker = Broker(self._engine, clock=clock, settings=broker_settings(config))
         self._counters = NetCounters()
         self._listeners: list[Listener] = []
-        self.protocols: tuple[str, ...] = ()
-        """What every TCP address speaks, known once it is open."""
+        self._doors: Doors | None = None
+        self._tls: Tls | None = None
+        self._watch: TlsWatch | None = None
 
-    async def open(self) -> Mapping[str, Sequence[str]]:
-        """Recover the log, then open every door; the addresses by kind. When one fails, what was opened is closed again."""
+    async def open(self) -> list[Opened]:
+        """Recover the log, then open every door. When one fails, what was opened is closed again."""
+        self._tls = _certificates(self._config)
         await self._open_broker()
         try:
-            doors = tcp_doors(self._broker, self._config)
-            self.protocols = tuple(door.name for door in doors)
-            for address in self._config.listen.tcp:
-                await self._listen(address, doors)
+            keys = self._keys() if any("blipmq" in (bind.doors or TCP_DOORS) for bind in self._config.listen.tcp) else {}
+            doors = Doors(self._broker, self._engine, self._config, clock=self._clock, blipmq_keys=keys)
+            await doors.open()
+            self._doors = doors
+            opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, doors)]
         except BaseException:
             await self.close()
             raise
-        return {"tcp": [listener.address for listener in self._listeners]}
+        if self._tls is not None:
+            self._watch = TlsWatch(self._tls)
+            self._watch.start()
+        return opened
+
+    def reload(self) -> None:
+        """Use the certificates that the files hold now, for connections from now on."""
+        if self._watch is None:
+            _log.info("nothing to reload: no TLS")
+        else:
+            self._watch.reload()
 
     async def close(self) -> None:
         """Drain: take no new connection, let sessions finish what they have, then close the log. Idempotent."""
+        if self._watch is not None:
+            self._watch.stop()
         seconds = self._config.limits.drain_timeout / 1000
         late = sum(await asyncio.gather(*(listener.drain(seconds) for listener in self._listeners)))
         if late:
             _log.warning("cut off connections that did not finish in time", extra={"connections": late})
         self._listeners.clear()
+        if self._doors is not None:
+            await self._doors.close()
+            self._doors = None
         await self._broker.close()
+
+    def figures(self) -> dict[str, object]:
+        """What the doors have seen so far, for a line of the log."""
+        counters = self._counters
+        rejected = ", ".join(f"{reason}: {count}" for reason, count in sorted(counters.rejected.items()))
+        return {
+            "accepted": counters.accepted,
+            "tls": counters.opened_with_tls,
+            "bytes_in": counters.bytes_in,
+            "bytes_out": counters.bytes_out,
+            "reading_pauses": counters.reading_pauses,
+            "rejected": rejected or "none",
+        }
+
+    def _keys(self) -> Mapping[str, str]:
+        if self._blipmq_keys:
+            return self._blipmq_keys
+        kept = api_keys.kept(self._config.storage.path)
+        if kept.made is not None:
+            (key,) = kept.owners
+            self.made_key = kept.made, key
+        return kept.owners
 
     async def _open_broker(self) -> None:
         path = self._config.storage.path
@@ -90,15 +149,28 @@ class Server:
         except BrokerError as failure:
             raise StartFailed(f"data directory {path}: {failure}") from failure
 
-    async def _listen(self, address: Address, doors: Sequence[Door]) -> None:
-        limits = net_limits(self._config)
-        for host in await _numeric(address):
+    async def _listen(self, bind: Bind, doors: Doors) -> list[Opened]:
+        limits, chosen = net_limits(self._config), doors.named(bind.doors)
+        names = tuple(door.name for door in chosen)
+        cover = "" if self._tls is None else "TLS or plain" if self._tls.settings.optional else "TLS"
+        opened: list[Opened] = []
+        for host in await _numeric(bind):
             try:
-                self._listeners.append(await Listener.open(host, address.port, doors, limits, self._counters))
+                listener = await Listener.open(host, bind.address.port, chosen, limits, self._counters, self._tls)
             except OSError as failure:
                 # asyncio wraps the reason in a sentence of its own; the errno alone is what it knew.
                 reason = _CANNOT_BIND.get(failure.errno or 0, os.strerror(failure.errno) if failure.errno else str(failure))
-                raise StartFailed(f"cannot listen on {address}: {reason}") from None
+                raise StartFailed(f"cannot listen on {bind.address}: {reason}") from None
+            self._listeners.append(listener)
+            opened.append(Opened("tcp", listener.address, names, cover))
+        return opened
+
+
+def _certificates(config: Config) -> Tls | None:
+    try:
+        return tls_of(config)
+    except TlsUnusable as failure:
+        raise StartFailed(f"TLS: {failure}") from None
 
 
 def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engine:
@@ -139,8 +211,9 @@ def net_limits(config: Config) -> NetLimits:
     )
 
 
-async def _numeric(address: Address) -> list[str]:
+async def _numeric(bind: Bind) -> list[str]:
     """The addresses behind a name. A free port is taken on the first alone: two listeners would get two different ones."""
+    address = bind.address
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
