@@ -137,7 +137,7 @@ async def measure_spread(directory: Path, partitions: int, value_bytes: int) -> 
     await engine.open()
     try:
         await engine.create_topic(TOPIC, partitions, TopicConfig())
-        values = [sample_values(value_bytes)[index % 1000] for index in range(partitions)]
+        values = sample_values(value_bytes, partitions)
         spread = [Write(TOPIC, partition, Run([value])) for partition, value in enumerate(values)]
         single = [Write(TOPIC, 0, Run(values))]
         times: dict[bool, list[float]] = {True: [], False: []}
