@@ -157,7 +157,7 @@ def _check_segment(
         if position >= sure:
             beyond.append(batch)
             continue
-        if batch.header.base_offset != end:
+        if batch.header.base_offset < end or (batch.header.base_offset > end and not covers_to):
             what = "overlaps what is before it" if batch.header.base_offset < end else "follows a gap"
             report.problems.append(f"{path} at byte {position}: the batch at offset {batch.header.base_offset} {what} (expected {end})")
         end = max(end, batch.header.next_offset)

@@ -220,12 +220,12 @@ def sync_file(files: Files, path: str) -> None:
         file.close()
 
 
-def _frame_at(content: bytes, position: int, journal: int, path: str, keyring: Keyring | None) -> Frame | None:
-    """The whole, intact frame of this journal at `position`, or None."""
+def _frame_at(content: bytes, position: int, journal: int, number_min: int, path: str, keyring: Keyring | None) -> Frame | None:
+    """The whole, intact frame of this journal at `position`, or None. Frame numbers rise, so a lower one is a copy from elsewhere."""
     if len(content) - position < HEADER_BYTES:
         return None
     magic, crc, size, version, flags, number_of_journal, number, count, reserved = _HEADER.unpack_from(content, position)
-    if magic != MAGIC or number_of_journal != journal or version != VERSION or flags or reserved:
+    if magic != MAGIC or number_of_journal != journal or number < number_min or version != VERSION or flags or reserved:
         return None
     if not HEADER_BYTES <= size <= min(FRAME_BYTES_MAX, len(content) - position):
         return None
@@ -251,21 +251,21 @@ def read_journal(files: Files, journal: int, keyring: Keyring | None, damaged: C
         content = file.read_at(0, file.size())
     finally:
         file.close()
-    position = 0
+    position = number_min = 0
     while position < len(content):
-        frame = _frame_at(content, position, journal, path, keyring)
+        frame = _frame_at(content, position, journal, number_min, path, keyring)
         if frame is None:
-            found = _next_frame(content, position, journal, path, keyring)
+            found = _next_frame(content, position, journal, number_min, path, keyring)
             if found is None:
                 return
             damaged(Damage(path, position, found.position - position, f"unreadable before frame {found.number}"))
             frame = found
         yield frame
-        position = aligned(frame.position + frame.size)
+        position, number_min = aligned(frame.position + frame.size), frame.number + 1
 
 
-def _next_frame(content: bytes, position: int, journal: int, path: str, keyring: Keyring | None) -> Frame | None:
+def _next_frame(content: bytes, position: int, journal: int, number_min: int, path: str, keyring: Keyring | None) -> Frame | None:
     while (position := content.find(MAGIC, position + 1)) >= 0:
-        if position % ALIGN == 0 and (frame := _frame_at(content, position, journal, path, keyring)) is not None:
+        if position % ALIGN == 0 and (frame := _frame_at(content, position, journal, number_min, path, keyring)) is not None:
             return frame
     return None
