@@ -182,6 +182,7 @@ class TlsStream:
         try:
             while piece := self._tls.read(_PLAIN_BYTES):
                 pieces.append(piece)
+            self.is_finished = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
