@@ -18,6 +18,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,6 +99,21 @@ class DirectoryLocked(HeadraceError):
         self.holder = holder
 
 
+_buffers = threading.local()
+_BUFFER_BYTES_KEPT: Final = 4 * 1024 * 1024
+
+
+def _buffer(size_bytes: int) -> bytearray:
+    """This thread's read buffer, at least so large."""
+    kept: bytearray | None = getattr(_buffers, "kept", None)
+    if kept is not None and len(kept) >= size_bytes:
+        return kept
+    fresh = bytearray(max(size_bytes, 256 * 1024))
+    if len(fresh) <= _BUFFER_BYTES_KEPT:
+        _buffers.kept = fresh
+    return fresh
+
+
 class DiskFile:
     """A real file. All calls release the GIL while the kernel works."""
 
@@ -116,9 +132,10 @@ class DiskFile:
                     break
                 data += more
             return data
-        buffer = bytearray(size_bytes)
+        # A buffer that is used again spares the page faults of a new one, which would cost more than the copy.
+        view = memoryview(_buffer(size_bytes))[:size_bytes]
         try:
-            got = os.preadv(self._fd, [buffer], position, os.RWF_NOWAIT)
+            got = os.preadv(self._fd, [view], position, os.RWF_NOWAIT)
         except BlockingIOError:
             raise NotCached from None
         except OSError as failure:
@@ -127,7 +144,7 @@ class DiskFile:
             raise
         if got < size_bytes and position + got < self.size():
             raise NotCached
-        return bytes(memoryview(buffer)[:got])
+        return bytes(view[:got])
 
     def write_at(self, position: int, buffers: list[bytes]) -> None:
         views = [memoryview(buffer) for buffer in buffers if len(buffer)]

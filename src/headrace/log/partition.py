@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData, OffsetOutOfRange
@@ -26,6 +27,31 @@ from headrace.records import Bounds, Run
 
 _HINTS_MAX = 64
 _DAMAGED = -1
+
+
+class PartialReads:
+    """Batches of which a reader took only the front: it will be back for the rest, and need not read and verify them again."""
+
+    def __init__(self, count_max: int = 64) -> None:
+        self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
+        self._count_max = count_max
+        self._lock = threading.Lock()
+
+    def put(self, log: int, offset: int, batch: Batch) -> None:
+        """A reader of `log` will go on at `offset`, inside `batch`."""
+        with self._lock:
+            self._batches[log, offset] = batch
+            if len(self._batches) > self._count_max:
+                self._batches.popitem(last=False)
+
+    def take(self, log: int, offset: int) -> Batch | None:
+        with self._lock:
+            return self._batches.pop((log, offset), None)
+
+    def forget(self, log: int) -> None:
+        with self._lock:
+            for key in [key for key in self._batches if key[0] == log]:
+                del self._batches[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +68,16 @@ class LogOptions:
 
 
 @dataclass(slots=True)
+class Commons:
+    """What all partitions of a store share."""
+
+    files: Files
+    keyring: Keyring | None
+    damaged: Callable[[Damage], None]
+    partial_reads: PartialReads = field(default_factory=PartialReads)
+
+
+@dataclass(slots=True)
 class Pending:
     """Runs that one flush adds to one log, before they are batches."""
 
@@ -55,7 +91,7 @@ class Pending:
 class Partition:
     """The log of one partition. `id` is the number under which journal and segments know it; it is never used again."""
 
-    def __init__(self, files: Files, log: int, options: LogOptions, keyring: Keyring | None, damaged: Callable[[Damage], None]) -> None:
+    def __init__(self, commons: Commons, log: int, options: LogOptions) -> None:
         self.id = log
         self.options = options
         self.first = 0
@@ -74,9 +110,12 @@ class Partition:
         """Counts the times compaction or retention changed `segments`, for readers that were under way."""
         self.compacted_to = 0
         """Offsets below this have been through compaction since the store was opened."""
-        self._files = files
-        self._keyring = keyring
-        self._damaged = damaged
+        self._batch_bytes = 0
+        """The size of the batch read last: the next one is probably as large."""
+        self._partial_reads = commons.partial_reads
+        self._files = commons.files
+        self._keyring = commons.keyring
+        self._damaged = commons.damaged
 
     @property
     def keyring(self) -> Keyring | None:
@@ -164,13 +203,17 @@ class Partition:
         """See the engine contract. Keys and values are what `bytes_max` counts."""
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
+        partial = self._partial_reads.take(self.id, offset)
+        if partial is not None:
+            return self._taken([partial], offset, bytes_max, records_max)
         while offset < self.end:
             with self.lock:
                 tail = self._tail_from(offset, bytes_max)
                 segments, generation = self.segments, self.generation
                 spilled = self.tail[0][0].base_offset if self.tail else self.end
             if tail:
-                return self._take_tail(tail, offset, bytes_max, records_max)
+                batches = (Batch.parse(encoded, keyring=self._keyring, verify=False) for encoded in tail)
+                return self._taken(batches, offset, bytes_max, records_max)
             number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
             stop = segments[number + 1].base_offset if number + 1 < len(segments) else spilled
             try:
@@ -199,12 +242,17 @@ class Partition:
         # The first batch may end before `offset` (a gap), so one more is always taken along.
         return [encoded for _, encoded in self.tail[start : stop + 1]]
 
-    def _take_tail(self, tail: list[bytes], offset: int, bytes_max: int, records_max: int) -> list[Batch]:
+    def _taken(self, batches: Iterable[Batch], offset: int, bytes_max: int, records_max: int) -> list[Batch]:
         taken = _Taken(offset, bytes_max, records_max)
-        for encoded in tail:
-            if not taken.take(Batch.parse(encoded, keyring=self._keyring, verify=False)):
+        for batch in batches:
+            if not taken.take(batch):
                 break
+        self._keep_rest(taken)
         return taken.batches
+
+    def _keep_rest(self, taken: _Taken) -> None:
+        if taken.rest is not None:
+            self._partial_reads.put(self.id, taken.offset, taken.rest)
 
     def _read_segment(self, segment: Segment, offset: int, stop: int, bytes_max: int, records_max: int, cached_only: bool) -> list[Batch]:
         """Batches of one segment from `offset` on; empty if it holds none below `stop`."""
@@ -216,11 +264,13 @@ class Partition:
         else:
             position = hint
         size, taken = segment.size, _Taken(offset, bytes_max, records_max)
-        want = max(bytes_max, 4096) + batch_format.HEADER_BYTES
+        want = max(bytes_max + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
         while position < size:
             window = segment.file().read_at(position, min(want, size - position), cached_only=cached_only)
             consumed, want = self._take_window(segment, window, position, taken, stop)
             if want == _DAMAGED:
+                if taken.batches:
+                    break
                 if cached_only:
                     raise NotCached
                 return self._read_past_damage(segment, position, stop, taken, bool(hint))
@@ -228,9 +278,10 @@ class Partition:
             if taken.full or want == 0:
                 break
         if taken.batches:
-            last = taken.batches[-1]
-            if last.stop == last.header.count:
-                self._remember(segment, last.next_offset, position)
+            self._batch_bytes = taken.batches[-1].header.size
+            if taken.rest is None:
+                self._remember(segment, taken.offset, position)
+        self._keep_rest(taken)
         return taken.batches
 
     def _indexed_position(self, segment: Segment, offset: int) -> int:
@@ -258,7 +309,7 @@ class Partition:
                 if header.base_offset >= stop:
                     return at, 0
                 if header.next_offset > taken.offset and not taken.take(segment.parse(window, at, self._keyring, position + at)):
-                    return (at + header.size if taken.whole else at), 0
+                    return (at if taken.rest else at + header.size), 0
             except CorruptData:
                 return (at, batch_format.HEADER_BYTES) if at else (0, _DAMAGED)
             at += header.size
@@ -314,16 +365,17 @@ def _fitting(batches: list[tuple[BatchHeader, bytes]], room: int) -> list[tuple[
 class _Taken:
     """Collects batches from an offset on until enough bytes or records are there."""
 
-    __slots__ = ("batches", "bytes_left", "full", "offset", "records_left", "whole")
+    __slots__ = ("batches", "bytes_left", "full", "offset", "records_left", "rest")
 
     def __init__(self, offset: int, bytes_max: int, records_max: int) -> None:
         self.offset = offset
+        """Where to go on."""
         self.bytes_left = bytes_max
         self.records_left = records_max
         self.batches: list[Batch] = []
         self.full = False
-        self.whole = True
-        """Whether the last batch was taken up to its end."""
+        self.rest: Batch | None = None
+        """The batch of which `offset` and what follows it was not taken."""
 
     def take(self, batch: Batch) -> bool:
         """Take what fits; False when no more is wanted. The first record is taken however large it is."""
@@ -333,14 +385,13 @@ class _Taken:
             return True
         fits = min(part.fitting(self.bytes_left), self.records_left)
         if not fits and self.batches:
-            self.full, self.whole = True, False
+            self.full, self.rest = True, batch
             return False
-        fits = max(fits, 1)
-        self.whole = fits == len(part)
-        taken = part if self.whole else part.window(0, fits)
+        taken = part.window(0, max(fits, 1))
         self.batches.append(taken)
         self.bytes_left -= taken.size_bytes
-        self.records_left -= fits
+        self.records_left -= len(taken)
         self.offset = taken.next_offset
-        self.full = not self.whole or self.bytes_left <= 0 or self.records_left <= 0
+        self.rest = batch if len(taken) < len(part) else None
+        self.full = self.rest is not None or self.bytes_left <= 0 or self.records_left <= 0
         return not self.full

@@ -30,7 +30,7 @@ from headrace.log.identity import Identity, read_identity, write_identity
 from headrace.log.journal import Damage, JournalStart, file_size, journal_number, journal_path, read_journal, sync_file
 from headrace.log.manifest import PATH as MANIFEST_PATH
 from headrace.log.manifest import Checkpointed, Manifest, read_manifest
-from headrace.log.partition import LogOptions, Partition
+from headrace.log.partition import Commons, LogOptions, Partition
 from headrace.log.segment import (
     HEADER_BYTES,
     INDEX_SUFFIX,
@@ -62,7 +62,8 @@ class RecoveryReport:
             self.damages.append(damage)
 
 
-def recover(files: Files, keyring: Keyring | None, report: RecoveryReport) -> tuple[dict[int, Partition], JournalStart]:
+def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partition], JournalStart]:
+    files, keyring = commons.files, commons.keyring
     _check_identity(files, keyring, report)
     manifest, unreadable = read_manifest(files)
     if unreadable:
@@ -75,7 +76,7 @@ def recover(files: Files, keyring: Keyring | None, report: RecoveryReport) -> tu
         if log < known.next_log and log not in known.logs:
             _remove_deleted(files, log)
             continue
-        partition = partitions[log] = Partition(files, log, LogOptions(), keyring, report.damaged)
+        partition = partitions[log] = Partition(commons, log, LogOptions())
         batches = sorted(replayed.get(log, []), key=lambda batch: batch.header.base_offset)
         _open_segments(files, partition, known.logs.get(log), report)
         behind = _find_end(partition, known.logs.get(log), batches, keyring, report)

@@ -24,7 +24,7 @@ from headrace.log.crypt import Keyring
 from headrace.log.files import DISK_FULL_ERRNOS, Files
 from headrace.log.journal import Journal, SyncFailed
 from headrace.log.keeper import Keeper
-from headrace.log.partition import LogOptions, Partition, Pending
+from headrace.log.partition import Commons, LogOptions, Partition, Pending
 from headrace.log.recovery import RecoveryReport, recover
 from headrace.log.runs import cut, merge
 from headrace.records import Ack, Appended, Bounds, Run
@@ -84,14 +84,13 @@ class Store:
 
     def __init__(
         self,
-        files: Files,
+        commons: Commons,
         options: StoreOptions,
         journal: Journal,
         partitions: dict[int, Partition],
-        keyring: Keyring | None,
         report: RecoveryReport,
     ) -> None:
-        self.files = files
+        self.files = commons.files
         self.options = options
         self.partitions = partitions
         self.report = report
@@ -100,7 +99,8 @@ class Store:
         """Why no writes are taken any more."""
         self.full = False
         """Whether the disk (or its headroom) is used up."""
-        self.keyring = keyring
+        self.keyring = commons.keyring
+        self._commons = commons
         self.journal = journal
         self.deliver: Deliver = _deliver_here
         self._next_log = report.next_log
@@ -118,7 +118,8 @@ class Store:
         try:
             keyring = None if options.key is None else Keyring(options.key)
             report = RecoveryReport()
-            partitions, position = recover(files, keyring, report)
+            commons = Commons(files, keyring, report.damaged)
+            partitions, position = recover(commons, report)
             journal = Journal(files, options.journal_bytes, position)
             journal.start()
             if keyring is not None:
@@ -126,7 +127,7 @@ class Store:
         except BaseException:
             files.close()
             raise
-        store = cls(files, options, journal, partitions, keyring, report)
+        store = cls(commons, options, journal, partitions, report)
         if threads:
             store._writer = threading.Thread(target=store._write_forever, name="headrace-writer", daemon=True)
             store._writer.start()
@@ -149,13 +150,14 @@ class Store:
         """Set the options of a log, making it if recovery found no trace of it."""
         partition = self.partitions.get(log)
         if partition is None:
-            partition = self.partitions[log] = Partition(self.files, log, options, self.keyring, self.report.damaged)
+            partition = self.partitions[log] = Partition(self._commons, log, options)
         partition.options = options
         self._next_log = max(self._next_log, log + 1)
 
     def delete_log(self, log: int) -> None:
         """Forget a log and give its space back. May wait for the keeper."""
         partition = self.partitions.pop(log, None)
+        self._commons.partial_reads.forget(log)
         if partition is not None:
             self.keeper.remove(partition)
 
