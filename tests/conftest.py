@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -21,19 +22,21 @@ def proof(request: pytest.FixtureRequest) -> Proof:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    figures: dict[str, tuple[int, int, float]] = {}
-    for what, count, seconds in _figures(terminalreporter):
-        total, tests, duration = figures.get(what, (0, 0, 0.0))
-        figures[what] = total + count, tests + 1, duration + seconds
-    if figures:
+    totals: Counter[str] = Counter()
+    seconds: dict[str, dict[str, float]] = {}
+    for what, count, report in _figures(terminalreporter):
+        totals[what] += count
+        seconds.setdefault(what, {})[report.nodeid] = report.duration
+    if totals:
         terminalreporter.section("proof")
-    for what, (total, tests, duration) in sorted(figures.items()):
-        terminalreporter.write_line(f"{total:>10,} {what} ({tests} test{'s' if tests > 1 else ''}, {duration:.1f} s)")
+    for what, total in sorted(totals.items()):
+        tests = seconds[what]
+        terminalreporter.write_line(f"{total:>10,} {what} ({len(tests)} test{'s' * (len(tests) > 1)}, {sum(tests.values()):.1f} s)")
 
 
-def _figures(terminalreporter: pytest.TerminalReporter) -> Iterator[tuple[str, int, float]]:
+def _figures(terminalreporter: pytest.TerminalReporter) -> Iterator[tuple[str, int, pytest.TestReport]]:
     """Reports cross process borders when tests run in parallel; that is why the figures ride on them."""
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
             if report.when == "call":
-                yield from ((*figure, report.duration) for name, figure in report.user_properties if name == "proof")
+                yield from ((what, count, report) for name, (what, count) in report.user_properties if name == "proof")
