@@ -60,7 +60,7 @@ HOMES: dict[str, set[str]] = {
     "google_crc32c": {"log"},
     "backports": {"log"},
     "compression": {"log"},
-    "cryptography": {"log"},
+    "cryptography": {"log", "server"},
     "aioquic": {"net"},
     "pyspark": {"spark"},
     "pyarrow": {"spark", "bulk"},

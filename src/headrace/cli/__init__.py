@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
     "sub": Entry("headrace.cli.pubsub", "sub", "Read records of a topic, then follow it."),
     "config": Entry("headrace.cli.config", "config", "Check, show and explain the configuration."),
+    "certs": Entry("headrace.cli.certs", "certs", "Make certificates for development: a CA, a server's, clients'."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
     "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
     "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the doors, and others beside them.", "bench"),

@@ -1,0 +1,180 @@
+"""Certificates for development: a CA of one's own, a certificate for the server, and one for each client.
+
+    DIR/ca.pem      DIR/ca.key          trusted by both sides; the key signs
+    DIR/server.pem  DIR/server.key      tls.certificate and tls.key
+    DIR/NAME.pem    DIR/NAME.key        of the client NAME, who is then known by that name
+
+Keys are readable by their owner alone. What exists is never overwritten: a second CA under the same name would silently make
+everything signed by the first one worthless.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from headrace.errors import ConfigError
+
+CA_DAYS: Final = 3_650
+LEAF_DAYS: Final = 825
+"""What strict verifiers accept at most."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOST: Final = re.compile(r"(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_RESERVED: Final = ("ca", "server")
+_CLOCK_SLACK: Final = timedelta(hours=1)
+
+
+def init(directory: Path, names: Sequence[str], now: datetime) -> list[Path]:
+    """Make a CA and a server certificate for these host names and addresses; the files. Raises `ConfigError`."""
+    subjects = [_host(name) for name in names]
+    if not subjects:
+        raise ConfigError("a server certificate needs at least one name")
+    _make_directory(directory)
+    _require_absent(directory, "ca", "server")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _named("Headrace development CA")
+    usage = _usage(signs_certificates=True)
+    ca = (
+        _builder(subject, subject, key.public_key(), key.public_key(), now, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return [
+        *_write(directory, "ca", ca, key),
+        *_issue(directory, "server", names[0], subjects, ExtendedKeyUsageOID.SERVER_AUTH, (ca, key), now),
+    ]
+
+
+def client(directory: Path, name: str, now: datetime) -> list[Path]:
+    """Make a certificate for a client of that name, signed by the CA of the directory; its files. Raises `ConfigError`."""
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        raise ConfigError(f"{name!r} is not a client's name; expected letters, digits, '.', '_' and '-', and not {' or '.join(_RESERVED)}")
+    _require_absent(directory, name)
+    return _issue(directory, name, name, [x509.DNSName(name)], ExtendedKeyUsageOID.CLIENT_AUTH, _read_ca(directory), now)
+
+
+def _issue(
+    directory: Path,
+    stem: str,
+    common_name: str,
+    names: Sequence[x509.GeneralName],
+    purpose: x509.ObjectIdentifier,
+    signer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey],
+    now: datetime,
+) -> list[Path]:
+    ca, ca_key = signer
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _builder(_named(common_name), ca.subject, key.public_key(), ca_key.public_key(), now, LEAF_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    return _write(directory, stem, certificate, key)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    issuer_key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    days: int,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # A client whose clock is a little behind should not have to wait.
+        .not_valid_before(now - _CLOCK_SLACK)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _named(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        encoded = name.encode("idna").decode("ascii")
+    except UnicodeError:
+        encoded = ""
+    if not _HOST.fullmatch(encoded):
+        raise ConfigError(f"{name!r} is neither a host name nor an address")
+    return x509.DNSName(encoded)
+
+
+def _read_ca(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        certificate = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
+        key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), password=None)
+    except OSError as failure:
+        raise ConfigError(f"{failure.filename}: {failure.strerror}; headrace certs init {directory} makes a CA") from None
+    except (ValueError, TypeError) as failure:
+        raise ConfigError(f"{directory}: the CA cannot be read: {failure}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{directory / 'ca.key'} was not made by headrace certs init")
+    return certificate, key
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failure:
+        raise ConfigError(f"{directory}: {failure.strerror or failure}") from None
+
+
+def _require_absent(directory: Path, *stems: str) -> None:
+    for path in (directory / f"{stem}.{ending}" for stem in stems for ending in ("pem", "key")):
+        if path.exists():
+            raise ConfigError(f"{path} exists already, and what it signed or proved would be worthless; remove it or choose another place")
+
+
+def _write(directory: Path, stem: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> list[Path]:
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    contents = {f"{stem}.key": (secret, 0o600), f"{stem}.pem": (certificate.public_bytes(pem), 0o644)}
+    for name, (content, mode) in contents.items():
+        try:
+            descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except OSError as failure:
+            raise ConfigError(f"{directory / name}: {failure.strerror or failure}") from None
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+    return [directory / f"{stem}.pem", directory / f"{stem}.key"]
