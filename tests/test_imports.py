@@ -23,7 +23,8 @@ MAY_KNOW: dict[str, set[str]] = {
     "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.log.batch"},
     "sessions": {"headrace.wire.*", "headrace.broker.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
-    "clients": {"headrace.wire.*"},
+    # A QUIC connection is the same thing from both ends, and its library has one home.
+    "clients": {"headrace.wire.*", "headrace.net.quic_carrier", "headrace.net.quic_endpoint"},
     "bulk": {"headrace.broker.*", "headrace.engine.contract", "headrace.log.batch"},
     "spark": {"headrace.bulk.client"},
     "server": {
@@ -60,7 +61,7 @@ HOMES: dict[str, set[str]] = {
     "google_crc32c": {"log"},
     "backports": {"log"},
     "compression": {"log"},
-    "cryptography": {"log", "server"},
+    "cryptography": {"log", "server", "net"},
     "aioquic": {"net"},
     "pyspark": {"spark"},
     "pyarrow": {"spark", "bulk"},

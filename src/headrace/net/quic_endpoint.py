@@ -1,0 +1,226 @@
+"""UDP sockets and TLS for QUIC: a server's endpoint, where many connections share a socket, and a client's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+from aioquic._buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import QuicErrorCode, QuicPacketType, encode_quic_version_negotiation, pull_quic_header
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from headrace.net.quic_carrier import INITIAL_DATAGRAM_BYTES, Carrier, NetworkAddress, Windows
+
+log = logging.getLogger(__name__)
+
+NO_ERROR: Final = int(QuicErrorCode.NO_ERROR)
+CONNECTION_REFUSED: Final = int(QuicErrorCode.CONNECTION_REFUSED)
+_CID_BYTES: Final = 8
+_SOCKET_BUFFER_BYTES: Final = 4 * 1024 * 1024
+"""A burst of a whole congestion window must find room: what the socket drops has to be sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """Who the server is. Clients are not asked for certificates: the library checks no chain on this side."""
+
+    certificate_file: Path
+    key_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Whom the client believes: a server with this SHA-256 fingerprint, one vouched for by `ca_file` or the system, or any."""
+
+    ca_file: Path | None = None
+    fingerprint: str | None = None
+    """Hexadecimal, with or without colons."""
+    insecure: bool = False
+    """Believe any certificate. Whoever is on the way can then read and change everything."""
+
+
+class ServerEndpoint(asyncio.DatagramProtocol):
+    """A socket, and the connections on it. `accept` gets each new connection before its first datagram is looked at."""
+
+    def __init__(self, configuration: QuicConfiguration, windows: Windows, accept: Callable[[Carrier, str], str | None]) -> None:
+        self._configuration, self._windows, self._accept = configuration, windows, accept
+        self._carriers: dict[bytes, Carrier] = {}
+        self._transport: asyncio.DatagramTransport
+        self._is_deaf = False
+        self.bytes_in = self.bytes_out = 0
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        *,
+        alpn: str,
+        tls: ServerTls,
+        windows: Windows,
+        idle_seconds: float,
+        accept: Callable[[Carrier, str], str | None],
+    ) -> ServerEndpoint:
+        """`accept` returns why the connection is refused, or None. Raises `OSError` when the address cannot be had."""
+        configuration = _configuration(alpn, windows, idle_seconds, is_client=False)
+        configuration.load_cert_chain(tls.certificate_file, tls.key_file)
+        loop = asyncio.get_running_loop()
+        _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, accept), local_addr=(host, port))
+        return endpoint
+
+    @property
+    def bound(self) -> tuple[str, int]:
+        host, port = self._transport.get_extra_info("sockname")[:2]
+        return host, port
+
+    def refuse_new(self) -> None:
+        """From now on, connections that are not known are not answered."""
+        self._is_deaf = True
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def forget(self, carrier: Carrier) -> None:
+        for cid in [cid for cid, known in self._carriers.items() if known is carrier]:
+            del self._carriers[cid]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+        _widen(transport)
+
+    def datagram_received(self, data: bytes, address: NetworkAddress) -> None:
+        self.bytes_in += len(data)
+        # A short header is followed by the connection's id at once: nearly every datagram is found by one slice.
+        carrier = self._carriers.get(data[1 : 1 + _CID_BYTES]) if data and not data[0] & 0x80 else self._by_long_header(data, address)
+        if carrier is not None:
+            carrier.receive_datagram(data, address)
+
+    def error_received(self, failure: Exception) -> None:
+        """An unreachable peer, told by the network. Its connection will find out by its own clock."""
+        log.debug("datagram not delivered", extra={"reason": str(failure)})
+
+    def _by_long_header(self, data: bytes, address: NetworkAddress) -> Carrier | None:
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=_CID_BYTES)
+        except ValueError:
+            return None
+        known = self._configuration.supported_versions
+        if header.version is not None and header.version not in known:
+            if header.packet_type is not QuicPacketType.VERSION_NEGOTIATION and len(data) >= INITIAL_DATAGRAM_BYTES:
+                self._send(
+                    encode_quic_version_negotiation(
+                        source_cid=header.destination_cid, destination_cid=header.source_cid, supported_versions=known
+                    ),
+                    address,
+                )
+            return None
+        carrier = self._carriers.get(header.destination_cid)
+        if carrier is not None or self._is_deaf or header.packet_type is not QuicPacketType.INITIAL or len(data) < INITIAL_DATAGRAM_BYTES:
+            return carrier
+        return self._new(header.destination_cid, data, address)
+
+    def _new(self, cid: bytes, data: bytes, address: NetworkAddress) -> Carrier | None:
+        carrier = Carrier(self._configuration, self._windows, self._send, original_cid=cid)
+        carrier.address = address
+
+        def on_cid(cid: bytes, is_new: bool) -> None:
+            if is_new:
+                self._carriers[cid] = carrier
+            else:
+                self._carriers.pop(cid, None)
+
+        carrier.on_cid = on_cid
+        refusal = self._accept(carrier, address[0])
+        self._carriers[cid] = self._carriers[carrier.host_cid] = carrier
+        if refusal is None:
+            return carrier
+        carrier.receive_datagram(data, address)
+        carrier.close(CONNECTION_REFUSED, refusal)
+        return None
+
+    def _send(self, data: bytes, address: NetworkAddress) -> None:
+        self.bytes_out += len(data)
+        self._transport.sendto(data, address)
+
+
+class ClientEndpoint(asyncio.DatagramProtocol):
+    """A socket of one connection's own."""
+
+    def __init__(self, configuration: QuicConfiguration, windows: Windows, tls: ClientTls) -> None:
+        self._tls = tls
+        self._transport: asyncio.DatagramTransport
+        self.carrier = Carrier(configuration, windows, self._send)
+
+    @classmethod
+    async def open(
+        cls, host: str, port: int, *, alpn: str, tls: ClientTls, windows: Windows = Windows(), idle_seconds: float
+    ) -> ClientEndpoint:
+        """Resolve and bind; `start` then shakes hands. Raises `OSError`."""
+        configuration = _configuration(alpn, windows, idle_seconds, is_client=True)
+        configuration.server_name = host
+        if tls.insecure or tls.fingerprint is not None:
+            configuration.verify_mode = ssl.CERT_NONE
+        elif tls.ca_file is not None:
+            configuration.load_verify_locations(cafile=str(tls.ca_file))
+        loop = asyncio.get_running_loop()
+        _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, tls), remote_addr=(host, port))
+        return endpoint
+
+    def start(self) -> None:
+        self.carrier.connect(self._transport.get_extra_info("peername"))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def distrust(self) -> str | None:
+        """After the handshake: why this server is not the one that was meant, if it is not.
+
+        The handshake has proved that the server holds the certificate's key; here the certificate itself is compared.
+        """
+        if self._tls.fingerprint is None:
+            return None
+        certificate = self.carrier._quic.tls._peer_certificate
+        found = "" if certificate is None else certificate.fingerprint(SHA256()).hex()
+        wanted = self._tls.fingerprint.replace(":", "").lower()
+        return None if found == wanted else f"the certificate has the fingerprint {found}, not {wanted}"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+        _widen(transport)
+
+    def datagram_received(self, data: bytes, address: NetworkAddress) -> None:
+        self.carrier.receive_datagram(data, address)
+
+    def error_received(self, failure: Exception) -> None:
+        """Nobody listens there (any more): no use in waiting for a time-out."""
+        if isinstance(failure, ConnectionRefusedError):
+            self.carrier.give_up("connection refused")
+
+    def _send(self, data: bytes, address: NetworkAddress) -> None:
+        if not self._transport.is_closing():
+            self._transport.sendto(data)
+
+
+def _configuration(alpn: str, windows: Windows, idle_seconds: float, *, is_client: bool) -> QuicConfiguration:
+    return QuicConfiguration(
+        alpn_protocols=[alpn],
+        is_client=is_client,
+        connection_id_length=_CID_BYTES,
+        idle_timeout=idle_seconds,
+        max_data=windows.connection_bytes,
+        max_stream_data=windows.stream_bytes,
+        max_datagram_size=INITIAL_DATAGRAM_BYTES,
+    )
+
+
+def _widen(transport: asyncio.BaseTransport) -> None:
+    sock = transport.get_extra_info("socket")
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)

@@ -1,0 +1,60 @@
+"""Fujin's wire format, for servers and clients: `frames` draws it, `requests` and `replies` decode it, `encode` speaks it."""
+
+from headrace.wire.fujin.frames import (
+    ClientMessage,
+    ConnectReader,
+    ConnectWriter,
+    Disconnect,
+    Disconnected,
+    Failed,
+    Fetch,
+    Fetched,
+    MessageRun,
+    ReaderConnected,
+    ReaderKind,
+    Refused,
+    Reply,
+    Request,
+    ServerMessage,
+    Settle,
+    Settled,
+    Stop,
+    Transact,
+    Transacted,
+    WriteForm,
+    WriteRun,
+    WrittenRun,
+)
+from headrace.wire.fujin.replies import ReplyDecoder
+from headrace.wire.fujin.requests import RequestDecoder
+
+ALPN = "fujin"
+
+__all__ = [
+    "ALPN",
+    "ClientMessage",
+    "ConnectReader",
+    "ConnectWriter",
+    "Disconnect",
+    "Disconnected",
+    "Failed",
+    "Fetch",
+    "Fetched",
+    "MessageRun",
+    "ReaderConnected",
+    "ReaderKind",
+    "Refused",
+    "Reply",
+    "ReplyDecoder",
+    "Request",
+    "RequestDecoder",
+    "ServerMessage",
+    "Settle",
+    "Settled",
+    "Stop",
+    "Transact",
+    "Transacted",
+    "WriteForm",
+    "WriteRun",
+    "WrittenRun",
+]

@@ -1,0 +1,181 @@
+"""Messages into frames. Columns go in, one block of bytes comes out: one loop, one join."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
+
+from headrace.errors import InvalidRequest
+from headrace.limits import FUJIN_ERROR_BYTES_MAX
+from headrace.records import Headers
+from headrace.wire.fujin.frames import (
+    AUTO_COUNTLESS_BYTES_MAX,
+    U32,
+    ReaderKind,
+    Reply,
+    Request,
+    WriteForm,
+    is_plain_in_auto,
+)
+
+DISCONNECT: Final = bytes((Request.DISCONNECT,))
+PING: Final = bytes((Reply.PING,))
+PONG: Final = bytes((Request.PONG,))
+STOP: Final = bytes((Reply.STOP,))
+_NO_ERROR: Final = b"\x00"
+_U16: Final = struct.Struct(">H")
+_FETCH: Final = struct.Struct(">B4sI")
+_TWO_FIELDS: Final = struct.Struct(">BI")
+
+# Client → server.
+
+
+def connect_writer(id: int | bytes | None = None) -> bytes:
+    """A number as in the specification, a text as the original client has it, or no id."""
+    if isinstance(id, bytes):
+        return bytes((Request.CONNECT_WRITER,)) + _text(id)
+    return bytes((Request.CONNECT_WRITER,)) + U32.pack(id or 0)
+
+
+def connect_reader(kind: ReaderKind, auto_commit: bool, name: str) -> bytes:
+    return bytes((Request.CONNECT_READER, kind, auto_commit)) + _text(name.encode())
+
+
+def writes(
+    name: str,
+    cids: Sequence[bytes],
+    values: Sequence[bytes],
+    headers: Sequence[Headers] | None = None,
+    *,
+    form: WriteForm = WriteForm.AUTO,
+) -> bytes:
+    """One WRITE a value. Raises `InvalidRequest` for what the form cannot carry."""
+    field = _text(name.encode())
+    pieces: list[bytes] = []
+    append, pack = pieces.append, _write_head(len(field)).pack
+    if headers is None and form is not WriteForm.ALWAYS:
+        for cid, value in zip(cids, values, strict=True):
+            size = len(value)
+            if form is WriteForm.AUTO and size and not is_plain_in_auto(size):
+                raise InvalidRequest(f"a value of {size} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
+            append(pack(Request.WRITE, cid, field, size))
+            append(value)
+        return b"".join(pieces)
+    start = _write_start(len(field)).pack
+    for index, (cid, value) in enumerate(zip(cids, values, strict=True)):
+        append(start(Request.WRITE, cid, field))
+        append(_headed(headers[index] if headers is not None else (), value, form))
+    return b"".join(pieces)
+
+
+def _headed(headers: Headers, value: bytes, form: WriteForm) -> bytes:
+    """What follows the name where headers may stand before the value."""
+    if form is WriteForm.NEVER and headers:
+        raise InvalidRequest("the form NEVER carries no headers")
+    if form is WriteForm.NEVER or (form is WriteForm.AUTO and not headers and is_plain_in_auto(len(value))):
+        return _text(value)
+    if form is WriteForm.AUTO and not headers and len(value) > AUTO_COUNTLESS_BYTES_MAX:
+        raise InvalidRequest(f"a value of {len(value)} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
+    pieces = [_U16.pack(2 * len(headers))]
+    for name, content in headers:
+        pieces += (_text(name.encode()), _text(content))
+    pieces.append(_text(value))
+    return b"".join(pieces)
+
+
+def transact(request: Request, cid: bytes) -> bytes:
+    """BEGIN, COMMIT or ROLLBACK."""
+    return bytes((request,)) + cid
+
+
+def fetch(cid: bytes, count: int) -> bytes:
+    return _FETCH.pack(Request.FETCH, cid, count)
+
+
+def settle(request: Request, cid: bytes, ids: Sequence[bytes]) -> bytes:
+    """ACK or NACK."""
+    pieces = [_FETCH.pack(request, cid, len(ids))]
+    for id in ids:
+        pieces += (U32.pack(len(id)), id)
+    return b"".join(pieces)
+
+
+# Server → client.
+
+
+def reader_connected(error: str | None = None) -> bytes:
+    return bytes((Reply.READER,)) + _error(error)
+
+
+def written(cids: Iterable[bytes]) -> bytes:
+    """One successful reply for each WRITE."""
+    reply = bytes((Reply.WRITE,))
+    return reply + (_NO_ERROR + reply).join(cids) + _NO_ERROR
+
+
+def write_failed(cids: Iterable[bytes], error: str) -> bytes:
+    """The same refusal for each WRITE."""
+    reply, rest = bytes((Reply.WRITE,)), _error(error)
+    return b"".join([reply + cid + rest for cid in cids])
+
+
+def answered(reply: Reply, cid: bytes, error: str | None = None) -> bytes:
+    """A step of a transaction; a FETCH, ACK or NACK only when it failed."""
+    return bytes((reply,)) + cid + _error(error)
+
+
+def messages(ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
+    """One MSG a value."""
+    if ids is None:
+        pack = _TWO_FIELDS.pack
+        return b"".join([piece for value in values for piece in (pack(Reply.MSG, len(value)), value)])
+    pieces: list[bytes] = []
+    for id, value in zip(ids, values, strict=True):
+        pieces += (_TWO_FIELDS.pack(Reply.MSG, len(id)), id, U32.pack(len(value)), value)
+    return b"".join(pieces)
+
+
+def fetched(cid: bytes, ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
+    pack = U32.pack
+    pieces = [bytes((Reply.FETCH,)), cid, _NO_ERROR, pack(len(values))]
+    if ids is None:
+        for value in values:
+            pieces += (pack(len(value)), value)
+    else:
+        for id, value in zip(ids, values, strict=True):
+            pieces += (pack(len(id)), id, pack(len(value)), value)
+    return b"".join(pieces)
+
+
+def settled(reply: Reply, cid: bytes, ids: Sequence[bytes], errors: Sequence[str | None]) -> bytes:
+    pack = U32.pack
+    pieces = [bytes((reply,)), cid, _NO_ERROR, pack(len(ids))]
+    for id, error in zip(ids, errors, strict=True):
+        pieces += (pack(len(id)), id, _error(error))
+    return b"".join(pieces)
+
+
+def _error(error: str | None) -> bytes:
+    """An error always has a text: clients take one of length 0 for a broken stream."""
+    if error is None:
+        return _NO_ERROR
+    raw = (error or "failed").encode()
+    if len(raw) > FUJIN_ERROR_BYTES_MAX:
+        raw = raw[:FUJIN_ERROR_BYTES_MAX].decode(errors="ignore").encode()
+    return b"\x01" + _text(raw)
+
+
+def _text(raw: bytes) -> bytes:
+    return U32.pack(len(raw)) + raw
+
+
+@lru_cache(maxsize=256)
+def _write_head(field_bytes: int) -> struct.Struct:
+    return struct.Struct(f">B4s{field_bytes}sI")
+
+
+@lru_cache(maxsize=256)
+def _write_start(field_bytes: int) -> struct.Struct:
+    return struct.Struct(f">B4s{field_bytes}s")

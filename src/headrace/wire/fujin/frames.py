@@ -1,0 +1,244 @@
+"""Fujin's frames: what a QUIC stream carries in either direction. All integers are big-endian.
+
+    client → server                                       server → client
+    01 id:u32 | 01 id:str        CONNECT WRITER           (no answer)
+    02 type:u8 auto:u8 name:str  CONNECT READER           01 error?
+    03 cid name:str value:str    WRITE                    02 cid error?
+    04 | 05 | 06 cid             BEGIN, COMMIT, ROLLBACK  03 | 04 | 05 cid error?
+                                 MSG                      06 [id:str] value:str
+    07 cid count:u32             FETCH                    07 cid error? (count:u32, count × ([id:str] value:str))
+    08 | 09 cid count:u32 id:str …   ACK, NACK            08 | 09 cid error? (count:u32, count × (id:str error?))
+    0a                           DISCONNECT               0a
+    0b                           PONG                     0b, on a stream of its own   PING
+                                 STOP                     0c
+
+`str` is a u32 length and so many bytes. `error?` is 00, or 01 and a text; what stands in parentheses follows a 00 only. `cid` is four
+bytes of the client's choice that come back unchanged. Ids are there when the reader was connected without auto commit.
+
+A WRITE may carry headers between name and value: a u16 that counts strings (name, value, name, value …), then the strings. Nothing
+announces them, so a `WriteForm` says how to read what follows the name:
+
+| form | the u32 after the name is … |
+|---|---|
+| NEVER | the length of the value |
+| ALWAYS | a u16 count and the upper half of a length |
+| AUTO | … the second if it is 0, or at least 2¹⁷ with a lower half of 0 and an even upper half; else the first |
+
+So a value without headers whose length is a multiple of 128 KiB cannot be told in AUTO, and a value of 64 KiB or more cannot follow a
+count of 0. A 0 that nothing follows was an empty value, which is not allowed.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final, TypeAlias
+
+from headrace.records import Headers
+
+U32: Final = struct.Struct(">I")
+CID_BYTES: Final = 4
+STOPPED_SENDING: Final = 0
+"""The application error code of a stream that ends as it should."""
+
+
+class Request(IntEnum):
+    """First bytes of what a client sends."""
+
+    CONNECT_WRITER = 1
+    CONNECT_READER = 2
+    WRITE = 3
+    BEGIN = 4
+    COMMIT = 5
+    ROLLBACK = 6
+    FETCH = 7
+    ACK = 8
+    NACK = 9
+    DISCONNECT = 10
+    PONG = 11
+
+
+class Reply(IntEnum):
+    """First bytes of what a server sends: a numbering of its own."""
+
+    READER = 1
+    WRITE = 2
+    BEGIN = 3
+    COMMIT = 4
+    ROLLBACK = 5
+    MSG = 6
+    FETCH = 7
+    ACK = 8
+    NACK = 9
+    DISCONNECT = 10
+    PING = 11
+    STOP = 12
+
+
+class ReaderKind(IntEnum):
+    PUSH = 1
+    """The server sends messages as they come."""
+    PULL = 2
+    """The server sends messages when a FETCH asks for them."""
+
+
+class WriteForm(Enum):
+    """Whether a WRITE has headers: see the table above."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+AUTO_PLAIN_BYTES_MAX: Final = (1 << 17) - 1
+"""Up to here a length is a length in every form but ALWAYS."""
+AUTO_COUNTLESS_BYTES_MAX: Final = (1 << 16) - 1
+"""The longest value after a header count of 0, in AUTO."""
+
+
+def is_plain_in_auto(length: int) -> bool:
+    """Whether AUTO reads this u32 as the length of a value without headers."""
+    return 0 < length <= AUTO_PLAIN_BYTES_MAX or bool(length & 0xFFFF) or bool(length >> 16 & 1)
+
+
+# Client → server.
+
+
+@dataclass(slots=True)
+class ConnectWriter:
+    """`id` is a number, a text, or None. No answer."""
+
+    id: int | bytes | None
+
+
+@dataclass(slots=True)
+class ConnectReader:
+    kind: ReaderKind
+    auto_commit: bool
+    name: str
+
+
+@dataclass(slots=True)
+class WriteRun:
+    """Adjacent WRITEs to one name. Each has its own reply."""
+
+    name: str
+    cids: list[bytes]
+    values: list[bytes]
+    headers: list[Headers] | None = None
+    """None when no record of the run has any."""
+
+
+@dataclass(slots=True)
+class Transact:
+    """BEGIN, COMMIT or ROLLBACK."""
+
+    request: Request
+    cid: bytes
+
+
+@dataclass(slots=True)
+class Fetch:
+    cid: bytes
+    count: int
+
+
+@dataclass(slots=True)
+class Settle:
+    """ACK or NACK of these messages."""
+
+    request: Request
+    cid: bytes
+    ids: list[bytes]
+
+
+@dataclass(slots=True)
+class Disconnect:
+    """Finish what was asked before, then answer with the same."""
+
+
+@dataclass(slots=True)
+class Refused:
+    """A request that can be read and not be served: `text` goes back in the `reply`.
+
+    When `is_fatal`, nothing behind it can be understood.
+    """
+
+    reply: Reply
+    cid: bytes
+    text: str
+    is_fatal: bool = False
+
+
+ClientMessage: TypeAlias = ConnectWriter | ConnectReader | WriteRun | Transact | Fetch | Settle | Disconnect | Refused
+
+
+# Server → client.
+
+
+@dataclass(slots=True)
+class ReaderConnected:
+    error: str | None
+
+
+@dataclass(slots=True)
+class WrittenRun:
+    """Adjacent replies to WRITEs that succeeded."""
+
+    cids: list[bytes]
+
+
+@dataclass(slots=True)
+class Failed:
+    """The reply to a WRITE, FETCH, ACK, NACK or to a step of a transaction that failed."""
+
+    reply: Reply
+    cid: bytes
+    error: str
+
+
+@dataclass(slots=True)
+class Transacted:
+    """A step of a transaction that succeeded."""
+
+    reply: Reply
+    cid: bytes
+
+
+@dataclass(slots=True)
+class MessageRun:
+    """Adjacent messages. `ids` is None with auto commit."""
+
+    ids: list[bytes] | None
+    values: list[bytes]
+
+
+@dataclass(slots=True)
+class Fetched:
+    cid: bytes
+    ids: list[bytes] | None
+    values: list[bytes]
+
+
+@dataclass(slots=True)
+class Settled:
+    """What became of each id of an ACK or NACK, in order; an error of None means that it was done."""
+
+    reply: Reply
+    cid: bytes
+    ids: list[bytes]
+    errors: list[str | None]
+
+
+@dataclass(slots=True)
+class Disconnected:
+    """The last word of a server on a stream."""
+
+
+@dataclass(slots=True)
+class Stop:
+    """The server goes away: disconnect soon."""
+
+
+ServerMessage: TypeAlias = ReaderConnected | WrittenRun | Failed | Transacted | MessageRun | Fetched | Settled | Disconnected | Stop
