@@ -96,6 +96,24 @@ class BatchHeader:
     def next_offset(self) -> int:
         return self.base_offset + self.span
 
+    def encode(self) -> bytes:
+        return _HEADER.pack(
+            MAGIC,
+            self.crc,
+            self.size,
+            VERSION,
+            self.flags,
+            self.log,
+            self.count,
+            self.base_offset,
+            self.span,
+            self.raw_size,
+            self.min_timestamp,
+            self.max_timestamp,
+            self.nonce,
+            0,
+        )
+
 
 def _damage(where: str, what: str) -> CorruptData:
     return CorruptData(f"{where}: {what}")
@@ -409,35 +427,33 @@ def build(
     if deltas is not None:
         flags |= OFFSETS
         _put(columns, array("I", deltas).tobytes())
-    body = b"".join(columns)
-    return _seal(body, flags, log, count, base_offset, count if span is None else span, low, high, compress, keyring)
-
-
-def _seal(
-    body: bytes, flags: int, log: int, count: int, base_offset: int, span: int, low: int, high: int, compress: bool, keyring: Keyring | None
-) -> tuple[BatchHeader, bytes]:
-    raw_size = len(body)
-    nonce = _NO_NONCE
+    raw_size = sum(map(len, columns))
     if compress:
-        squeezed = zstd.compress(body)
+        squeezed = zstd.compress(b"".join(columns))
         if len(squeezed) < raw_size:
-            body, flags = squeezed, flags | COMPRESSED
+            columns, flags = [squeezed], flags | COMPRESSED
+    nonce, size = _NO_NONCE, sum(map(len, columns))
     if keyring is not None:
-        flags, nonce = flags | ENCRYPTED, keyring.next_nonce()
-        size = 4 + len(body) + TAG_BYTES
-    else:
-        size = len(body)
+        flags, nonce, size = flags | ENCRYPTED, keyring.next_nonce(), 4 + size + TAG_BYTES
     padding = _PADDING[size % ALIGN]
     size += HEADER_BYTES + len(padding)
     assert size <= BATCH_BYTES_MAX
-    header = _HEADER.pack(MAGIC, 0, size, VERSION, flags, log, count, base_offset, span, raw_size, low, high, nonce, 0)
+    header = BatchHeader(0, size, flags, log, count, base_offset, count if span is None else span, raw_size, low, high, nonce)
+    return header, _seal(header, [*columns, padding], keyring)
+
+
+def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> bytes:
+    """Header, body and padding as one, with the checksum that is then in the header too."""
+    front = header.encode()[8:]
     if keyring is not None:
-        sealed = keyring.seal(log, nonce, body, header[8:])
-        body = _CRC.pack(len(sealed)) + sealed
-    tail = b"".join((header[8:], body, padding))
-    crc = crc32c(tail)
-    parsed = BatchHeader(crc, size, flags, log, count, base_offset, span, raw_size, low, high, nonce)
-    return parsed, b"".join((MAGIC, _CRC.pack(crc), tail))
+        *columns, padding = parts
+        sealed = keyring.seal(header.log, header.nonce, b"".join(columns), front)
+        parts = [_CRC.pack(len(sealed)), sealed, padding]
+    crc = crc32c(front)
+    for part in parts:
+        crc = crc32c_extend(crc, part)
+    header.crc = crc
+    return b"".join((MAGIC, _CRC.pack(crc), front, *parts))
 
 
 def _put(columns: list[bytes], data: bytes) -> None:

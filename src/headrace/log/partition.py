@@ -84,8 +84,6 @@ class Pending:
     partition: Partition
     base_offset: int
     runs: list[Run] = field(default_factory=list)
-    stamps: list[int] = field(default_factory=list)
-    """The clock at which each run was staged; it stamps the run if that has no timestamps of its own."""
 
 
 class Partition:

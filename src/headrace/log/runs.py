@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
 
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
 from headrace.records import Headers, Run
 
 
-def merge(runs: Sequence[Run], stamps: Sequence[int]) -> Run:
-    """One run in the order of the given ones. `stamps` holds the clock for each; the first stamps a result without timestamps."""
+def merge(runs: Sequence[Run], now: int) -> Run:
+    """One run in the order of the given ones. `now` stamps those that have no timestamps, if others have."""
     if len(runs) == 1:
         return runs[0]
     timestamps: list[int] | None = None
-    if len(set(stamps)) > 1 or any(run.timestamps is not None for run in runs):
-        timestamps = [
-            at for run, now in zip(runs, stamps, strict=True) for at in ([now] * len(run) if run.timestamps is None else run.timestamps)
-        ]
+    if any(run.timestamps is not None for run in runs):
+        timestamps = [at for run in runs for at in ([now] * len(run) if run.timestamps is None else run.timestamps)]
     return Run(
-        [value for run in runs for value in run.values],
+        list(chain.from_iterable(run.values for run in runs)),
         None if all(run.keys is None for run in runs) else [key for run in runs for key in run.keys or [None] * len(run)],
         None if all(run.headers is None for run in runs) else [pairs for run in runs for pairs in run.headers or [()] * len(run)],
         timestamps,
@@ -28,23 +28,28 @@ def merge(runs: Sequence[Run], stamps: Sequence[int]) -> Run:
 
 def cut(run: Run) -> Iterator[Run]:
     """The run in pieces that each make one batch. A record larger than the target gets a batch of its own."""
-    if run.headers is None and len(run) <= BATCH_RECORDS_MAX and run.size_bytes <= BATCH_BYTES_TARGET:
-        yield run
-        return
-    start, total = 0, 0
-    for index, size in enumerate(_sizes(run)):
-        if index > start and (total + size > BATCH_BYTES_TARGET or index - start == BATCH_RECORDS_MAX):
-            yield run[start:index]
-            start, total = index, 0
-        total += size
-    yield run if start == 0 else run[start : len(run)]
+    ends = _ends(run)
+    count, start, before = len(ends), 0, 0
+    while start < count:
+        stop = max(bisect_right(ends, before + BATCH_BYTES_TARGET, start, min(start + BATCH_RECORDS_MAX, count)), start + 1)
+        yield run if stop - start == count else run[start:stop]
+        start, before = stop, ends[stop - 1]
+
+
+def _ends(run: Run) -> list[int]:
+    """The running total of what records take in a batch, their entries in fixed-width columns aside."""
+    if run.keys is None and run.headers is None:
+        try:
+            return list(accumulate(map(len, run.values)))  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
+        except TypeError:
+            pass
+    return list(accumulate(_sizes(run)))
 
 
 def _sizes(run: Run) -> Iterator[int]:
-    """What each record adds to its batch, give or take its entries in fixed-width columns."""
     nothing: Sequence[None] = [None] * len(run)
     for value, key, pairs in zip(run.values, run.keys or nothing, run.headers or nothing, strict=True):
-        yield len(value or b"") + len(key or b"") + (headers_bytes(pairs) + 8 * len(pairs) if pairs else 0) + 8
+        yield len(value or b"") + len(key or b"") + (headers_bytes(pairs) + 8 * len(pairs) if pairs else 0)
 
 
 def headers_bytes(pairs: Headers) -> int:

@@ -211,14 +211,16 @@ class Store:
         if self.failure is not None:
             self.deliver([(item.done, self.failure) for item in staged], [])
             return
+        # One clock for the whole flush: every record that has no time of its own gets the time of its batch, which costs no column.
+        now = max(item.now for item in staged)
         pending: dict[int, Pending] = {}
         completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
         for item in staged:
-            completions[item.ack].append((item.done, self._place(item, pending)))
+            completions[item.ack].append((item.done, self._place(item, pending, now)))
         if completions[Ack.NONE]:
             self.deliver(completions[Ack.NONE], [])
         if pending:
-            self._commit(pending, completions)
+            self._commit(pending, completions, now)
         elif waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
             self.deliver(waiting, [])
 
@@ -232,7 +234,7 @@ class Store:
         self._staged_bytes -= size
         return drained
 
-    def _place(self, item: Staged, pending: dict[int, Pending]) -> list[Appended] | BrokerError:
+    def _place(self, item: Staged, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:
         """Give each run of one append its offsets; all of it or nothing."""
         placed: list[Appended] = []
         taken: list[tuple[int, Partition, Run]] = []
@@ -247,22 +249,21 @@ class Store:
                 return refusal
             base = ends.get(log, partition.next)
             ends[log] = base + len(run)
-            placed.append(Appended(base, len(run), item.now if run.timestamps is None else run.timestamps[0]))
+            placed.append(Appended(base, len(run), now if run.timestamps is None else run.timestamps[0]))
             taken.append((log, partition, run))
         for log, partition, run in taken:
             ahead = pending.get(log)
             if ahead is None:
                 ahead = pending[log] = Pending(partition, partition.next)
             ahead.runs.append(run)
-            ahead.stamps.append(item.now)
             partition.next += len(run)
         return placed
 
-    def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]]) -> None:
+    def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int) -> None:
         """Write the frame, sync it if anybody was promised so, and tell everybody."""
         waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
         try:
-            built = [(ahead.partition, self._build(ahead)) for ahead in pending.values()]
+            built = [(ahead.partition, self._build(ahead, now)) for ahead in pending.values()]
             self.journal.append([encoded for _, batches in built for _, encoded in batches])
             if completions[Ack.DURABLE]:
                 self.journal.sync()
@@ -287,12 +288,12 @@ class Store:
         self.counters.journal_bytes += size
         self.deliver(waiting, list(pending))
 
-    def _build(self, pending: Pending) -> list[tuple[BatchHeader, bytes]]:
+    def _build(self, pending: Pending, now: int) -> list[tuple[BatchHeader, bytes]]:
         """Batches of about `BATCH_BYTES_TARGET` from the runs of one log."""
         batches: list[tuple[BatchHeader, bytes]] = []
         partition, offset = pending.partition, pending.base_offset
-        compress, keyring, now = partition.options.compress, partition.keyring, pending.stamps[0]
-        for part in cut(merge(pending.runs, pending.stamps)):
+        compress, keyring = partition.options.compress, partition.keyring
+        for part in cut(merge(pending.runs, now)):
             batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring))
             offset += len(part)
         assert offset == partition.next, "every record has the offset it was promised"
