@@ -18,11 +18,16 @@ def require_caution(config: Config) -> None:
         if not config.tls.certificate:
             wrong = "nothing is encrypted: set tls.certificate and tls.key"
         elif not config.tls.client_ca and (open_doors := set(bind.doors or TCP_DOORS) - LOGIN_DOORS):
-            names = " and ".join(name for name in TCP_DOORS if name in open_doors)
-            wrong = f"{names} ask nobody who they are: set tls.client_ca"
+            names = ", ".join(name for name in TCP_DOORS if name in open_doors)
+            wrong = f"nobody is asked who they are ({names}): set tls.client_ca"
         else:
             continue
         raise ConfigError(f"{bind} can be reached from the network, and {wrong}, or add --insecure if that is meant")
+    for bind in config.listen.quic:
+        if not _is_loopback(bind.address.host):
+            raise ConfigError(
+                f"{bind} can be reached from the network, and fujin asks nobody who they are: add --insecure if that is meant"
+            )
 
 
 def _is_loopback(host: str) -> bool:
