@@ -1,0 +1,160 @@
+"""A broker with TLS as an operator meets it: started, renewed, refused."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from headrace.server import certificates
+from headrace.wire.figg import encode
+from tests.server.process import DEADLINE_SECONDS, BrokerProcess, refusal
+from tests.server.test_serve import wait_for_line
+
+
+def certs(directory: Path, *names: str) -> Path:
+    certificates.init(directory, names or ("localhost",), datetime.now(UTC))
+    return directory
+
+
+def tls(directory: Path, *more: str) -> list[str]:
+    """Flags of a broker that uses these certificates."""
+    chosen = [f"tls.certificate={directory / 'server.pem'}", f"tls.key={directory / 'server.key'}", *more]
+    return [word for assignment in chosen for word in ("--set", assignment)]
+
+
+def trusting(directory: Path, client: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(directory / "ca.pem"))
+    if client:
+        context.load_cert_chain(directory / f"{client}.pem", directory / f"{client}.key")
+    return context
+
+
+class Peer:
+    """A Figg peer that pings, sealed or plain."""
+
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None = None) -> None:
+        self.socket = socket.create_connection(address, timeout=10)
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+
+    def ping(self) -> bool:
+        self.socket.sendall(encode.ping(1))
+        try:
+            return self.socket.recv(64) == encode.pong(1)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
+def test_a_renewed_certificate_is_used_after_sighup_and_no_connection_is_dropped(tmp_path: Path, uvloop: bool) -> None:
+    old, new = certs(tmp_path / "old"), certs(tmp_path / "new")
+    with BrokerProcess(tmp_path, *tls(old), uvloop=uvloop) as broker:
+        (address,) = broker.addresses
+        staying = Peer(address, trusting(old))
+        assert staying.ping()
+        for name in ("server.pem", "server.key"):
+            (new / name).replace(old / name)
+        broker.process.send_signal(signal.SIGHUP)
+        wait_for_line(broker, "certificate reloaded")
+        arriving = Peer(address, trusting(new))
+        assert arriving.ping() and staying.ping()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            Peer(address, trusting(old))
+        staying.close()
+        arriving.close()
+        assert broker.stop()[0] == 0
+
+
+def test_a_renewed_certificate_is_noticed_without_a_signal(tmp_path: Path) -> None:
+    old, new = certs(tmp_path / "old"), certs(tmp_path / "new")
+    with BrokerProcess(tmp_path, *tls(old)) as broker:
+        for name in ("server.key", "server.pem"):
+            (new / name).replace(old / name)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        wait_for_line(broker, "certificate reloaded")
+        assert time.monotonic() < deadline
+        peer = Peer(broker.addresses[0], trusting(new))
+        assert peer.ping()
+        peer.close()
+
+
+def test_sighup_without_tls_changes_nothing(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        broker.process.send_signal(signal.SIGHUP)
+        wait_for_line(broker, "nothing to reload")
+        peer = Peer(broker.addresses[0])
+        assert peer.ping()
+        peer.close()
+        assert broker.stop()[0] == 0
+
+
+def test_a_broken_renewal_is_reported_and_the_old_certificate_goes_on(tmp_path: Path) -> None:
+    directory = certs(tmp_path / "certs")
+    with BrokerProcess(tmp_path, *tls(directory)) as broker:
+        (directory / "server.pem").write_text("garbage")
+        broker.process.send_signal(signal.SIGHUP)
+        wait_for_line(broker, "certificate not reloaded")
+        peer = Peer(broker.addresses[0], trusting(directory))
+        assert peer.ping()
+        peer.close()
+
+
+def test_plain_text_is_refused_unless_it_is_optional(tmp_path: Path) -> None:
+    directory = certs(tmp_path / "certs")
+    with BrokerProcess(tmp_path, *tls(directory)) as broker:
+        assert not Peer(broker.addresses[0]).ping()
+        _, out, errors = broker.stop()
+    assert "plain text on a TLS listener: 1" in errors
+    assert "(TLS)" in out
+    with BrokerProcess(tmp_path, *tls(directory, "tls.optional=true")) as broker:
+        for context in (None, trusting(directory)):
+            peer = Peer(broker.addresses[0], context)
+            assert peer.ping()
+            peer.close()
+        _, out, _ = broker.stop()
+    assert "(TLS or plain)" in out
+
+
+def test_a_client_has_to_show_a_certificate_when_one_is_asked_for(tmp_path: Path) -> None:
+    directory = certs(tmp_path / "certs")
+    certificates.client(directory, "alice", datetime.now(UTC))
+    with BrokerProcess(tmp_path, *tls(directory, f"tls.client_ca={directory / 'ca.pem'}")) as broker:
+        peer = Peer(broker.addresses[0], trusting(directory, "alice"))
+        assert peer.ping()
+        peer.close()
+        assert not Peer(broker.addresses[0], trusting(directory)).ping()
+        _, _, errors = broker.stop()
+    assert "TLS handshake failed: peer did not return a certificate" in errors
+
+
+def test_unusable_certificates_are_one_clear_line(tmp_path: Path) -> None:
+    directory = certs(tmp_path / "certs")
+    (directory / "server.key").chmod(0o644)
+    text = refusal(tmp_path, *tls(directory))
+    assert text == f"TLS: {directory / 'server.key'} can be read by others (mode 644); chmod 600 it"
+    assert refusal(tmp_path, *tls(tmp_path)).endswith("server.key: No such file or directory")
+
+
+def test_an_address_beyond_loopback_needs_tls_and_authentication(tmp_path: Path) -> None:
+    directory = certs(tmp_path / "certs")
+    text = refusal(tmp_path, "--listen", "0.0.0.0:0=figg,blipmq", *tls(directory))
+    assert text == (
+        "0.0.0.0:0=figg,blipmq can be reached from the network, and nobody is asked who they are (figg): set tls.client_ca, "
+        "or add --insecure if that is meant"
+    )
+    for arguments in (
+        ("--listen", "0.0.0.0:0=blipmq", *tls(directory)),
+        ("--listen", "0.0.0.0:0", *tls(directory, f"tls.client_ca={directory / 'ca.pem'}")),
+        ("--listen", "0.0.0.0:0", "--insecure", *tls(directory)),
+    ):
+        with BrokerProcess(tmp_path, *arguments) as broker:
+            assert broker.stop()[0] == 0
