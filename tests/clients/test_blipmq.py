@@ -117,9 +117,9 @@ async def test_explicit_acknowledgement_settles_and_its_absence_brings_the_messa
         assert (first.topic, first.value, first.tag) == ("demo", b"a", 1)
         seen = [await anext(subscription) for _ in range(3)]
         assert {delivery.value for delivery in seen} == {b"a", b"b"}, "what was not acknowledged came again"
-        assert first.ack()
+        assert await first.ack()
         for delivery in seen:
-            delivery.ack()
+            await delivery.ack()
         await client.flush()
         group = f"blipmq-{subscription.id}"
         await until(lambda: server.broker.committed(WHO, group, "demo", 0) == 2)
@@ -127,7 +127,7 @@ async def test_explicit_acknowledgement_settles_and_its_absence_brings_the_messa
 
 async def test_automatic_acknowledgement_settles_each_when_the_next_is_asked_for() -> None:
     async with served(PATIENT) as server, await server.client() as client:
-        subscription = await client.subscribe("demo", ack="auto")
+        subscription = await client.subscribe("demo", settlement="auto")
         await client.publish_many("demo", [b"%d" % index for index in range(50)])
         values = list[bytes]()
         async for delivery in subscription:
@@ -137,7 +137,7 @@ async def test_automatic_acknowledgement_settles_each_when_the_next_is_asked_for
         assert values == [b"%d" % index for index in range(50)]
         group = f"blipmq-{subscription.id}"
         await until(lambda: server.broker.committed(WHO, group, "demo", 0) == 49)
-        subscription.close()
+        await subscription.close()
         await until(lambda: server.broker.committed(WHO, group, "demo", 0) == 50)
         with pytest.raises(StopAsyncIteration):
             await anext(subscription)
@@ -145,7 +145,7 @@ async def test_automatic_acknowledgement_settles_each_when_the_next_is_asked_for
 
 async def test_runs_are_the_fast_way_and_grow_while_the_user_keeps_up() -> None:
     async with served(PATIENT) as server, await server.client(batch_max=64) as client:
-        subscription = await client.subscribe("demo", ack="auto")
+        subscription = await client.subscribe("demo", settlement="auto")
         await client.publish_many("demo", [b"%d" % index for index in range(1_000)])
         sizes, values = list[int](), list[bytes]()
         async for run in subscription.runs():
@@ -160,7 +160,7 @@ async def test_runs_are_the_fast_way_and_grow_while_the_user_keeps_up() -> None:
 
 async def test_a_user_who_falls_behind_is_given_less_at_a_time() -> None:
     async with served(PATIENT) as server, await server.client() as client:
-        subscription = await client.subscribe("demo", ack="auto")
+        subscription = await client.subscribe("demo", settlement="auto")
         await client.publish_many("demo", [b"v"] * 100)
         sizes = list[int]()
         async for run in subscription.runs():
@@ -179,13 +179,13 @@ async def test_qos_0_needs_no_acknowledgement() -> None:
         await client.publish_many("demo", [b"a", b"b", b"c"])
         deliveries = [await anext(subscription) for _ in range(3)]
         assert [(delivery.value, delivery.tag) for delivery in deliveries] == [(b"a", 0), (b"b", 0), (b"c", 0)]
-        assert all(delivery.ack() for delivery in deliveries)
+        assert all([await delivery.ack() for delivery in deliveries])
         assert client.refused_acks == 0
 
 
 async def test_subscriptions_of_one_client_do_not_get_each_others_messages() -> None:
     async with served(PATIENT) as server, await server.client() as client:
-        subscriptions = {topic: await client.subscribe(topic, ack="auto") for topic in ("a", "b", "c")}
+        subscriptions = {topic: await client.subscribe(topic, settlement="auto") for topic in ("a", "b", "c")}
         for topic in subscriptions:
             await client.publish_many(topic, [topic.encode() + b"%d" % index for index in range(20)])
 
@@ -198,7 +198,7 @@ async def test_subscriptions_of_one_client_do_not_get_each_others_messages() -> 
 
 async def test_a_message_published_later_reaches_a_user_who_waits() -> None:
     async with served() as server, await server.client() as client, await server.client() as other:
-        subscription = await client.subscribe("demo", ack="auto")
+        subscription = await client.subscribe("demo", settlement="auto")
         waiting = asyncio.ensure_future(anext(subscription))
         polled = server.proxy.request_bytes
         await until(lambda: server.proxy.request_bytes > polled)
@@ -208,7 +208,7 @@ async def test_a_message_published_later_reaches_a_user_who_waits() -> None:
 
 async def test_a_user_who_stops_waiting_loses_nothing() -> None:
     async with served(PATIENT) as server, await server.client() as client:
-        subscription = await client.subscribe("demo", ack="auto")
+        subscription = await client.subscribe("demo", settlement="auto")
         for _ in range(5):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
@@ -224,7 +224,7 @@ async def test_a_late_ack_is_counted_not_raised() -> None:
         delivery = await anext(subscription)
         await until(lambda: "demo.dlq" in server.engine.topics() and server.values("demo.dlq") == [b"v"])
         await until(lambda: server.broker.committed(WHO, f"blipmq-{subscription.id}", "demo", 0) == 1)
-        assert delivery.ack()
+        assert await delivery.ack()
         await client.flush()
         assert client.refused_acks == 1
 

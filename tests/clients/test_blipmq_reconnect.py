@@ -64,7 +64,7 @@ async def test_a_refused_record_is_not_sent_again() -> None:
 
 async def test_a_subscription_goes_on_under_its_id_after_a_lost_connection() -> None:
     async with served(BlipMqSettings(retry_backoff_ms=50, max_retries=1_000)) as server, await server.client() as client:
-        subscription = await client.subscribe("demo", ack="auto")
+        subscription = await client.subscribe("demo", settlement="auto")
         id = subscription.id
         values = [b"%03d" % index for index in range(200)]
         await client.publish_many("demo", values)
@@ -93,13 +93,13 @@ async def test_a_subscription_the_server_has_forgotten_is_made_anew_and_says_so(
         assert subscription.restarts == 1
         await client.publish("demo", b"new")
         assert (await waiting).value == b"new"
-        assert not old.ack(), "its subscription is gone"
+        assert not await old.ack(), "its subscription is gone"
 
 
 async def test_a_subscribe_that_was_cut_off_is_asked_again() -> None:
     async with served() as server, await server.client() as client:
         server.proxy.hold_answers()
-        asked = asyncio.ensure_future(client.subscribe("demo", ack="auto"))
+        asked = asyncio.ensure_future(client.subscribe("demo", settlement="auto"))
         await until(lambda: len(server.subscriptions) == 1)
         server.proxy.cut()
         server.proxy.release_answers()
@@ -129,6 +129,6 @@ async def test_byte_by_byte_is_only_slower() -> None:
     async with served(PATIENT) as server:
         server.proxy.piece_bytes = 1
         async with await server.client() as client:
-            subscription = await client.subscribe("demo", ack="auto")
+            subscription = await client.subscribe("demo", settlement="auto")
             await client.publish_many("demo", [b"%d" % index for index in range(30)])
             assert [(await anext(subscription)).value for _ in range(30)] == [b"%d" % index for index in range(30)]

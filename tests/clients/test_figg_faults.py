@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.clients.figg import FiggOptions
-from headrace.clients.figg_subscription import Gap
-from headrace.clients.messages import ConnectionState
+from headrace.clients.messages import ConnectionState, Gap
 from headrace.errors import DiskFull
 from headrace.records import Run
 from headrace.sessions.figg import FiggSettings

@@ -58,7 +58,7 @@ async def test_a_record_without_a_reply_is_sent_again_on_the_next_connection() -
 async def test_only_the_records_without_a_reply_are_sent_again() -> None:
     async with asyncio.timeout(WAIT_SECONDS), scripted(cutting_before(3)) as script:
         async with await connected(script) as client:
-            receipts = await (await client.send_many("t", [b"0", b"1", b"2", b"3", b"4", b"5"], keys=[b"k"] * 6, partition=0))
+            receipts = await (await client.send_many("t", [b"0", b"1", b"2", b"3", b"4", b"5"], key=b"k", partition=0))
             assert [receipt.offset for receipt in receipts] == [0, 1, 2, 3, 4, 5]
         again = published(script)[4:]
         assert again[-1] == b"5" and again == [b"%d" % number for number in range(6)][-len(again) :]

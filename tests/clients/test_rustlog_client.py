@@ -10,9 +10,8 @@ import pytest
 
 from headrace.broker.access import Action, Principal, Resource
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSupported, Refused
-from headrace.clients.messages import ConnectionState, Message, Receipt
+from headrace.clients.messages import ConnectionState, Gap, Message, Receipt
 from headrace.clients.rustlog import RUN_RECORDS_MAX, RustLogClient
-from headrace.clients.rustlog_subscription import Gap
 from headrace.engine.contract import TopicConfig
 from headrace.errors import (
     InvalidRequest,
@@ -67,7 +66,7 @@ async def test_many_records_are_published_in_order_and_counted(client: RustLogCl
     assert await client.publish_many("t", []) == 0
     read: list[bytes] = []
     while len(read) < len(values) + 2:
-        run, _ = await client.read("t", 0, len(read))
+        run, _ = await client.read("t", len(read))
         assert list(run.offsets) == list(range(len(read), len(read) + len(run)))
         read += run.values
     assert read == [*values, b"x", b"y"]
@@ -76,7 +75,7 @@ async def test_many_records_are_published_in_order_and_counted(client: RustLogCl
 async def test_records_sent_ahead_give_their_offsets_later(client: RustLogClient) -> None:
     futures = [await client.send_many("t", [b"a", b"b"]) for _ in range(5)]
     assert client.unacknowledged == 10
-    assert [await future for future in futures] == [[2 * index, 2 * index + 1] for index in range(5)]
+    assert [await future for future in futures] == [[Receipt("t", 0, 2 * index), Receipt("t", 0, 2 * index + 1)] for index in range(5)]
     assert client.unacknowledged == 0
     assert await (await client.send_many("t", [])) == []
 
@@ -101,7 +100,7 @@ async def test_a_record_for_no_frame_is_refused_before_it_is_sent(client: RustLo
 
 async def test_large_values_go_in_as_many_requests_as_they_need(client: RustLogClient) -> None:
     values = [b"\xff" * 1_000_000] * 12
-    assert await (await client.send_many("t", values)) == list(range(12))
+    assert await (await client.send_many("t", values)) == [Receipt("t", 0, offset) for offset in range(12)]
     assert await client.end_offset("t") == 12
 
 
@@ -115,7 +114,7 @@ async def test_a_group_continues_where_it_has_committed(client: RustLogClient) -
 
 async def test_topics_are_created_listed_and_described(client: RustLogClient) -> None:
     await client.create_topic("u")
-    assert await client.list_topics() == {"t": 2, "u": 1}
+    assert await client.partition_counts() == {"t": 2, "u": 1}
     await client.publish("t", b"a", partition=1)
     assert await client.describe_topic("t") == {0: 0, 1: 1}
     await client.ping()
@@ -182,13 +181,13 @@ async def test_what_rustlog_cannot_say_has_a_named_error(client: RustLogClient) 
 
 async def test_a_subscription_reads_history_and_then_what_comes(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b"])
-    subscription = await client.subscribe("t", "start")
+    subscription = await client.subscribe("t", "start", partition=0)
     assert [(await anext(subscription)).value for _ in range(2)] == [b"a", b"b"]
     waiting = asyncio.create_task(anext(subscription))
     await asyncio.sleep(0)
     await client.publish("t", b"c")
     assert await waiting == Message("t", 0, 2, b"c")
-    assert subscription.position == 3
+    assert subscription.positions == {0: 3}
 
 
 async def test_a_subscription_at_the_end_sees_only_what_is_to_come(client: RustLogClient) -> None:
@@ -205,6 +204,19 @@ async def test_a_subscription_from_an_offset_that_is_yet_to_come_waits_for_it(cl
     assert await waiting == Message("t", 0, 2, b"c")
 
 
+async def test_without_a_partition_the_binary_dialect_follows_all_of_them(server: Server) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), await server.client(speaking(Dialect.BINARY)) as client:
+        await client.create_topic("t", partitions=3)
+        for partition in range(3):
+            await client.publish("t", b"%d" % partition, partition=partition)
+        subscription = await client.subscribe("t", "start")
+        assert {(message.partition, message.value) for message in [await anext(subscription) for _ in range(3)]} == {
+            (0, b"0"),
+            (1, b"1"),
+            (2, b"2"),
+        }
+
+
 async def test_runs_are_the_same_messages_in_columns(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b", b"c"])
     subscription = await client.subscribe("t", "start")
@@ -215,10 +227,10 @@ async def test_runs_are_the_same_messages_in_columns(client: RustLogClient) -> N
 
 async def test_seeking_drops_what_was_fetched_and_goes_on_elsewhere(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b", b"c"])
-    subscription = await client.subscribe("t", "start")
+    subscription = await client.subscribe("t", "start", partition=0)
     assert (await anext(subscription)).value == b"a"
     subscription.seek(2)
-    assert subscription.position == 2
+    assert subscription.positions == {0: 2}
     assert (await anext(subscription)).value == b"c"
     subscription.seek(0)
     assert (await anext(subscription)).value == b"a"
@@ -254,7 +266,7 @@ async def test_a_group_may_commit_by_itself_as_it_goes_on(client: RustLogClient)
 async def test_settlement_needs_a_group(client: RustLogClient) -> None:
     with pytest.raises(ValueError, match="needs a group"):
         await client.subscribe("t", settlement="auto")
-    with pytest.raises(ValueError, match="without a group"):
+    with pytest.raises(ValueError, match="nothing to settle"):
         await (await client.subscribe("t")).commit()
 
 

@@ -2,7 +2,7 @@
 
     client = await BlipMqClient.connect("127.0.0.1", 5555, api_key=b"…")
     await client.publish("demo", b"hello")
-    async for delivery in await client.subscribe("demo", ack="auto"):
+    async for delivery in await client.subscribe("demo", settlement="auto"):
         ...
 
 BlipMQ does not answer a PUBLISH. It does answer a PING, and everything that was sent before a PING has been dealt with when its PONG
@@ -17,26 +17,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from types import TracebackType
-from typing import Final
+from typing import ClassVar, Final
 
 from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.blipmq_subscription import AckMode, Subscription
-from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, OutcomeUnknown, Refused
-from headrace.clients.messages import ConnectionState, OnState
+from headrace.clients.blipmq_subscription import Subscription
+from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.messages import ConnectionState, Key, OnState, Receipt, Settlement, Start
+from headrace.clients.partial import READERS, PartialClient
+from headrace.clients.runs import runs_of, then
 from headrace.clients.stream import Stream, open_stream
+from headrace.clients.tls import TlsOptions
 from headrace.clients.window import Unacknowledged, Window
 from headrace.errors import RecordTooLarge, WireError
-from headrace.limits import KIB, MIB
+from headrace.limits import MIB
+from headrace.records import Headers
 from headrace.wire.blipmq import AckRun, Decoder, Malformed, Message, Nack, Pong, PublishRun, encoder
 
 DEFAULT_PORT: Final = 5555
 RUN_RECORDS_MAX: Final = 1_024
-RUN_BYTES_MAX: Final = 256 * KIB
-"""`publish_many` sends runs of about this size: large enough to be cheap, small enough to keep the window moving."""
+"""`publish_many` sends runs of at most so many."""
+PARTITION: Final = 0
+"""Where the server puts what is published over BlipMQ."""
 _FIRST_PUBLISH: Final = 1 << 62
 _FIRST_REQUEST: Final = 1 << 63
 """Correlation ids are far from delivery tags, which count up from 1: a NACK of an ACK is then never mistaken for that of a request."""
@@ -56,6 +60,7 @@ class BlipMqOptions:
     """Published and not confirmed; whoever publishes more waits."""
     batch_max: int = 128
     """Messages asked for at once, for a subscription whose user keeps up."""
+    tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
 
@@ -72,8 +77,14 @@ class _Fence:
     """Whose POLLs are before it; deliveries that come while this is the oldest fence are theirs."""
 
 
-class BlipMqClient:
+class BlipMqClient(PartialClient):
     """Use `connect`. All methods are for one event loop."""
+
+    protocol: ClassVar[str] = "BlipMQ"
+    instead: ClassVar[Mapping[str, str]] = {
+        "fetch": "subscribe, and acknowledge what comes; flymq:// and rustlog:// read from an offset",
+        "create_topic": "publishing creates the topic, if the broker allows it",
+    }
 
     def __init__(self, host: str, port: int, api_key: bytes, options: BlipMqOptions) -> None:
         self._host, self._port, self._api_key, self._options = host, port, api_key, options
@@ -135,21 +146,39 @@ class BlipMqClient:
         """
         return (await self._publish(topic, [value])).done
 
-    async def publish(self, topic: str, value: bytes, *, qos: int = 1) -> None:
-        """QoS 1 returns when the record is durable. QoS 0 returns when it is on its way, and raises `NotSent` without a connection."""
+    async def send_many(
+        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
+    ) -> asyncio.Future[list[Receipt]]:
+        """As `send`, for a run of values that leave together: the future is done when all of them are durable."""
+        _check_place(key, partition)
+        count = len(values)
+        return then((await self._publish(topic, list(values))).done, lambda _: [Receipt(topic, PARTITION)] * count)
+
+    async def publish(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = (), qos: int = 1
+    ) -> Receipt:
+        """QoS 1 returns when the record is durable. QoS 0 returns when it is on its way, and raises `NotSent` without a connection.
+
+        BlipMQ does not tell the offset.
+        """
+        _check_place(key, partition, headers)
         if qos:
             await (await self.send(topic, value))
         else:
             await self._send_loose(topic, [value])
+        return Receipt(topic, PARTITION)
 
-    async def publish_many(self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, qos: int = 1) -> int:
+    async def publish_many(
+        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None, qos: int = 1
+    ) -> int:
         """Publish all values, as fast as the window allows; returns how many, when the last is durable.
 
         Raises the first refusal, after which no further values are sent; those before it may have been kept.
         """
+        _check_place(key, partition)
         count = 0
         outstanding: deque[asyncio.Future[None]] = deque()
-        async for run in _runs(values):
+        async for run in runs_of(values, RUN_RECORDS_MAX):
             if qos:
                 outstanding.append((await self._publish(topic, run)).done)
             else:
@@ -210,10 +239,24 @@ class BlipMqClient:
 
     # Subscribing.
 
-    async def subscribe(self, topic: str, *, qos: int = 1, ack: AckMode = "explicit") -> Subscription:
+    async def subscribe(
+        self,
+        topic: str,
+        start: Start = "end",
+        *,
+        partition: int | None = None,
+        group: str | None = None,
+        settlement: Settlement = "explicit",
+        qos: int = 1,
+    ) -> Subscription:
         """Follow what is published from now on. Returns when the server has agreed; raises `Refused` if it has not."""
+        if start != "end":
+            raise NotSupported(self.protocol, "reading what was published before", READERS)
+        if group is not None:
+            raise NotSupported(self.protocol, "groups", READERS)
+        _check_place(None, partition)
         self._check_open()
-        subscription = Subscription(self, topic, qos, ack=ack, batch_max=self._options.batch_max)
+        subscription = Subscription(self, topic, qos, settlement=settlement, batch_max=self._options.batch_max)
         self._subscriptions.append(subscription)
         try:
             await self._subscribed(subscription)
@@ -238,6 +281,13 @@ class BlipMqClient:
                 continue
             finally:
                 self._subscribing.pop(cid, None)
+
+    async def ping(self) -> None:
+        """Returns when the server has dealt with everything that was sent before. Raises `OutcomeUnknown` if it cannot tell any more."""
+        self._check_open()
+        await self._connected.wait()
+        self._check_open()
+        await self._fence()
 
     async def poll(self, subscription: Subscription, count: int) -> None:
         """For subscriptions: ask for so many messages. Done when all there were have arrived, or the connection is lost."""
@@ -361,7 +411,9 @@ class BlipMqClient:
         options = self._options
         self._decoder, self._handshake, self._next_cid = Decoder(), self._loop.create_future(), _FIRST_REQUEST
         self._handshake.add_done_callback(_look_at)
-        stream = await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds)
+        stream = await open_stream(
+            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
+        )
         hello, auth = self._cid(), self._cid()
         assert (hello, auth) == _HANDSHAKE
         stream.write(encoder.hello(hello) + encoder.auth(auth, self._api_key))
@@ -457,7 +509,7 @@ class BlipMqClient:
         if self._is_closed:
             return
         for subscription in self._subscriptions:
-            subscription.close()
+            await subscription.close()
         try:
             async with asyncio.timeout(timeout):
                 await self._window.emptied()
@@ -505,22 +557,7 @@ def _check_size(topic: str, values: list[bytes]) -> None:
         raise RecordTooLarge(size_bytes=largest, bytes_max=bytes_max)
 
 
-async def _runs(values: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterable[list[bytes]]:
-    if isinstance(values, AsyncIterable):
-        async for value in values:
-            yield [value]
-        return
-    iterator = iter(values)
-    while run := _next_run(iterator):
-        yield run
-
-
-def _next_run(values: Iterable[bytes]) -> list[bytes]:
-    run: list[bytes] = []
-    size_bytes = 0
-    for value in islice(values, RUN_RECORDS_MAX):
-        run.append(value)
-        size_bytes += len(value)
-        if size_bytes >= RUN_BYTES_MAX:
-            break
-    return run
+def _check_place(key: Key, partition: int | None, headers: Headers = ()) -> None:
+    for what, is_wanted in (("keys", key is not None), ("headers", bool(headers)), ("partitions", partition is not None)):
+        if is_wanted:
+            raise NotSupported("BlipMQ", what, "flymq:// has keys and partitions" if what != "headers" else "")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-AckMode: TypeAlias = Literal["explicit", "auto"]
-"""`auto` acknowledges a delivery when the next one is asked for: by then the user is done with it."""
+from headrace.clients.errors import NotSupported
+from headrace.clients.messages import Message, MessageRun, Settlement
+from headrace.clients.partial import READERS
 
 BATCH_SECONDS: Final = 0.05
 """How long the messages of one poll may take: half of the shortest time for an ACK."""
@@ -31,34 +32,24 @@ class Poller(Protocol):
     def acknowledge(self, subscription: Subscription, tags: list[int]) -> None: ...
 
 
-@dataclass(slots=True)
-class Delivery:
-    """One message. A QoS 0 message has the tag 0 and needs no ACK."""
+@dataclass(frozen=True, slots=True)
+class Delivery(Message):
+    """One message. A QoS 0 message has the tag 0 and needs no ACK; acknowledging it does nothing."""
 
-    topic: str
-    value: bytes
-    tag: int
-    _ack: Callable[[], bool]
-
-    def ack(self) -> bool:
-        """Done with it. False: the subscription was made anew since, and the message may come again."""
-        return self._ack()
+    tag: int = 0
+    subscription_id: int | None = None
+    """What the server called the subscription when it delivered this: an ACK must name it."""
 
 
 @dataclass(slots=True)
-class DeliveryRun:
-    """Adjacent messages, column by column: for whoever has many to handle."""
+class DeliveryRun(MessageRun):
+    """A run whose messages wait for an ACK."""
 
-    topic: str
-    values: list[bytes]
-    tags: list[int]
+    tags: list[int] = field(default_factory=list)
     """0 where no ACK is needed."""
-    _ack: Callable[[], bool]
+    _ack: Callable[[], bool] = lambda: True
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def ack(self) -> bool:
+    async def ack(self) -> bool:
         """Done with all of them; False as for a single one."""
         return self._ack()
 
@@ -66,21 +57,22 @@ class DeliveryRun:
 class Subscription:
     """An asynchronous iterator of deliveries. Made by `BlipMqClient.subscribe`."""
 
-    def __init__(self, poller: Poller, topic: str, qos: int, *, ack: AckMode, batch_max: int) -> None:
+    def __init__(self, poller: Poller, topic: str, qos: int, *, settlement: Settlement, batch_max: int) -> None:
         self.topic, self.qos = topic, qos
         self.id: int | None = None
         """The server's id; None while it is being asked for one."""
         self.restarts = 0
         """How often the server had forgotten the subscription, so that it began anew and may have missed messages."""
         self._poller = poller
-        self._mode = ack
+        self._settlement = settlement
         self._batch, self._batch_max = 1, batch_max
         self._batch_began: float | None = None
         self._batch_count = 0
         self._queue: dict[int, bytes] = {}
         """By tag, in order: what comes again while it still waits here is the same message. QoS 0 has no tags; these count down from 0."""
         self._untagged = 0
-        self._open_ack: Callable[[], bool] | None = None
+        self._owed: dict[int, None] = {}
+        """The tags of what was given to the user and not acknowledged, in order."""
         self._is_closed = False
         self._closed = asyncio.Event()
 
@@ -96,6 +88,7 @@ class Subscription:
             self.id = None
             self.restarts += 1
             self._queue.clear()
+            self._owed.clear()
 
     def arrived(self, qos: int, tags: list[int], values: list[bytes]) -> None:
         if not qos:
@@ -115,55 +108,68 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        self._settle_previous()
+        if self._settlement == "auto":
+            await self.commit()
         if not await self._filled():
             raise StopAsyncIteration
         tag = next(iter(self._queue))
-        delivery = Delivery(self.topic, self._queue.pop(tag), max(tag, 0), self._acknowledger([tag]))
-        if self._mode == "auto":
-            self._open_ack = delivery.ack
-        return delivery
+        value = self._queue.pop(tag)
+        self._owe([tag])
+        return Delivery(self.topic, None, None, value, settler=self, tag=max(tag, 0), subscription_id=self.id)
 
     async def runs(self) -> AsyncIterator[DeliveryRun]:
         """Messages as they come, in runs: the fast way. Do not mix with iterating over single messages."""
         while True:
-            self._settle_previous()
+            if self._settlement == "auto":
+                await self.commit()
             if not await self._filled():
                 return
             queue, self._queue = self._queue, {}
-            run = DeliveryRun(self.topic, list(queue.values()), [max(tag, 0) for tag in queue], self._acknowledger(list(queue)))
-            if self._mode == "auto":
-                self._open_ack = run.ack
-            yield run
+            tags, id = list(queue), self.id
+            self._owe(tags)
 
-    def close(self) -> None:
-        """Stop following the topic. The iteration ends; with automatic acknowledgement the last delivery counts as done."""
-        self._settle_previous()
+            def ack(id: int | None = id, tags: list[int] = tags) -> bool:
+                return self._settle(id, tags)
+
+            yield DeliveryRun(self.topic, None, (), list(queue.values()), None, [max(tag, 0) for tag in tags], ack)
+
+    async def commit(self) -> None:
+        """Done with everything that was given out."""
+        self._settle(self.id, list(self._owed))
+
+    async def ack(self, message: Message) -> bool:
+        """Done with this one. False: the subscription was made anew since, and the message may come again."""
+        assert isinstance(message, Delivery), "this subscription gave it out"
+        return self._settle(message.subscription_id, [message.tag])
+
+    async def nack(self, message: Message) -> bool:
+        raise NotSupported("BlipMQ", "nack", "what is not acknowledged comes again after a while")
+
+    def seek(self, offset: int, *, partition: int = 0) -> None:
+        raise NotSupported("BlipMQ", "offsets", READERS)
+
+    async def close(self) -> None:
+        """Stop following the topic. The iteration ends; with automatic settlement the last delivery counts as done."""
+        if self._settlement == "auto" and not self._is_closed:
+            await self.commit()
         self.stop()
 
     # The rest.
 
-    def _settle_previous(self) -> None:
-        if self._open_ack is not None:
-            self._open_ack()
-            self._open_ack = None
+    def _owe(self, tags: list[int]) -> None:
+        self._owed.update((tag, None) for tag in tags if tag > 0)
 
-    def _acknowledger(self, tags: list[int]) -> Callable[[], bool]:
-        id = self.id
-        owed = [tag for tag in tags if tag > 0]
-
-        def ack() -> bool:
-            if not owed:
-                return True
-            if id != self.id:
-                return False
-            for tag in owed:
-                self._queue.pop(tag, None)  # it came again while the user was at it
-            self._poller.acknowledge(self, list(owed))
-            owed.clear()
-            return True
-
-        return ack
+    def _settle(self, id: int | None, tags: list[int]) -> bool:
+        """A second ACK of the same delivery is not sent: the server would refuse it."""
+        if id != self.id and any(tag > 0 for tag in tags):
+            return False
+        owed = [tag for tag in tags if tag in self._owed]
+        for tag in owed:
+            self._queue.pop(tag, None)  # it came again while the user was at it
+            del self._owed[tag]
+        if owed:
+            self._poller.acknowledge(self, owed)
+        return True
 
     async def _filled(self) -> bool:
         """Wait until there is something in the queue; False if there never will be."""

@@ -50,11 +50,23 @@ class Refused(ClientError):
 
 
 class NotSupported(ClientError):
-    """The protocol has no way to say this; another one may."""
+    """The protocol has no way to say this. `instead` is what has."""
 
-    def __init__(self, protocol: str, what: str) -> None:
-        super().__init__(f"{protocol} does not support {what}")
-        self.protocol, self.what = protocol, what
+    def __init__(self, protocol: str, what: str, instead: str = "") -> None:
+        super().__init__(f"{protocol} does not support {what}" + (f"; {instead}" if instead else ""))
+        self.protocol, self.what, self.instead = protocol, what, instead
+
+
+class NothingToSettle(ClientError, ValueError):
+    """There is no group whose progress could be committed, and no delivery that waits for an acknowledgement."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"nothing to settle on topic {topic!r}: subscribe with a group to commit to one")
+        self.topic = topic
+
+
+class InvalidUrl(ClientError, ValueError):
+    """The address of a broker cannot be understood. Never holds a secret: those do not belong into an address."""
 
 
 class AlreadySubscribed(ClientError):

@@ -14,26 +14,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from types import TracebackType
-from typing import Final, Literal
+from typing import ClassVar, Final
 
 from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.errors import AlreadySubscribed, ClientClosed, ConnectFailed, NotSent, OutcomeUnknown
-from headrace.clients.figg_subscription import Subscription
-from headrace.clients.messages import ConnectionState, OnState
+from headrace.clients.errors import AlreadySubscribed, ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown
+from headrace.clients.figg_subscription import PARTITION, Subscription
+from headrace.clients.messages import ConnectionState, Key, OnState, Receipt, Settlement, Start
+from headrace.clients.partial import READERS, PartialClient
+from headrace.clients.runs import runs_of, then
 from headrace.clients.stream import Stream, open_stream
+from headrace.clients.tls import TlsOptions
 from headrace.clients.window import Unacknowledged, Window
 from headrace.errors import InvalidTopicName, RecordTooLarge, WireError
-from headrace.limits import FIGG_TOPIC_BYTES_MAX, KIB, MIB, VALUE_BYTES_MAX
+from headrace.limits import FIGG_TOPIC_BYTES_MAX, MIB, VALUE_BYTES_MAX
+from headrace.records import Headers
 from headrace.wire.figg import AckRun, Attached, DataRun, Detached, Pong, ServerMessage, client_decoder, encode
 
 DEFAULT_PORT: Final = 8119
 RUN_RECORDS_MAX: Final = 1_024
-RUN_BYTES_MAX: Final = 256 * KIB
-"""`publish_many` sends runs of about this size: large enough to be cheap, small enough to keep the window moving."""
+"""`publish_many` sends runs of at most so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class FiggOptions:
     """Received and not taken by the user, for each subscription, before the connection is no longer read."""
     detach_seconds: float = 5.0
     """How long an unsubscribe waits for its answer: some servers give none."""
+    tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
     clock: Callable[[], int] = time.time_ns
@@ -66,8 +69,14 @@ class _Topic:
     receiver: Subscription | None = None
 
 
-class FiggClient:
+class FiggClient(PartialClient):
     """Use `connect`. All methods are for one event loop."""
+
+    protocol: ClassVar[str] = "Figg"
+    instead: ClassVar[Mapping[str, str]] = {
+        "fetch": "subscribe from the offset",
+        "create_topic": "publishing creates the topic, if the broker allows it",
+    }
 
     def __init__(self, host: str, port: int, options: FiggOptions) -> None:
         self._host, self._port, self._options = host, port, options
@@ -85,6 +94,7 @@ class FiggClient:
         """Connected with records to send again, and none of them acknowledged yet."""
         self._pings_out = 0
         self._ping_timer: asyncio.TimerHandle | None = None
+        self._heard = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -122,27 +132,32 @@ class FiggClient:
         """
         return (await self._publish(topic, [value])).done
 
-    async def send_many(self, topic: str, values: list[bytes]) -> asyncio.Future[None]:
+    async def send_many(
+        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
+    ) -> asyncio.Future[list[Receipt]]:
         """As `send`, for a run of values that leave together: the future is done when the last is acknowledged."""
-        return (await self._publish(topic, values)).done
+        _check_place(key, partition)
+        count = len(values)
+        return then((await self._publish(topic, list(values))).done, lambda _: [Receipt(topic, PARTITION)] * count)
 
-    async def publish(self, topic: str, value: bytes) -> None:
-        """Returns when the broker has acknowledged the record."""
+    async def publish(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+    ) -> Receipt:
+        """Returns when the broker has acknowledged the record. Figg does not tell its offset."""
+        _check_place(key, partition, headers)
         await (await self.send(topic, value))
+        return Receipt(topic, PARTITION)
 
-    async def publish_many(self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes]) -> int:
+    async def publish_many(
+        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
+    ) -> int:
         """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged."""
+        _check_place(key, partition)
         count = 0
         last: asyncio.Future[None] | None = None
-        if isinstance(values, AsyncIterable):
-            async for value in values:
-                last = await self.send(topic, value)
-                count += 1
-        else:
-            iterator = iter(values)
-            while run := _next_run(iterator):
-                last = await self.send_many(topic, run)
-                count += len(run)
+        async for run in runs_of(values, RUN_RECORDS_MAX):
+            last = (await self._publish(topic, run)).done
+            count += len(run)
         if last is not None:
             await last
         return count
@@ -169,11 +184,24 @@ class FiggClient:
 
     # Subscribing.
 
-    async def subscribe(self, topic: str, start: Literal["start", "end"] | int = "end") -> Subscription:
+    async def subscribe(
+        self,
+        topic: str,
+        start: Start = "end",
+        *,
+        partition: int | None = None,
+        group: str | None = None,
+        settlement: Settlement = "explicit",
+    ) -> Subscription:
         """Follow a topic from its start, its end (only what is yet to come) or a record offset. Returns when the server has agreed.
 
         The server may start elsewhere than asked, at the oldest record or at the end: see `Subscription.started`.
         """
+        _check_place(None, partition)
+        if group is not None or settlement == "auto":
+            raise NotSupported(self.protocol, "groups", READERS)
+        if not isinstance(start, str | int):
+            raise self._lacks("offset_for_time", "looking up times", "flymq:// does, on the same topics")
         self._check_open()
         _check_topic(topic)
         if topic in self._subscriptions:
@@ -245,8 +273,18 @@ class FiggClient:
 
     # Receiving.
 
+    async def ping(self) -> None:
+        """Returns when the server has sent something after this was asked; it owes at least a PONG."""
+        self._check_open()
+        self._heard.clear()
+        if self._stream is not None:
+            self._stream.write(encode.ping(self._options.clock() & ((1 << 64) - 1)))
+        await self._heard.wait()
+        self._check_open()
+
     def _receive(self, data: bytes) -> None:
         self._pings_out = 0
+        self._heard.set()
         try:
             for message in self._decoder.feed(data):
                 self._handle(message)
@@ -294,7 +332,9 @@ class FiggClient:
 
     async def _open(self) -> None:
         options = self._options
-        stream = await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds)
+        stream = await open_stream(
+            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
+        )
         if self._is_closed:
             stream.close()
             return
@@ -386,6 +426,7 @@ class FiggClient:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+        self._heard.set()
         left = self._window.close()
         self._options.on_state(ConnectionState.CLOSED, "closed by its user")
         return left
@@ -393,17 +434,6 @@ class FiggClient:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosed("the client is closed")
-
-
-def _next_run(values: Iterable[bytes]) -> list[bytes]:
-    run: list[bytes] = []
-    size_bytes = 0
-    for value in islice(values, RUN_RECORDS_MAX):
-        run.append(value)
-        size_bytes += len(value)
-        if size_bytes >= RUN_BYTES_MAX:
-            break
-    return run
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -414,3 +444,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _check_topic(topic: str) -> None:
     if len(topic.encode()) > FIGG_TOPIC_BYTES_MAX:
         raise InvalidTopicName(f"a topic name of {len(topic.encode())} bytes exceeds the {FIGG_TOPIC_BYTES_MAX} that Figg can carry")
+
+
+def _check_place(key: Key, partition: int | None, headers: Headers = ()) -> None:
+    for what, is_wanted in (("keys", key is not None), ("headers", bool(headers)), ("partitions", bool(partition))):
+        if is_wanted:
+            raise NotSupported("Figg", what, "flymq:// has keys and partitions" if what != "headers" else "")

@@ -8,20 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from typing import Final
 
-from headrace.clients.messages import Message, MessageRun
+from headrace.clients.errors import NothingToSettle, NotSupported
+from headrace.clients.messages import Gap, Message, MessageRun
 from headrace.wire.figg import DataRun
 
-PARTITION = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The server resumed elsewhere than asked: retention overtook the reader (`got` is higher) or the log is shorter than it was."""
-
-    asked: int
-    got: int
+PARTITION: Final = 0
 
 
 class Subscription:
@@ -93,7 +86,13 @@ class Subscription:
                 raise StopAsyncIteration
         run, index = self._current, self._taken
         self._taken += 1
-        return Message(run.topic, run.partition, run.offsets[index], run.values[index])
+        return run.message(index)
+
+    async def commit(self) -> None:
+        raise NothingToSettle(self.topic)
+
+    def seek(self, offset: int, *, partition: int = 0) -> None:
+        raise NotSupported("Figg", "moving a subscription", "close it and subscribe from the offset")
 
     async def close(self) -> None:
         """Stop following the topic; returns when the server has said so. The iteration ends."""

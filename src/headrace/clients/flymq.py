@@ -19,29 +19,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from datetime import datetime
 from types import TracebackType
-from typing import Final, Literal, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
 from headrace.clients.flymq_calls import Call, Calls, Places, Publication, Question, Speech
 from headrace.clients.flymq_refusals import error_of
-from headrace.clients.flymq_subscription import Settlement, Subscription
-from headrace.clients.messages import ConnectionState, Message, MessageRun, OnState, Receipt
+from headrace.clients.messages import ConnectionState, Key, Message, MessageRun, OnState, Receipt, Settlement, Start
+from headrace.clients.partial import PartialClient
+from headrace.clients.polling import PollingSubscription
+from headrace.clients.runs import keys_of, runs_of, then
 from headrace.clients.stream import Stream, open_stream
+from headrace.clients.tls import TlsOptions
 from headrace.errors import WireError
-from headrace.limits import KIB, MIB
+from headrace.limits import MIB
 from headrace.records import Bounds, Headers
 from headrace.wire.flymq import Dialect, ReplyDecoder, encode_request
 from headrace.wire.flymq import messages as m
 
 DEFAULT_PORT: Final = 9092
 RUN_RECORDS_MAX: Final = 2_048
-RUN_BYTES_MAX: Final = 256 * KIB
-"""`publish_many` sends runs of about this size: large enough to be cheap, small enough to keep the window moving."""
+"""`publish_many` sends runs of at most so many."""
 _Answer = TypeVar("_Answer")
 _PROBE: Final = m.Metadata("")
 """There is no ping in FlyMQ. Every server answers this one, if only with an ERROR, and the answer is short."""
@@ -66,12 +68,15 @@ class FlyMqOptions:
     poll_seconds_min: float = 0.01
     poll_seconds_max: float = 0.5
     """A subscription at the end of its topic asks again after these, the pause doubling from one to the other."""
+    tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
 
 
-class FlyMqClient:
+class FlyMqClient(PartialClient):
     """Use `connect`. All methods are for one event loop."""
+
+    protocol: ClassVar[str] = "FlyMQ"
 
     def __init__(self, host: str, port: int, options: FlyMqOptions) -> None:
         self._host, self._port, self._options = host, port, options
@@ -120,30 +125,30 @@ class FlyMqClient:
         """Returns when the broker has acknowledged the record, with its place and time."""
         if headers:
             raise NotSupported("FlyMQ", "headers")
-        (receipt,) = await (await self.send_many(topic, [value], keys=[key] if key else None, partition=partition))
+        (receipt,) = await (await self.send_many(topic, [value], key=key or None, partition=partition))
         return receipt
 
     async def send_many(
-        self, topic: str, values: Sequence[bytes], *, keys: Sequence[bytes | None] | None = None, partition: int | None = None
+        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
         """Publish without waiting for the acknowledgements: the future gives the places when all have come. Waits only for room.
 
         The future fails with the first refusal; records beside the refused one may have been kept.
         """
-        publication = await self._send(topic, list(values), None if keys is None else list(keys), partition)
-        receipts: asyncio.Future[list[Receipt]] = self._loop.create_future()
-        publication.done.add_done_callback(lambda done: _hand_over(topic, done, receipts))
-        return receipts
+        publication = await self._send(topic, list(values), keys_of(key, values), partition)
+        return then(publication.done, lambda places: _receipts(topic, places))
 
-    async def publish_many(self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, partition: int | None = None) -> int:
+    async def publish_many(
+        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
+    ) -> int:
         """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged.
 
         The first failure is raised; what was sent after it may have been kept.
         """
         count = 0
         under_way: deque[Publication] = deque()
-        async for run in _runs(values):
-            under_way.append(await self._send(topic, run, None, partition))
+        async for run in runs_of(values, RUN_RECORDS_MAX):
+            under_way.append(await self._send(topic, run, keys_of(key, run), partition))
             count += len(run)
             while under_way and under_way[0].done.done():
                 under_way.popleft().done.result()
@@ -166,12 +171,24 @@ class FlyMqClient:
     # Reading.
 
     async def fetch(
-        self, topic: str, offset: int, *, partition: int = 0, records_max: int | None = None, pattern: str | None = None
+        self,
+        topic: str,
+        offset: Start = "start",
+        *,
+        partition: int = 0,
+        group: str | None = None,
+        records_max: int | None = None,
+        pattern: str | None = None,
     ) -> list[Message]:
-        """Records from an offset on; an empty list when there are none. `pattern` is a filter that runs on the server."""
-        run, _ = await self.read(topic, offset, partition=partition, records_max=records_max, pattern=pattern)
-        keys = [None] * len(run) if run.keys is None else run.keys
-        return [Message(topic, partition, at, value, key) for at, value, key in zip(run.offsets, run.values, keys, strict=True)]
+        """Records from a place on, or from the group's committed offset if that is behind it; an empty list when there are none.
+
+        `pattern` is a filter that runs on the server.
+        """
+        known = None if group is None else await self.committed(topic, group=group, partition=partition)
+        begin = await self._place(topic, partition, offset) if known is None or isinstance(offset, int) else known
+        begin = max(begin, known or 0)
+        run, _ = await self.read(topic, begin, partition=partition, records_max=records_max, pattern=pattern)
+        return [run.message(index) for index in range(len(run))]
 
     async def read(
         self, topic: str, offset: int, *, partition: int = 0, records_max: int | None = None, pattern: str | None = None
@@ -191,16 +208,16 @@ class FlyMqClient:
     async def subscribe(
         self,
         topic: str,
-        start: Literal["start", "end"] | int = "end",
+        start: Start = "end",
         *,
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
         pattern: str | None = None,
-    ) -> Subscription:
-        """Follow a topic (or one partition of it) from its start, its end (only what is yet to come) or an offset.
+    ) -> PollingSubscription:
+        """Follow a topic (or one partition of it) from its start, its end (only what is yet to come), an offset or a time.
 
-        A group goes on from where it has committed. Its progress is committed with `Subscription.commit`, or with
+        A group goes on from where it has committed. Its progress is committed with `Message.ack`, `Subscription.commit`, or with
         `settlement="auto"` whenever the iteration goes on behind a fetched run.
         """
         if settlement == "auto" and group is None:
@@ -208,20 +225,29 @@ class FlyMqClient:
         partitions = list(await self.describe_topic(topic)) if partition is None else [partition]
         known = {} if group is None else await self._committed(topic, group)
         options = self._options
-        return Subscription(
+
+        def read(partition: int, offset: int) -> Awaitable[tuple[MessageRun, int]]:
+            return self.read(topic, offset, partition=partition, pattern=pattern)
+
+        return PollingSubscription(
             self,
+            read,
             topic,
             {number: known[number] if number in known else await self._place(topic, number, start) for number in partitions},
             group=group,
             settlement=settlement,
-            pattern=pattern,
-            records_max=options.fetch_records_max,
             idle_seconds=lambda attempt: min(options.poll_seconds_min * 2.0 ** min(attempt, 32), options.poll_seconds_max),
         )
 
-    async def _place(self, topic: str, partition: int, start: Literal["start", "end"] | int) -> int:
+    async def first_offset(self, topic: str, *, partition: int = 0) -> int:
+        """The oldest there is."""
+        return await self._place(topic, partition, "start")
+
+    async def _place(self, topic: str, partition: int, start: Start) -> int:
         if isinstance(start, int):
             return start
+        if isinstance(start, datetime):
+            return await self.offset_for_time(topic, int(start.timestamp() * 1000), partition=partition)
         mode = m.Mode({"start": "earliest", "end": "latest"}[start], narrow=self._options.dialect is Dialect.SDK)
         return (await self._ask(m.Subscribe(topic, "", partition, mode), m.OffsetReply)).offset
 
@@ -244,8 +270,17 @@ class FlyMqClient:
             raise
         return {at.partition: at.offset for at in entry.offsets}
 
-    async def seek(self, topic: str, *, group: str, partition: int = 0, timestamp: int) -> int:
-        """Move the group to the first record at or after a time (Unix ms); returns its offset, which is the end if there is none."""
+    async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
+        """Move the group to an offset, or to the first record at or after a time (Unix ms): the end, if there is none.
+
+        Returns where it is now.
+        """
+        if (offset is None) == (timestamp is None):
+            raise ValueError("seek to an offset or to a timestamp")
+        if timestamp is None:
+            assert offset is not None
+            await self.commit(topic, offset, group=group, partition=partition)
+            return offset
         return (await self._ask(m.SeekToTimestamp(topic, partition, timestamp, group), m.OffsetReply)).offset
 
     async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
@@ -274,7 +309,7 @@ class FlyMqClient:
         """Does nothing if there is none."""
         await self._ask(m.DeleteTopic(topic), m.Done)
 
-    async def list_topics(self) -> list[str]:
+    async def topics(self) -> list[str]:
         return (await self._ask(m.ListTopics(), m.TopicList)).topics
 
     async def describe_topic(self, topic: str) -> dict[int, Bounds]:
@@ -289,6 +324,13 @@ class FlyMqClient:
         reply = await self._ask(m.ClusterMetadata(topic), m.ClusterTopics)
         numbers = [part.partition for known in reply.topics if known.topic == topic for part in known.partitions]
         return {number: Bounds(await self._place(topic, number, "start"), await self._place(topic, number, "end")) for number in numbers}
+
+    async def ping(self) -> None:
+        """Returns when the server has answered: there is no ping in FlyMQ, but a question every server answers."""
+        self._check_open()
+        question = Question(_PROBE, encode_request(_PROBE))
+        await self._enter(question)
+        await asyncio.shield(question.reply)
 
     # Asking.
 
@@ -327,7 +369,9 @@ class FlyMqClient:
 
     async def _open(self) -> None:
         options = self._options
-        stream = await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds)
+        stream = await open_stream(
+            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
+        )
         if self._is_closed:
             stream.close()
             return
@@ -361,13 +405,8 @@ class FlyMqClient:
     def _probe(self) -> None:
         """One goes out at once: a server that shares its port learns by it which protocol this is."""
         if len(self._calls) == 0 and self._probing is None:
-            self._probing = self._loop.create_task(self._enter_probe())
+            self._probing = self._loop.create_task(self.ping())
             self._probing.add_done_callback(self._probed)
-
-    async def _enter_probe(self) -> None:
-        question = Question(_PROBE, encode_request(_PROBE))
-        await self._enter(question)
-        await question.reply
 
     def _probed(self, task: asyncio.Task[None]) -> None:
         self._probing = None
@@ -431,35 +470,6 @@ class FlyMqClient:
             raise ClientClosed("the client is closed")
 
 
-def _hand_over(topic: str, done: asyncio.Future[Places], receipts: asyncio.Future[list[Receipt]]) -> None:
-    if receipts.done():
-        return
-    error = done.exception()
-    if error is not None:
-        receipts.set_exception(error)
-        receipts.exception()  # whoever does not await it hears of it from the client's `close`
-        return
-    places = done.result()
+def _receipts(topic: str, places: Places) -> list[Receipt]:
     columns = zip(places.partitions, places.offsets, places.timestamps, strict=True)
-    receipts.set_result([Receipt(topic, partition, offset, timestamp) for partition, offset, timestamp in columns])
-
-
-async def _runs(values: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:
-    if isinstance(values, AsyncIterable):
-        async for value in values:
-            yield [value]
-        return
-    iterator = iter(values)
-    while run := _next_run(iterator):
-        yield run
-
-
-def _next_run(values: Iterable[bytes]) -> list[bytes]:
-    run: list[bytes] = []
-    size_bytes = 0
-    for value in islice(values, RUN_RECORDS_MAX):
-        run.append(value)
-        size_bytes += len(value)
-        if size_bytes >= RUN_BYTES_MAX:
-            break
-    return run
+    return [Receipt(topic, partition, offset, timestamp) for partition, offset, timestamp in columns]

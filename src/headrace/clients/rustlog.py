@@ -18,29 +18,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from datetime import datetime
 from types import TracebackType
-from typing import Final, Literal, NoReturn, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown
-from headrace.clients.messages import ConnectionState, Message, MessageRun, OnState, Receipt
+from headrace.clients.messages import ConnectionState, Key, Message, MessageRun, OnState, Receipt, Settlement, Start
+from headrace.clients.partial import PartialClient
+from headrace.clients.polling import PollingSubscription
+from headrace.clients.runs import runs_of, then
 from headrace.clients.rustlog_calls import Call, Calls
 from headrace.clients.rustlog_refusals import raise_refusal
-from headrace.clients.rustlog_subscription import Settlement, Subscription
 from headrace.clients.stream import Stream, open_stream
-from headrace.errors import WireError
-from headrace.limits import KIB, MIB, RUSTLOG_FRAME_BYTES_MAX
+from headrace.clients.tls import TlsOptions
+from headrace.errors import OffsetOutOfRange, WireError
+from headrace.limits import MIB, RUSTLOG_FRAME_BYTES_MAX
 from headrace.records import Headers
 from headrace.wire.rustlog import Dialect, Reply, ReplyDecoder, Request, Undecodable, encode_request, produce_requests
 from headrace.wire.rustlog import messages as m
 
 DEFAULT_PORT: Final = 9092
 RUN_RECORDS_MAX: Final = 500
-RUN_BYTES_MAX: Final = 256 * KIB
-"""`publish_many` sends requests of about this size: large enough to be cheap, small enough to keep the window moving."""
+"""`publish_many` sends requests of at most so many."""
 _OFFSET_MAX: Final = 2**64 - 1
 _Answer = TypeVar("_Answer")
 _REPLIES: Final[dict[type[Request], type[Reply]]] = {
@@ -76,12 +78,15 @@ class RustLogOptions:
     poll_seconds_min: float = 0.01
     poll_seconds_max: float = 0.5
     """A subscription at the end of its partition asks again after these, the pause doubling from one to the other."""
+    tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
 
 
-class RustLogClient:
+class RustLogClient(PartialClient):
     """Use `connect`. All methods are for one event loop."""
+
+    protocol: ClassVar[str] = "RustLog"
 
     def __init__(self, host: str, port: int, options: RustLogOptions) -> None:
         self._host, self._port, self._options = host, port, options
@@ -123,36 +128,42 @@ class RustLogClient:
 
     # Publishing.
 
-    async def publish(self, topic: str, value: bytes, *, partition: int = 0, key: bytes | None = None, headers: Headers = ()) -> Receipt:
-        """Returns when the broker has acknowledged the record, with its place."""
-        if key is not None:
-            raise NotSupported("RustLog", "keys")
+    async def publish(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+    ) -> Receipt:
+        """Returns when the broker has acknowledged the record, with its place. Partition 0, unless another is chosen."""
+        self._check_keyless(key)
         if headers:
             raise NotSupported("RustLog", "headers")
-        reply = await self._ask(m.Produce(topic, partition, [value]), m.ProduceReply)
-        return Receipt(topic, partition, reply.offsets[0])
+        reply = await self._ask(m.Produce(topic, partition or 0, [value]), m.ProduceReply)
+        return Receipt(topic, partition or 0, reply.offsets[0])
 
-    async def send_many(self, topic: str, values: list[bytes], *, partition: int = 0) -> asyncio.Future[list[int]]:
-        """Publish without waiting for the acknowledgement: the future gives the offsets when it comes. Waits only for room.
+    async def send_many(
+        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
+    ) -> asyncio.Future[list[Receipt]]:
+        """Publish without waiting for the acknowledgement: the future gives the places when it comes. Waits only for room.
 
         What one frame holds is written all or not at all; more than that goes in several requests. Raises `LimitExceeded`
         for a record that fits no frame of this dialect, before any is sent.
         """
-        calls = [await self._enter(request) for request in produce_requests(self._options.dialect, topic, partition, values)]
-        done: asyncio.Future[list[int]] = self._loop.create_future()
-        task = self._loop.create_task(self._offsets(calls))
-        task.add_done_callback(lambda finished: _copy(finished, done))
-        return done
+        self._check_keyless(key)
+        requests = produce_requests(self._options.dialect, topic, partition or 0, list(values))
+        calls = [await self._enter(request) for request in requests]
+        written = self._loop.create_task(self._offsets(calls))
+        return then(written, lambda offsets: [Receipt(topic, partition or 0, offset) for offset in offsets])
 
-    async def publish_many(self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, partition: int = 0) -> int:
+    async def publish_many(
+        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
+    ) -> int:
         """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged.
 
         The first failure is raised; what was sent after it may have been written.
         """
+        self._check_keyless(key)
         count = 0
         under_way: deque[Call] = deque()
-        async for run in _runs(values):
-            for request in produce_requests(self._options.dialect, topic, partition, run):
+        async for run in runs_of(values, RUN_RECORDS_MAX):
+            for request in produce_requests(self._options.dialect, topic, partition or 0, run):
                 under_way.append(await self._enter(request))
             count += len(run)
             while under_way and under_way[0].reply.done():
@@ -165,6 +176,10 @@ class RustLogClient:
         await self._calls.emptied()
         self._check_open()
 
+    def _check_keyless(self, key: Key) -> None:
+        if key is not None:
+            raise NotSupported("RustLog", "keys", "flymq:// has them")
+
     async def _offsets(self, calls: Iterable[Call]) -> list[int]:
         offsets: list[int] = []
         for call in calls:
@@ -174,23 +189,39 @@ class RustLogClient:
     # Reading.
 
     async def fetch(
-        self, topic: str, offset: int, *, partition: int = 0, max_bytes: int | None = None, group: str | None = None
+        self,
+        topic: str,
+        offset: Start = "start",
+        *,
+        partition: int = 0,
+        group: str | None = None,
+        records_max: int | None = None,
+        bytes_max: int | None = None,
     ) -> list[Message]:
-        """Records from an offset on, or from the group's committed offset if that is higher; an empty list when there are none."""
-        run, _ = await self.read(topic, partition, offset, max_bytes, group)
-        return [Message(topic, partition, at, value) for at, value in zip(run.offsets, run.values, strict=True)]
+        """Records from a place on, or from the group's committed offset if that is behind it; an empty list when there are none."""
+        known = None if group is None else await self.committed(topic, group=group, partition=partition)
+        begin = await self._place(topic, partition, offset) if known is None or isinstance(offset, int) else known
+        begin = max(begin, known or 0)
+        run, _ = await self.read(topic, begin, partition=partition, bytes_max=bytes_max)
+        return [run.message(index) for index in range(min(len(run), records_max or len(run)))]
 
-    async def read(
-        self, topic: str, partition: int, offset: int, max_bytes: int | None = None, group: str | None = None
-    ) -> tuple[MessageRun, int]:
+    async def read(self, topic: str, offset: int, *, partition: int = 0, bytes_max: int | None = None) -> tuple[MessageRun, int]:
         """As `fetch`, as columns, with the offset to read on from. Raises `OffsetOutOfRange` below the first offset there is."""
-        bytes_max = min(max_bytes or self._options.fetch_bytes_max, RUSTLOG_FRAME_BYTES_MAX)
-        reply = await self._ask(m.Fetch(topic, partition, offset, bytes_max, group or ""), m.FetchReply)
+        bytes_max = min(bytes_max or self._options.fetch_bytes_max, RUSTLOG_FRAME_BYTES_MAX)
+        reply = await self._ask(m.Fetch(topic, partition, offset, bytes_max, ""), m.FetchReply)
         return MessageRun(topic, partition, reply.offsets, list(reply.values)), reply.next_offset
+
+    async def first_offset(self, topic: str, *, partition: int = 0) -> int:
+        """The oldest there is. Nothing in RustLog tells it but the refusal to read below it."""
+        try:
+            await self.read(topic, 0, partition=partition, bytes_max=1)
+        except OffsetOutOfRange as error:
+            return error.first
+        return 0
 
     async def end_offset(self, topic: str, *, partition: int = 0) -> int:
         """The offset the next record will get. The original broker cannot tell: `NotSupported`."""
-        _, end = await self.read(topic, partition, _OFFSET_MAX, 1)
+        _, end = await self.read(topic, _OFFSET_MAX, partition=partition, bytes_max=1)
         if end == _OFFSET_MAX:
             raise NotSupported("this RustLog broker", "asking for the end of a partition")
         return end
@@ -198,35 +229,54 @@ class RustLogClient:
     async def subscribe(
         self,
         topic: str,
-        start: Literal["start", "end"] | int = "end",
+        start: Start = "end",
         *,
-        partition: int = 0,
+        partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
-    ) -> Subscription:
-        """Follow a partition from its start, its end (only what is yet to come) or an offset; a group from where it has committed.
+    ) -> PollingSubscription:
+        """Follow a topic (or one partition of it) from its start, its end (only what is yet to come) or an offset.
 
-        Progress is committed with `Subscription.commit`, or with `settlement="auto"` whenever the iteration goes on behind a
-        fetched run.
+        A group goes on from where it has committed. Its progress is committed with `Message.ack`, `Subscription.commit`, or with
+        `settlement="auto"` whenever the iteration goes on behind a fetched run. In the JSON dialect, which cannot ask for the
+        partitions of a topic, partition 0 is followed unless another is named.
         """
         if settlement == "auto" and group is None:
             raise ValueError("automatic settlement needs a group")
-        position = await self.committed(topic, group=group, partition=partition) if group is not None else None
-        if position is None:
-            position = {"start": 0}.get(start) if isinstance(start, str) else start
-        if position is None:
-            position = await self.end_offset(topic, partition=partition)
+        if partition is None:
+            partitions = [0] if self._options.dialect is Dialect.JSON else list(await self.describe_topic(topic))
+        else:
+            partitions = [partition]
         options = self._options
-        return Subscription(
+
+        def read(partition: int, offset: int) -> Awaitable[tuple[MessageRun, int]]:
+            return self.read(topic, offset, partition=partition)
+
+        return PollingSubscription(
             self,
+            read,
             topic,
-            partition,
-            position,
+            {number: await self._start(topic, number, start, group) for number in partitions},
             group=group,
             settlement=settlement,
-            max_bytes=options.fetch_bytes_max,
             idle_seconds=lambda attempt: min(options.poll_seconds_min * 2.0 ** min(attempt, 32), options.poll_seconds_max),
         )
+
+    async def _start(self, topic: str, partition: int, start: Start, group: str | None) -> int:
+        """Reading finds out by itself where the start is."""
+        known = None if group is None else await self.committed(topic, group=group, partition=partition)
+        if known is not None:
+            return known
+        return 0 if start == "start" else await self._place(topic, partition, start)
+
+    async def _place(self, topic: str, partition: int, start: Start) -> int:
+        if isinstance(start, int):
+            return start
+        if isinstance(start, datetime):
+            return await self.offset_for_time(topic, int(start.timestamp() * 1000), partition=partition)
+        if start == "start":
+            return await self.first_offset(topic, partition=partition)
+        return await self.end_offset(topic, partition=partition)
 
     # Groups.
 
@@ -241,22 +291,32 @@ class RustLogClient:
         """Where the group will read on; None if it has never committed there."""
         return (await self._ask(m.OffsetFetch(topic, partition, group), m.OffsetFetchReply)).offset
 
+    async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
+        """Move the group to an offset, which is returned. Times raise `NotSupported`."""
+        if (offset is None) == (timestamp is None):
+            raise ValueError("seek to an offset or to a timestamp")
+        if timestamp is not None:
+            offset = await self.offset_for_time(topic, timestamp, partition=partition)
+        assert offset is not None
+        await self.commit(topic, offset, group=group, partition=partition)
+        return offset
+
     # Topics.
 
     async def create_topic(self, topic: str, *, partitions: int = 1) -> None:
         """Raises `TopicExists`, `InvalidRequest`."""
         await self._ask(m.CreateTopic(topic, partitions), m.CreateTopicReply)
 
-    async def list_topics(self) -> dict[str, int]:
+    async def topics(self) -> list[str]:
+        return list(await self.partition_counts())
+
+    async def partition_counts(self) -> dict[str, int]:
         """The partition count of every topic this client may see, by name."""
         return dict((await self._ask(m.ListTopics(), m.ListTopicsReply)).topics)
 
     async def describe_topic(self, topic: str) -> dict[int, int]:
         """The end of every partition. Raises `UnknownTopic`."""
         return dict((await self._ask(m.DescribeTopic(topic), m.DescribeTopicReply)).partitions)
-
-    async def delete_topic(self, topic: str) -> NoReturn:
-        raise NotSupported("RustLog", "deleting topics")
 
     async def metrics(self) -> str:
         """The broker's figures as Prometheus text."""
@@ -314,7 +374,9 @@ class RustLogClient:
 
     async def _open(self) -> None:
         options = self._options
-        stream = await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds)
+        stream = await open_stream(
+            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
+        )
         if self._is_closed:
             stream.close()
             return
@@ -416,35 +478,3 @@ class RustLogClient:
 def _write(stream: Stream, call: Call) -> None:
     call.was_sent = True
     stream.write(call.frame)
-
-
-def _copy(finished: asyncio.Task[list[int]], done: asyncio.Future[list[int]]) -> None:
-    if done.done() or finished.cancelled():
-        return
-    error = finished.exception()
-    if error is None:
-        done.set_result(finished.result())
-    else:
-        done.set_exception(error)
-        done.exception()  # whoever does not await it hears of it from the client's `close`
-
-
-async def _runs(values: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:
-    if isinstance(values, AsyncIterable):
-        async for value in values:
-            yield [value]
-        return
-    iterator = iter(values)
-    while run := _next_run(iterator):
-        yield run
-
-
-def _next_run(values: Iterable[bytes]) -> list[bytes]:
-    run: list[bytes] = []
-    size_bytes = 0
-    for value in islice(values, RUN_RECORDS_MAX):
-        run.append(value)
-        size_bytes += len(value)
-        if size_bytes >= RUN_BYTES_MAX:
-            break
-    return run

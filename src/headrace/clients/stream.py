@@ -1,12 +1,14 @@
-"""A TCP connection for clients: bytes come by callback, writes of one turn of the loop leave together."""
+"""A connection for clients, TCP with TLS or without: bytes come by callback, writes of one turn of the loop leave together."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import cast
 
 from headrace.clients.errors import ConnectFailed
+from headrace.clients.tls import TlsOptions, TlsUnusable
 
 
 class Stream(asyncio.Protocol):
@@ -92,13 +94,23 @@ class Stream(asyncio.Protocol):
 
 
 async def open_stream(
-    host: str, port: int, receive: Callable[[bytes], None], lost: Callable[[str], None], *, timeout_seconds: float
+    host: str,
+    port: int,
+    receive: Callable[[bytes], None],
+    lost: Callable[[str], None],
+    *,
+    timeout_seconds: float,
+    tls: TlsOptions | None = None,
 ) -> Stream:
     """Raises `ConnectFailed`."""
     loop = asyncio.get_running_loop()
     try:
+        context = None if tls is None else tls.context()
+        name = None if tls is None else tls.server_name or host
         async with asyncio.timeout(timeout_seconds):
-            _, stream = await loop.create_connection(lambda: Stream(receive, lost), host, port)
+            _, stream = await loop.create_connection(lambda: Stream(receive, lost), host, port, ssl=context, server_hostname=name)
+    except TlsUnusable as failure:
+        raise ConnectFailed(host=host, port=port, reason=str(failure)) from None
     except TimeoutError:
         raise ConnectFailed(host=host, port=port, reason=f"no answer within {timeout_seconds:g} s") from None
     except OSError as failure:
@@ -113,4 +125,8 @@ def _plainly(failure: OSError) -> str:
     """asyncio wraps the reason in a sentence that repeats the address; a user wants the reason."""
     if isinstance(failure, ConnectionRefusedError):
         return "connection refused"
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return f"the certificate of the server cannot be trusted: {failure.verify_message}"
+    if isinstance(failure, ssl.SSLError):
+        return f"no TLS with this server: {(failure.reason or str(failure)).lower().replace('_', ' ')}"
     return failure.strerror or str(failure)

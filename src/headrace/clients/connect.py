@@ -1,0 +1,170 @@
+"""From an address to a client: `flymq://host:port`, or `flymq+tls://host:port`.
+
+    async with headrace.connect("flymq://127.0.0.1") as client:
+        await client.publish("demo", b"hello")
+
+The protocol's module is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from headrace.clients.api import Client
+from headrace.clients.backoff import Backoff
+from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
+from headrace.clients.messages import ConnectionState, OnState
+from headrace.clients.tls import TlsOptions
+
+
+class Scheme(NamedTuple):
+    """Where a protocol's client lives, and what it needs to be told."""
+
+    module: str
+    client: str
+    options: str
+    port: int
+    has_login: bool = False
+
+
+SCHEMES: Final[Mapping[str, Scheme]] = {
+    "figg": Scheme("headrace.clients.figg", "FiggClient", "FiggOptions", 8119),
+    "flymq": Scheme("headrace.clients.flymq", "FlyMqClient", "FlyMqOptions", 9092),
+    "blipmq": Scheme("headrace.clients.blipmq", "BlipMqClient", "BlipMqOptions", 5555, has_login=True),
+    "rustlog": Scheme("headrace.clients.rustlog", "RustLogClient", "RustLogOptions", 9092),
+}
+_TLS: Final = "+tls"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """What a URL says."""
+
+    scheme: str
+    host: str
+    port: int
+    tls: bool = False
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Raises `InvalidUrl`, which never repeats what stands where a password would."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise InvalidUrl("the port of a URL is a number from 1 to 65535, and an IPv6 address stands in brackets") from None
+        name, tls = parts.scheme.removesuffix(_TLS), parts.scheme.endswith(_TLS)
+        if name not in SCHEMES:
+            raise InvalidUrl(f"a URL starts with one of {', '.join(f'{known}://' for known in SCHEMES)}, or with +tls as in figg+tls://")
+        if "@" in parts.netloc:
+            raise InvalidUrl("a URL must not hold a secret: it shows in logs and process lists; give the API key apart from it")
+        if not parts.hostname or port == 0 or parts.path.strip("/") or parts.query or parts.fragment:
+            raise InvalidUrl(f"{url!r} is not {parts.scheme}://HOST:PORT")
+        return cls(name, parts.hostname, port or SCHEMES[name].port, tls)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}{_TLS if self.tls else ''}://{host}:{self.port}"
+
+
+class Connecting:
+    """What `connect` returns: await it for a client, or enter it for a client that is closed at the end."""
+
+    def __init__(self, address: Address, api_key: bytes | str | None, connect_seconds: float, options: Any) -> None:
+        self._address, self._api_key, self._seconds, self._options = address, api_key, connect_seconds, options
+        self._client: Client | None = None
+        self._on_state: OnState = options.on_state
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._connect()
+        return self._client
+
+    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._client is not None, "left after it was entered"
+        await self._client.__aexit__(kind, failure, trace)
+
+    async def _connect(self) -> Client:
+        """A connection counts when the server has answered on it: one that speaks another protocol, or wants a certificate, hangs up."""
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def tell(state: ConnectionState, reason: str) -> None:
+            if state is ConnectionState.DISCONNECTED and not ended.done():
+                ended.set_result(reason)
+            self._on_state(state, reason)
+
+        address, scheme = self._address, SCHEMES[self._address.scheme]
+        kind = getattr(importlib.import_module(scheme.module), scheme.client)
+        login = {"api_key": self._api_key} if scheme.has_login else {}
+        options = dataclasses.replace(self._options, on_state=tell)
+        client = cast(Client, await kind.connect(address.host, address.port, options=options, **login))
+        answered = asyncio.ensure_future(client.ping())
+        try:
+            await asyncio.wait((answered, ended), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not answered.done() or answered.exception() is not None:
+                reason = ended.result() if ended.done() else f"no answer within {self._seconds:g} s; is it a {address.scheme} server?"
+                raise ConnectFailed(host=address.host, port=address.port, reason=reason)
+        except BaseException:
+            client.abandon()
+            raise
+        finally:
+            answered.cancel()
+            if not ended.done():
+                ended.cancel()
+        return client
+
+
+def connect(
+    url: str,
+    *,
+    api_key: bytes | str | None = None,
+    ca_file: Path | str | None = None,
+    certificate_file: Path | str | None = None,
+    key_file: Path | str | None = None,
+    server_name: str | None = None,
+    connect_seconds: float | None = None,
+    backoff: Backoff | None = None,
+    on_state: OnState | None = None,
+    resend_writes: bool | None = None,
+    options: object | None = None,
+) -> Connecting:
+    """A client for the protocol that the URL names. Raises `InvalidUrl`, `NotSupported`; awaiting it, `ConnectFailed`, `Refused`.
+
+    `options` is the protocol's own, `FlyMqOptions` for example, for all that is not named here; what is named here goes before it.
+    """
+    address = Address.parse(url)
+    scheme = SCHEMES[address.scheme]
+    kind = getattr(importlib.import_module(scheme.module), scheme.options)
+    if options is not None and not isinstance(options, kind):
+        raise TypeError(f"{address.scheme}:// takes {scheme.options}, not {type(options).__name__}")
+    _check_login(address.scheme, scheme, api_key)
+    wishes: dict[str, object] = {"connect_seconds": connect_seconds, "backoff": backoff, "on_state": on_state, "resend_writes": resend_writes}
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    known = {field.name for field in dataclasses.fields(kind)}
+    if "resend_writes" in given and "resend_writes" not in known:
+        if not resend_writes:
+            raise NotSupported(address.scheme, "giving up instead of sending again", "flymq:// and rustlog:// do")
+        del given["resend_writes"]
+    tls = TlsOptions(ca_file, certificate_file, key_file, server_name)
+    if address.tls:
+        given["tls"] = tls
+    elif tls != TlsOptions():
+        raise InvalidUrl(f"certificates are for TLS: {address.scheme}{_TLS}://")
+    chosen = dataclasses.replace(kind() if options is None else options, **given)
+    return Connecting(address, api_key, chosen.connect_seconds, chosen)
+
+
+def _check_login(name: str, scheme: Scheme, api_key: bytes | str | None) -> None:
+    if scheme.has_login and not api_key:
+        raise InvalidUrl(f"{name}:// needs an api_key")
+    if api_key and not scheme.has_login:
+        raise NotSupported(name, "API keys", "it has no login; a TLS certificate tells the broker who you are")
