@@ -345,6 +345,15 @@ async def test_redeliveries_do_not_hold_up_what_is_new(stand: Stand) -> None:
     assert _offsets(await queue.take(10)) == [0, 2]
 
 
+async def test_what_does_not_fit_a_take_comes_with_the_next(stand: Stand) -> None:
+    await stand.put("a", "b", "c")
+    queue = _queue(stand)
+    queue.nack(_ids(await queue.take(10)), delay_ms=0)
+    assert _offsets(await queue.take(10, bytes_max=1)) == [0]
+    assert _offsets(await queue.take(10, bytes_max=1)) == [1]
+    assert _offsets(await queue.take(10)) == [2]
+
+
 async def test_a_delivery_that_is_not_acked_in_time_comes_again_at_once(stand: Stand) -> None:
     await stand.put("a", "b")
     queue = _queue(stand)

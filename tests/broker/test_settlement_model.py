@@ -15,7 +15,7 @@ from headrace.errors import DiskFull
 from headrace.records import Run
 from tests.broker.stand import ANN, Stand, turns
 
-POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=50, backoff_max_ms=400, attempts_max=3, in_flight_max=8)
+POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=50, backoff_max_ms=400, attempts_max=2, in_flight_max=8)
 PARTITIONS = 2
 QUEUES = 3
 
@@ -64,11 +64,11 @@ class SettlementModel(RuleBasedStateMachine):
 
         self.run(work())
 
-    @rule(number=st.integers(0, QUEUES - 1), count=st.integers(1, 10))
-    def take(self, number: int, count: int) -> None:
+    @rule(number=st.integers(0, QUEUES - 1), count=st.integers(1, 10), bytes_max=st.sampled_from([1, 3, 1_000]))
+    def take(self, number: int, count: int, bytes_max: int) -> None:
         async def work() -> None:
             queue = self._join(number)
-            for delivery in await queue.take(count):
+            for delivery in await queue.take(count, bytes_max):
                 place = delivery.partition, delivery.offset
                 assert place not in self.acked_since_start, "settled, and yet delivered again"
                 assert 1 <= delivery.attempt <= POLICY.attempts_max
@@ -82,15 +82,16 @@ class SettlementModel(RuleBasedStateMachine):
         self.run(work())
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data(), kind=st.sampled_from(["ack", "ack", "nack"]), own=st.booleans())
+    @rule(data=st.data(), kind=st.sampled_from(["ack", "nack"]), own=st.sampled_from([True, True, False]))
     def settle(self, data: st.DataObject, kind: str, own: bool) -> None:
         place = data.draw(st.sampled_from(sorted(self.out)))
         holder, delivery, _ = self.out[place]
         number = holder if own else data.draw(st.integers(0, QUEUES - 1))
+        delay_ms = data.draw(st.sampled_from([None, 0]))
 
         async def work() -> None:
             queue = self._join(number)
-            (known,) = queue.ack([delivery.id]) if kind == "ack" else queue.nack([delivery.id])
+            (known,) = queue.ack([delivery.id]) if kind == "ack" else queue.nack([delivery.id], delay_ms)
             assert not known or number == holder, "only its holder settles a delivery"
             if known and kind == "ack":
                 self.acked.add(place)
@@ -98,6 +99,21 @@ class SettlementModel(RuleBasedStateMachine):
                 del self.out[place]
             elif known:
                 self.out[place] = holder, delivery, self.stand.clock.now
+            await turns()
+
+        self.run(work())
+
+    @precondition(lambda self: self.out)
+    @rule(number=st.integers(0, QUEUES - 1))
+    def refuse_everything(self, number: int) -> None:
+        """Single nacks seldom use up the attempts of a record; this is how records die."""
+
+        async def work() -> None:
+            mine = {place: one for place, one in self.out.items() if one[0] == number}
+            answers = self._join(number).nack([delivery.id for _, delivery, _ in mine.values()], delay_ms=0)
+            for (place, (holder, delivery, _)), known in zip(mine.items(), answers, strict=True):
+                if known:
+                    self.out[place] = holder, delivery, self.stand.clock.now
             await turns()
 
         self.run(work())
@@ -111,8 +127,10 @@ class SettlementModel(RuleBasedStateMachine):
         self.run(work())
 
     @precondition(lambda self: self.queues)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), dice=st.integers(1, 3))
+    def leave(self, data: st.DataObject, dice: int) -> None:
+        if dice > 1:
+            return  # so that states come up that only a long life leads to
         number = data.draw(st.sampled_from(sorted(self.queues)))
 
         async def work() -> None:
@@ -135,8 +153,11 @@ class SettlementModel(RuleBasedStateMachine):
     def make_room(self) -> None:
         self.stand.engine.error = None
 
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
+    @rule(clean=st.booleans(), dice=st.integers(1, 5))
+    def restart(self, clean: bool, dice: int) -> None:
+        if dice > 1:
+            return
+
         async def work() -> None:
             self.stand.engine.error = None
             if clean:
@@ -194,5 +215,5 @@ class SettlementModel(RuleBasedStateMachine):
         self.runner.close()
 
 
-SettlementModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SettlementModel.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
 TestSettlementModel = SettlementModel.TestCase
