@@ -49,6 +49,12 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
     help="Take TCP connections there (listen.tcp), for all protocols or those named; may be repeated. Port 0 takes a free one.",
 )
 @click.option(
+    "--listen-quic",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="Take QUIC connections there (listen.quic), for Fujin; may be repeated. Port 0 takes a free one.",
+)
+@click.option(
     "--blipmq-key",
     "blipmq_keys",
     metavar="KEY",
@@ -67,6 +73,7 @@ def serve(
     data: str | None,
     file: Path | None,
     listen: tuple[str, ...],
+    listen_quic: tuple[str, ...],
     blipmq_keys: tuple[str, ...],
     chosen: dict[str, str],
     ready_file: Path | None,
@@ -88,6 +95,8 @@ def serve(
         flags["storage.path"] = ("--data", data)
     if listen:
         flags["listen.tcp"] = ("--listen", list(listen))
+    if listen_quic:
+        flags["listen.quic"] = ("--listen-quic", list(listen_quic))
     config = resolve(file=file, environment=os.environ, flags=flags).config
     if not insecure:
         require_caution(config)

@@ -25,9 +25,7 @@ def require_caution(config: Config) -> None:
         raise ConfigError(f"{bind} can be reached from the network, and {wrong}, or add --insecure if that is meant")
     for bind in config.listen.quic:
         if not _is_loopback(bind.address.host):
-            raise ConfigError(
-                f"{bind} can be reached from the network, and fujin asks nobody who they are: add --insecure if that is meant"
-            )
+            raise ConfigError(f"{bind} can be reached from the network, and fujin asks nobody who they are; add --insecure if meant")
 
 
 def _is_loopback(host: str) -> bool:

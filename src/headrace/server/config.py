@@ -27,6 +27,7 @@ from headrace.server.settings import (
     Directory,
     Duration,
     Flag,
+    Lines,
     Plain,
     Reference,
     References,
@@ -43,6 +44,8 @@ _FILE_BYTES_MAX: Final = 1 * MIB
 _VARIABLE_PREFIX: Final = "HEADRACE__"
 TCP_DOORS: Final = ("flymq", "rustlog", "blipmq", "figg")
 """The protocols of a TCP address."""
+QUIC_DOORS: Final = ("fujin",)
+"""The protocols of a QUIC address."""
 
 
 class LogLevel(enum.StrEnum):
@@ -66,6 +69,14 @@ class TlsVersion(enum.StrEnum):
 
     V1_2 = "1.2"
     V1_3 = "1.3"
+
+
+class FujinHeaders(enum.StrEnum):
+    """Nothing in a Fujin WRITE says whether it carries headers."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    ALWAYS = "always"
 
 
 class FlyMqDialect(enum.StrEnum):
@@ -149,6 +160,12 @@ class Listen:
         ["127.0.0.1:9092", "127.0.0.1:5555=blipmq", "127.0.0.1:8119=figg"],
         "Where TCP connections are taken. An address serves every TCP protocol, the first bytes tell them apart, or only those named "
         "behind it. An address beyond loopback needs TLS and authentication, or the flag --insecure. The flag --listen replaces the list.",
+    )
+    quic: tuple[Bind, ...] = setting(
+        Binds(QUIC_DOORS, kind="QUIC", least=0),
+        [],
+        "Where QUIC connections (UDP) are taken; Fujin's own port is 4848. They are always encrypted: with tls.certificate, or with a "
+        "self-signed one that is made in the data directory. Needs the extra headrace[quic]. The flag --listen-quic replaces the list.",
     )
 
 
@@ -271,6 +288,50 @@ class FlyMq:
 
 
 @dataclass(frozen=True, slots=True)
+class Fujin:
+    """The Fujin door."""
+
+    readers: tuple[str, ...] = setting(
+        Lines('"NAME=TOPIC+…;group=GROUP;start=earliest|latest"'),
+        [],
+        "What the names of readers mean. The group is the name's own unless another is given, and begins at the earliest record. "
+        "A name that is not listed is the topic of that name.",
+    )
+    writers: tuple[str, ...] = setting(
+        Lines('"NAME=TOPIC"'), [], "What the names of writers mean. A name that is not listed is the topic of that name."
+    )
+    only_named: bool = setting(Flag(), False, "Refuse names that fujin.readers and fujin.writers do not list.")
+    write_headers: FujinHeaders = setting(
+        Choice(FujinHeaders),
+        "auto",
+        "Whether a WRITE carries headers. auto: told by its bytes, except for values whose size is a multiple of 128 KiB. "
+        "never: as the original's client. always: as the specification's table.",
+    )
+    message: int = setting(
+        Size(1, limits.VALUE_BYTES_MAX), limits.FUJIN_MESSAGE_BYTES_MAX, "The largest value of a WRITE. A larger one is refused."
+    )
+    fetch_wait: int = setting(
+        Duration(1, _MINUTE, zero="not at all"), "500ms", "How long a FETCH waits for its first message before it is answered with none."
+    )
+    ack_timeout: int = setting(Duration(1, _DAY), "30s", "How long a message may wait for its ACK or NACK before it comes again.")
+    backoff: int = setting(
+        Duration(1, _HOUR, zero="at once"), "1s", "What a message waits after its first NACK. It doubles with each further one."
+    )
+    attempts: int = setting(
+        Count(1, 1_000, zero="no limit"), 5, "How often a message is delivered before it goes to the topic's dead letters."
+    )
+    ping_interval: int = setting(
+        Duration(10, _HOUR, zero="never"), f"{limits.QUIC_PING_SECONDS:g}s", "From the answer to one ping to the next."
+    )
+    ping_timeout: int = setting(
+        Duration(10, _HOUR), f"{limits.QUIC_PONG_SECONDS_MAX:g}s", "How long a client may take to answer a ping before it is cut off."
+    )
+    idle_timeout: int = setting(
+        Duration(_SECOND, _DAY), f"{limits.IDLE_SECONDS_MAX:g}s", "A connection on which nothing arrives for so long is over."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What the broker says about itself on stderr. Payloads are never logged."""
 
@@ -291,6 +352,7 @@ class Config:
     rustlog: RustLog = RustLog()
     blipmq: BlipMq = BlipMq()
     flymq: FlyMq = FlyMq()
+    fujin: Fujin = Fujin()
     log: Log = Log()
 
 
@@ -452,6 +514,8 @@ def _check_together(config: Config) -> None:
         raise ConfigError("tls.certificate and tls.key belong together; only one of them is set")
     if not config.tls.certificate and (config.tls.client_ca or config.tls.optional):
         raise ConfigError(f"tls.{'client_ca' if config.tls.client_ca else 'optional'} is set without tls.certificate and tls.key")
+    if config.tls.client_ca and config.listen.quic:
+        raise ConfigError("listen.quic is set with tls.client_ca, but a QUIC address cannot ask for client certificates")
 
 
 def _nearest(name: str, valid: Iterable[str]) -> str:

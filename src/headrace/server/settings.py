@@ -210,20 +210,20 @@ class Bind:
 class Binds:
     """A list of `HOST:PORT` or `HOST:PORT=protocol,protocol`; in the environment, with commas between."""
 
-    def __init__(self, doors: Sequence[str]) -> None:
-        self._doors = tuple(doors)
+    def __init__(self, doors: Sequence[str], *, kind: str = "TCP", least: int = 1) -> None:
+        self._doors, self._kind, self._least = tuple(doors), kind, least
 
     @property
     def expected(self) -> str:
         return (
-            'a list of "HOST:PORT" or "HOST:PORT=PROTOCOL,…" (port 0 takes a free one), at least one; '
-            f"protocols are {', '.join(self._doors)}"
+            'a list of "HOST:PORT" or "HOST:PORT=PROTOCOL,…" (port 0 takes a free one), '
+            f"{'at least one' if self._least else 'or none'}; protocols are {', '.join(self._doors)}"
         )
 
     def parse(self, raw: object) -> tuple[Bind, ...]:
         if isinstance(raw, str):
             raw = _joined(raw)
-        if not isinstance(raw, Sequence) or not raw or not all(isinstance(part, str) for part in raw):
+        if not isinstance(raw, Sequence) or len(raw) < self._least or not all(isinstance(part, str) for part in raw):
             raise ValueError("not a list of addresses")
         return tuple(map(self._bind, raw))
 
@@ -235,8 +235,29 @@ class Binds:
         doors = tuple(dict.fromkeys(name.strip() for name in names.split(","))) if equals else ()
         for name in doors:
             if name not in self._doors:
-                raise ValueError(f"{name!r} is not a protocol of a TCP address")
+                raise ValueError(f"{name!r} is not a protocol of a {self._kind} address")
         return Bind(Address.parse(address), doors)
+
+
+class Lines:
+    """A list of texts that somebody else understands; in the environment, with commas between."""
+
+    def __init__(self, shape: str) -> None:
+        self._shape = shape
+
+    @property
+    def expected(self) -> str:
+        return f"a list of {self._shape}, or none"
+
+    def parse(self, raw: object) -> tuple[str, ...]:
+        if isinstance(raw, str):
+            raw = [part.strip() for part in raw.split(",") if part.strip()]
+        if not isinstance(raw, Sequence) or not all(isinstance(part, str) for part in raw):
+            raise ValueError("not a list of texts")
+        return tuple(raw)
+
+    def plain(self, value: Any) -> Plain:
+        return list(value)
 
 
 def _joined(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import errno
 import logging
 import os
@@ -10,13 +11,13 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, TopicConfig
 from headrace.engine.embedded import EmbeddedEngine
-from headrace.errors import BrokerError, HeadraceError
+from headrace.errors import BrokerError, ConfigError, HeadraceError
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.log.crypt import WrongKey
 from headrace.log.files import DirectoryLocked, DiskFiles
@@ -52,6 +53,12 @@ class Opened:
     cover: str = ""
 
 
+class Drainable(Protocol):
+    """A listener, whatever it listens to."""
+
+    async def drain(self, deadline_seconds: float) -> int: ...
+
+
 class Server:
     """A broker with its doors. `clock` gives Unix ms; `key` opens the data directory, `blipmq_keys` (with their owners) that door."""
 
@@ -65,7 +72,7 @@ class Server:
         self._engine = _engine(config, key, clock)
         self._broker = Broker(self._engine, clock=clock, settings=broker_settings(config))
         self._counters = NetCounters()
-        self._listeners: list[Listener] = []
+        self._listeners: list[Drainable] = []
         self._doors: Doors | None = None
         self._tls: Tls | None = None
         self._watch: TlsWatch | None = None
@@ -80,6 +87,7 @@ class Server:
             await doors.open()
             self._doors = doors
             opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, doors)]
+            opened += await self._listen_quic()
         except BaseException:
             await self.close()
             raise
@@ -158,12 +166,39 @@ class Server:
             try:
                 listener = await Listener.open(host, bind.address.port, chosen, limits, self._counters, self._tls)
             except OSError as failure:
-                # asyncio wraps the reason in a sentence of its own; the errno alone is what it knew.
-                reason = _CANNOT_BIND.get(failure.errno or 0, os.strerror(failure.errno) if failure.errno else str(failure))
-                raise StartFailed(f"cannot listen on {bind.address}: {reason}") from None
+                raise _cannot_listen(bind, failure) from None
             self._listeners.append(listener)
             opened.append(Opened("tcp", listener.address, names, cover))
         return opened
+
+    async def _listen_quic(self) -> list[Opened]:
+        if not self._config.listen.quic:
+            return []
+        try:
+            from headrace.server.quic import QuicDoors
+        except ImportError as failure:
+            raise StartFailed(f"listen.quic needs the module {failure.name}: pip install 'headrace[quic]'") from None
+        now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
+        try:
+            doors = QuicDoors(self._broker, self._config, net_limits(self._config), self._counters, now=now)
+        except (OSError, ConfigError) as failure:
+            raise StartFailed(f"listen.quic: {failure}") from None
+        opened: list[Opened] = []
+        for bind in self._config.listen.quic:
+            for host in await _numeric(bind):
+                try:
+                    listener = await doors.listen(host, bind.address.port)
+                except OSError as failure:
+                    raise _cannot_listen(bind, failure) from None
+                self._listeners.append(listener)
+                opened.append(Opened("quic", listener.address, (doors.door.name,), doors.cover))
+        return opened
+
+
+def _cannot_listen(bind: Bind, failure: OSError) -> StartFailed:
+    # asyncio wraps the reason in a sentence of its own; the errno alone is what it knew.
+    reason = _CANNOT_BIND.get(failure.errno or 0, os.strerror(failure.errno) if failure.errno else str(failure))
+    return StartFailed(f"cannot listen on {bind.address}: {reason}")
 
 
 def _certificates(config: Config) -> Tls | None:
