@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import BrokerError, DiskFull, LimitExceeded, StorageFailed, Unavailable
+from headrace.limits import BATCH_RECORDS_MAX
 from headrace.log.check import check
 from headrace.log.crypt import WrongKey
 from headrace.log.files import DirectoryLocked, DiskFiles
@@ -97,6 +98,13 @@ def test_a_large_run_is_cut_into_batches_that_a_small_fetch_can_bear() -> None:
     batches = store.read(log, 0, bytes_max=1 << 30)
     assert len(batches) == 4
     assert sum(map(len, batches)) == 40
+
+
+def test_no_batch_holds_more_records_than_a_reader_takes() -> None:
+    store = opened(SimulatedFiles())
+    log = new_log(store)
+    put(store, log, *[b""] * (BATCH_RECORDS_MAX + 1))
+    assert [len(batch) for batch in store.read(log, 0, bytes_max=1)] == [BATCH_RECORDS_MAX, 1]
 
 
 @pytest.mark.parametrize("place", ["tail", "segment", "reopened"])

@@ -206,17 +206,21 @@ class EmbeddedEngine:
 
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
         appends: list[tuple[int, Run | LateRun]] = []
-        size_bytes, strongest, internal = 0, Ack.NONE, False
+        size_bytes, strongest, reserve = 0, Ack.NONE, True
         for write in writes:
-            entry = self._entry(write.topic)
-            run = write.run
+            entry, run = self._entry(write.topic), write.run
+            if not 0 <= write.partition < len(entry.logs):
+                raise UnknownPartition(write.topic, write.partition)
             if isinstance(run, Run):
                 size_bytes += check_run(run)
-            appends.append((self._log(write.topic, write.partition), run if isinstance(run, Run) else _checked(run)))
-            strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
-            internal |= entry.topic.internal
+            else:
+                run = _checked(run)
+            appends.append((entry.logs[write.partition], run))
+            if strongest is not Ack.DURABLE:
+                strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
+            reserve = reserve and entry.topic.internal  # records of users may not eat into what is kept for tables
         future = self._future()
-        self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=internal)
+        self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve)
         return future
 
     def _future(self) -> asyncio.Future[list[Appended]]:

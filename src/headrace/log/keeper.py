@@ -14,6 +14,7 @@ from headrace.log.journal import SyncFailed
 from headrace.log.manifest import Checkpointed, Manifest, write_manifest
 from headrace.log.partition import Partition
 from headrace.log.segment import HEADER_BYTES, Segment, index_path, log_directory
+from headrace.records import NEVER
 
 if TYPE_CHECKING:
     from headrace.log.store import Store
@@ -234,10 +235,10 @@ class Keeper:
     def _expired(self, partition: Partition, now: int) -> list[Segment]:
         """The oldest segments that retention no longer keeps; never the active one, which is closed first if all of it is due."""
         options = partition.options
-        if options.compact or not (options.retention_ms or options.retention_bytes):
+        if options.compact:
             return []
         active = partition.segments[-1:] if not partition.tail else []
-        if active and active[0].size > HEADER_BYTES and self._too_old(active[0], options.retention_ms, now):
+        if active and active[0].size > HEADER_BYTES and self._is_over(active[0], partition, now):
             partition.roll()
             self._unsynced.add(partition)
         segments = partition.segments
@@ -245,17 +246,19 @@ class Keeper:
         count = 0
         for segment in segments[:-1]:
             over = options.retention_bytes and size - segment.size >= options.retention_bytes
-            if not (over or self._too_old(segment, options.retention_ms, now)):
+            if not (over or self._is_over(segment, partition, now)):
                 break
             size -= segment.size
             count += 1
         return segments[:count]
 
-    def _too_old(self, segment: Segment, retention_ms: int, now: int) -> bool:
-        if not retention_ms:
-            return False
-        index = segment.load_index(self._store.keyring, self._store.report.damaged)
-        return index.max_timestamp < now - retention_ms
+    def _is_over(self, segment: Segment, partition: Partition, now: int) -> bool:
+        """Whether all records of the segment are past retention, or have all expired."""
+        keyring, damaged, options = self._store.keyring, self._store.report.damaged, partition.options
+        if options.retention_ms and segment.load_index(keyring, damaged).max_timestamp < now - options.retention_ms:
+            return True
+        expiry = segment.expires_at(keyring, damaged)
+        return expiry != NEVER and expiry <= now - options.expired_keep_ms
 
     def _remove_segments(self, segments: list[Segment]) -> None:
         for segment in segments:

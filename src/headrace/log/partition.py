@@ -65,6 +65,8 @@ class LogOptions:
     retention_ms: int = 0
     retention_bytes: int = 0
     tombstone_retention_ms: int = 24 * 3600 * 1000
+    expired_keep_ms: int = 0
+    """How long a segment stays after the last of its records has expired."""
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ from headrace.log.batch import Batch, BatchHeader
 from headrace.log.crypt import Keyring
 from headrace.log.files import File, Files
 from headrace.log.journal import Damage, SyncFailed
+from headrace.records import NEVER
 
 MAGIC: Final = b"HRS\x01"
 INDEX_MAGIC: Final = b"HRI\x01"
@@ -162,7 +163,7 @@ class SparseIndex:
 class Segment:
     """One segment file. Its `size` and `index` grow with appends; bytes beyond `size` do not exist for readers."""
 
-    __slots__ = ("_file", "_growing", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "size")
+    __slots__ = ("_expiry", "_file", "_growing", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "size")
 
     def __init__(self, files: Files, log: int, base_offset: int, *, size: int, covers_to: int = 0) -> None:
         self.files = files
@@ -176,6 +177,8 @@ class Segment:
         self.hints: dict[int, int] = {}
         """Where recent reads ended: offset → position. Verified like the index."""
         self._file: File | None = None
+        self._expiry = HEADER_BYTES, NEVER
+        """(Size, time): what `expires_at` found when the segment had that size."""
         self._growing = threading.Lock()
         """Held while `size` and `index` change together."""
 
@@ -230,6 +233,21 @@ class Segment:
             raise SyncFailed(str(failure)) from failure
 
     # Reading.
+
+    def expires_at(self, keyring: Keyring | None, damaged: Damaged) -> int:
+        """When the last of its records will have expired; `NEVER` if one of them does not. Each record is looked at once, and none
+        behind the first that does not expire."""
+        (looked_to, latest), size = self._expiry, self.size
+        if latest == NEVER and looked_to > HEADER_BYTES:
+            return NEVER
+        for position, batch in self.scan(looked_to, size, keyring, damaged):
+            expiries = batch.expiries()
+            if expiries is None or NEVER in expiries:
+                self._expiry = position + batch.header.size, NEVER
+                return NEVER
+            latest = max(latest, *expiries)
+        self._expiry = size, latest
+        return latest
 
     def load_index(self, keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
         """The index, read from its file if that can be believed, otherwise rebuilt."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
-from headrace.limits import MIB
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, MIB
 from headrace.log.batch import Batch, BatchHeader, build
 from headrace.log.crypt import Keyring
 from headrace.log.files import DISK_FULL_ERRNOS, Files
@@ -213,6 +213,7 @@ class Store:
             return
         # One clock for the whole flush: every record that has no time of its own gets the time of its batch, which costs no column.
         now = max(item.now for item in staged)
+        small = sum(item.size_bytes for item in staged) <= BATCH_BYTES_TARGET
         pending: dict[int, Pending] = {}
         completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
         for item in staged:
@@ -220,7 +221,7 @@ class Store:
         if completions[Ack.NONE]:
             self.deliver(completions[Ack.NONE], [])
         if pending:
-            self._commit(pending, completions, now)
+            self._commit(pending, completions, now, small)
         elif waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
             self.deliver(waiting, [])
 
@@ -259,11 +260,11 @@ class Store:
             partition.next += len(run)
         return placed
 
-    def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int) -> None:
+    def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
         """Write the frame, sync it if anybody was promised so, and tell everybody."""
         waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
         try:
-            built = [(ahead.partition, self._build(ahead, now)) for ahead in pending.values()]
+            built = [(ahead.partition, self._build(ahead, now, small)) for ahead in pending.values()]
             self.journal.append([encoded for _, batches in built for _, encoded in batches])
             if completions[Ack.DURABLE]:
                 self.journal.sync()
@@ -288,14 +289,15 @@ class Store:
         self.counters.journal_bytes += size
         self.deliver(waiting, list(pending))
 
-    def _build(self, pending: Pending, now: int) -> list[tuple[BatchHeader, bytes]]:
-        """Batches of about `BATCH_BYTES_TARGET` from the runs of one log."""
+    def _build(self, pending: Pending, now: int, small: bool) -> list[tuple[BatchHeader, bytes]]:
+        """Batches of about `BATCH_BYTES_TARGET` from the runs of one log; one if the whole flush is `small`."""
         batches: list[tuple[BatchHeader, bytes]] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
-        for part in cut(merge(pending.runs, now)):
+        run = merge(pending.runs, now)
+        for part in (run,) if small and run.headers is None and len(run.values) <= BATCH_RECORDS_MAX else cut(run):
             batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring))
-            offset += len(part)
+            offset += len(part.values)
         assert offset == partition.next, "every record has the offset it was promised"
         return batches
 
