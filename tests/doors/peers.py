@@ -1,0 +1,64 @@
+"""Every door of one broker, and what its protocol carries. A further door is one more line in `PEERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import headrace
+from headrace.clients.connect import Connecting
+from tests.server.process import BrokerProcess
+
+API_KEY = "matrix-key"
+WAIT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a client of a door behaves; what is True is compared by the matrix."""
+
+    door: str
+    kind: str = "tcp"
+    """Under which word the ready file lists its addresses."""
+    writes_keys: bool = False
+    reads_keys: bool = False
+    reads_offsets: bool = True
+    reads_history: bool = True
+    """Otherwise only what is published after it has subscribed."""
+    has_receipts: bool = False
+    """It is told the offset of what it has published."""
+    needs_api_key: bool = False
+    needs_settlement: bool = False
+
+    def __str__(self) -> str:
+        return self.door
+
+
+PEERS = (
+    Peer("figg"),
+    Peer("rustlog", has_receipts=True),
+    Peer("blipmq", reads_offsets=False, reads_history=False, needs_api_key=True, needs_settlement=True),
+    Peer("flymq", writes_keys=True, reads_keys=True, has_receipts=True),
+)
+GROUP_PEERS = tuple(peer for peer in PEERS if peer.door in ("flymq", "rustlog"))
+
+
+class Broker:
+    """A broker process whose doors share one port."""
+
+    def __init__(self, process: BrokerProcess) -> None:
+        self.process = process
+
+    def connect(self, peer: Peer | str) -> Connecting:
+        chosen = next(known for known in PEERS if peer in (known, known.door))
+        doors = self.process.ready["doors"]
+        assert isinstance(doors, dict)
+        return headrace.connect(f"{chosen.door}://{doors[chosen.kind][0]}", api_key=API_KEY if chosen.needs_api_key else None)
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[Broker]:
+    with BrokerProcess(directory, "--blipmq-key", "env:MATRIX_KEY", *arguments, MATRIX_KEY=API_KEY) as process:
+        yield Broker(process)
