@@ -77,6 +77,13 @@ async def test_a_deleted_group_is_forgotten(stand: Stand) -> None:
     assert stand.broker.committed(ANN, "g", "t", 0) is None
 
 
+async def test_a_group_may_be_forgotten_in_one_topic_alone(stand: Stand) -> None:
+    await stand.broker.commit(ANN, "g", {("t", 0): 1, ("t", 1): 2, ("u", 0): 3})
+    await stand.broker.delete_group(ANN, "g", topic="t")
+    await stand.crash()
+    assert [(lag.topic, lag.committed) for lag in stand.broker.lag(ANN, "g")] == [("u", 3)]
+
+
 async def test_a_group_with_consumers_is_not_deleted(stand: Stand) -> None:
     queue = stand.broker.queue(ANN, "g", "t", policy=SettlementPolicy())
     with pytest.raises(InvalidRequest):

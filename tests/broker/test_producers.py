@@ -216,6 +216,21 @@ async def test_a_silent_producer_is_forgotten_for_good() -> None:
     await stand.broker.close()
 
 
+async def test_a_producer_the_log_refused_to_forget_is_remembered_whole(stand: Stand) -> None:
+    for number in range(3):
+        await _send(stand, 100 + number, 100 + number)
+    stand.clock.tick(stand.settings.producer_idle_ms + 1)
+    stand.engine.error = DiskFull("full")
+    with pytest.raises(DiskFull):
+        await stand.broker.maintain()
+    stand.engine.error = None
+    with pytest.raises(OutOfSequence):
+        _send(stand, 0, 0)
+    await _send(stand, 103, 103)
+    await stand.crash()
+    assert (await _send(stand, 103, 103)).base_offset == 3
+
+
 async def test_only_so_many_producers_are_remembered() -> None:
     stand = Stand(BrokerSettings(producers_max=2))
     await stand.broker.open()

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.broker import BrokerSettings, ProducerStamp, SettlementPolicy
 from headrace.engine.contract import Ack, Bounds, TopicConfig
-from headrace.errors import InvalidRequest, InvalidTopicName, OutOfSequence, TopicExists, UnknownPartition, UnknownTopic
+from headrace.errors import DiskFull, InvalidRequest, InvalidTopicName, OutOfSequence, TopicExists, UnknownPartition, UnknownTopic
 from headrace.records import Run
 from tests.broker.stand import ANN, Stand, turns
 
@@ -153,6 +153,25 @@ async def test_a_deleted_topic_leaves_no_producer_memory_to_its_successor(stand:
     published = await stand.broker.publish(ANN, "t", Run([b"new"]), producer=ProducerStamp("p", 0))
     assert published.base_offset == 0
     assert await stand.values() == ["new"]
+
+
+@pytest.mark.parametrize("table", ["__offsets", "__producers"])
+async def test_a_deletion_the_log_refused_to_finish_is_finished_before_the_name_is_used_again(stand: Stand, table: str) -> None:
+    await stand.broker.create_topic(ANN, "t")
+    await stand.broker.commit(ANN, "g", {("t", 0): 5})
+    await stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", 0))
+    stand.engine.error, stand.engine.topic = DiskFull("full"), table
+    with pytest.raises(DiskFull):
+        await stand.broker.delete_topic(ANN, "t")
+    with pytest.raises(DiskFull):
+        await stand.broker.create_topic(ANN, "t")
+    stand.engine.error = None
+    await stand.broker.create_topic(ANN, "t")
+    assert stand.broker.groups(ANN) == []
+    await stand.crash()
+    assert stand.broker.groups(ANN) == []
+    assert (await stand.broker.publish(ANN, "t", Run([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
+    assert await stand.values() == ["y"]
 
 
 async def test_leftovers_of_a_deletion_that_a_crash_cut_short_are_removed_at_the_start(stand: Stand) -> None:

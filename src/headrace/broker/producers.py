@@ -26,7 +26,7 @@ from headrace.broker.publish import Placing, ProducerStamp, Published, Publisher
 from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Ack, Appended, Engine
-from headrace.errors import InvalidRequest, LimitExceeded, OutOfSequence
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OutOfSequence
 from headrace.limits import PRODUCER_RUNS_REMEMBERED
 from headrace.records import Run
 
@@ -228,11 +228,15 @@ class Producers:
         await self._forget([key for key in self._scopes if key[1] == topic])
 
     async def _forget(self, keys: list[_ScopeKey]) -> None:
-        tombstones: list[tuple[_RowKey, _Row | None]] = []
-        for key in keys:
-            slots = {run.slot for run in self._scopes.pop(key).runs}
-            tombstones += (((*key, slot), None) for slot in slots)
-        await self._log.put(tombstones)
+        scopes = {key: self._scopes.pop(key) for key in keys}
+        slots = {(*key, run.slot) for key, scope in scopes.items() for run in scope.runs}
+        try:
+            await self._log.put([(row_key, None) for row_key in slots])
+        except BrokerError:
+            # The rows are still in the table. A producer that began anew now would mix its rows with them.
+            for key, scope in scopes.items():
+                self._scopes.setdefault(key, scope)
+            raise
 
     def _show(self, key: _RowKey, row: _Row | None) -> None:
         """Only what is read at the start passes here: later, the scopes know better than the log."""

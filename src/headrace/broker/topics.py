@@ -23,6 +23,8 @@ class Topics:
         self._changed = changed
         self._gone = gone
         self._changes: dict[str, asyncio.Future[None]] = {}
+        self._unpurged: set[str] = set()
+        """Deleted, but the log refused to forget what else bears the name."""
 
     def visible(self) -> list[Topic]:
         return sorted((topic for topic in self._engine.topics().values() if not topic.internal), key=lambda topic: topic.name)
@@ -70,9 +72,16 @@ class Topics:
         async with self._alone(name):
             self.find(name)
             await self._engine.delete_topic(name)
-            await self._gone(name)
+            self._unpurged.add(name)
+            await self._purge(name)
+
+    async def _purge(self, name: str) -> None:
+        await self._gone(name)
+        self._unpurged.discard(name)
 
     async def _create(self, name: str, partitions: int, config: TopicConfig | None) -> Topic:
+        if name in self._unpurged:
+            await self._purge(name)
         topic = await self._engine.create_topic(name, partitions, self._settings.topic_defaults if config is None else config)
         self._changed(name)
         return topic
