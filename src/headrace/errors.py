@@ -106,6 +106,45 @@ class NotAuthorized(BrokerError):
         self.principal, self.action, self.resource = principal, action, resource
 
 
+class LoginFailed(BrokerError):
+    """Nobody of that name with that password. One text for every reason: it must not tell which of the two was wrong."""
+
+    code = "login_failed"
+
+    def __init__(self) -> None:
+        super().__init__("invalid username or password")
+
+
+class LoginThrottled(BrokerError):
+    """Too many wrong passwords; this attempt was not looked at."""
+
+    code, retriable = "login_throttled", True
+
+    def __init__(self, *, wait_ms: int) -> None:
+        super().__init__(f"too many failed logins: try again in {-(-wait_ms // 1000)} s")
+        self.wait_ms = wait_ms
+
+
+class NoSuchEntry(BrokerError):
+    """No user, role, rule or key of that name."""
+
+    code = "no_such_entry"
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f'{kind} "{name[:60]}" not found')
+        self.kind, self.name = kind, name
+
+
+class EntryExists(BrokerError):
+    """A user, role or key of that name is already there."""
+
+    code = "entry_exists"
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f'{kind} "{name[:60]}" already exists')
+        self.kind, self.name = kind, name
+
+
 class OutOfSequence(BrokerError):
     """An idempotent producer skipped a sequence number or resent one the broker no longer remembers."""
 
@@ -126,6 +165,16 @@ class UnknownDelivery(BrokerError):
     """An ack or nack names a delivery that is not in flight."""
 
     code = "unknown_delivery"
+
+
+class UnknownMessage(BrokerError):
+    """No dead letter or delayed message of that id: there never was, or it has been replayed, delivered or cancelled."""
+
+    code = "unknown_message"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"message not found: {id}")
+        self.id = id
 
 
 class DiskFull(BrokerError):

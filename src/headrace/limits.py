@@ -37,6 +37,16 @@ FETCH_WAIT_MS_MAX: Final = 60_000
 GROUPS_MAX: Final = 50_000
 PRODUCER_RUNS_REMEMBERED: Final = 5
 """How many of its latest runs per partition an idempotent producer may resend."""
+DEAD_LETTER_ERROR_BYTES_MAX: Final = 1 * KIB
+"""What a dead letter keeps of the words of whoever refused it."""
+DEAD_LETTERS_REPLAYED_MAX: Final = 1_000
+"""Dead letters of one replay."""
+DELAYED_MAX: Final = 100_000
+"""Delayed messages that wait for their time."""
+DELAYED_BYTES_MAX: Final = 256 * MIB
+"""What they may hold together: they wait in memory as well as on disk."""
+DELAYED_RECORD_BYTES_MAX: Final = 16 * MIB
+DELAY_MS_MAX: Final = 366 * 24 * 3600 * 1000
 IN_FLIGHT_MAX: Final = 5_000
 """Deliveries of one settlement queue that may wait for an ack at once."""
 
@@ -55,6 +65,14 @@ LINGER_SECONDS_MAX: Final = 5.0
 """How long a closed connection may take to accept its last bytes."""
 IDLE_SECONDS_MAX: Final = 30.0
 """A peer that used to send pings and then says nothing for this long is gone."""
+FRAME_CHECK_SECONDS: Final = 15.0
+"""How often an unfinished frame is looked at; in between it has to grow by `FRAME_BYTES_PER_SECOND_MIN`."""
+FRAME_BYTES_PER_SECOND_MIN: Final = 1 * KIB
+"""A peer that sends the rest of a frame more slowly than this only holds on to its connection."""
+UNFINISHED_BYTES_MAX: Final = 512 * MIB
+"""What has come of unfinished frames, on all connections together."""
+UNFINISHED_BYTES_FREE: Final = 64 * KIB
+"""An unfinished frame up to this size is never blamed for the sum of all of them."""
 IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 """Published but unacknowledged bytes of one connection before its socket is no longer read."""
 SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
@@ -112,3 +130,36 @@ FUJIN_FETCHES_MAX: Final = 1_024
 """FETCHes of one stream that wait at once before the stream is no longer read."""
 FUJIN_ERROR_BYTES_MAX: Final = 8 * KIB
 """A longer error text is cut."""
+
+# QUIC
+QUIC_STREAM_WINDOW_BYTES: Final = 1 * MIB
+"""What a peer may have sent on one stream that nobody has used yet."""
+QUIC_CONNECTION_WINDOW_BYTES: Final = 16 * MIB
+"""The same for all streams of a connection together."""
+QUIC_STREAMS_MAX: Final = 1_000
+"""Streams that one connection may have open at once."""
+QUIC_PING_SECONDS: Final = 5.0
+"""From the answer to one ping to the next."""
+QUIC_PONG_SECONDS_MAX: Final = 5.0
+"""How long a peer may take to answer a ping."""
+
+# Access
+USERS_MAX: Final = 100_000
+ROLES_MAX: Final = 1_000
+RULES_MAX: Final = 100_000
+API_KEYS_MAX: Final = 100_000
+SCOPES_PER_KEY_MAX: Final = 100
+PASSWORD_CHARACTERS_MIN: Final = 8
+PASSWORD_BYTES_MAX: Final = 1_024
+PASSWORD_JOBS_RUNNING: Final = 2
+"""Passwords that are hashed at once, each on a thread of its own."""
+PASSWORD_JOBS_QUEUED_MAX: Final = 64
+"""Passwords that wait to be hashed. One more is told to come again, and nothing is spent on it."""
+LOGIN_PAUSE_MS_MAX: Final = 30_000
+"""The longest pause after wrong passwords: whoever guesses at somebody's account locks them out for no longer."""
+LOGINS_REMEMBERED_MAX: Final = 10_000
+"""Accounts, and addresses, whose failed logins are remembered."""
+AUDIT_EVENTS_WAITING_MAX: Final = 1_000
+"""Events of the audit log on their way to the disk; beyond it denials are counted, not listed. Changes of access are never dropped."""
+AUDIT_QUERY_EVENTS_MAX: Final = 10_000
+"""Events in one answer to a query."""
