@@ -24,6 +24,7 @@ class Echo:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.received = b""
+        self.held_bytes = 0
         self.events: list[str] = []
         self.changed = asyncio.Event()
 

@@ -24,7 +24,7 @@ from headrace import limits
 from headrace.net.counters import NetCounters
 from headrace.net.door import Door, Sniff, choose
 from headrace.net.tls import HANDSHAKE_BYTE, NOT_HERE, Tls, TlsRefused, TlsStream
-from headrace.sessions.contract import Session
+from headrace.sessions.contract import FramedSession
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ class NetLimits:
     output_low_water_bytes: int = limits.OUTPUT_LOW_WATER_BYTES
     output_bytes_max: int = limits.OUTPUT_BUFFER_BYTES_MAX
     """Above this the peer is no longer read, so that its requests cannot grow the answers it does not take."""
+    frame_check_seconds: float = limits.FRAME_CHECK_SECONDS
+    """How often unfinished frames are looked at."""
+    unfinished_bytes_max: int = limits.UNFINISHED_BYTES_MAX
+    """Of all connections together."""
 
 
 class House(Protocol):
@@ -89,8 +93,11 @@ class Connection(asyncio.Protocol):
         self._admitted = False
         self._first = b""
         self._door: Door | None = None
-        self._session: Session | None = None
+        self._session: FramedSession | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._received_bytes = self._held_bytes = 0
+        self._look: tuple[int, int] | None = None
+        """What had been received and what was unfinished when `look_at_frame` last looked; None: nothing was."""
         self._pauses = 0
         self._choked = False
         """Reading is paused because the peer does not take its answers."""
@@ -162,6 +169,7 @@ class Connection(asyncio.Protocol):
             return
         self._end("peer closed" if failure is None else f"connection lost: {failure}", error=False)
         self._counters.leave(self._host)
+        self._counters.unfinished_bytes -= self._held_bytes
         self._house.left(self)
         if self._session is not None and self._door is not None:
             self._counters.leave_door(self._door.name)
@@ -229,6 +237,22 @@ class Connection(asyncio.Protocol):
         elif self._reason is None:
             self._session.closing()
 
+    def look_at_frame(self, seconds: float) -> None:
+        """Close if the same frame has been unfinished since the last look, so many seconds ago, and has hardly grown."""
+        before, self._look = self._look, None
+        if self._session is None or self._reason is not None or self._pauses or self._peer_finished:
+            return
+        held_bytes = self._session.held_bytes
+        if not held_bytes:
+            return
+        self._look = self._received_bytes, held_bytes
+        if before is None:
+            return
+        received_bytes, grown_bytes = self._received_bytes - before[0], held_bytes - before[1]
+        # A frame that ended in between would have taken bytes away from what is held.
+        if received_bytes == grown_bytes < seconds * limits.FRAME_BYTES_PER_SECOND_MIN:
+            self.close(f"frame too slow: {held_bytes} bytes of it, {grown_bytes} of them in {seconds:g} s")
+
     def abort(self, reason: str) -> None:
         """Close at once; what is unsent is lost."""
         self._end(reason, error=False)
@@ -281,7 +305,19 @@ class Connection(asyncio.Protocol):
             data = self._first + data
             self._enter_door(data)
         if self._session is not None:
+            self._received_bytes += len(data)
             self._session.receive(data)
+            held_bytes = self._session.held_bytes
+            if held_bytes or self._held_bytes:
+                self._hold(held_bytes)
+
+    def _hold(self, held_bytes: int) -> None:
+        """Keep the sum of unfinished frames; who adds to a large one when there are too many has to go."""
+        counters = self._counters
+        counters.unfinished_bytes += held_bytes - self._held_bytes
+        self._held_bytes = held_bytes
+        if counters.unfinished_bytes > self._limits.unfinished_bytes_max and held_bytes > limits.UNFINISHED_BYTES_FREE:
+            self.close(f"too many unfinished frames: {counters.unfinished_bytes} bytes of them")
 
     def _enter_door(self, first: bytes) -> None:
         """Open the session of the door these bytes belong to. A listener with one door asks nobody: its decoder will find out."""

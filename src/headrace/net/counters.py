@@ -20,6 +20,8 @@ class NetCounters:
     opened_with_tls: int = 0
     reading_pauses: int = 0
     """How often a peer had to wait because it wrote faster than the broker could keep, or did not read its answers."""
+    unfinished_bytes: int = 0
+    """What connections hold of frames that are not whole yet."""
     opened_by_door: dict[str, int] = field(default_factory=dict)
     open_by_door: dict[str, int] = field(default_factory=dict)
     open_by_host: dict[str, int] = field(default_factory=dict)

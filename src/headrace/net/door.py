@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.sessions.contract import Link, Session
+from headrace.sessions.contract import FramedSession, Link
 from headrace.wire.sniff import Sniff
 
 __all__ = ["Door", "Sniff", "Visitor", "choose"]
@@ -30,7 +30,7 @@ class Door:
 
     name: str
     sniff: Callable[[bytes], Sniff]
-    open: Callable[[Visitor], Session]
+    open: Callable[[Visitor], FramedSession]
 
 
 def choose(doors: Sequence[Door], first: bytes) -> Door | Sniff:

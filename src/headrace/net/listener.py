@@ -24,6 +24,7 @@ class Listener:
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._look_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(
@@ -40,6 +41,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         listener._server = await loop.create_server(lambda: Connection(listener), host, port, backlog=1_024)
         listener._bound = listener._server.sockets[0].getsockname()[:2]
+        listener._look_again()
         return listener
 
     @property
@@ -71,8 +73,21 @@ class Listener:
     def close(self) -> None:
         """Accept nobody and cut every connection off. Idempotent."""
         self._server.close()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         for connection in list(self._connections):
             connection.abort("listener closed")
+
+    def _look_again(self) -> None:
+        if self.limits.frame_check_seconds:
+            loop = asyncio.get_running_loop()
+            self._look_timer = loop.call_later(self.limits.frame_check_seconds, self._look_at_frames)
+
+    def _look_at_frames(self) -> None:
+        # One timer for all connections: a timer for each would be moved with every piece of every frame.
+        for connection in list(self._connections):
+            connection.look_at_frame(self.limits.frame_check_seconds)
+        self._look_again()
 
     # What a connection tells us.
 

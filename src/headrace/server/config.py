@@ -208,6 +208,16 @@ class Limits:
         f"{limits.HANDSHAKE_SECONDS_MAX:g}s",
         "How long a new connection may take to say which protocol it speaks. A silent one is closed.",
     )
+    frame_timeout: int = setting(
+        Duration(100, _HOUR, zero="never"),
+        f"{limits.FRAME_CHECK_SECONDS:g}s",
+        "How often a frame that is not whole yet is looked at. A peer that has sent less than 1 KiB of it for each second is closed.",
+    )
+    unfinished_frames: int = setting(
+        Size(1 * MIB, 1024 * _GIB),
+        limits.UNFINISHED_BYTES_MAX,
+        "What may have come of frames that are not whole yet, on all connections together. Beyond it, who adds to a large one is closed.",
+    )
     idle_timeout: int = setting(
         Duration(_SECOND, 30 * _DAY, zero="never"),
         f"{limits.IDLE_SECONDS_MAX:g}s",

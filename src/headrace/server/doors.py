@@ -15,7 +15,7 @@ from headrace.sessions.blipmq import BlipMqSession
 from headrace.sessions.blipmq_keys import api_keys
 from headrace.sessions.blipmq_settings import BlipMqSettings
 from headrace.sessions.blipmq_subscriptions import Subscriptions
-from headrace.sessions.contract import Session
+from headrace.sessions.contract import FramedSession
 from headrace.sessions.figg import FiggSession, FiggSettings
 from headrace.sessions.flymq import FlyMqSession, FlyMqSettings
 from headrace.sessions.flymq_verbs import Node
@@ -59,7 +59,7 @@ class Doors:
             idle_seconds=self._config.limits.idle_timeout / 1000,
         )
 
-        def enter(visitor: Visitor) -> Session:
+        def enter(visitor: Visitor) -> FramedSession:
             return FiggSession(self._broker, visitor, _who(visitor, "figg"), settings)
 
         return Door("figg", figg.sniff, enter)
@@ -67,7 +67,7 @@ class Doors:
     def _rustlog(self) -> Door:
         commons = RustLogCommons(RustLogSettings(auto_create=self._config.rustlog.auto_create))
 
-        def enter(visitor: Visitor) -> Session:
+        def enter(visitor: Visitor) -> FramedSession:
             return RustLogSession(visitor, self._broker, _who(visitor, "rustlog"), commons)
 
         return Door("rustlog", rustlog.sniff, enter)
@@ -75,7 +75,7 @@ class Doors:
     def _blipmq(self, keys: Mapping[str, str]) -> Door:
         verify = api_keys(keys)
 
-        def enter(visitor: Visitor) -> Session:
+        def enter(visitor: Visitor) -> FramedSession:
             return BlipMqSession(visitor, self._broker, self._subscriptions, verify_key=verify)
 
         return Door("blipmq", blipmq.sniff, enter)
@@ -84,7 +84,7 @@ class Doors:
         chosen = self._config.flymq
         dialect = flymq.Dialect(chosen.dialect.value)
 
-        def enter(visitor: Visitor) -> Session:
+        def enter(visitor: Visitor) -> FramedSession:
             node = Node(address=chosen.advertise or visitor.local)
             return FlyMqSession(visitor, self._broker, _who(visitor, "flymq"), FlyMqSettings(dialect, node))
 

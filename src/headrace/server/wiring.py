@@ -243,6 +243,8 @@ def net_limits(config: Config) -> NetLimits:
         output_high_water_bytes=high_water_bytes,
         output_low_water_bytes=min(OUTPUT_LOW_WATER_BYTES, high_water_bytes),
         output_bytes_max=config.limits.output_buffer,
+        frame_check_seconds=config.limits.frame_timeout / 1000,
+        unfinished_bytes_max=config.limits.unfinished_frames,
     )
 
 

@@ -128,6 +128,10 @@ class BlipMqSession:
             self._subscriptions.release(subscription)
         self._held.clear()
 
+    @property
+    def held_bytes(self) -> int:
+        return self._decoder.held_bytes
+
     # Order.
 
     def _accept(self, message: Message) -> bool:

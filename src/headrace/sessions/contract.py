@@ -53,3 +53,11 @@ class Session(Protocol):
 
     def lost(self) -> None:
         """The connection is gone, for whatever reason: release everything. Called exactly once, and last."""
+
+
+class FramedSession(Session, Protocol):
+    """A session whose peer sends frames, which may come in pieces."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What has come of a frame that is not whole yet. The connection watches over it: a frame must not take for ever."""

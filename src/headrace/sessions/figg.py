@@ -102,6 +102,10 @@ class FiggSession:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
 
+    @property
+    def held_bytes(self) -> int:
+        return self._decoder.held_bytes
+
     # Messages, in order.
 
     def _go_on(self) -> None:

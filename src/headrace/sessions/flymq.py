@@ -101,6 +101,10 @@ class FlyMqSession:
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def held_bytes(self) -> int:
+        return self._decoder.held_bytes
+
     # Order.
 
     def _accept(self, events: list[RequestEvent]) -> None:

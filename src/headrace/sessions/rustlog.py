@@ -94,6 +94,10 @@ class RustLogSession:
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def held_bytes(self) -> int:
+        return self._decoder.held_bytes
+
     # Order.
 
     def _serve(self) -> None:

@@ -59,6 +59,11 @@ class _Decoder(ABC, Generic[E]):
         self.more = False
         """There are whole frames left, and `feed(b"")` goes on: the caller should first deal with what it was given."""
 
+    @property
+    def held_bytes(self) -> int:
+        """What waits for the rest of its frame."""
+        return len(self._held)
+
     def feed(self, piece: bytes) -> list[E | Broken]:
         if self._broken:
             return []
