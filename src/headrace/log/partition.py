@@ -227,6 +227,8 @@ class Partition:
                 continue
             if found:
                 return found
+            if number >= 0 and not segments[number].covers_to:
+                self._damaged(Damage(segments[number].path, segments[number].size, 0, f"offsets {offset} to {stop - 1} are missing"))
             offset = max(stop, offset + 1)
         return []
 
@@ -305,7 +307,7 @@ class Partition:
                 if at + header.size > len(window):
                     if at + position + header.size <= segment.size:
                         return at, header.size
-                    return at, (0 if at else _DAMAGED)
+                    raise CorruptData(f"{segment.path}: a batch is cut by the end of the file")
                 if header.base_offset >= stop:
                     return at, 0
                 if header.next_offset > taken.offset and not taken.take(segment.parse(window, at, self._keyring, position + at)):
@@ -313,6 +315,8 @@ class Partition:
             except CorruptData:
                 return (at, batch_format.HEADER_BYTES) if at else (0, _DAMAGED)
             at += header.size
+        if at == 0:  # less than a header is left
+            return 0, _DAMAGED
         return at, batch_format.HEADER_BYTES if at + position < segment.size else 0
 
     def _read_past_damage(self, segment: Segment, position: int, stop: int, taken: _Taken, hinted: bool) -> list[Batch]:

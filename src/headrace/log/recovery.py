@@ -178,7 +178,8 @@ def _open_segment(files: Files, log: int, base: int, known: Checkpointed | None,
         covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
     except CorruptData as damage:
         # Its batches name their log and offsets themselves, so they are still good.
-        if size > HEADER_BYTES and (known is None or base <= known.segment_base):
+        checkpointed = known is not None and base <= known.segment_base and known.segment_size > 0
+        if checkpointed or (known is None and size > HEADER_BYTES):
             report.damaged(Damage(path, 0, HEADER_BYTES, str(damage)))
         else:
             files.open(path).write_at(0, [encode_segment_header(log, base)])  # it was being created
