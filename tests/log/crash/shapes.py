@@ -40,3 +40,10 @@ SHORT: Final = Shape(
     journal_bytes=8 * 1024,
     sizes=(1, 100),
 )
+
+DAMAGED: Final = (
+    Shape("plain", {}, logs=2, options=LogOptions(segment_bytes=700), journal_bytes=64 * 1024, sizes=(20, 100, 300)),
+    Shape("compressed", {}, logs=2, options=LogOptions(segment_bytes=700, compress=True), journal_bytes=64 * 1024, sizes=(20, 100, 300)),
+    Shape("encrypted", {}, logs=2, options=LogOptions(segment_bytes=700), journal_bytes=64 * 1024, encrypted=True, sizes=(20, 100, 300)),
+)
+"""What is cut and flipped: small enough that every byte gets its turn."""
