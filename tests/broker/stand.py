@@ -53,6 +53,9 @@ class HandClock:
                 timer.callback()
         self.now = until
 
+    def forget_timers(self) -> None:
+        self._timers.clear()
+
     @property
     def running(self) -> int:
         """Timers that have neither rung nor been cancelled."""
@@ -117,7 +120,8 @@ class Stand:
         await self.crash()
 
     async def crash(self) -> None:
-        """A new broker on what the log holds; the old one says no good-bye."""
+        """A new broker on what the log holds; the old one says no good-bye, and its timers are gone with it."""
+        self.clock.forget_timers()
         self.broker = self._broker()
         await self.broker.open()
 

@@ -532,6 +532,8 @@ async def test_a_record_that_used_up_its_attempts_goes_to_the_dead_letters(stand
         ("x-headrace-source-partition", b"0"),
         ("x-headrace-source-offset", b"1"),
         ("x-headrace-attempts", b"4"),
+        ("x-headrace-first-failure", b"%d" % stand.clock.now),
+        ("x-headrace-last-failure", b"%d" % stand.clock.now),
     )
     assert await queue.take(10) == []
     assert await _progress(stand) == 2
@@ -632,7 +634,7 @@ async def test_the_notes_find_room_among_too_many_headers(stand: Stand) -> None:
     (letter,) = await stand.records("t.dlq")
     assert len(letter.headers) == HEADERS_MAX
     assert letter.headers[:10] == own[:10]
-    assert letter.headers[-1] == ("x-headrace-attempts", b"1")
+    assert dict(letter.headers)["x-headrace-attempts"] == b"1"
 
 
 async def test_a_topic_whose_name_leaves_no_room_for_its_dead_letters_is_refused(stand: Stand) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from headrace.broker.access import Action, Authorize, Principal, Resource, allow_all
 from headrace.broker.broker import Broker
 from headrace.broker.cursor import Cursor
+from headrace.broker.dead_letters import DeadLetterEntry, Replayed
+from headrace.broker.delayed import Waiting
 from headrace.broker.fetch import Fetched
 from headrace.broker.groups import GroupLag
 from headrace.broker.publish import ProducerStamp, Published
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.status import Status
 from headrace.broker.transactions import Transaction
 from headrace.engine.contract import Ack, Batch, Bounds, Cleanup, Topic, TopicConfig
 
@@ -26,17 +29,21 @@ __all__ = [
     "BrokerSettings",
     "Cleanup",
     "Cursor",
+    "DeadLetterEntry",
     "Delivery",
     "Fetched",
     "GroupLag",
     "Principal",
     "ProducerStamp",
     "Published",
+    "Replayed",
     "Resource",
     "SettlementPolicy",
     "SettlementQueue",
+    "Status",
     "Topic",
     "TopicConfig",
     "Transaction",
+    "Waiting",
     "allow_all",
 ]

@@ -1,7 +1,8 @@
 """Who may do what: the one gate that every broker verb passes.
 
 The rules themselves are a function given from outside (`Authorize`). Its answers are remembered per principal, action and
-resource, because the gate stands on the hot path; `Gate.forget` must be called whenever the rules change.
+resource, because the gate stands on the hot path; `Gate.forget` must be called whenever the rules change. A witness, if there is one,
+is told of every change of topics and groups that was asked for, and of every denial once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from headrace.errors import NotAuthorized
 
@@ -23,6 +24,9 @@ class Principal:
 
     name: str
     door: str = "internal"
+    credential: str = ""
+    """What was shown, by its mark (`key:ID`, `password:GENERATION`), never the secret: so that it can be withdrawn by itself. Empty for
+    those whom the connection vouches for."""
 
 
 class Action(StrEnum):
@@ -57,11 +61,21 @@ def allow_all(who: Principal, action: Action, resource: Resource) -> bool:
     return True
 
 
+class Witness(Protocol):
+    """Hears what was asked and how it was answered."""
+
+    def __call__(self, who: Principal, action: Action, kind: str, name: str, allowed: bool, /) -> None: ...
+
+
+_CHANGES: Final = frozenset({Action.CREATE, Action.ALTER, Action.DELETE, Action.ADMIN})
+
+
 class Gate:
     """Asks `authorize` once per question and remembers the answer."""
 
-    def __init__(self, authorize: Authorize) -> None:
+    def __init__(self, authorize: Authorize, witness: Witness | None = None) -> None:
         self._authorize = authorize
+        self._witness = witness
         self._answers: dict[tuple[Principal, Action, str, str], bool] = {}
 
     def allows(self, who: Principal, action: Action, kind: str, name: str) -> bool:
@@ -75,7 +89,11 @@ class Gate:
 
     def check(self, who: Principal, action: Action, kind: str, name: str) -> None:
         """Raises `NotAuthorized` unless the rules allow it."""
-        if not self.allows(who, action, kind, name):
+        known = self._answers.get((who, action, kind, name))
+        allowed = self.allows(who, action, kind, name)
+        if self._witness is not None and ((known is None and not allowed) or (allowed and action in _CHANGES)):
+            self._witness(who, action, kind, name, allowed)
+        if not allowed:
             raise NotAuthorized(principal=who.name, action=action.value, resource=str(Resource(kind, name)))
 
     def forget(self) -> None:

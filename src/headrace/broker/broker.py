@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from headrace.broker.access import Action, Authorize, Gate, Principal, allow_all
+from headrace.broker.access import Action, Authorize, Gate, Principal, Witness, allow_all
 from headrace.broker.cursor import Cursor, Cursors
-from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
+from headrace.broker.delayed import Delayed, Schedule, Waiting
+from headrace.broker.expiry import Sweep
 from headrace.broker.fetch import Fetched, Fetcher
 from headrace.broker.groups import GroupLag, Groups
 from headrace.broker.producers import Producers
@@ -15,12 +18,14 @@ from headrace.broker.publish import ProducerStamp, Published, Publisher
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
 from headrace.broker.shares import Surroundings
+from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, Topic, TopicConfig
-from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownTopic
-from headrace.records import Run
+from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
+from headrace.limits import DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
+from headrace.records import Headers, Run
 
 _DEFAULTS = BrokerSettings()
 _BROKER = "headrace"
@@ -37,6 +42,7 @@ class Broker:
         clock: Clock,
         settings: BrokerSettings = _DEFAULTS,
         authorize: Authorize = allow_all,
+        witness: Witness | None = None,
         later: Later | None = None,
     ) -> None:
         """`clock` gives Unix ms; `later` sets timers (None: the running loop's `call_later`)."""
@@ -44,20 +50,27 @@ class Broker:
         self._engine = engine
         self._settings = settings
         self._later = later
-        self._gate = gate = Gate(authorize)
+        self._gate = gate = Gate(authorize, witness)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
-        self._publisher = publisher = Publisher(engine, gate, self._topics.find)
+        self._publisher = publisher = Publisher(engine, gate, self._topics.find, clock)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
         self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
         self._cursors = Cursors(engine, clock)
         self._groups = groups = Groups(engine, clock=clock, groups_max=settings.groups_max)
-        dead_letters = DeadLetters(publisher, self._topics.ensure)
-        around = Surroundings(engine, groups, dead_letters, clock, later, settings.settlement_commit_ms)
+        self._clock = clock
+        self._opened_at = clock()
+        self._dead_letters = DeadLetters(engine, publisher, self._topics, clock)
+        self._sweep = Sweep(engine, publisher, self._dead_letters, clock=clock, later=later, every_ms=settings.sweep_every_ms)
+        self._schedule = Schedule(
+            engine, publisher, clock=clock, later=later, count_max=settings.delayed_max, bytes_max=settings.delayed_bytes_max
+        )
+        around = Surroundings(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
         self._settlement = Settlement(around, shares_max=settings.groups_max)
         self._transactions = Transactions(
             publisher,
             groups,
             self._check_commit,
+            clock=clock,
             later=later,
             open_max=settings.transactions_open_max,
             bytes_max=settings.transactions_bytes_max,
@@ -71,6 +84,10 @@ class Broker:
         await self._engine.open()
         await self._groups.open(self._exists)
         await self._producers.load(self._exists)
+        await self._dead_letters.open()
+        await self._sweep.open()
+        await self._schedule.open(self._exists)
+        self._opened_at = self._clock()
         self._schedule_expiry()
 
     async def close(self) -> None:
@@ -87,6 +104,8 @@ class Broker:
         self._fetcher.drain()
         self._cursors.drain()
         self._transactions.drain()
+        await self._schedule.drain()
+        await self._sweep.drain()
         if self._expiry is not None:
             await asyncio.wait([self._expiry])
         await self._settlement.drain()
@@ -96,12 +115,15 @@ class Broker:
     async def maintain(self) -> None:
         """Retention, compaction and the expiry of idle producers, now. All of it also happens by itself from time to time."""
         await self._producers.expire()
+        await self._sweep.now()
         await self._engine.maintain()
 
     def access_changed(self) -> None:
-        """The rules behind `authorize` have changed: forget its answers."""
+        """The rules behind `authorize` have changed: forget its answers, and end the cursors of those who may not read any more."""
         self._gate.forget()
         self._publisher.forget()
+        self._cursors.recheck()
+        self._settlement.recheck()
 
     # Topics
 
@@ -182,9 +204,12 @@ class Broker:
         """
         self._gate.check(who, Action.READ, "topic", topic)
         self._topics.find_partition(topic, partition)
-        return await self._fetcher.fetch(
+        fetched = await self._fetcher.fetch(
             topic, partition, offset, bytes_max=bytes_max, records_max=records_max, wait_ms=wait_ms, bytes_min=bytes_min
         )
+        if wait_ms:
+            self._gate.check(who, Action.READ, "topic", topic)  # it may have waited for longer than the permission was there
+        return fetched
 
     def bounds(self, who: Principal, topic: str, partition: int) -> Bounds:
         """The first offset there is and the end, the next one to be given."""
@@ -218,7 +243,8 @@ class Broker:
         self._gate.check(who, Action.READ, "topic", topic)
         self._publisher.check_open()
         self._topics.find_partition(topic, partition)
-        return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed)
+        check = partial(self._gate.check, who, Action.READ, "topic", topic)
+        return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check)
 
     # Groups
 
@@ -262,15 +288,104 @@ class Broker:
         start: Start = "latest",
     ) -> SettlementQueue:
         """A consumer's share in a group's work. Starts at the group's committed offset if there is one, else at `start`."""
-        self._gate.check(who, Action.READ, "topic", topic)
-        self._gate.check(who, Action.COMMIT, "group", group)
+        self._check_takes(who, group, topic)
         self._publisher.check_open()
-        return self._settlement.open(group, topic, self._topics.find(topic).partitions, policy, partitions, start)
+        queue = self._settlement.open(group, topic, self._topics.find(topic).partitions, policy, partitions, start)
+        queue.guard(who, partial(self._check_takes, group=group, topic=topic))
+        return queue
 
     def begin(self, who: Principal, *, id: str | None = None, timeout_ms: int = 60_000) -> Transaction:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
         self._gate.check(who, Action.PUBLISH, "transaction", id or "")
         return self._transactions.begin(who, id, timeout_ms)
+
+    # Dead letters
+
+    async def dead_letters(
+        self, who: Principal, topic: str, *, records_max: int, bytes_max: int = FETCH_BYTES_MAX, after: str = "", replayed: bool = False
+    ) -> list[DeadLetterEntry]:
+        """The dead letters of a topic from the oldest on, or from the one behind the id `after`; those replayed only if asked for.
+        None where there is no dead-letter topic."""
+        self._gate.check(who, Action.READ, "topic", topic + SUFFIX)
+        return await self._dead_letters.entries(topic, records_max, bytes_max, after, replayed)
+
+    def dead_letter_counts(self, who: Principal) -> dict[str, int]:
+        """How many wait to be looked at, by topic, where this principal may see them."""
+        names = [topic.name.removesuffix(SUFFIX) for topic in self.topics(who) if topic.name.endswith(SUFFIX)]
+        return {name: self._dead_letters.count(name) for name in names if name}
+
+    async def move_to_dead_letters(self, who: Principal, topic: str, partition: int, offset: int, *, error: str = "") -> None:
+        """Keep a copy of a record among the dead letters. Raises `UnknownMessage` if it is not there any more."""
+        self._gate.check(who, Action.READ, "topic", topic)
+        self._gate.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
+        self._topics.find_partition(topic, partition)
+        await self._dead_letters.move(topic, partition, offset, "moved", error)
+
+    async def replay(self, who: Principal, topic: str, ids: Sequence[str]) -> Replayed:
+        """Publish dead letters again, with their keys and headers, and mark them, all in one append.
+
+        Raises `UnknownMessage` for one that is not there or has been replayed; then none of them is.
+        """
+        self._gate.check(who, Action.READ, "topic", topic + SUFFIX)
+        if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
+            raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
+        return await self._dead_letters.replay(self._publisher.route(who, topic), ids)
+
+    async def purge_dead_letters(self, who: Principal, topic: str) -> int:
+        """Forget all dead letters of a topic; returns how many were waiting. None there: nothing happens."""
+        self._gate.check(who, Action.DELETE, "topic", topic + SUFFIX)
+        return await self._dead_letters.purge(topic)
+
+    # Delayed messages
+
+    async def publish_delayed(
+        self,
+        who: Principal,
+        topic: str,
+        value: bytes | None,
+        *,
+        delay_ms: int,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        ttl_ms: int = 0,
+    ) -> tuple[str, int]:
+        """Publish after a delay (a negative one is none). Durable when it returns (id, Unix ms of delivery).
+
+        Raises as `publish` does, and `LimitExceeded` when too much waits already.
+        """
+        route = self._publisher.route(who, topic)
+        self._schedule.check(delay_ms, ttl_ms)
+        if partition is not None:
+            self._topics.find_partition(topic, partition)
+        due = self._clock() + max(0, delay_ms)
+        return await self._schedule.add(Delayed(route.topic, due, who.name, value, key, headers, partition, ttl_ms)), due
+
+    def delayed(self, who: Principal, topic: str | None = None) -> list[Waiting]:
+        """What waits to be delivered, in one topic or (None) in all that this principal may see, by time."""
+        waiting = [one for one in self._schedule.waiting() if topic in (None, one.message.topic)]
+        seen = {name: self._may_see(who, name) for name in {one.message.topic for one in waiting}}
+        return [one for one in waiting if seen[one.message.topic]]
+
+    async def cancel_delayed(self, who: Principal, id: str, *, topic: str | None = None) -> None:
+        """It will not be delivered when this returns. Raises `UnknownMessage` if it is not waiting (any more), or not for this topic."""
+        waiting = self._schedule.find(id)
+        if topic not in (None, waiting.message.topic):
+            raise UnknownMessage(id)
+        self._gate.check(who, Action.PUBLISH, "topic", waiting.message.topic)
+        await self._schedule.cancel(waiting)
+
+    def status(self, who: Principal) -> Status:
+        """What this broker holds."""
+        self._gate.check(who, Action.DESCRIBE, "broker", _BROKER)
+        topics = self._topics.visible()
+        bounds = [self._engine.bounds(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
+        return Status(
+            uptime_ms=max(0, self._clock() - self._opened_at),
+            topics=len(topics),
+            records=sum(held.end - held.first for held in bounds),
+            written=sum(held.end for held in bounds),
+        )
 
     # Inside
 
@@ -281,6 +396,10 @@ class Broker:
     def _check_sees(self, who: Principal, topic: str) -> None:
         if not self._may_see(who, topic):
             raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"topic {topic!r}")
+
+    def _check_takes(self, who: Principal, group: str, topic: str) -> None:
+        self._gate.check(who, Action.READ, "topic", topic)
+        self._gate.check(who, Action.COMMIT, "group", group)
 
     def _check_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         self._gate.check(who, Action.COMMIT, "group", group)
@@ -293,6 +412,7 @@ class Broker:
 
     def _topic_changed(self, name: str) -> None:
         self._publisher.forget(name)
+        self._sweep.consider()
         self._settlement.partitions_added(name, self._engine.topics()[name].partitions)
 
     async def _topic_gone(self, name: str) -> None:
@@ -304,6 +424,9 @@ class Broker:
         self._settlement.topic_gone(gone)
         await self._groups.topic_gone(name)
         await self._producers.topic_gone(name)
+        await self._dead_letters.topic_gone(name)
+        await self._sweep.topic_gone(name)
+        await self._schedule.topic_gone(name)
 
     def _schedule_expiry(self) -> None:
         if self._closing is None:

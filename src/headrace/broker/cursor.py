@@ -13,7 +13,7 @@ from typing import Final
 from headrace.broker.batches import size_bytes, unexpired
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Batch, Engine
-from headrace.errors import BrokerError, OffsetOutOfRange, UnknownTopic
+from headrace.errors import BrokerError, NotAuthorized, OffsetOutOfRange, UnknownTopic
 
 _READ_BYTES_MIN: Final = 256 * 1024
 _READ_BYTES_MAX: Final = 1024 * 1024
@@ -128,7 +128,8 @@ class Cursors:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-        self._open: set[Cursor] = set()
+        self._open: dict[Cursor, Callable[[], None]] = {}
+        """With what raises when its reader may not read any more."""
 
     def start(
         self,
@@ -139,6 +140,7 @@ class Cursors:
         *,
         credit_bytes: int,
         failed: Callable[[BrokerError], None] | None,
+        check: Callable[[], None],
     ) -> Cursor:
         bounds = self._engine.bounds(topic, partition)
         if not bounds.first <= offset <= bounds.end:
@@ -151,11 +153,22 @@ class Cursors:
             deliver,
             credit_bytes=credit_bytes,
             failed=failed,
-            closed=self._open.discard,
+            closed=self._forget,
             clock=self._clock,
         )
-        self._open.add(cursor)
+        self._open[cursor] = check
         return cursor
+
+    def _forget(self, cursor: Cursor) -> None:
+        self._open.pop(cursor, None)
+
+    def recheck(self) -> None:
+        """The rules have changed."""
+        for cursor, check in list(self._open.items()):
+            try:
+                check()
+            except NotAuthorized as error:
+                cursor.fail(error)
 
     def topic_gone(self, gone: UnknownTopic) -> None:
         for cursor in [cursor for cursor in self._open if cursor.topic == gone.topic]:

@@ -1,19 +1,60 @@
-"""Dead letters: records nobody could settle, kept in a topic of their own with a note of where they came from and why."""
+"""Dead letters: records nobody could use, kept in a topic of their own with a note of where they came from and why.
+
+The dead letters of a topic T are the records of the topic `T.dlq`: any door can read them, retention and access rules apply as anywhere.
+What is known about a dead letter stands in its headers, behind the record's own:
+
+    x-headrace-reason             refused, timed out, consumer left, expired, rejected, moved, or what the mover said
+    x-headrace-source-topic       T
+    x-headrace-source-partition   where it was, unless it was never written
+    x-headrace-source-offset
+    x-headrace-attempts           how often it was delivered
+    x-headrace-first-failure      Unix ms
+    x-headrace-last-failure
+    x-headrace-error              the words of whoever refused it, if there were any
+
+A dead letter that was replayed stays where it is and is marked (see `dead_letter_marks.py`); the mark and the replayed record are one
+append, so that a crash leaves both or neither.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from headrace.broker.lanes import Row
+from headrace.broker.batches import unexpired
+from headrace.broker.dead_letter_marks import Marks
+from headrace.broker.lanes import Row, rows_of
 from headrace.broker.names import check_topic_name
-from headrace.broker.publish import Placing, Publisher
+from headrace.broker.publish import Placing, Published, Publisher, Route
+from headrace.broker.timers import Clock
+from headrace.broker.topics import Topics
 from headrace.engine.admission import headers_bytes
-from headrace.engine.contract import Ack
-from headrace.limits import HEADERS_BYTES_MAX, HEADERS_MAX
+from headrace.engine.contract import Ack, Cleanup, Engine, Write
+from headrace.errors import OffsetOutOfRange, UnknownMessage, UnknownTopic
+from headrace.limits import DEAD_LETTER_ERROR_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, MIB
 from headrace.records import Headers, Run
 
 SUFFIX: Final = ".dlq"
+_PREFIX: Final = "x-headrace-"
+_NOTES: Final = frozenset(
+    _PREFIX + name
+    for name in (
+        "reason",
+        "source-topic",
+        "source-partition",
+        "source-offset",
+        "attempts",
+        "first-failure",
+        "last-failure",
+        "error",
+    )
+)
+_READ_BYTES: Final = 1 * MIB
+_PURGES_MET_MAX: Final = 3
+"""How often an append may find that somebody has just purged the topic it goes to."""
+_NOWHERE: Final = -1
 
 
 class DeadLetter(NamedTuple):
@@ -21,8 +62,50 @@ class DeadLetter(NamedTuple):
 
     row: Row
     partition: int
+    """`_NOWHERE` with a row that was never written."""
     attempts: int
     reason: str
+    first_failure: int
+    last_failure: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterEntry:
+    """A dead letter as it is read back."""
+
+    id: str
+    """PARTITION-OFFSET, in the dead-letter topic."""
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    """The record's own."""
+    reason: str = ""
+    error: str = ""
+    source_topic: str = ""
+    source_partition: int | None = None
+    source_offset: int | None = None
+    attempts: int = 0
+    first_failure: int = 0
+    last_failure: int = 0
+    replayed_at: int | None = None
+    """Unix ms of the replay, or None."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a dead letter lies."""
+
+    partition: int
+    offset: int
+
+    @classmethod
+    def of(cls, id: str) -> _Place:
+        partition, dash, offset = id.partition("-")
+        if not (dash and partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit() and len(id) <= 40):
+            raise UnknownMessage(id)
+        return cls(int(partition), int(offset))
 
 
 def dead_letter_topic(topic: str) -> str:
@@ -32,36 +115,215 @@ def dead_letter_topic(topic: str) -> str:
     return name
 
 
-class DeadLetters:
-    """`ensure` creates a topic unless it is there."""
+@dataclass(slots=True)
+class Replayed:
+    """What a replay did: where each record is now, by the id of its dead letter."""
 
-    def __init__(self, publisher: Publisher, ensure: Callable[[str], Awaitable[object]]) -> None:
+    topic: str
+    placements: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Id → (partition, offset)."""
+
+
+class DeadLetters:
+    """The dead letters of all topics."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, topics: Topics, clock: Clock) -> None:
+        self._engine = engine
         self._publisher = publisher
-        self._ensure = ensure
+        self._topics = topics
+        self._clock = clock
+        self._marks = Marks(engine)
+        self._replaying: set[tuple[str, str]] = set()
+
+    async def open(self) -> None:
+        await self._marks.open()
+
+    async def topic_gone(self, name: str) -> None:
+        if name.endswith(SUFFIX):
+            await self._marks.topic_gone(name)
+
+    # The way in
 
     async def append(self, topic: str, letters: Sequence[DeadLetter]) -> None:
         """Durable when it returns."""
-        name = dead_letter_topic(topic)
-        await self._ensure(name)
+        for purges_left in reversed(range(_PURGES_MET_MAX)):
+            await self.ensure(topic)
+            try:
+                await asyncio.shield(self._publisher.append(self.writes(topic, letters), Ack.DURABLE))
+            except UnknownTopic:
+                if not purges_left:
+                    raise
+            else:
+                return
+
+    async def ensure(self, topic: str) -> None:
+        """Dead letters do not expire by a default: they wait for somebody to look at them."""
+        defaults = self._topics.defaults
+        config = replace(defaults, ack=Ack.DURABLE, cleanup=Cleanup.DELETE, ttl_ms=0, dead_letter_expired=False)
+        await self._topics.ensure(dead_letter_topic(topic), partitions=1, config=config)
+
+    def writes(self, topic: str, letters: Sequence[DeadLetter]) -> list[Write]:
         run = Run(
             [letter.row.value for letter in letters],
             [letter.row.key for letter in letters],
             [_headers(topic, letter) for letter in letters],
         )
-        placing = Placing(self._publisher.own_route(name), run, None)
-        await self._publisher.append(placing.writes, Ack.DURABLE)
+        return Placing(self._publisher.own_route(dead_letter_topic(topic)), run, None).writes
+
+    async def reject(self, topic: str, run: Run, errors: Sequence[str]) -> None:
+        """Keep records that were refused before they were written, each with the words of whoever refused it. Durable when it returns."""
+        now = self._clock()
+        keys, headers = run.keys or [None] * len(run), run.headers or [()] * len(run)
+        rows = [Row(_NOWHERE, now, *columns, 0) for columns in zip(keys, run.values, headers, strict=True)]
+        letters = [DeadLetter(row, _NOWHERE, 0, "rejected", now, now, error) for row, error in zip(rows, errors, strict=True)]
+        await self.append(topic, letters)
+
+    async def move(self, topic: str, partition: int, offset: int, reason: str, error: str) -> None:
+        """A copy of the record: the log keeps what it holds."""
+        now = self._clock()
+        row = await self._row(topic, partition, offset)
+        if row is None:
+            raise UnknownMessage(f"{partition}-{offset}")
+        await self.append(topic, [DeadLetter(row, partition, 0, reason, now, now, error)])
+
+    # The way out
+
+    def exists(self, topic: str) -> bool:
+        return topic + SUFFIX in self._engine.topics()
+
+    def count(self, topic: str) -> int:
+        """Dead letters that wait to be looked at; expired ones may be among them."""
+        if not self.exists(topic):
+            return 0
+        name = topic + SUFFIX
+        partitions = range(self._engine.topics()[name].partitions)
+        return sum(self._marks.waiting(name, partition, self._engine.bounds(name, partition)) for partition in partitions)
+
+    async def entries(self, topic: str, records_max: int, bytes_max: int, after: str, replayed: bool) -> list[DeadLetterEntry]:
+        found: list[DeadLetterEntry] = []
+        async for entry in self._walk(topic, _Place.of(after) if after else None, replayed):
+            bytes_max -= len(entry.value or b"") + len(entry.key or b"")
+            if found and bytes_max < 0:
+                break
+            found.append(entry)
+            if len(found) >= records_max:
+                break
+        return found
+
+    async def _walk(self, topic: str, after: _Place | None, replayed: bool) -> AsyncIterator[DeadLetterEntry]:
+        name = topic + SUFFIX
+        known = self._engine.topics().get(name)
+        for partition in range(after.partition if after else 0, known.partitions if known else 0):
+            bounds = self._engine.bounds(name, partition)
+            position = bounds.first if replayed else max(bounds.first, min(self._marks.floor(name, partition), bounds.end))
+            if after is not None and partition == after.partition:
+                position = max(position, after.offset + 1)
+            while position < bounds.end:
+                try:
+                    batches = await self._engine.read(name, partition, position, bytes_max=_READ_BYTES)
+                except OffsetOutOfRange as error:
+                    position = max(position + 1, error.first)
+                    continue
+                for batch in unexpired(batches, self._clock()):
+                    for row in rows_of(batch):
+                        mark = self._marks.mark(name, partition, row.offset)
+                        if replayed or mark is None:
+                            yield _entry(topic, partition, row, mark)
+                position = batches[-1].next_offset if batches else bounds.end
+
+    async def replay(self, route: Route, ids: Sequence[str]) -> Replayed:
+        """Publish the records again, each to the partition it came from, and mark their entries: one append."""
+        topic = route.topic
+        places = {id: _Place.of(id) for id in ids}
+        claims = {(topic, id) for id in places}
+        for id, place in places.items():
+            if (topic, id) in self._replaying or self._marks.mark(topic + SUFFIX, place.partition, place.offset) is not None:
+                raise UnknownMessage(id)
+        self._replaying |= claims
+        try:
+            rows = {id: await self._row(topic + SUFFIX, place.partition, place.offset) for id, place in places.items()}
+            return await self._replay(route, places, rows)
+        finally:
+            self._replaying -= claims
+
+    async def _replay(self, route: Route, places: Mapping[str, _Place], rows: Mapping[str, Row | None]) -> Replayed:
+        placings: list[Placing] = []
+        for id, row in rows.items():
+            if row is None:
+                raise UnknownMessage(id)
+            entry = _entry(route.topic, places[id].partition, row, None)
+            source = entry.source_partition
+            partition = source if source is not None and source < route.partitions else None
+            placings.append(Placing(route, Run([entry.value], [entry.key], [entry.headers]), partition))
+        marks = self._marks.marking(route.topic + SUFFIX, [(place.partition, place.offset) for place in places.values()], self._clock())
+        writes = [write for placing in placings for write in placing.writes]
+        staged = self._publisher.append([*writes, self._marks.write(marks)], Ack.DURABLE)
+        self._marks.follow(staged, marks)
+        appended = await asyncio.shield(staged)
+        landed: list[Published] = [placing.landed([answer]) for placing, answer in zip(placings, appended, strict=False)]
+        return Replayed(route.topic, {id: published.placement(0) for id, published in zip(places, landed, strict=True)})
+
+    async def _row(self, topic: str, partition: int, offset: int) -> Row | None:
+        known = self._engine.topics().get(topic)
+        if known is None or not 0 <= partition < known.partitions:
+            return None
+        bounds = self._engine.bounds(topic, partition)
+        if not bounds.first <= offset < bounds.end:
+            return None
+        try:
+            batches = await self._engine.read(topic, partition, offset, bytes_max=1, records_max=1)
+        except OffsetOutOfRange:
+            return None
+        rows = [row for batch in batches for row in rows_of(batch) if row.offset == offset]
+        return rows[0] if rows else None
+
+    async def purge(self, topic: str) -> int:
+        """Forget them all; returns how many were waiting. The topic goes, and comes again with its next dead letter."""
+        count = self.count(topic)
+        if self.exists(topic):
+            await self._topics.delete(dead_letter_topic(topic))
+        return count
 
 
 def _headers(topic: str, letter: DeadLetter) -> Headers:
     """The record's own headers, then ours. Where both together are too many, the last of its own give way."""
-    notes: Headers = (
-        ("x-headrace-reason", letter.reason.encode()),
-        ("x-headrace-source-topic", topic.encode()),
-        ("x-headrace-source-partition", b"%d" % letter.partition),
-        ("x-headrace-source-offset", b"%d" % letter.row.offset),
-        ("x-headrace-attempts", b"%d" % letter.attempts),
-    )
-    own = letter.row.headers[: HEADERS_MAX - len(notes)]
-    while own and headers_bytes(own + notes) > HEADERS_BYTES_MAX:
+    notes: list[tuple[str, bytes]] = [("reason", letter.reason.encode()), ("source-topic", topic.encode())]
+    if letter.partition != _NOWHERE:
+        notes += [("source-partition", b"%d" % letter.partition), ("source-offset", b"%d" % letter.row.offset)]
+    notes += [("attempts", b"%d" % letter.attempts)]
+    notes += [("first-failure", b"%d" % letter.first_failure), ("last-failure", b"%d" % letter.last_failure)]
+    if letter.error:
+        notes.append(("error", letter.error.encode()[:DEAD_LETTER_ERROR_BYTES_MAX].decode(errors="ignore").encode()))
+    named = tuple((_PREFIX + name, text) for name, text in notes)
+    own = letter.row.headers[: HEADERS_MAX - len(named)]
+    while own and headers_bytes(own + named) > HEADERS_BYTES_MAX:
         own = own[:-1]
-    return own + notes
+    return own + named
+
+
+def _entry(topic: str, partition: int, row: Row, mark: int | None) -> DeadLetterEntry:
+    """Ours are the last headers. A record that somebody published to the topic by hand has none of them."""
+    stop = len(row.headers)
+    while stop and row.headers[stop - 1][0] in _NOTES:
+        stop -= 1
+    notes = {name.removeprefix(_PREFIX): text.decode(errors="replace") for name, text in row.headers[stop:]}
+    return DeadLetterEntry(
+        id=f"{partition}-{row.offset}",
+        timestamp=row.timestamp,
+        key=row.key,
+        value=row.value,
+        headers=row.headers[:stop],
+        reason=notes.get("reason", "published"),
+        error=notes.get("error", ""),
+        source_topic=topic,
+        source_partition=_number(notes.get("source-partition")),
+        source_offset=_number(notes.get("source-offset")),
+        attempts=_number(notes.get("attempts")) or 0,
+        first_failure=_number(notes.get("first-failure")) or 0,
+        last_failure=_number(notes.get("last-failure")) or 0,
+        replayed_at=mark,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 19 else None

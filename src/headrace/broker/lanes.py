@@ -112,6 +112,13 @@ class Entry:
     """Who got it last; the only one that may ack it."""
     reason: str = ""
     """Why it is DEAD."""
+    first_failure: int = 0
+    last_failure: int = 0
+    """Unix ms of the first and the last delivery that was refused or timed out."""
+
+    def failed(self, now: int) -> None:
+        self.first_failure = self.first_failure or now
+        self.last_failure = now
 
 
 @dataclass(slots=True, eq=False)

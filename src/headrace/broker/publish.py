@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from headrace.broker.access import Action, Gate, Principal
 from headrace.broker.partitioner import assign, pick
+from headrace.broker.timers import Clock
 from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
 from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
 from headrace.records import Run
@@ -53,16 +54,26 @@ class ProducerStamp:
 class Route:
     """What a publish has to know about a topic."""
 
-    __slots__ = ("partitions", "topic", "turn")
+    __slots__ = ("_clock", "_ttl_ms", "partitions", "topic", "turn")
 
-    def __init__(self, topic: str, partitions: int) -> None:
-        self.topic = topic
-        self.partitions = partitions
+    def __init__(self, topic: Topic, clock: Clock) -> None:
+        self.topic = topic.name
+        self.partitions = topic.partitions
         self.turn = 0
+        self._ttl_ms = topic.config.ttl_ms
+        self._clock = clock
 
     def next_turn(self) -> int:
         self.turn = turn = (self.turn + 1) % self.partitions
         return turn
+
+    def stamped(self, run: Run) -> Run:
+        """The run as it is to be written: with the topic's expiry where a record has none of its own."""
+        if not self._ttl_ms:
+            return run
+        expiry = self._clock() + self._ttl_ms
+        expiries = [expiry] * len(run) if run.expiries is None else [own or expiry for own in run.expiries]
+        return replace(run, expiries=expiries)
 
 
 class Placing:
@@ -73,6 +84,7 @@ class Placing:
     def __init__(self, route: Route, run: Run, partition: int | None) -> None:
         if not run.values:
             raise InvalidRequest("a run needs at least one record")
+        run = route.stamped(run)
         self.assigned: dict[int, list[int]] | None = None
         if partition is not None:
             if not 0 <= partition < route.partitions:
@@ -107,10 +119,11 @@ class Placing:
 class Publisher:
     """The way in. Knows what is staged and not yet resolved, so that a drain can wait for it."""
 
-    def __init__(self, engine: Engine, gate: Gate, find: Callable[[str], Topic]) -> None:
+    def __init__(self, engine: Engine, gate: Gate, find: Callable[[str], Topic], clock: Clock) -> None:
         self._engine = engine
         self._gate = gate
         self._find = find
+        self._clock = clock
         self._routes: dict[str, Route] = {}
         self._allowed: dict[tuple[Principal, str], Route] = {}
         self._draining = False
@@ -142,11 +155,15 @@ class Publisher:
         route = self._allowed[who, topic] = self.own_route(topic)
         return route
 
+    def check_may(self, who: Principal, topic: str) -> None:
+        """Raises `NotAuthorized`."""
+        self._gate.check(who, Action.PUBLISH, "topic", topic)
+
     def own_route(self, topic: str) -> Route:
         """The route of what the broker itself publishes. Raises `UnknownTopic`."""
         route = self._routes.get(topic)
         if route is None:
-            route = self._routes[topic] = Route(topic, self._find(topic).partitions)
+            route = self._routes[topic] = Route(self._find(topic), self._clock)
         return route
 
     def check_open(self) -> None:

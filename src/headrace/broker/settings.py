@@ -25,6 +25,11 @@ class BrokerSettings:
     transactions_open_max: int = limits.TRANSACTIONS_OPEN_MAX
     transactions_bytes_max: int = 4 * limits.TRANSACTION_BYTES_MAX
     """What all open transactions together may hold in memory."""
+    delayed_max: int = limits.DELAYED_MAX
+    delayed_bytes_max: int = limits.DELAYED_BYTES_MAX
+    """Delayed messages that may wait, and what they may hold together."""
+    sweep_every_ms: int = 1_000
+    """How often expired records are moved to the dead letters, where a topic asks for it."""
     settlement_commit_ms: int = 100
     """How long the progress of a settlement queue may wait to be committed together with more of it."""
     expire_every_ms: int = 60_000

@@ -9,10 +9,11 @@ counts anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from headrace.broker.access import Principal
 from headrace.broker.dead_letters import dead_letter_topic
 from headrace.broker.lanes import Entry, Holder, Lane, Row, SettlementPolicy
 from headrace.broker.shares import Share, Surroundings, Taking
@@ -57,7 +58,14 @@ class SettlementQueue:
         self._partitions = None if partitions is None else sorted(set(partitions))
         self._turn = 0
         self._closing: asyncio.Future[None] | None = None
+        self._check: Callable[[Principal], None] | None = None
+        self.who: Principal | None = None
+        """On whose behalf records are taken. Whoever shares a queue between principals says so before each `take`."""
         share.join(self._holder)
+
+    def guard(self, who: Principal, check: Callable[[Principal], None]) -> None:
+        """Ask this before records are handed out: permissions may end while the queue is open."""
+        self.who, self._check = who, check
 
     @property
     def in_flight(self) -> int:
@@ -88,6 +96,8 @@ class SettlementQueue:
     async def _take_now(self, records_max: int, bytes_max: int) -> list[Delivery]:
         if self._closing is not None:
             raise InvalidRequest("the queue is closed")
+        if self._check is not None and self.who is not None:
+            self._check(self.who)
         if self._share.error is not None:
             raise self._share.error
         if self._share.is_draining:
@@ -126,6 +136,17 @@ class SettlementQueue:
             entry = self._share.held(self._holder, id)
             if entry is not None:
                 self._share.refuse(entry, delay_ms)
+            answers.append(entry is not None)
+        return answers
+
+    def reject(self, ids: Sequence[int], reason: str = "rejected by its consumer") -> list[bool]:
+        """These cannot be used, however often they come: to the dead letters with them. False as for `ack`."""
+        self._share.check_overdue()
+        answers = []
+        for id in ids:
+            entry = self._share.held(self._holder, id)
+            if entry is not None:
+                self._share.reject(entry, reason)
             answers.append(entry is not None)
         return answers
 
@@ -196,6 +217,11 @@ class Settlement:
                 for partition in range(count):
                     if partition not in share.lanes:
                         share.add_lane(partition, self._around.engine.bounds(topic, partition).first)
+
+    def recheck(self) -> None:
+        """The rules have changed: those who wait for records look again, and are told if they may not any more."""
+        for share in self._shares.values():
+            share.wake()
 
     def topic_gone(self, gone: UnknownTopic) -> None:
         for share in [share for share in self._shares.values() if share.topic == gone.topic]:

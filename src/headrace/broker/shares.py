@@ -280,6 +280,15 @@ class Share:
         if entry.state is not State.DEAD:
             self._failed(entry, entry.holder.policy.backoff(entry.attempt) if delay_ms is None else delay_ms, "refused")
 
+    def reject(self, entry: Entry, reason: str) -> None:
+        """To the dead letters now, whatever attempts are left. Where none are kept, it counts as settled."""
+        assert entry.holder is not None, "only its holder rejects a record"
+        if not entry.holder.policy.dead_letters:
+            self.settle(entry)
+        elif entry.state is not State.DEAD:
+            entry.failed(self._around.clock())
+            self._give_up(entry, reason)
+
     def check_overdue(self) -> None:
         """Deliveries whose ack is overdue come again at once."""
         now = self._around.clock()
@@ -290,16 +299,20 @@ class Share:
     def _failed(self, entry: Entry, delay_ms: int, reason: str) -> None:
         assert entry.holder is not None
         policy = entry.holder.policy
+        entry.failed(self._around.clock())
         if not policy.is_exhausted(entry.attempt):
             entry.lane.wait(entry, self._around.clock() + delay_ms)
             self._ring_by(entry.time)
         elif policy.dead_letters:
-            entry.lane.bury(entry, reason)
-            self._dead.append(entry)
-            self._bury()
+            self._give_up(entry, reason)
         else:
             self.settle(entry)
         self.wake()
+
+    def _give_up(self, entry: Entry, reason: str) -> None:
+        entry.lane.bury(entry, reason)
+        self._dead.append(entry)
+        self._bury()
 
     # The alarm: one timer for the next time-out or redelivery. It may ring for something settled since; then it is set anew.
 
@@ -348,7 +361,7 @@ class Share:
         for partition in sorted({entry.lane.partition for entry in dead}):
             mine = [entry for entry in dead if entry.lane.partition == partition]
             rows = await self._bodies(self.lanes[partition], mine)
-            letters += (DeadLetter(rows[entry.offset], partition, entry.attempt, entry.reason) for entry in mine if entry.offset in rows)
+            letters += (_letter(entry, rows[entry.offset]) for entry in mine if entry.offset in rows)
         if letters:
             await self._around.dead_letters.append(self.topic, letters)
         del self._dead[: len(dead)]
@@ -385,3 +398,7 @@ class Share:
             await groups.put(groups.commits(self.group, floors))
             for (_, partition), floor in floors.items():
                 self.lanes[partition].committed = floor
+
+
+def _letter(entry: Entry, row: Row) -> DeadLetter:
+    return DeadLetter(row, entry.lane.partition, entry.attempt, entry.reason, entry.first_failure, entry.last_failure)

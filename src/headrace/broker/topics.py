@@ -50,13 +50,17 @@ class Topics:
         async with self._alone(name):
             return await self._create(name, partitions, config)
 
-    async def ensure(self, name: str) -> Topic:
+    @property
+    def defaults(self) -> TopicConfig:
+        return self._settings.topic_defaults
+
+    async def ensure(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Find or create. Of many at once, one creates and the others find."""
         check_topic_name(name)
         async with self._alone(name):
             if name in self._engine.topics():
                 return self.find(name)
-            return await self._create(name, self._settings.auto_create_partitions, None)
+            return await self._create(name, partitions or self._settings.auto_create_partitions, config)
 
     async def alter(self, name: str, partitions: int | None, config: TopicConfig | None) -> Topic:
         async with self._alone(name):

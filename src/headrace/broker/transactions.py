@@ -7,15 +7,16 @@ or an abort leaves nothing behind that a reader would have to step over.
 from __future__ import annotations
 
 from asyncio import CancelledError, shield
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Final, Protocol
 
 from headrace.broker.access import Principal
 from headrace.broker.groups import Commits, Groups
 from headrace.broker.names import check_name
 from headrace.broker.publish import Placing, Published, Publisher
-from headrace.broker.timers import Later, Timer
+from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_run, headers_bytes
 from headrace.engine.contract import Write
 from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
@@ -58,7 +59,7 @@ class CheckCommit(Protocol):
 class Transaction:
     """Staged in memory, invisible until it is committed."""
 
-    def __init__(self, ledger: Transactions, who: Principal, id: str | None) -> None:
+    def __init__(self, ledger: Transactions, who: Principal, id: str) -> None:
         self.id = id
         self.size_bytes = 0
         self.timer: Timer | None = None
@@ -68,25 +69,36 @@ class Transaction:
         self._is_overdue = False
         self._placings: list[Placing] = []
         self._commits: Commits = []
+        self._checks: dict[tuple[str, str], Callable[[], None]] = {}
+        """What is to be asked again at the commit: permissions may end while a transaction is open."""
 
     @property
     def is_open(self) -> bool:
         return self._state is _State.OPEN
 
-    def publish(self, topic: str, run: Run, partition: int | None = None) -> None:
-        """Stage a run. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also when it grows too large."""
+    @property
+    def placings(self) -> Sequence[Placing]:
+        """One for each `publish`, in order; none once it has ended."""
+        return self._placings
+
+    def publish(self, topic: str, run: Run, partition: int | None = None) -> Placing:
+        """Stage a run; returns the partitions it will go to. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also
+        when it grows too large."""
         self._check_open()
         route = self._ledger.publisher.route(self._who, topic)
         check_run(run)
         placing = Placing(route, run, partition)
         self._ledger.make_room(self, weight(run))
         self._placings.append(placing)
+        self._checks["topic", topic] = partial(self._ledger.publisher.check_may, self._who, topic)
+        return placing
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Stage a group's offsets; they become durable with the records."""
         self._check_open()
         self._ledger.check_commit(self._who, group, offsets)
         self._commits += self._ledger.groups.commits(group, offsets)
+        self._checks["group", group] = partial(self._ledger.check_commit, self._who, group, {})
 
     async def commit(self) -> list[Published]:
         """All of it or nothing. One `Published` for each `publish`, in order.
@@ -95,6 +107,8 @@ class Transaction:
         """
         self._check_open()
         self._ledger.publisher.check_open()
+        for check in self._checks.values():
+            check()
         self._state = _State.COMMITTING
         try:
             published = await self._ledger.write(self._placings, self._commits)
@@ -129,19 +143,29 @@ class Transaction:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise InvalidTransaction(f"transaction {self.id or ''!r} {_WORDS[self._state]}")
+            raise InvalidTransaction(f"transaction {self.id!r} {_WORDS[self._state]}")
 
 
 class Transactions:
     """The open ones, and what they may hold together."""
 
     def __init__(
-        self, publisher: Publisher, groups: Groups, check_commit: CheckCommit, *, later: Later, open_max: int, bytes_max: int
+        self,
+        publisher: Publisher,
+        groups: Groups,
+        check_commit: CheckCommit,
+        *,
+        clock: Clock,
+        later: Later,
+        open_max: int,
+        bytes_max: int,
     ) -> None:
         self.publisher = publisher
         self.groups = groups
         self.check_commit = check_commit
+        self._clock = clock
         self._later = later
+        self._begun = 0
         self._open_max = open_max
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -152,17 +176,19 @@ class Transactions:
         self.publisher.check_open()
         if timeout_ms <= 0:
             raise InvalidRequest(f"a transaction needs some time, not {timeout_ms} ms")
-        if id is not None:
-            check_name("transaction", id)
-            if id in self._by_id:
-                raise InvalidTransaction(f"transaction {id!r} is open already")
+        if id is None:
+            # Not the number alone: nobody must mistake a transaction of this start for one of the last.
+            self._begun += 1
+            id = f"txn-{self._clock():x}-{self._begun:x}"
+        check_name("transaction", id)
+        if id in self._by_id:
+            raise InvalidTransaction(f"transaction {id!r} is open already")
         if len(self._open) >= self._open_max:
             raise LimitExceeded(f"{self._open_max} transactions are open already")
         transaction = Transaction(self, who, id)
         transaction.timer = self._later(timeout_ms / 1000, transaction.time_out)
         self._open.add(transaction)
-        if id is not None:
-            self._by_id[id] = transaction
+        self._by_id[id] = transaction
         return transaction
 
     def make_room(self, transaction: Transaction, size_bytes: int) -> None:
@@ -195,8 +221,7 @@ class Transactions:
             transaction.timer.cancel()
         self._bytes -= transaction.size_bytes
         self._open.discard(transaction)
-        if transaction.id is not None:
-            self._by_id.pop(transaction.id, None)
+        self._by_id.pop(transaction.id, None)
 
     def drain(self) -> None:
         """Open transactions are aborted: whoever began them will hear of it when they try to commit."""

@@ -24,6 +24,7 @@ from headrace.records import Run
 CATALOG_LOG: Final = 0
 CATALOG_SEGMENT_BYTES: Final = 8 * 1024 * 1024
 _TOPIC, _DELETED = b"topic:", b"deleted:"
+_HOUR_MS: Final = 3600 * 1000
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ def log_options(config: TopicConfig, *, has_key: bool) -> LogOptions:
         retention_ms=config.retention_ms,
         retention_bytes=config.retention_bytes,
         tombstone_retention_ms=config.tombstone_retention_ms,
+        expired_keep_ms=_HOUR_MS if config.dead_letter_expired else 0,
     )
 
 
@@ -102,6 +104,8 @@ class _StoredConfig(msgspec.Struct):
     retention_bytes: int = 0
     segment_bytes: int = TopicConfig().segment_bytes
     tombstone_retention_ms: int = TopicConfig().tombstone_retention_ms
+    ttl_ms: int = 0
+    dead_letter_expired: bool = False
     compress: bool = False
     encrypt: bool | None = None
 

@@ -41,6 +41,10 @@ class TopicConfig:
     """Per partition."""
     segment_bytes: int = 128 * 1024 * 1024
     tombstone_retention_ms: int = 24 * 3600 * 1000
+    ttl_ms: int = 0
+    """A record without an expiry of its own expires so long after it was written. Segments all of whose records have are dropped."""
+    dead_letter_expired: bool = False
+    """Whether expired records are kept among the dead letters. Their segments stay an hour longer, so that there is time to move them."""
     compress: bool = False
     encrypt: bool | None = None
     """None: encrypt exactly when the data directory has a key."""

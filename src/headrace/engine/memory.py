@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headrace.engine.admission import check_run
+from headrace.engine.catalog import log_options
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
@@ -28,7 +29,7 @@ from headrace.errors import (
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.log.batch import encode
 from headrace.log.runs import cut
-from headrace.records import Run
+from headrace.records import NEVER, Run
 
 
 @dataclass(slots=True, eq=False)
@@ -257,14 +258,21 @@ def _retain(partition: _Partition, config: TopicConfig, now: int) -> None:
     dropped = 0
     for batch in kept:
         too_old = config.retention_ms > 0 and batch.header.max_timestamp < now - config.retention_ms
+        expiry = _expires_at(batch)
+        expired = expiry != NEVER and expiry <= now - log_options(config, has_key=False).expired_keep_ms
         too_much = config.retention_bytes > 0 and total - batch.header.size >= config.retention_bytes
-        if not (too_old or too_much):
+        if not (too_old or too_much or expired):
             break
         total -= batch.header.size
         dropped += 1
     if dropped:
         partition.batches = kept[dropped:]
         partition.first = partition.batches[0].first_offset if partition.batches else partition.end
+
+
+def _expires_at(batch: Batch) -> int:
+    expiries = batch.expiries()
+    return NEVER if expiries is None or NEVER in expiries else max(expiries)
 
 
 def _compact(partition: _Partition, tombstones_before: int) -> None:

@@ -1,0 +1,274 @@
+"""Delayed messages: published now, in the log later.
+
+A delayed message waits in the table `__delayed`, as durable as a record, and in memory. When its time has come, it is written to its
+topic and removed from the table in one append: a crash leaves it either waiting or delivered, never both and never neither. Messages
+that are due together are delivered together, in the order of their times. Nothing is delivered before its time by the broker's clock.
+
+A message that cannot be written (the disk is full) stays and is tried again; those of a topic that is deleted go with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final, TypeAlias
+
+import msgspec
+
+from headrace.broker.publish import Placing, Publisher
+from headrace.broker.tables import TableLog
+from headrace.broker.timers import Clock, Later, Timer
+from headrace.engine.admission import check_run, headers_bytes
+from headrace.engine.contract import Ack, Engine
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownMessage
+from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX, MIB
+from headrace.records import NEVER, Headers, Run
+
+_Key: TypeAlias = tuple[str]
+_RETRY_SECONDS: Final = 1.0
+_LOOK_SECONDS_MAX: Final = 1.0
+"""The clock is looked at so often: it may be set forward while a timer runs."""
+_AT_ONCE_MAX: Final = 1_000
+_AT_ONCE_BYTES_MAX: Final = 4 * MIB
+"""Messages of one append: enough to be cheap, not so many that the next ones wait for them."""
+_ENTRY_BYTES: Final = 256
+"""What a message weighs beside its content."""
+
+
+class Delayed(msgspec.Struct, frozen=True, array_like=True):
+    """A message and when it is to be delivered. Stored in this order of fields: new ones go to the end and have a default."""
+
+    topic: str
+    due: int
+    """Unix ms."""
+    owner: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+    """None: decided at delivery."""
+    ttl_ms: int = 0
+    """Expires so long after its delivery. Zero: as its topic says."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.value or b"") + len(self.key or b"") + headers_bytes(self.headers) + _ENTRY_BYTES
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A message in the schedule."""
+
+    id: str
+    message: Delayed
+    is_leaving: bool = False
+    """An append that removes it is under way."""
+
+
+class Schedule(TableLog[_Key, Delayed]):
+    """All delayed messages. `count_max` and `bytes_max` bound what waits."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, *, clock: Clock, later: Later, count_max: int, bytes_max: int) -> None:
+        super().__init__(engine, "__delayed", _Key, Delayed, is_binary=True)  # type: ignore[arg-type]  # see `Groups`
+        self._publisher = publisher
+        self._clock = clock
+        self._later = later
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._waiting: dict[str, Waiting] = {}
+        self._due: list[tuple[int, int, str]] = []
+        """(Time, turn, id), a heap; ids that no longer wait are dropped on the way."""
+        self._turn = 0
+        self._count = self._bytes = 0
+        """Of what waits and what is about to."""
+        self._run_number, self._scheduled = 0, 0
+        self._timer: Timer | None = None
+        self._timer_at = 0
+        self._delivering: asyncio.Task[None] | None = None
+        self._is_stopped = True
+        """Before it was opened and after it was drained."""
+
+    async def open(self, exists: Callable[[str], bool]) -> None:
+        """Load; what has become due meanwhile is delivered at once."""
+        await self.load()
+        self._count, self._bytes = len(self._waiting), sum(waiting.message.size_bytes for waiting in self._waiting.values())
+        # An id is given out only after an append, which moves the end of the table: no id is given twice, whatever is compacted away.
+        self._run_number = self._engine.bounds(self.name, 0).end
+        await self._drop(lambda waiting: not exists(waiting.message.topic))
+        self._is_stopped = False
+        self._arm()
+
+    def show(self, key: _Key, value: Delayed | None) -> None:
+        (id,) = key
+        if value is None:
+            waiting = self._waiting.pop(id, None)
+            if waiting is not None:
+                self._count -= 1
+                self._bytes -= waiting.message.size_bytes
+            return
+        self._waiting[id] = Waiting(id, value)
+        self._push(self._waiting[id])
+        self._arm()
+
+    # Coming in
+
+    def check(self, delay_ms: int, ttl_ms: int) -> None:
+        if delay_ms > DELAY_MS_MAX:
+            raise InvalidRequest(f"a delay of {delay_ms} ms exceeds the {DELAY_MS_MAX} ms there may be")
+        if ttl_ms < 0:
+            raise InvalidRequest(f"a record cannot live for {ttl_ms} ms")
+
+    async def add(self, message: Delayed) -> str:
+        """Durable when it returns, with the id under which it can be cancelled."""
+        size_bytes = message.size_bytes
+        check_run(Run([message.value], [message.key], [message.headers]))
+        if size_bytes > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
+            raise RecordTooLarge(size_bytes=size_bytes - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
+        if self._count >= self._count_max:
+            raise LimitExceeded(f"{self._count_max} delayed messages are waiting already")
+        if self._bytes + size_bytes > self._bytes_max:
+            raise LimitExceeded(f"delayed messages may hold {self._bytes_max} bytes together")
+        self._scheduled += 1
+        id = f"{self._run_number:x}-{self._scheduled:x}"
+        changes = [((id,), message)]
+        staged = self._publisher.append([self.write(changes)], Ack.DURABLE)
+        self._count += 1
+        self._bytes += size_bytes
+
+        def give_back(done: asyncio.Future[object]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                self._count -= 1
+                self._bytes -= size_bytes
+
+        staged.add_done_callback(give_back)  # type: ignore[arg-type]  # it asks the future only whether it has failed
+        self.follow(staged, changes)
+        await asyncio.shield(staged)
+        return id
+
+    # Looking, and going away
+
+    def find(self, id: str) -> Waiting:
+        """Raises `UnknownMessage`, also for a message that is on its way."""
+        waiting = self._waiting.get(id)
+        if waiting is None or waiting.is_leaving:
+            raise UnknownMessage(id)
+        return waiting
+
+    def waiting(self) -> list[Waiting]:
+        """By time."""
+        return sorted(self._waiting.values(), key=lambda waiting: (waiting.message.due, waiting.id))
+
+    async def cancel(self, waiting: Waiting) -> None:
+        """It will never be delivered when this returns. `waiting` is what `find` has just given."""
+        waiting.is_leaving = True
+        try:
+            await self.put([((waiting.id,), None)])
+        except BrokerError:
+            self._stay([waiting])
+            raise
+
+    async def topic_gone(self, topic: str) -> None:
+        await self.settled()
+        await self._drop(lambda waiting: waiting.message.topic == topic)
+
+    async def _drop(self, doomed: Callable[[Waiting], bool]) -> None:
+        await self.put([((waiting.id,), None) for waiting in self._waiting.values() if doomed(waiting)])
+
+    async def drain(self) -> None:
+        """Deliver no more; what is under way is finished."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._delivering is not None:
+            await asyncio.wait([self._delivering])
+
+    # Delivering
+
+    def _push(self, waiting: Waiting) -> None:
+        self._turn += 1
+        heappush(self._due, (waiting.message.due, self._turn, waiting.id))
+
+    def _arm(self, at_least_seconds: float = 0.0) -> None:
+        """Set the timer for the first message, if it is not set already. At least so far ahead: not again at once after a failure."""
+        if self._is_stopped or self._delivering is not None:
+            return
+        while self._due and ((first := self._waiting.get(self._due[0][2])) is None or first.is_leaving):
+            heappop(self._due)
+        if not self._due:
+            return
+        due = self._due[0][0]
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return
+            self._timer.cancel()
+        self._timer_at = due
+        seconds = min(max(0, due - self._clock()) / 1000, _LOOK_SECONDS_MAX)
+        self._timer = self._later(max(seconds, at_least_seconds), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._due and self._due[0][0] <= self._clock():
+            self._delivering = asyncio.get_running_loop().create_task(self._deliver_all())
+        else:
+            self._arm()
+
+    async def _deliver_all(self) -> None:
+        pause_seconds = 0.0
+        try:
+            while not self._is_stopped and (due := self._take_due()):
+                await self._deliver(due)
+        except BrokerError:
+            pause_seconds = _RETRY_SECONDS
+        finally:
+            self._delivering = None
+            self._arm(pause_seconds)
+
+    def _take_due(self) -> list[Waiting]:
+        now, taken, size_bytes = self._clock(), list[Waiting](), 0
+        while self._due and self._due[0][0] <= now and len(taken) < _AT_ONCE_MAX and size_bytes < _AT_ONCE_BYTES_MAX:
+            waiting = self._waiting.get(heappop(self._due)[2])
+            if waiting is not None and not waiting.is_leaving:
+                waiting.is_leaving = True
+                taken.append(waiting)
+                size_bytes += waiting.message.size_bytes
+        return taken
+
+    async def _deliver(self, due: list[Waiting]) -> None:
+        """Records and the removal of their entries, in one append."""
+        changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None) for waiting in due]
+        try:
+            by_place: dict[tuple[str, int | None], list[Delayed]] = {}
+            for waiting in due:
+                # Entries of a topic that has just been deleted are removed, with nothing to deliver.
+                if waiting.message.topic in self._engine.topics():
+                    by_place.setdefault((waiting.message.topic, waiting.message.partition), []).append(waiting.message)
+            writes = [
+                write
+                for (topic, partition), messages in by_place.items()
+                for write in Placing(self._publisher.own_route(topic), self._records(messages), partition).writes
+            ]
+            staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE)
+            self.follow(staged, changes)
+            await asyncio.shield(staged)
+        except BrokerError:
+            self._stay(due)
+            raise
+
+    def _records(self, messages: list[Delayed]) -> Run:
+        now = self._clock()
+        return Run(
+            [message.value for message in messages],
+            [message.key for message in messages] if any(message.key is not None for message in messages) else None,
+            [message.headers for message in messages] if any(message.headers for message in messages) else None,
+            expiries=[now + message.ttl_ms if message.ttl_ms else NEVER for message in messages]
+            if any(message.ttl_ms for message in messages)
+            else None,
+        )
+
+    def _stay(self, kept: list[Waiting]) -> None:
+        for waiting in kept:
+            if self._waiting.get(waiting.id) is waiting:
+                waiting.is_leaving = False
+                self._push(waiting)
+        self._arm(_RETRY_SECONDS)

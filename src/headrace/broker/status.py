@@ -1,0 +1,17 @@
+"""What a broker says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Numbers over all topics but the internal ones."""
+
+    uptime_ms: int
+    topics: int
+    records: int
+    """Those that are kept."""
+    written: int
+    """Those that ever were."""
