@@ -21,6 +21,7 @@ from headrace.clients.api import Client
 from headrace.clients.backoff import Backoff
 from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState, OnState
+from headrace.clients.partial import PartialClient
 from headrace.clients.tls import TlsOptions
 
 
@@ -38,6 +39,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "figg": Scheme("headrace.clients.figg", "FiggClient", "FiggOptions", 8119),
     "flymq": Scheme("headrace.clients.flymq", "FlyMqClient", "FlyMqOptions", 9092),
     "blipmq": Scheme("headrace.clients.blipmq", "BlipMqClient", "BlipMqOptions", 5555, has_login=True),
+    "fujin": Scheme("headrace.clients.fujin", "FujinClient", "FujinOptions", 4848),
     "rustlog": Scheme("headrace.clients.rustlog", "RustLogClient", "RustLogOptions", 9092),
 }
 _TLS: Final = "+tls"
@@ -95,32 +97,58 @@ class Connecting:
 
     async def _connect(self) -> Client:
         """A connection counts when the server has answered on it: one that speaks another protocol, or wants a certificate, hangs up."""
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def tell(state: ConnectionState, reason: str) -> None:
-            if state is ConnectionState.DISCONNECTED and not ended.done():
-                ended.set_result(reason)
-            self._on_state(state, reason)
-
+        greeting = _Greeting(self._on_state)
         address, scheme = self._address, SCHEMES[self._address.scheme]
         kind = getattr(importlib.import_module(scheme.module), scheme.client)
         login = {"api_key": self._api_key} if scheme.has_login else {}
-        options = dataclasses.replace(self._options, on_state=tell)
+        options = dataclasses.replace(self._options, on_state=greeting.tell)
         client = cast(Client, await kind.connect(address.host, address.port, options=options, **login))
+        failure = await greeting.await_answer(client, self._seconds)
+        if failure is not None:
+            raise ConnectFailed(host=address.host, port=address.port, reason=f"{failure}; is it a {address.scheme} server?")
+        return client
+
+
+class _Greeting:
+    """Holds back what happens to a connection until the server has answered on it: the user is told of none that was of no use."""
+
+    def __init__(self, on_state: OnState) -> None:
+        self._on_state = on_state
+        self._held_back: list[tuple[ConnectionState, str]] | None = []
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def tell(self, state: ConnectionState, reason: str) -> None:
+        if self._held_back is None:
+            self._on_state(state, reason)
+            return
+        self._held_back.append((state, reason))
+        if state is ConnectionState.DISCONNECTED and not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def await_answer(self, client: Client, seconds: float) -> str | None:
+        """Why there is none; the client is then closed."""
         answered = asyncio.ensure_future(client.ping())
         try:
-            await asyncio.wait((answered, ended), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answered, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not answered.done() or answered.exception() is not None:
-                reason = ended.result() if ended.done() else f"no answer within {self._seconds:g} s; is it a {address.scheme} server?"
-                raise ConnectFailed(host=address.host, port=address.port, reason=reason)
+                client.abandon()
+                return self._ended.result() if self._ended.done() else f"no answer within {seconds:g} s"
         except BaseException:
             client.abandon()
             raise
         finally:
             answered.cancel()
-            if not ended.done():
-                ended.cancel()
-        return client
+            self._ended.cancel()
+        held_back, self._held_back = self._held_back or [], None
+        for state, reason in held_back:
+            self._on_state(state, reason)
+        return None
+
+
+def supports(name: str, verb: str) -> bool:
+    """Whether the protocol has a verb of `Client` that some lack: `supports("figg", "fetch")` is False."""
+    kind = getattr(importlib.import_module(SCHEMES[name].module), SCHEMES[name].client)
+    return getattr(kind, verb) is not getattr(PartialClient, verb, None)
 
 
 def connect(
@@ -147,7 +175,12 @@ def connect(
     if options is not None and not isinstance(options, kind):
         raise TypeError(f"{address.scheme}:// takes {scheme.options}, not {type(options).__name__}")
     _check_login(address.scheme, scheme, api_key)
-    wishes: dict[str, object] = {"connect_seconds": connect_seconds, "backoff": backoff, "on_state": on_state, "resend_writes": resend_writes}
+    wishes: dict[str, object] = {
+        "connect_seconds": connect_seconds,
+        "backoff": backoff,
+        "on_state": on_state,
+        "resend_writes": resend_writes,
+    }
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     known = {field.name for field in dataclasses.fields(kind)}
     if "resend_writes" in given and "resend_writes" not in known:

@@ -86,6 +86,7 @@ class StreamLink:
     def send(self, frames: bytes) -> None:
         if self._reason is not None or not frames:
             return
+        self._counters.bytes_out += len(frames)
         self._carrier.send(self._stream, frames)
         unsent = self.unsent_bytes
         if unsent > self._limits.output_high_water_bytes:

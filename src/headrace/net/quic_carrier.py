@@ -92,6 +92,13 @@ class _CreditedConnection(QuicConnection):
         if stream is not None:
             self.taken_total += stream.receiver.highest_offset - taken
 
+    def may_send(self, stream_id: int) -> bool:
+        """Not on a stream that has ended on this side, also because the peer asked for that."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return not self._stream_is_discarded(stream_id)
+        return stream.sender._buffer_fin is None and stream.sender._reset_error_code is None
+
     def unacknowledged(self, stream_id: int) -> int:
         stream = self._streams.get(stream_id)
         return 0 if stream is None else stream.sender._buffer_stop - stream.sender._buffer_start
@@ -189,7 +196,8 @@ class Carrier:
         return self._quic.get_next_available_stream_id()
 
     def send(self, stream: int, data: bytes, *, finish: bool = False) -> None:
-        if not self._is_lost:
+        """Queue; on a stream that has ended on this side the bytes are dropped."""
+        if not self._is_lost and self._quic.may_send(stream):
             self._quic.send_stream_data(stream, data, end_stream=finish)
             self._soon()
 

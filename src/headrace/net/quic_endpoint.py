@@ -147,7 +147,8 @@ class ServerEndpoint(asyncio.DatagramProtocol):
 
     def _send(self, data: bytes, address: NetworkAddress) -> None:
         self.bytes_out += len(data)
-        self._transport.sendto(data, address)
+        if not self._transport.is_closing():
+            self._transport.sendto(data, address)
 
 
 class ClientEndpoint(asyncio.DatagramProtocol):
