@@ -15,7 +15,22 @@ def test_publish_through_figg_reports_a_rate_and_its_machine(tmp_path: Path) -> 
     assert told["command"] == "publish"
     assert told["facts"]["headrace"] == __version__
     assert told["config"]["connections"] == 3
-    assert values(told)["figg publish, durable"] > 100
+    assert values(told)["figg publish, durable, 3 connections"] > 100
+
+
+@pytest.mark.parametrize("door", ["blipmq", "flymq", "rustlog"])
+def test_every_door_can_be_filled_and_read(door: str, tmp_path: Path) -> None:
+    told = measured("consume", "--door", door, "--records", "6210", directory=tmp_path)
+    assert values(told)[f"{door} consume, history"] > 100
+
+
+@pytest.mark.parametrize("door", ["flymq", "rustlog"])
+def test_many_connections_are_measured_against_one(door: str, tmp_path: Path) -> None:
+    sizes = ("--records", "3000", "--connections", "20", "--window", "2000", "--against-one")
+    told = measured("publish", "--door", door, *sizes, directory=tmp_path)
+    many, one, ratio = told["figures"]
+    assert ratio["value"] == pytest.approx(many["value"] / one["value"])
+    assert ratio["target"]["at_least"] == 0.7
 
 
 @pytest.mark.parametrize("ack", ["written", "none"])
@@ -29,8 +44,9 @@ def test_consume_through_figg_reports_a_rate(tmp_path: Path) -> None:
     assert values(told)["figg consume, history"] > 100
 
 
-def test_latency_reports_percentiles_in_order(tmp_path: Path) -> None:
-    told = measured("latency", "--rate", "500", "--duration", "0.5", "--round-trips", "50", directory=tmp_path)
+@pytest.mark.parametrize("door", ["figg", "blipmq", "flymq", "rustlog"])
+def test_latency_reports_percentiles_in_order(door: str, tmp_path: Path) -> None:
+    told = measured("latency", "--door", door, "--rate", "500", "--duration", "0.3", "--round-trips", "30", directory=tmp_path)
     loop, trips, machine, above = told["figures"]
     for figure in (loop, trips, machine):
         notes = figure["notes"]
@@ -55,15 +71,32 @@ def test_only_the_named_parts_of_the_log_are_measured(tmp_path: Path) -> None:
     assert list(values(told)) == ["flush to 5 partitions ÷ to one"]
 
 
-def test_compare_puts_nats_beside_figg(tmp_path: Path) -> None:
+def test_compare_puts_nats_beside_every_door(tmp_path: Path) -> None:
     told = measured("compare", "--against", "nats", "--records", "6000", directory=tmp_path)
     shown = values(told)
-    for contender in ("headrace figg", "nats jetstream"):
+    for contender in ("headrace figg", "headrace blipmq", "headrace flymq", "headrace rustlog", "nats jetstream"):
         assert shown[f"{contender} publish"] > 100
         assert shown[f"{contender} consume"] > 100
     assert shown["nats jetstream, nats-py publish"] > 100
     ratio = shown["publish: headrace figg ÷ nats jetstream"]
     assert ratio == pytest.approx(shown["headrace figg publish"] / shown["nats jetstream publish"])
+    targets = {figure["name"]: figure["target"]["at_least"] for figure in told["figures"] if "target" in figure}
+    assert targets == {
+        "publish: headrace figg ÷ nats jetstream": 1.5,
+        "publish: headrace blipmq ÷ nats jetstream": 1.5,
+        "publish: headrace flymq ÷ nats jetstream": 1.0,
+        "publish: headrace rustlog ÷ nats jetstream": 0.5,
+        "consume: headrace figg ÷ nats jetstream": 2.0,
+        "consume: headrace flymq ÷ nats jetstream": 2.0,
+    }
+
+
+def test_compare_measures_only_the_named_doors(tmp_path: Path) -> None:
+    told = measured("compare", "--doors", "rustlog-json", "--records", "2000", directory=tmp_path)
+    assert [name for name in values(told) if name.startswith("headrace")] == [
+        "headrace rustlog-json publish",
+        "headrace rustlog-json consume",
+    ]
 
 
 def test_the_table_goes_to_stdout(tmp_path: Path) -> None:
@@ -77,11 +110,18 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
     from headrace.bench.children import broker
 
     with broker(tmp_path) as running:
-        work = tmp_path / "work"
+        work, key = tmp_path / "work", tmp_path / "key"
         work.mkdir()
+        key.write_bytes(running.key)
+        key.chmod(0o600)
         host, port = running.address
-        told = measured("publish", "--server", f"{host}:{port}", "--records", "1000", directory=work)
+        server = ("--server", f"{host}:{port}", "--records", "1000")
+        told = measured("publish", *server, directory=work)
         assert values(told)["figg publish, durable"] > 0
+        told = measured("consume", "--door", "blipmq", "--blipmq-key", f"file:{key}", *server, directory=work)
+        assert values(told)["blipmq consume, history"] > 0
+        keyless = bench("publish", "--door", "blipmq", *server, directory=work)
+        assert "blipmq asks for an API key: --blipmq-key file:PATH" in keyless.stderr
         assert running.resident_bytes() > 0
 
 
@@ -92,6 +132,11 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
         (("compare", "--against", "kafka"), 2, "'kafka' is none of nats, redis"),
         (("publish", "--server", "127.0.0.1:1", "--ack", "none"), 2, "--ack and --profile need a broker that is started here"),
         (("publish", "--server", "127.0.0.1:1"), 1, "127.0.0.1:1 refuses the connection"),
+        (("compare", "--doors", "figg,kafka"), 2, "'kafka' is none of figg, blipmq, flymq, rustlog, rustlog-json"),
+        (("publish", "--door", "rustlog", "--window", "499"), 1, "rustlog publishes 500 records at once: the window is too small"),
+        (("publish", "--against-one"), 2, "--against-one needs --connections above 1"),
+        (("publish", "--blipmq-key", "env:KEY"), 2, "--blipmq-key is for --server"),
+        (("publish", "--server", "127.0.0.1:1", "--blipmq-key", "env:NO_SUCH_KEY"), 1, "variable NO_SUCH_KEY is not set"),
         (("publish", "--server", "nowhere"), 1, "'nowhere' is not HOST:PORT"),
         (("publish", "--size", "0"), 2, "at least 1"),
     ],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from headrace.bench.doors.figg import AckMeter, FiggLoad
+from headrace.bench.doors.figg import FiggLoad
 from headrace.bench.faults import BenchFailed
 from headrace.bench.load import MARK, Chunk, Lane, chunk_records, run, sample_values
 from headrace.wire.figg import encode
@@ -66,7 +66,7 @@ def chunks(values: list[bytes], size: int) -> list[Chunk]:
 def test_every_record_arrives_once_and_in_order() -> None:
     values = [b"%d" % index for index in range(5_000)]
     with peer(Peer) as (sock, serving):
-        seconds = run([Lane(sock, chunks(values, 700), AckMeter(), len(values))])
+        seconds = run([Lane(sock, chunks(values, 700), FiggLoad().acks("t"), len(values))])
     assert serving.values == values
     assert seconds > 0
 
@@ -74,14 +74,19 @@ def test_every_record_arrives_once_and_in_order() -> None:
 def test_a_window_is_never_exceeded_and_never_runs_dry() -> None:
     values = [b"%d" % index for index in range(2_000)]
     with peer(lambda sock: Peer(sock, every=75)) as (sock, serving):
-        run([Lane(sock, chunks(values, 25), AckMeter(), len(values) - 50, window=100)])
+        run([Lane(sock, chunks(values, 25), FiggLoad().acks("t"), len(values) - 50, window=100)])
     assert serving.unanswered_max <= 100
 
 
 def test_several_lanes_share_one_loop() -> None:
     values = [b"%d" % index for index in range(1_000)]
     with peer(Peer) as (one, first), peer(Peer) as (two, second):
-        run([Lane(one, chunks(values, 100), AckMeter(), len(values)), Lane(two, chunks(values, 300), AckMeter(), len(values))])
+        run(
+            [
+                Lane(one, chunks(values, 100), FiggLoad().acks("t"), len(values)),
+                Lane(two, chunks(values, 300), FiggLoad().acks("t"), len(values)),
+            ]
+        )
     assert first.values == second.values == values
 
 
@@ -89,7 +94,7 @@ def test_a_peer_that_goes_away_ends_the_run_with_how_far_it_came() -> None:
     values = [b"%d" % index for index in range(2_000)]
     with peer(lambda sock: Peer(sock, records_max=10)) as (sock, _):
         with pytest.raises((BenchFailed, ConnectionError)):
-            run([Lane(sock, chunks(values, 10), AckMeter(), len(values), window=10)])
+            run([Lane(sock, chunks(values, 10), FiggLoad().acks("t"), len(values), window=10)])
 
 
 def test_every_sample_value_has_its_size_and_exactly_one_mark() -> None:
@@ -105,3 +110,41 @@ def test_a_chunk_is_at_most_a_quarter_of_the_window() -> None:
     assert chunk_records(128, 400) == 100
     assert chunk_records(128, 1) == 1
     assert chunk_records(10_000_000, 0) == 1
+
+
+def test_a_chunk_holds_whole_batches() -> None:
+    assert chunk_records(128, 0, 500) == 2000
+    assert chunk_records(10_000_000, 0, 500) == 500
+    assert chunk_records(128, 1_000, 500) == 500
+
+
+class Asking:
+    """A meter that answers each read with as much again, up to a limit."""
+
+    def __init__(self, wanted: int) -> None:
+        self.count, self._wanted = 0, wanted
+
+    def feed(self, received: bytearray, size: int) -> bytes:
+        self.count += size
+        return bytes(received[:size]) if self.count < self._wanted else b""
+
+
+def echo(sock: socket.socket) -> None:
+    with suppress(ConnectionError):
+        while data := sock.recv(65536):
+            sock.sendall(data)
+
+
+def test_answers_that_the_kernel_does_not_take_at_once_hold_nothing_up() -> None:
+    # Both directions fill up: a generator that waited with an answer until it is sent would wait for ever.
+    ours, theirs = socket.socketpair()
+    wanted = 20_000_000
+    thread = threading.Thread(target=echo, args=(theirs,))
+    thread.start()
+    try:
+        run([Lane(ours, [Chunk(bytes(2_000_000), 0)], Asking(wanted), wanted)])
+    finally:
+        ours.close()
+        thread.join(10)
+        theirs.close()
+    assert not thread.is_alive()

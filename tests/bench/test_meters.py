@@ -6,11 +6,25 @@ import random
 
 import pytest
 
-from headrace.bench.doors.figg import AckMeter, FiggLoad
+from headrace.bench.doors import DOORS
+from headrace.bench.doors.blipmq import POLLS, BlipMqLoad
+from headrace.bench.doors.figg import FiggLoad
+from headrace.bench.doors.flymq import FlyMqLoad
+from headrace.bench.doors.meters import PAGE_RECORDS_MAX
+from headrace.bench.doors.rustlog import BATCH_RECORDS
 from headrace.bench.faults import BenchFailed
 from headrace.bench.load import Meter, sample_values
 from headrace.bench.peers import nats, redis
+from headrace.wire.blipmq import AckRun, Decoder, Message, PollRun
+from headrace.wire.blipmq import encoder as blipmq
 from headrace.wire.figg import encode
+from headrace.wire.flymq import Dialect as FlyMqDialect
+from headrace.wire.flymq import Opcode, RequestDecoder, encode_failure, encode_reply
+from headrace.wire.flymq.messages import AUTO, Failure, Fetch, Fetched, RecordMetadataRun
+from headrace.wire.rustlog import Asked, Dialect, refusals
+from headrace.wire.rustlog import RequestDecoder as RustLogDecoder
+from headrace.wire.rustlog import encode_reply as rustlog_reply
+from headrace.wire.rustlog import messages as rustlog
 
 
 def feed(meter: Meter, stream: bytes, cuts: list[int]) -> bytes:
@@ -35,13 +49,13 @@ REDIS_ANSWERS = b"".join(b"$15\r\n1794729371877-%d\r\n" % (index % 10) for index
 
 @pytest.mark.parametrize("cut", range(len(FIGG_ACKS)))
 def test_figg_acks_cut_anywhere_count_to_the_last_sequence_number(cut: int) -> None:
-    meter = AckMeter()
+    meter = FiggLoad().acks("bench")
     feed(meter, FIGG_ACKS, [cut])
     assert meter.count == 1000
 
 
 def test_figg_acks_byte_by_byte_never_count_an_ack_before_it_is_whole() -> None:
-    meter, seen = AckMeter(), []
+    meter, seen = FiggLoad().acks("bench"), []
     for byte in FIGG_ACKS:
         meter.feed(bytearray([byte]), 1)
         seen.append(meter.count)
@@ -50,12 +64,12 @@ def test_figg_acks_byte_by_byte_never_count_an_ack_before_it_is_whole() -> None:
 
 def test_a_figg_message_that_is_no_ack_is_refused() -> None:
     with pytest.raises(BenchFailed, match="type 9"):
-        AckMeter().feed(bytearray(encode.pong(7)), 16)
+        FiggLoad().acks("bench").feed(bytearray(encode.pong(7)), 16)
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_figg_history_in_any_pieces_counts_every_record(seed: int) -> None:
-    meter = FiggLoad().consume("bench", 20, 30).meter
+    meter = FiggLoad().consume("bench", 20, 30, 0).meter
     feed(meter, FIGG_HISTORY, pieces(len(FIGG_HISTORY), seed))
     assert meter.count == 20
 
@@ -63,13 +77,138 @@ def test_figg_history_in_any_pieces_counts_every_record(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_figg_history_with_a_gap_is_refused(seed: int) -> None:
     gap = encode.attached("bench", 0) + encode.data("bench", [*range(1, 20), 21], sample_values(30, 20))
-    with pytest.raises(BenchFailed, match="last of 20 records carries offset 21"):
-        feed(FiggLoad().consume("bench", 20, 30).meter, gap, pieces(len(gap), seed))
+    with pytest.raises(BenchFailed, match="record 20 of the topic carries offset 21"):
+        feed(FiggLoad().consume("bench", 20, 30, 0).meter, gap, pieces(len(gap), seed))
 
 
 def test_figg_history_with_a_record_too_many_is_refused() -> None:
     with pytest.raises(BenchFailed, match="bytes more than 19 records"):
-        feed(FiggLoad().consume("bench", 19, 30).meter, FIGG_HISTORY, [])
+        feed(FiggLoad().consume("bench", 19, 30, 0).meter, FIGG_HISTORY, [])
+
+
+def test_blipmq_pongs_count_to_the_records_before_the_last_ping() -> None:
+    pongs = blipmq.pong(7) + blipmq.pong(2_000) + blipmq.pong(2_345)
+    for cut in range(len(pongs)):
+        meter = BlipMqLoad().acks("bench")
+        feed(meter, pongs, [cut])
+        assert meter.count == 2_345
+
+
+def test_a_publish_that_blipmq_refuses_ends_the_run_in_its_words() -> None:
+    refused = blipmq.nack(5, 413, "")
+    with pytest.raises(BenchFailed, match=r"blipmq: (refused|a frame)"):
+        feed(BlipMqLoad().acks("bench"), refused, [])
+
+
+def deliveries(tags: range) -> bytes:
+    return blipmq.publishes(1, "bench", tags, [b"v" * 30] * len(tags))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blipmq_deliveries_are_acknowledged_and_polled_for_until_there_are_enough(seed: int) -> None:
+    records = 4 * POLLS + 123
+    plan = BlipMqLoad().consume("bench", records, 30, 9)
+    stream = deliveries(range(1, records + 1))
+    sent = plan.request + feed(plan.meter, stream, pieces(len(stream), seed))
+    assert plan.meter.count == records
+    acked = [cid for message in blipmq_messages(sent) if isinstance(message, AckRun) for cid in message.cids]
+    polled = sum(len(message.cids) for message in blipmq_messages(sent) if isinstance(message, PollRun))
+    assert acked == list(range(1, records + 1))
+    assert records <= polled < records + POLLS
+
+
+def test_a_delivery_that_comes_again_ends_the_run() -> None:
+    again = deliveries(range(1, 9)) + deliveries(range(8, 10))
+    with pytest.raises(BenchFailed, match="delivery 10 carries tag 9"):
+        feed(BlipMqLoad().consume("bench", 10, 30, 9).meter, again, [])
+
+
+def blipmq_messages(sent: bytes) -> list[Message]:
+    return list(Decoder().feed(sent))
+
+
+FLYMQ_REPLIES = encode_reply(Opcode.PRODUCE, RecordMetadataRun("bench", [0] * 9, list(range(9)), [5] * 9, [AUTO] * 9, [30] * 9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flymq_replies_in_any_pieces_are_all_counted(seed: int) -> None:
+    meter = FlyMqLoad().acks("bench")
+    feed(meter, FLYMQ_REPLIES, pieces(len(FLYMQ_REPLIES), seed))
+    assert meter.count == 9
+
+
+def test_a_produce_that_flymq_refuses_ends_the_run() -> None:
+    refused = encode_failure(Failure("no room for this record on the disk, says the broker"), FlyMqDialect.SPEC)
+    with pytest.raises(BenchFailed, match="no room"):
+        feed(FlyMqLoad().acks("bench"), refused, [])
+
+
+class FlyMqPages:
+    """Answers FETCHes; each page holds at most `most` records."""
+
+    refusal = encode_failure(Failure("the topic has burnt down"), FlyMqDialect.SPEC)
+
+    def __init__(self, most: int) -> None:
+        self._decoder, self._most = RequestDecoder(), most
+
+    def answer(self, requests: bytes) -> bytes:
+        replies = []
+        for request in self._decoder.feed(requests):
+            assert isinstance(request, Fetch)
+            end = request.offset + min(request.records_max, self._most)
+            values = [b"v" * 30] * (end - request.offset)
+            replies.append(encode_reply(Opcode.FETCH, Fetched(list(range(request.offset, end)), values, end)))
+        return b"".join(replies)
+
+
+class RustLogPages:
+    """Answers Fetches in either dialect, as many records as `max_bytes` allows."""
+
+    refusal = rustlog_reply(Dialect.BINARY, refusals.internal("the topic has burnt down", retriable=False))
+
+    def __init__(self, most: int) -> None:
+        self._decoder, self._most = RustLogDecoder(), most
+
+    def answer(self, requests: bytes) -> bytes:
+        replies = []
+        for asked in self._decoder.feed(requests):
+            assert isinstance(asked, Asked) and isinstance(asked.request, rustlog.Fetch)
+            begin, overhead = asked.request.offset, 12 if asked.dialect is Dialect.BINARY else 0
+            offsets = range(begin, begin + min(asked.request.max_bytes // (30 + overhead), self._most))
+            replies.append(rustlog_reply(asked.dialect, rustlog.FetchReply(offsets, [b"v" * 30] * len(offsets), offsets.stop)))
+        return b"".join(replies)
+
+
+PAGES: dict[str, type[FlyMqPages | RustLogPages]] = {"flymq": FlyMqPages, "rustlog": RustLogPages, "rustlog-json": RustLogPages}
+
+
+@pytest.mark.parametrize("door", PAGES)
+@pytest.mark.parametrize("most", [PAGE_RECORDS_MAX, 3_777])
+def test_pages_are_asked_for_until_all_records_have_come_once(door: str, most: int) -> None:
+    records, server, seed = 3 * PAGE_RECORDS_MAX + 17, PAGES[door](most), 0
+    plan = DOORS[door].consume("bench", records, 30, 0)
+    requests = plan.request
+    while requests:
+        seed += 1
+        stream = server.answer(requests)
+        requests = feed(plan.meter, stream, pieces(len(stream), seed))
+    assert plan.meter.count == records
+
+
+@pytest.mark.parametrize("door", PAGES)
+def test_a_fetch_that_is_refused_ends_the_run_in_the_words_of_the_broker(door: str) -> None:
+    with pytest.raises(BenchFailed, match="the topic has burnt down"):
+        feed(DOORS[door].consume("bench", 10, 30, 0).meter, PAGES[door].refusal, [])
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("seed", range(10))
+def test_rustlog_batches_in_any_pieces_are_all_counted(dialect: Dialect, seed: int) -> None:
+    meter = DOORS["rustlog"].acks("bench")
+    sizes = [BATCH_RECORDS, BATCH_RECORDS, 17]
+    stream = b"".join([rustlog_reply(dialect, rustlog.ProduceReply(range(3, 3 + size))) for size in sizes])
+    feed(meter, stream, pieces(len(stream), seed))
+    assert meter.count == sum(sizes)
 
 
 @pytest.mark.parametrize("seed", range(50))

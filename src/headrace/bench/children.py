@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from headrace.bench.faults import BenchFailed
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 20.0
 _POLL_SECONDS = 0.01
+_KEY_VARIABLE = "HEADRACE_BENCH_BLIPMQ_KEY"
 
 Address = tuple[str, int]
 
@@ -97,6 +99,8 @@ class Broker:
     pid: int
     start_seconds: float
     """From the start of the process until every door was open."""
+    key: bytes
+    """The API key of its BlipMQ door."""
 
     def resident_bytes(self) -> int:
         """Physical memory of the process now (its resident set)."""
@@ -117,7 +121,8 @@ class Broker:
 def broker(directory: Path, *, ack: str = "durable", profile: Path | None = None) -> Iterator[Broker]:
     """`headrace serve` on `directory/data`, on a free loopback port; `ack` is the promise of topics made while it runs.
 
-    `profile` runs it under cProfile, which writes there when the broker ends.
+    `profile` runs it under cProfile, which writes there when the broker ends. BlipMQ deliveries may wait long for their ACK: a machine
+    that stalls for the usual 100 ms must not turn a measurement of deliveries into one of redeliveries.
     """
     ready_file, log = directory / "ready.json", directory / "serve.log"
     ready_file.unlink(missing_ok=True)
@@ -125,11 +130,18 @@ def broker(directory: Path, *, ack: str = "durable", profile: Path | None = None
     command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data")]
     began = time.perf_counter()
     command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready_file)]
-    with child(command, log, environment={"HEADRACE__STORAGE__ACK": ack}) as process:
+    key = secrets.token_urlsafe()
+    environment = {
+        "HEADRACE__STORAGE__ACK": ack,
+        "HEADRACE__BLIPMQ__KEYS": f"env:{_KEY_VARIABLE}",
+        "HEADRACE__BLIPMQ__RETRY_BACKOFF": "60s",
+        _KEY_VARIABLE: key,
+    }
+    with child(command, log, environment=environment) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
         started = time.perf_counter() - began
         doors = json.loads(ready_file.read_text("utf-8"))["doors"]
-        yield Broker(parse_address(doors["tcp"][0]), process.pid, started)
+        yield Broker(parse_address(doors["tcp"][0]), process.pid, started, key.encode())
 
 
 def parse_address(text: str) -> Address:

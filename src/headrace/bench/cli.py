@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,11 +11,14 @@ import click
 from headrace.bench import options
 from headrace.bench.report import Figure, NoteValue, Target
 
-DOORS = ["figg"]
+DOORS = ["figg", "blipmq", "flymq", "rustlog", "rustlog-json"]
+COMPARED_DOORS = "figg,blipmq,flymq,rustlog"
 LOG_PARTS = ["raw", "append", "read", "spread", "recovery", "memory"]
 PEERS = ["nats", "redis"]
 PUBLISH_TARGETS = {"figg": Target(at_least=600_000)}
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
+AGAINST_ONE_TARGET = Target(at_least=0.7)
+"""Many connections lose less than 30 % of what one can do."""
 
 
 def cpu_note(seconds: float, records: int) -> dict[str, NoteValue]:
@@ -68,11 +72,15 @@ def log(
 @click.option(
     "--window", type=click.IntRange(0), default=0, show_default=True, help="Unacknowledged records per connection; 0: as TCP allows."
 )
+@click.option("--against-one", is_flag=True, help="Take turns with a single connection that publishes as much, and show the ratio.")
 def publish(
-    door_name: str, value_bytes: int, ack: str, server: str | None, profile: Path | None,
-    repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int,
+    door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
+    repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, against_one: bool,
 ) -> None:  # fmt: skip
-    """Publish through a door, from the first byte to the last acknowledgement."""
+    """Publish through a door, from the first byte to the last acknowledgement.
+
+    BlipMQ publishes with QoS 1 and is acknowledged by a PONG after every 256 KiB, RustLog publishes batches of 500 records.
+    """
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
 
@@ -84,16 +92,30 @@ def publish(
         "connections": connections,
         "window": window,
     }
+    if against_one and connections == 1:
+        raise click.UsageError("--against-one needs --connections above 1")
+    name = f"{door_name} publish, {ack}"
     with options.measuring("publish", repeat, output, parent, config) as run:
-        with run.broker(server, ack, profile) as target:
-            plan = traffic.Traffic(loads[door_name], target.address, records, value_bytes, connections, window)
+        with run.broker(options.Chosen(ack, server, key, profile)) as target:
+            plan = traffic.Traffic(loads[door_name], target.address, target.key, records, value_bytes, connections, window)
             traffic.warm_up(plan)
-            rates, cpu_before = [], target.cpu_seconds()
+            figure = Figure(f"{name}, {connections} connections" if connections > 1 else name, "records/s", [])
+            alone = Figure(f"{name}, 1 connection", "records/s", [])
+            kinds = [(figure, plan), (alone, replace(plan, connections=1))] if against_one else [(figure, plan)]
+            cpu = dict.fromkeys((shown.name for shown, _ in kinds), 0.0)
             for turn in range(repeat):
-                with run.steps.step(f"publish {turn + 1}/{repeat}", records) as tick:
-                    rates.append(records / traffic.publish(plan, traffic.new_topic(), tick))
-            notes = cpu_note(target.cpu_seconds() - cpu_before, records * repeat)
-        run.report.add(Figure(f"{door_name} publish, {ack}", "records/s", rates, PUBLISH_TARGETS.get(door_name), notes))
+                for shown, kind in kinds:
+                    place, cpu_before = traffic.new_topic(kind), target.cpu_seconds()
+                    with run.steps.step(f"{shown.name} {turn + 1}/{repeat}", records) as tick:
+                        shown.runs.append(records / traffic.publish(kind, place, tick))
+                    cpu[shown.name] += target.cpu_seconds() - cpu_before
+        figure.target = PUBLISH_TARGETS.get(door_name) if connections == 1 else None
+        for shown, _ in kinds:
+            shown.notes = cpu_note(cpu[shown.name], records * repeat)
+            run.report.add(shown)
+        if against_one:
+            ratios = [many / one for many, one in zip(figure.runs, alone.runs, strict=True)]
+            run.report.add(Figure(f"{door_name} publish: {connections} connections ÷ 1", "×", ratios, AGAINST_ONE_TARGET))
 
 
 @bench.command()
@@ -101,26 +123,29 @@ def publish(
 @options.records(1_000_000)
 @options.connections()
 def consume(
-    door_name: str, value_bytes: int, ack: str, server: str | None, profile: Path | None,
+    door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, records: int, connections: int,
 ) -> None:  # fmt: skip
-    """Read a topic's history through a door; with several connections, each reads all of it."""
+    """Read a topic from its start through a door; with several connections, each reads all of it.
+
+    Figg attaches at the start, FlyMQ and RustLog fetch pages of up to 5,000 records with two under way, BlipMQ polls and acknowledges
+    with 2,000 under way.
+    """
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
 
     config: dict[str, NoteValue] = {"door": door_name, "records": records, "value_bytes": value_bytes, "connections": connections}
     with options.measuring("consume", repeat, output, parent, config) as run:
-        with run.broker(server, ack, profile) as target:
-            load = loads[door_name]
-            topic = traffic.new_topic()
+        with run.broker(options.Chosen(ack, server, key, profile)) as target:
+            plan = traffic.Traffic(loads[door_name], target.address, target.key, records, value_bytes, connections)
+            place = traffic.new_topic(plan, readers=repeat * connections)
             with run.steps.step("fill", records) as tick:
-                traffic.publish(traffic.Traffic(load, target.address, records, value_bytes), topic, tick)
-            plan = traffic.Traffic(load, target.address, records, value_bytes, connections)
+                traffic.publish(replace(plan, connections=1), place, tick)
             traffic.warm_up(plan)
             rates, cpu_before = [], target.cpu_seconds()
             for turn in range(repeat):
                 with run.steps.step(f"consume {turn + 1}/{repeat}", records * connections) as tick:
-                    rates.append(records * connections / traffic.consume(plan, topic, tick))
+                    rates.append(records * connections / traffic.consume(plan, place, tick, turn=turn))
             notes = cpu_note(target.cpu_seconds() - cpu_before, records * connections * repeat)
         run.report.add(Figure(f"{door_name} consume, history", "records/s", rates, CONSUME_TARGETS.get(door_name), notes))
 
@@ -133,14 +158,13 @@ def consume(
 @click.option("--duration", type=click.FloatRange(0.01, 3_600), default=10.0, show_default=True, help="Seconds of the open loop.")
 @click.option("--round-trips", type=click.IntRange(1), default=2_000, show_default=True, help="Records sent one at a time.")
 def latency(
-    door_name: str, value_bytes: int, ack: str, server: str | None, profile: Path | None,
+    door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, rate: int, duration: float, round_trips: int,
 ) -> None:  # fmt: skip
     """Answer times: an open loop at a fixed rate, and one record at a time."""
     from headrace.bench import latency as answers
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
-    from headrace.bench.load import connected
     from headrace.bench.raw import SyncProbe
 
     config: dict[str, NoteValue] = {
@@ -153,21 +177,18 @@ def latency(
     }
     load, records = loads[door_name], max(1, round(rate * duration))
     with options.measuring("latency", repeat, output, parent, config) as run:
-        with run.broker(server, ack, profile) as target:
-            traffic.warm_up(traffic.Traffic(load, target.address, records, value_bytes))
+        with run.broker(options.Chosen(ack, server, key, profile)) as target:
+            plan = traffic.Traffic(load, target.address, target.key, records, value_bytes)
+            traffic.warm_up(plan)
             open_loops, trips, machine = [], [], []
             for turn in range(repeat):
-                with run.steps.step(f"open loop {turn + 1}/{repeat}", records) as tick, connected(target.address) as (sock,):
-                    load.handshake(sock)
-                    open_loops.append(
-                        answers.open_loop(sock, load, traffic.new_topic(), rate=rate, records=records, value_bytes=value_bytes, tick=tick)
-                    )
-                with run.steps.step(f"round trips {turn + 1}/{repeat}", round_trips), connected(target.address) as (sock,):
-                    load.handshake(sock)
+                topic = traffic.new_topic(plan).topic
+                with run.steps.step(f"open loop {turn + 1}/{repeat}", records) as tick, traffic.entered(plan) as (sock,):
+                    open_loops.append(answers.open_loop(sock, load, topic, rate=rate, records=records, value_bytes=value_bytes, tick=tick))
+                topic = traffic.new_topic(plan).topic
+                with run.steps.step(f"round trips {turn + 1}/{repeat}", round_trips), traffic.entered(plan) as (sock,):
                     with closing(SyncProbe(run.directory, value_bytes + answers.RECORD_OVERHEAD_BYTES, round_trips)) as probe:
-                        times, own = answers.round_trips(
-                            sock, load, traffic.new_topic(), count=round_trips, value_bytes=value_bytes, probe=probe.once
-                        )
+                        times, own = answers.round_trips(sock, load, topic, count=round_trips, value_bytes=value_bytes, probe=probe.once)
                     trips.append(times)
                     machine.append(own)
         for figure in answers.figures(door_name, ack, rate, open_loops, trips, machine):
@@ -179,18 +200,10 @@ def latency(
 @options.size()
 @options.records(1_000_000)
 @click.option(
-    "--door",
-    "door_names",
-    type=click.Choice(DOORS),
-    multiple=True,
-    default=["figg"],
-    show_default=True,
-    help="Doors to compare; may be repeated.",
+    "--doors", default=COMPARED_DOORS, show_default=True, metavar="NAMES", help=f"Doors, with commas between: {', '.join(DOORS)}."
 )
-@click.option("--against", default="nats", show_default=True, help="Peers, with commas between: nats, redis.")
-def compare(
-    value_bytes: int, repeat: int, output: str, parent: Path | None, records: int, door_names: tuple[str, ...], against: str
-) -> None:
+@click.option("--against", default="nats", show_default=True, metavar="NAMES", help="Peers, with commas between: nats, redis.")
+def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, records: int, doors: str, against: str) -> None:
     """Headrace beside other brokers, in one run.
 
     nats: JetStream, file storage, its default sync. redis: Streams with appendfsync everysec and always.
@@ -198,10 +211,7 @@ def compare(
     from headrace.bench import compare as contest
     from headrace.bench.doors import DOORS as loads
 
-    peers = [name.strip() for name in against.split(",")]
-    unknown = [name for name in peers if name not in PEERS]
-    if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(PEERS)}", param_hint="--against")
+    door_names, peers = _names(doors, DOORS, "--doors"), _names(against, PEERS, "--against")
     found = contest.contenders([loads[name] for name in door_names], peers)
     config: dict[str, NoteValue] = {
         "doors": ",".join(door_names),
@@ -213,3 +223,11 @@ def compare(
         contest.rounds(contest.Contest(records, value_bytes, run.directory), found, repeat, run.steps)
         for figure in contest.figures(found):
             run.report.add(figure)
+
+
+def _names(text: str, known: list[str], flag: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint=flag)
+    return names

@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 PEERS = ("nats", "redis")
 CLIENT_RECORDS_MAX = 50_000
 """The Python client of a peer is so much slower that fewer records say the same."""
-PUBLISH_TARGET = Target(at_least=1.5)
-CONSUME_TARGET = Target(at_least=2.0)
+_OURS = "headrace "
+TARGETS = {
+    ("publish", "figg"): Target(at_least=1.5),
+    ("publish", "blipmq"): Target(at_least=1.5),
+    ("publish", "flymq"): Target(at_least=1.0),
+    ("publish", "rustlog"): Target(at_least=0.5),
+    ("consume", "figg"): Target(at_least=2.0),
+    ("consume", "flymq"): Target(at_least=2.0),
+}
+"""Ratios to NATS JetStream with its default sync, over raw sockets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Contender:
 
 def contenders(doors: Iterable[DoorLoad], against: Iterable[str]) -> list[Contender]:
     """Headrace through each of the doors, then the peers. Raises `PeerMissing` before anything is measured."""
-    found = [Contender(f"headrace {load.name}", _headrace(load)) for load in doors]
+    found = [Contender(f"{_OURS}{load.name}", _headrace(load)) for load in doors]
     for name in against:
         if name == "nats":
             nats.server_binary()
@@ -75,33 +83,33 @@ def rounds(contest: Contest, found: list[Contender], repeat: int, steps: Steps) 
 def figures(found: list[Contender]) -> list[Figure]:
     """All rates, then the ratio of each door to each peer."""
     shown = [Figure(f"{contender.name} {name}", "records/s", runs) for contender in found for name, runs in contender.runs.items()]
-    ours = [contender for contender in found if contender.name.startswith("headrace")]
+    ours = [contender for contender in found if contender.name.startswith(_OURS)]
     for contender in ours:
         for peer in found:
             if peer in ours:
                 continue
             for name in [name for name in contender.runs if name in peer.runs]:
                 ratios = [mine / theirs for mine, theirs in zip(contender.runs[name], peer.runs[name], strict=True)]
-                shown.append(Figure(f"{name}: {contender.name} ÷ {peer.name}", "×", ratios, _target(name, peer.name)))
+                shown.append(Figure(f"{name}: {contender.name} ÷ {peer.name}", "×", ratios, _target(name, contender.name, peer.name)))
     return shown
 
 
-def _target(name: str, peer: str) -> Target | None:
-    if peer != "nats jetstream":
-        return None
-    return PUBLISH_TARGET if name == "publish" else CONSUME_TARGET
+def _target(name: str, ours: str, peer: str) -> Target | None:
+    return TARGETS.get((name, ours.removeprefix(_OURS))) if peer == "nats jetstream" else None
 
 
 def _headrace(load: DoorLoad) -> Callable[[Contest, Tick], dict[str, float]]:
     def once(contest: Contest, tick: Tick) -> dict[str, float]:
         with _fresh(contest.directory / "headrace") as directory, broker(directory) as running:
-            plan = traffic.Traffic(load, running.address, contest.records, contest.value_bytes)
+            plan = traffic.Traffic(load, running.address, running.key, contest.records, contest.value_bytes)
             traffic.warm_up(plan)
-            topic = traffic.new_topic()
-            return {
-                "publish": contest.records / traffic.publish(plan, topic, tick),
-                "consume": contest.records / traffic.consume(plan, topic, tick),
-            }
+            place = traffic.new_topic(plan, readers=int(load.reads_history))
+            seconds = traffic.publish(plan, place, tick)
+            if not load.reads_history:
+                # Nobody subscribes to what is measured, as nobody does at the other servers: the reader gets a topic of its own.
+                place = traffic.new_topic(plan, readers=1)
+                traffic.publish(plan, place)
+            return {"publish": contest.records / seconds, "consume": contest.records / traffic.consume(plan, place, tick)}
 
     return once
 

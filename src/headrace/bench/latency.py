@@ -52,7 +52,7 @@ def open_loop(
     """The latency of each of `records` records sent at `rate` a second."""
     values = sample_values(value_bytes)
     frames = [load.publish(topic, [values[index % len(values)]], index) for index in range(records)]
-    meter, buffer = load.acks(), bytearray(READ_BYTES)
+    meter, buffer = load.acks(topic), bytearray(READ_BYTES)
     answers = Answers([], [])
     interval = 1.0 / rate
     sent, told = 0, 0.0
@@ -87,7 +87,7 @@ def round_trips(
     """
     (value,) = sample_values(value_bytes, 1)
     frames = [load.publish(topic, [value], index) for index in range(count)]
-    meter, buffer = load.acks(), bytearray(READ_BYTES)
+    meter, buffer = load.acks(topic), bytearray(READ_BYTES)
     trips, machine = [], []
     for index, frame in enumerate(frames):
         began = time.perf_counter()

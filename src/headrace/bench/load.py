@@ -12,6 +12,7 @@ import random
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,14 +55,16 @@ class Chunk:
 class Lane:
     """One connection of a run: what it has to send, and its meter."""
 
-    __slots__ = ("_next", "_position", "chunks", "meter", "records", "sent", "sock", "window")
+    __slots__ = ("_chunks", "_position", "meter", "records", "sent", "sock", "window")
 
     def __init__(self, sock: socket.socket, chunks: Sequence[Chunk], meter: Meter, records: int, *, window: int = 0) -> None:
-        self.sock, self.chunks, self.meter, self.records = sock, chunks, meter, records
+        self.sock, self.meter, self.records = sock, meter, records
         self.window = window
         """Records that may be unacknowledged; 0 leaves it to TCP."""
         self.sent = 0
-        self._next = self._position = 0
+        self._chunks = deque(chunks)
+        self._position = 0
+        """In the first chunk."""
 
     @property
     def done(self) -> bool:
@@ -69,14 +72,14 @@ class Lane:
 
     @property
     def may_send(self) -> bool:
-        if self._next == len(self.chunks):
+        if not self._chunks:
             return False
-        return not self.window or self._position > 0 or self.sent - self.meter.count + self.chunks[self._next].records <= self.window
+        return not self.window or self._position > 0 or self.sent - self.meter.count + self._chunks[0].records <= self.window
 
     def send(self) -> None:
         """Hand the kernel what it takes and the window allows."""
         while self.may_send:
-            chunk = self.chunks[self._next]
+            chunk = self._chunks[0]
             try:
                 self._position += self.sock.send(memoryview(chunk.frames)[self._position :])
             except BlockingIOError:
@@ -84,7 +87,8 @@ class Lane:
             if self._position < len(chunk.frames):
                 return
             self.sent += chunk.records
-            self._next, self._position = self._next + 1, 0
+            self._chunks.popleft()
+            self._position = 0
 
     def receive(self, buffer: bytearray) -> None:
         try:
@@ -95,9 +99,11 @@ class Lane:
             raise BenchFailed(f"the connection was closed after {self.meter.count} of {self.records} records")
         answer = self.meter.feed(buffer, size)
         if answer:
-            self.sock.setblocking(True)
-            self.sock.sendall(answer)
-            self.sock.setblocking(False)
+            # Never waited for: a peer that waits for us to read what it sends would wait for ever.
+            self._chunks.append(Chunk(answer, 0))
+            self.send()
+        elif self.window:
+            self.send()
 
 
 def run(lanes: Sequence[Lane], tick: Tick | None = None) -> float:
@@ -123,7 +129,7 @@ def run(lanes: Sequence[Lane], tick: Tick | None = None) -> float:
                 lane = by_fd[fd]
                 if event & ~select.EPOLLOUT:
                     lane.receive(buffer)
-                if event & select.EPOLLOUT or lane.window:
+                if event & select.EPOLLOUT:
                     lane.send()
                 if lane.done:
                     poll.unregister(fd)
@@ -168,7 +174,12 @@ def sample_values(size_bytes: int, count: int = 1000) -> list[bytes]:
     return [MARK + bytes(dice.choices(alphabet, k=size_bytes - 1)) for _ in range(count)]
 
 
-def chunk_records(frame_bytes: int, window: int) -> int:
-    """How many records make a chunk: `CHUNK_BYTES` worth, but at least four chunks to a window so that it never runs dry."""
+def chunk_records(frame_bytes: int, window: int, batch_records: int = 1) -> int:
+    """How many records make a chunk: `CHUNK_BYTES` worth, but at least four chunks to a window so that it never runs dry.
+
+    Always whole batches, and at least one.
+    """
     records = max(1, CHUNK_BYTES // frame_bytes)
-    return max(1, min(records, window // 4)) if window else records
+    if window:
+        records = min(records, window // 4)
+    return max(1, records // batch_records) * batch_records

@@ -63,6 +63,7 @@ def door(names: list[str]) -> Callable[[Command], Command]:
             size(),
             click.option("--ack", type=promise, default="durable", show_default=True, help="What an acknowledgement promises."),
             click.option("--server", metavar="HOST:PORT", help="Measure this running broker instead of starting one."),
+            click.option("--blipmq-key", "key", metavar="file:PATH|env:NAME", help="The API key of the BlipMQ door of --server."),
             click.option("--profile", type=profile, help="Run the broker under cProfile, which slows it down, and write the profile here."),
         )
 
@@ -91,10 +92,22 @@ def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """The broker that the options ask for."""
+
+    ack: str
+    server: str | None
+    key: str | None
+    profile: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """The broker under load; its process is known if it was started here."""
 
     address: Address
+    key: bytes
+    """Of its BlipMQ door; empty if nobody said."""
     process: Broker | None
 
     def cpu_seconds(self) -> float:
@@ -112,15 +125,23 @@ class Bench:
     repeat: int
 
     @contextmanager
-    def broker(self, server: str | None, ack: str, profile: Path | None) -> Iterator[Measured]:
+    def broker(self, chosen: Chosen) -> Iterator[Measured]:
         """The broker to measure: the one named, or a new one on an empty directory."""
-        if server is not None:
-            if ack != "durable" or profile is not None:
+        if chosen.server is not None:
+            if chosen.ack != "durable" or chosen.profile is not None:
                 raise click.UsageError("--ack and --profile need a broker that is started here: not together with --server")
-            yield Measured(parse_address(server), None)
+            yield Measured(parse_address(chosen.server), _read_key(chosen.key), None)
             return
-        with broker(self.directory, ack=ack, profile=profile) as running:
-            yield Measured(running.address, running)
+        if chosen.key is not None:
+            raise click.UsageError("--blipmq-key is for --server: a broker that is started here has a key of its own")
+        with broker(self.directory, ack=chosen.ack, profile=chosen.profile) as running:
+            yield Measured(running.address, running.key, running)
+
+
+def _read_key(text: str | None) -> bytes:
+    from headrace.server.api_keys import configured
+
+    return b"" if text is None else next(iter(configured((), [text], os.environ))).encode()
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from headrace.bench.doors.contract import ConsumePlan
+from headrace.bench.doors.contract import ConsumePlan, receive_exactly
+from headrace.bench.doors.meters import Acks, Stream
 from headrace.bench.faults import BenchFailed
 from headrace.wire.figg import encode
 from headrace.wire.figg.frames import NUMBER, SIZE, Kind
@@ -23,71 +24,44 @@ class FiggLoad:
     """Figg: no handshake, one sequence of numbers per connection."""
 
     name = "figg"
+    batch_records = 1
+    reads_history = True
 
-    def handshake(self, sock: socket.socket) -> None:
+    def handshake(self, sock: socket.socket, key: bytes) -> None:
         """Figg has none."""
+
+    def open_topic(self, sock: socket.socket, topic: str) -> None:
+        """Attaching makes a topic, too."""
+        sock.sendall(encode.attach(topic, 0))
+        receive_exactly(sock, len(encode.attached(topic, 0)))
+        sock.sendall(encode.detach(topic))
+        receive_exactly(sock, len(encode.detached(topic)))
+
+    def subscribe(self, sock: socket.socket, topic: str) -> int:
+        return 0
 
     def publish(self, topic: str, values: Sequence[bytes], first: int) -> bytes:
         return encode.publish(topic, range(first, first + len(values)), values)
 
-    def acks(self) -> AckMeter:
-        return AckMeter()
+    def acks(self, topic: str) -> Acks:
+        return Acks(_ACK_FRAME.size, _acknowledged)
 
-    def consume(self, topic: str, records: int, value_bytes: int) -> ConsumePlan:
+    def consume(self, topic: str, records: int, value_bytes: int, subscription: int) -> ConsumePlan:
         frame_bytes = len(encode.data(topic, [0], [bytes(value_bytes)]))
-        meter = StreamMeter(records, value_bytes, frame_bytes, skipped_bytes=len(encode.attached(topic, 0)))
+        head_bytes = frame_bytes - value_bytes - SIZE.size
+        meter = Stream(records, frame_bytes, head_bytes, _check_offset, skipped_bytes=len(encode.attached(topic, 0)))
         return ConsumePlan(encode.attach(topic, 0), meter)
 
 
-class AckMeter:
-    """Counts by the sequence number in the last whole ACK."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._tail = b""
-        self._odd_bytes = 0
-        """Of an ACK that has not come whole yet."""
-
-    def feed(self, received: bytearray, size: int) -> bytes:
-        frame = _ACK_FRAME.size
-        self._odd_bytes = (self._odd_bytes + size) % frame
-        self._tail = (self._tail + received[max(0, size - 2 * frame) : size])[-2 * frame :]
-        end = len(self._tail) - self._odd_bytes
-        if end >= frame:
-            kind, _version, _size, seq = _ACK_FRAME.unpack_from(self._tail, end - frame)
-            if kind != Kind.ACK:
-                raise BenchFailed(f"figg: message type {kind} where an ACK was expected")
-            self.count = seq + 1
-        return b""
+def _acknowledged(frame: bytes, _number: int) -> int:
+    kind, _version, _size, seq = _ACK_FRAME.unpack(frame)
+    if kind != Kind.ACK:
+        raise BenchFailed(f"figg: message type {kind} where an ACK was expected")
+    return int(seq) + 1
 
 
-class StreamMeter:
-    """Counts DATA by bytes, after the ATTACHED that goes before it."""
-
-    def __init__(self, records: int, value_bytes: int, frame_bytes: int, *, skipped_bytes: int) -> None:
-        self._records, self._frame_bytes, self._skipped_bytes = records, frame_bytes, skipped_bytes
-        self._offset_at = value_bytes + SIZE.size + NUMBER.size
-        """Where the offset stands, counted from the end of a frame."""
-        self._bytes = 0
-        self._tail = b""
-
-    @property
-    def count(self) -> int:
-        return max(0, self._bytes - self._skipped_bytes) // self._frame_bytes
-
-    def feed(self, received: bytearray, size: int) -> bytes:
-        self._bytes += size
-        left = self._skipped_bytes + self._records * self._frame_bytes - self._bytes
-        if left <= self._frame_bytes:
-            self._tail = (self._tail + received[max(0, size - self._frame_bytes) : size])[-self._frame_bytes :]
-        if left < 0:
-            raise BenchFailed(f"figg: {-left} bytes more than {self._records} records")
-        if left == 0:
-            self._check_last()
-        return b""
-
-    def _check_last(self) -> None:
-        """Figg names the offset *after* a record: the last of n records from the start carries n."""
-        (offset,) = NUMBER.unpack_from(self._tail, len(self._tail) - self._offset_at)
-        if offset != self._records:
-            raise BenchFailed(f"figg: the last of {self._records} records carries offset {offset}")
+def _check_offset(head: bytes, number: int) -> None:
+    """Figg names the offset *after* a record: the first record of a topic carries 1."""
+    (offset,) = NUMBER.unpack(head[-NUMBER.size :])
+    if offset != number + 1:
+        raise BenchFailed(f"figg: record {number + 1} of the topic carries offset {offset}")
