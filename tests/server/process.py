@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,9 +21,18 @@ WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli im
 
 class BrokerProcess:
     """Started on a free port; `with` waits until it is ready, makes sure that no process is left behind, and verifies the data
-    directory that is. The variable KEY, where a test sets one, is taken for the encryption key."""
+    directory that is. The variable KEY, where a test sets one, is taken for the encryption key. With `log`, stderr goes to that
+    file: nobody reads a pipe during a test, and a broker with much to say would wait for that."""
 
-    def __init__(self, directory: Path, *arguments: str, data: Path | None = None, uvloop: bool = True, **environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        data: Path | None = None,
+        uvloop: bool = True,
+        log: Path | None = None,
+        **environment: str,
+    ) -> None:
         self.data = data or directory / "data"
         self._key = bytes.fromhex(environment["KEY"]) if "KEY" in environment else None
         self.ready_file = directory / f"ready-{time.monotonic_ns()}"
@@ -30,9 +40,12 @@ class BrokerProcess:
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
         command = [*python, "serve", "--data", str(self.data), "--ready-file", str(self.ready_file), *listen, *arguments]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**inherited, **environment}, cwd=directory
-        )
+        self._log = log
+        with contextlib.ExitStack() as files:
+            errors = files.enter_context(log.open("w")) if log else subprocess.PIPE
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**inherited, **environment}, cwd=directory
+            )
 
     def __enter__(self) -> BrokerProcess:
         self.wait_ready()
@@ -71,7 +84,7 @@ class BrokerProcess:
 
     def ended(self) -> tuple[int, str, str]:
         out, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
-        return self.process.returncode, out, errors
+        return self.process.returncode, out, self._log.read_text() if self._log else errors
 
 
 def refusal(directory: Path, *arguments: str, **environment: str) -> str:

@@ -65,7 +65,8 @@ class Doors:
         return Door("figg", figg.sniff, enter)
 
     def _rustlog(self) -> Door:
-        commons = RustLogCommons(RustLogSettings(auto_create=self._config.rustlog.auto_create))
+        settings = RustLogSettings(auto_create=self._config.rustlog.auto_create, in_flight_bytes_max=self._config.limits.in_flight)
+        commons = RustLogCommons(settings)
 
         def enter(visitor: Visitor) -> FramedSession:
             return RustLogSession(visitor, self._broker, _who(visitor, "rustlog"), commons)
@@ -86,7 +87,7 @@ class Doors:
 
         def enter(visitor: Visitor) -> FramedSession:
             node = Node(address=chosen.advertise or visitor.local)
-            return FlyMqSession(visitor, self._broker, _who(visitor, "flymq"), FlyMqSettings(dialect, node))
+            return FlyMqSession(visitor, self._broker, _who(visitor, "flymq"), FlyMqSettings(dialect, node, self._config.limits.in_flight))
 
         return Door("flymq", flymq.sniff, enter)
 

@@ -21,7 +21,7 @@ from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
 from headrace.errors import BrokerError, UnknownTopic
-from headrace.limits import IN_FLIGHT_BYTES_MAX, KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
+from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.sessions.contract import Link
 from headrace.sessions.rustlog_commons import RustLogCommons, RustLogSettings
 from headrace.sessions.rustlog_verbs import RustLogVerbs
@@ -138,7 +138,8 @@ class RustLogSession:
         return True
 
     def _took_produce(self, dialect: Dialect, request: Produce) -> bool:
-        if self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX or len(self._staged) >= RUSTLOG_REQUESTS_IN_FLIGHT_MAX:
+        window_bytes = self._commons.settings.in_flight_bytes_max
+        if self._in_flight_bytes >= window_bytes or len(self._staged) >= RUSTLOG_REQUESTS_IN_FLIGHT_MAX:
             return False
         started_ns = self._commons.ticks_ns()
         try:

@@ -10,7 +10,13 @@ from typing import Final
 
 from headrace.broker.groups import GroupLag
 from headrace.errors import InvalidRequest, LimitExceeded
-from headrace.limits import GROUP_NAME_BYTES_MAX, RUSTLOG_STALL_SECONDS_MAX, RUSTLOG_STRAY_OFFSETS_MAX, TOPIC_NAME_BYTES_MAX
+from headrace.limits import (
+    GROUP_NAME_BYTES_MAX,
+    IN_FLIGHT_BYTES_MAX,
+    RUSTLOG_STALL_SECONDS_MAX,
+    RUSTLOG_STRAY_OFFSETS_MAX,
+    TOPIC_NAME_BYTES_MAX,
+)
 
 _SAMPLES_MAX: Final = 1_024
 _LAG_TEXT_CHARS_MAX: Final = 4 * 1024 * 1024
@@ -25,6 +31,8 @@ class RustLogSettings:
     """Whether a Produce to a topic that does not exist creates it, if the broker allows that at all. RustLog's own way is an error."""
     stall_seconds: float = RUSTLOG_STALL_SECONDS_MAX
     """A peer that stops in the middle of a frame for so long is closed. Zero: it may take for ever."""
+    in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
+    """Produced and not yet durable on one connection; above it the socket is not read."""
 
 
 class StrayOffsets:
