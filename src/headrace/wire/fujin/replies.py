@@ -104,7 +104,12 @@ class ReplyDecoder(Decoder[ServerMessage]):
         run = MessageRun([] if self._with_ids else None, [])
         end, started = len(buffer), position
         while position < end and buffer[position] == Reply.MSG:
-            stop = self._message(buffer, position, 1, run)
+            try:
+                stop = self._message(buffer, position, 1, run)
+            except WireError:
+                if position == started:
+                    raise
+                break  # those before it are good, and it will be met again
             if stop is None:
                 break
             position = stop
