@@ -62,15 +62,18 @@ _HOMES: Final = {
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    if name == "sync":
-        found: object = importlib.import_module("headrace.clients.sync")
-    elif name in _HOME_OF:
-        found = getattr(importlib.import_module(_HOME_OF[name]), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+# Hidden from type checkers, which would take any misspelt name for one that is found here.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "sync":
+            found: object = importlib.import_module("headrace.clients.sync")
+        elif name in _HOME_OF:
+            found = getattr(importlib.import_module(_HOME_OF[name]), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -51,6 +51,12 @@ class Broker:
     def __init__(self, process: BrokerProcess) -> None:
         self.process = process
 
+    @property
+    def address(self) -> str:
+        """Of its first TCP listener, as HOST:PORT."""
+        host, port = self.process.addresses[0]
+        return f"{host}:{port}"
+
     def connect(self, peer: Peer | str) -> Connecting:
         chosen = next(known for known in PEERS if peer in (known, known.door))
         doors = self.process.ready["doors"]

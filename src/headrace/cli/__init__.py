@@ -37,6 +37,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "serve": Entry("headrace.cli.serve", "serve", "Start the broker."),
     "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
     "sub": Entry("headrace.cli.pubsub", "sub", "Read records of a topic, then follow it."),
+    "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records that a topic holds, and end."),
     "config": Entry("headrace.cli.config", "config", "Check, show and explain the configuration."),
     "certs": Entry("headrace.cli.certs", "certs", "Make certificates for development: a CA, a server's, clients'."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),

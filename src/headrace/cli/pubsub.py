@@ -1,13 +1,12 @@
-"""`headrace pub` and `headrace sub`: records from and to a terminal, a file or a pipe.
+"""`headrace pub`, `sub` and `fetch`: records from and to a terminal, a file or a pipe, through any door.
 
-Data goes to stdout, talk to stderr. An interrupt ends both in order: `pub` still waits for the acknowledgements of what it has sent.
+Data goes to stdout, talk to stderr. An interrupt ends all in order: `pub` still waits for the acknowledgements of what it has sent, and
+`sub` commits what it has printed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
 import re
 import signal
@@ -15,65 +14,60 @@ import stat
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from datetime import datetime
-from typing import BinaryIO, Final, Literal
+from datetime import UTC, datetime, timedelta
+from typing import BinaryIO, Final
 
 import click
 
-from headrace.clients.errors import ConnectFailed
-from headrace.clients.figg import FiggClient, FiggOptions
-from headrace.clients.messages import ConnectionState, MessageRun
+from headrace.cli.printed import OUTPUTS, OUTPUTS_TEXT, TABLE_HEAD, compact, fields, printed, receipts
+from headrace.cli.servers import Server, server_options
+from headrace.clients.api import Client, Subscription
+from headrace.clients.connect import supports
+from headrace.clients.errors import NotSupported
+from headrace.clients.messages import Message, MessageRun, Receipt, Settlement, Start
 from headrace.server.units import parse_duration
 
-DEFAULT_SERVER: Final = "127.0.0.1:8119"
 INTERRUPTED: Final = 130
+SETTLE_SECONDS: Final = 5.0
+"""How long the end may wait for the broker to take a commit."""
 _READ_BYTES: Final = 256 * 1024
-_OUTPUTS: Final = ("raw", "json", "jsonl", "hex")
 
-Start = Literal["start", "end"] | int
-
-
-def _parse_server(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\s]+)):(\d{1,5})", text.strip())
-    if match is None or not 0 < int(match[3]) < 65_536:
-        raise click.BadParameter(f"{text!r} is not HOST:PORT")
-    return match[1] or match[2], int(match[3])
+Source = Callable[[], AsyncIterator[list[bytes]]]
 
 
 def _parse_start(context: click.Context, parameter: click.Parameter, text: str) -> Start:
-    """Figg can be asked for an offset, not for a time; a time is recognised, so that the refusal can say why."""
     if text in ("start", "end"):
         return "start" if text == "start" else "end"
     if re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
         return int(text)
-    if _is_time(text):
-        raise click.BadParameter(f"{text!r} is a time, and the figg door cannot look up times; give start, end or an offset")
-    raise click.BadParameter(f"{text!r} is none of start, end, an offset or a time")
+    at = _parse_time(text)
+    if at is None:
+        raise click.BadParameter(f"{text!r} is none of start, end, an offset or a time")
+    return at
 
 
-def _is_time(text: str) -> bool:
-    for parse in (datetime.fromisoformat, parse_duration):
-        try:
-            parse(text)
-        except ValueError:
-            continue
-        return True
-    return False
+def _parse_time(text: str) -> datetime | None:
+    """A date with or without a time, in the zone of this machine unless it names one; or how long ago."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        pass
+    try:
+        return datetime.now(UTC) - timedelta(milliseconds=parse_duration(text))
+    except (ValueError, OverflowError):
+        return None
 
 
-_server = click.option(
-    "--server",
-    metavar="HOST:PORT",
-    default=DEFAULT_SERVER,
-    show_default=True,
-    envvar="HEADRACE_SERVER",
-    show_envvar=True,
-    callback=_parse_server,
-    help="The broker to talk to.",
-)
-_door = click.option("--door", type=click.Choice(["figg"]), default="figg", show_default=True, help="The protocol to speak.")
-_quiet = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+def _check_start(server: Server, start: Start) -> None:
+    if isinstance(start, datetime) and not supports(server.door, "offset_for_time"):
+        raise click.UsageError(f"the {server.door} door cannot look up times; give start, end or an offset")
+
+
+_partition = click.option("--partition", type=click.IntRange(min=0), help="The partition, where the door has partitions.")
+_group = click.option("--group", help="Go on where this group has committed, and commit what is printed.")
+_output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="raw", show_default=True, help=OUTPUTS_TEXT)
 
 
 @click.command()
@@ -82,11 +76,20 @@ _quiet = click.option("-q", "--quiet", is_flag=True, help="Say nothing but error
 @click.option("-f", "--file", type=click.File("rb"), help="Publish the lines of this file; - is standard input, as without any message.")
 @click.option("--whole", is_flag=True, help="Publish the file or standard input as one record, not line by line.")
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Publish each MESSAGE so many times.")
-@_server
-@_door
-@_quiet
+@click.option("--key", help="The key of every record, where the door has keys.")
+@_partition
+@click.option("-o", "--output", type=click.Choice(["json", "jsonl"]), help="Print where each record is, as an object a line.")
+@server_options
 def pub(
-    topic: str, messages: Sequence[str], file: BinaryIO | None, whole: bool, count: int, server: tuple[str, int], door: str, quiet: bool
+    topic: str,
+    messages: Sequence[str],
+    file: BinaryIO | None,
+    whole: bool,
+    count: int,
+    key: str | None,
+    partition: int | None,
+    output: str | None,
+    server: Server,
 ) -> int:
     """Publish records to a topic.
 
@@ -96,14 +99,15 @@ def pub(
         raise click.UsageError("give either messages or --file, not both")
     if count > 1 and not messages:
         raise click.UsageError("--count repeats messages given as arguments; there is none")
-    source: Callable[[], AsyncIterator[list[bytes]]]
+    source: Source
     if messages:
-        values = [message.encode("utf-8", "surrogateescape") for message in messages]
+        values = [_bytes(message) for message in messages]
         source = lambda: _repeated(values, count)  # noqa: E731
     else:
         stream = sys.stdin.buffer if file is None else file
         source = lambda: _read(stream, whole)  # noqa: E731
-    return _run(_publish(topic, source, server, quiet))
+    publishing = _Publishing(topic, None if key is None else _bytes(key), partition, output)
+    return _run(publishing.run(server, source))
 
 
 @click.command()
@@ -115,23 +119,48 @@ def pub(
     default="end",
     show_default=True,
     callback=_parse_start,
-    help="Where to begin. The end: only what is yet to come.",
+    help="Where to begin. The end: only what is yet to come. A time: 2026-11-15T07:49, or 5m ago.",
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(_OUTPUTS),
-    default="raw",
-    show_default=True,
-    help="raw: the value and a line end. json, jsonl: an object a line. hex: the value in hexadecimal.",
-)
-@_server
-@_door
-@_quiet
-def sub(topic: str, start: Start, count: int | None, output: str, server: tuple[str, int], door: str, quiet: bool) -> int:
+@_group
+@_partition
+@_output
+@server_options
+def sub(topic: str, start: Start, count: int | None, group: str | None, partition: int | None, output: str, server: Server) -> int:
     """Read records of a topic, then follow it."""
-    return _run(_follow(topic, start, count, output, server, quiet))
+    _check_start(server, start)
+    return _run(_follow(server, topic, start, count, group, partition, output))
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    metavar="start|OFFSET|TIME",
+    default="start",
+    show_default=True,
+    callback=_parse_start,
+    help="Where to begin. A time: 2026-11-15T07:49, or 5m ago.",
+)
+@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Print at most so many records.")
+@click.option("--group", help="Begin where this group has committed, if that is behind --from. It stays there.")
+@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="The partition to read.")
+@click.option(
+    "-o", "--output", type=click.Choice(OUTPUTS), default="raw", show_default=True, help=f"{OUTPUTS_TEXT} json: one array of objects."
+)
+@server_options
+def fetch(topic: str, start: Start, count: int, group: str | None, partition: int, output: str, server: Server) -> int:
+    """Print records that a topic holds, and end."""
+    if not supports(server.door, "fetch"):
+        raise click.UsageError(f"the {server.door} door cannot fetch; --door flymq and rustlog can, and headrace sub reads through it")
+    _check_start(server, start)
+    return _run(_fetch(server, topic, start, count, group, partition, output))
+
+
+def _bytes(text: str) -> bytes:
+    """An argument as it was typed, even if it is no text."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _run(work: Coroutine[None, None, int]) -> int:
@@ -150,50 +179,68 @@ def _run(work: Coroutine[None, None, int]) -> int:
         except asyncio.CancelledError:
             return INTERRUPTED
 
-    return asyncio.run(interruptible())
-
-
-async def _connect(server: tuple[str, int], quiet: bool) -> FiggClient:
-    def tell(state: ConnectionState, reason: str) -> None:
-        if state is ConnectionState.DISCONNECTED and not quiet:
-            click.echo(f"{reason}; connecting again", err=True)
-
     try:
-        return await FiggClient.connect(*server, FiggOptions(on_state=tell))
-    except ConnectFailed as failure:
-        hint = "; is the broker running there? (headrace serve; --server names another)" if "refused" in failure.reason else ""
-        raise click.ClickException(f"{failure}{hint}") from None
+        return asyncio.run(interruptible())
+    except NotSupported as failure:
+        raise click.UsageError(str(failure)) from None
 
 
 # Publishing.
 
 
-async def _publish(topic: str, source: Callable[[], AsyncIterator[list[bytes]]], server: tuple[str, int], quiet: bool) -> int:
-    client = await _connect(server, quiet)
-    began = time.perf_counter()
-    count = 0
-    try:
-        async with client:
+class _Publishing:
+    """One call of `pub`: what it has sent, and what it knows of it."""
+
+    def __init__(self, topic: str, key: bytes | None, partition: int | None, output: str | None) -> None:
+        self._topic, self._key, self._partition, self._output = topic, key, partition, output
+        self._count = 0
+        self._last: Receipt | None = None
+        self._began = 0.0
+        self._under_way: deque[asyncio.Future[list[Receipt]]] = deque()
+
+    async def run(self, server: Server, source: Source) -> int:
+        client = await server.connect()
+        self._began = time.perf_counter()
+        try:
             try:
-                async for values in source():
-                    await client.send_many(topic, values)
-                    count += len(values)
-                await client.flush()
+                await self._publish(client, source)
             except asyncio.CancelledError:
                 await asyncio.shield(client.close())  # raises if an acknowledgement is missing
-                _report(topic, count, began, quiet)
+                await self._acknowledged(all_of_them=True)
+                self._report(server)
                 raise
-    finally:
-        client.abandon()
-    _report(topic, count, began, quiet)
-    return 0
+            await client.close()
+        finally:
+            client.abandon()
+        self._report(server)
+        return 0
 
+    async def _publish(self, client: Client, source: Source) -> None:
+        async for values in source():
+            self._under_way.append(await client.send_many(self._topic, values, key=self._key, partition=self._partition))
+            await self._acknowledged()
+        await self._acknowledged(all_of_them=True)
 
-def _report(topic: str, count: int, began: float, quiet: bool) -> None:
-    if not quiet:
-        seconds = time.perf_counter() - began
+    async def _acknowledged(self, *, all_of_them: bool = False) -> None:
+        """Take note of the receipts there are, or wait for all; the first refusal is raised."""
+        while self._under_way and (all_of_them or self._under_way[0].done()):
+            made = await self._under_way[0]
+            self._under_way.popleft()
+            self._count += len(made)
+            self._last = made[-1]
+            if self._output is not None:
+                sys.stdout.buffer.write(receipts(made))
+                sys.stdout.buffer.flush()
+
+    def _report(self, server: Server) -> None:
+        if server.quiet:
+            return
+        seconds = time.perf_counter() - self._began
         took = f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
-        click.echo(f"{topic}: {count} {'record' if count == 1 else 'records'} acknowledged in {took}", err=True)
+        place = self._topic
+        if self._count == 1 and self._last is not None and self._last.offset is not None:
+            place = f"{self._topic}[{self._last.partition}]@{self._last.offset}"
+        click.echo(f"{place}: {self._count} {'record' if self._count == 1 else 'records'} acknowledged in {took}", err=True)
 
 
 async def _repeated(values: list[bytes], count: int) -> AsyncIterator[list[bytes]]:
@@ -237,18 +284,47 @@ def _lines(stream: BinaryIO) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-# Reading.
+# Following.
 
 
-async def _follow(topic: str, start: Start, count: int | None, output: str, server: tuple[str, int], quiet: bool) -> int:
+async def _follow(
+    server: Server, topic: str, start: Start, count: int | None, group: str | None, partition: int | None, output: str
+) -> int:
+    client = await server.connect()
+    try:
+        settlement: Settlement = "auto" if group is not None or server.door == "blipmq" else "explicit"
+        subscription = await client.subscribe(topic, start, partition=partition, group=group, settlement=settlement)
+        try:
+            await _until_reader_left(_print(subscription, start, count, output, server.quiet))
+        except asyncio.CancelledError:
+            if settlement == "auto":
+                await _settle(subscription)
+            raise
+        if settlement == "auto":
+            await _settle(subscription)
+    finally:
+        client.abandon()
+    return 0
+
+
+async def _settle(subscription: Subscription) -> None:
+    """What was printed is dealt with."""
+    try:
+        async with asyncio.timeout(SETTLE_SECONDS):
+            await asyncio.shield(subscription.close())
+    except TimeoutError:
+        raise click.ClickException(f"no commit within {SETTLE_SECONDS:g} s; what was printed last may come again") from None
+
+
+async def _until_reader_left(work: Coroutine[None, None, None]) -> None:
+    """Raises `BrokenPipeError` when nobody reads the output any more: what was printed last may be unread, and is not settled."""
     reader_left = asyncio.ensure_future(_reader_left(sys.stdout.fileno()))
-    printing = asyncio.ensure_future(_print(topic, start, count, output, server, quiet))
+    printing = asyncio.ensure_future(work)
     try:
         await asyncio.wait([printing, reader_left], return_when=asyncio.FIRST_COMPLETED)
-        if printing.done():
-            printing.result()
-            return 0
-        raise BrokenPipeError
+        if not printing.done():
+            raise BrokenPipeError
+        printing.result()
     finally:
         for task in (printing, reader_left):
             task.cancel()
@@ -267,55 +343,73 @@ async def _reader_left(output: int) -> None:
         loop.remove_reader(output)
 
 
-async def _print(topic: str, start: Start, count: int | None, output: str, server: tuple[str, int], quiet: bool) -> None:
-    client = await _connect(server, quiet)
+async def _print(subscription: Subscription, start: Start, count: int | None, output: str, quiet: bool) -> None:
+    told = 0
     left = count
+
+    def tell_gaps() -> None:
+        nonlocal told
+        for gap in subscription.gaps[told:]:
+            told += 1
+            if not quiet and not (start == "start" and gap.asked == 0):
+                click.echo(f"{subscription.topic}: offset {gap.asked} is not there; starting at {gap.got}", err=True)
+
+    if output == "table":
+        _write(TABLE_HEAD.encode())
+    tell_gaps()
+    async for run in subscription.runs() if count is None else _singly(subscription):
+        tell_gaps()
+        _write(printed(run, len(run), output))
+        if left is not None:
+            left -= 1
+            if left == 0:
+                break
+
+
+async def _singly(subscription: Subscription) -> AsyncIterator[MessageRun]:
+    """Runs of one: what is not printed must not count as given out."""
+    async for message in subscription:
+        yield _run_of([message])
+
+
+def _run_of(messages: Sequence[Message]) -> MessageRun:
+    first = messages[0]
+    offsets = [message.offset for message in messages if message.offset is not None]
+    return MessageRun(first.topic, first.partition, offsets, [message.value for message in messages], [message.key for message in messages])
+
+
+def _write(content: bytes) -> None:
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
+# Fetching.
+
+
+async def _fetch(server: Server, topic: str, start: Start, count: int, group: str | None, partition: int, output: str) -> int:
+    client = await server.connect()
     try:
-        subscription = await client.subscribe(topic, start)
-        first = await subscription.started
-        if isinstance(start, int) and first != start and not quiet:
-            click.echo(f"{topic}: offset {start} is not there; starting at {first}", err=True)
-        async for run in subscription.runs():
-            taken = len(run) if left is None else min(left, len(run))
-            sys.stdout.buffer.write(_printed(run, taken, output))
-            sys.stdout.buffer.flush()
-            if left is not None:
-                left -= taken
-                if left == 0:
-                    break
+        if output == "table":
+            _write(TABLE_HEAD.encode())
+        elements: list[object] = []
+        async for run in _pieces(client, topic, start, count, group, partition):
+            if output == "json":
+                elements += [fields(run, index) for index in range(len(run))]
+            else:
+                _write(printed(run, len(run), output))
+        if output == "json":
+            _write(f"{compact(elements)}\n".encode())
     finally:
         client.abandon()
+    return 0
 
 
-def _printed(run: MessageRun, count: int, output: str) -> bytes:
-    if output == "raw":
-        return b"\n".join(run.values[:count]) + b"\n"
-    if output == "hex":
-        return "".join(f"{value.hex()}\n" for value in run.values[:count]).encode()
-    return "".join(f"{_as_json(run, index)}\n" for index in range(count)).encode()
-
-
-def _as_json(run: MessageRun, index: int) -> str:
-    """The value as JSON if it is JSON, as text if it is text, else in base64 and marked so."""
-    fields: dict[str, object] = {"topic": run.topic, "partition": run.partition, "offset": run.offsets[index], "key": None}
-    value = run.values[index]
-    try:
-        fields["value"] = _as_plain(value.decode())
-    except UnicodeDecodeError:
-        fields |= {"value": base64.b64encode(value).decode(), "encoding": "base64"}
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-
-
-def _as_plain(text: str) -> object:
-    """What the text says as JSON; itself if that is nothing, or nothing that could be printed again."""
-    try:
-        plain = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(plain, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # half a surrogate pair, a nesting without end
-        return text
-    return plain
-
-
-def _refuse_constant(name: str) -> None:
-    """NaN and Infinity are no JSON, though Python's parser takes them."""
-    raise ValueError(name)
+async def _pieces(client: Client, topic: str, start: Start, count: int, group: str | None, partition: int) -> AsyncIterator[MessageRun]:
+    """One reply holds only so much; ask on until there is enough or no more."""
+    place, left = start, count
+    while left and (messages := await client.fetch(topic, place, partition=partition, group=group, records_max=left)):
+        yield _run_of(messages)
+        left -= len(messages)
+        last = messages[-1].offset
+        assert last is not None, "who can fetch from an offset knows offsets"
+        place = last + 1

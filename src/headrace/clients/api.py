@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from headrace.clients.messages import Key, Message, MessageRun, Receipt, Settlement, Start
+from headrace.clients.messages import Gap, Key, Message, MessageRun, Receipt, Settlement, Start
 from headrace.records import Headers
 
 
@@ -18,6 +18,8 @@ class Subscription(Protocol):
     """A topic that is followed: an asynchronous iterator of messages that ends when it or its client is closed."""
 
     topic: str
+    gaps: list[Gap]
+    """Where it went on elsewhere than it asked, if the protocol tells."""
 
     def __aiter__(self) -> AsyncIterator[Message]: ...
 

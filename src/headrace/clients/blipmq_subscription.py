@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from headrace.clients.errors import NotSupported
-from headrace.clients.messages import Message, MessageRun, Settlement
+from headrace.clients.messages import Gap, Message, MessageRun, Settlement
 from headrace.clients.partial import READERS
 
 BATCH_SECONDS: Final = 0.05
@@ -59,6 +59,8 @@ class Subscription:
 
     def __init__(self, poller: Poller, topic: str, qos: int, *, settlement: Settlement, batch_max: int) -> None:
         self.topic, self.qos = topic, qos
+        self.gaps: list[Gap] = []
+        """Empty: BlipMQ has no offsets."""
         self.id: int | None = None
         """The server's id; None while it is being asked for one."""
         self.restarts = 0

@@ -99,7 +99,7 @@ class Connecting:
         """A connection counts when the server has answered on it: one that speaks another protocol, or wants a certificate, hangs up."""
         greeting = _Greeting(self._on_state)
         address, scheme = self._address, SCHEMES[self._address.scheme]
-        kind = getattr(importlib.import_module(scheme.module), scheme.client)
+        kind = _load(address.scheme, scheme.client)
         login = {"api_key": self._api_key} if scheme.has_login else {}
         options = dataclasses.replace(self._options, on_state=greeting.tell)
         client = cast(Client, await kind.connect(address.host, address.port, options=options, **login))
@@ -147,7 +147,7 @@ class _Greeting:
 
 def supports(name: str, verb: str) -> bool:
     """Whether the protocol has a verb of `Client` that some lack: `supports("figg", "fetch")` is False."""
-    kind = getattr(importlib.import_module(SCHEMES[name].module), SCHEMES[name].client)
+    kind = _load(name, SCHEMES[name].client)
     return getattr(kind, verb) is not getattr(PartialClient, verb, None)
 
 
@@ -171,7 +171,7 @@ def connect(
     """
     address = Address.parse(url)
     scheme = SCHEMES[address.scheme]
-    kind = getattr(importlib.import_module(scheme.module), scheme.options)
+    kind = _load(address.scheme, scheme.options)
     if options is not None and not isinstance(options, kind):
         raise TypeError(f"{address.scheme}:// takes {scheme.options}, not {type(options).__name__}")
     _check_login(address.scheme, scheme, api_key)
@@ -194,6 +194,16 @@ def connect(
         raise InvalidUrl(f"certificates are for TLS: {address.scheme}{_TLS}://")
     chosen = dataclasses.replace(kind() if options is None else options, **given)
     return Connecting(address, api_key, chosen.connect_seconds, chosen)
+
+
+def _load(name: str, part: str) -> Any:
+    """A class of the protocol's module; an absent optional library becomes advice."""
+    try:
+        return getattr(importlib.import_module(SCHEMES[name].module), part)
+    except ModuleNotFoundError as failure:
+        if (failure.name or "").startswith("headrace"):
+            raise
+        raise NotSupported(f"{name}:// without {failure.name}", "any connection", "pip install 'headrace[quic]'") from None
 
 
 def _check_login(name: str, scheme: Scheme, api_key: bytes | str | None) -> None:

@@ -45,7 +45,7 @@ class Subscription:
         asked, self.resume_offset = self.resume_offset, offset
         if not self.started.done():
             self.started.set_result(offset)
-        elif asked is not None and asked != offset:
+        if asked is not None and asked != offset:
             self.gaps.append(Gap(asked, offset))
 
     def arrived(self, run: DataRun) -> None:

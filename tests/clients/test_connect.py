@@ -1,0 +1,447 @@
+"""From an address to a client, for every protocol: what all have in common, and what they say where they have not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.clients.api import Client, Subscription
+from headrace.clients.blipmq import BlipMqClient, BlipMqOptions
+from headrace.clients.blipmq_subscription import Subscription as BlipMqSubscription
+from headrace.clients.connect import Address, supports
+from headrace.clients.figg import FiggClient
+from headrace.clients.figg_subscription import Subscription as FiggSubscription
+from headrace.clients.flymq import FlyMqClient, FlyMqOptions
+from headrace.clients.messages import ConnectionState, Message
+from headrace.clients.polling import PollingSubscription
+from headrace.clients.rustlog import RustLogClient
+from headrace.server import certificates
+from tests.doors.peers import API_KEY, PEERS, WAIT_SECONDS, Broker, Peer, serving
+from tests.net.proxy import FaultProxy
+
+NAMES = count()
+peers = pytest.mark.parametrize("peer", PEERS, ids=str)
+DOORS = ("figg", "rustlog", "blipmq", "flymq")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with serving(tmp_path_factory.mktemp("connect")) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def topic(broker: Broker) -> str:
+    name = f"connect-{next(NAMES)}"
+    async with broker.connect("flymq") as client:
+        await client.create_topic(name)
+    return name
+
+
+def all_clients(figg: FiggClient, flymq: FlyMqClient, blipmq: BlipMqClient, rustlog: RustLogClient) -> list[Client]:
+    """Never called: it is the type checker that runs this test."""
+    return [figg, flymq, blipmq, rustlog]
+
+
+def all_subscriptions(figg: FiggSubscription, blipmq: BlipMqSubscription, polling: PollingSubscription) -> list[Subscription]:
+    """As above."""
+    return [figg, blipmq, polling]
+
+
+# Addresses.
+
+
+@pytest.mark.parametrize(
+    "url, address",
+    [
+        ("figg://localhost", Address("figg", "localhost", 8119)),
+        ("flymq://127.0.0.1:1", Address("flymq", "127.0.0.1", 1)),
+        ("blipmq://[::1]", Address("blipmq", "::1", 5555)),
+        ("rustlog+tls://broker.example:65535/", Address("rustlog", "broker.example", 65_535, tls=True)),
+    ],
+)
+def test_a_url_names_protocol_host_port_and_tls(url: str, address: Address) -> None:
+    assert Address.parse(url) == address
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "url, complaint",
+    [
+        ("kafka://localhost", "starts with one of figg://"),
+        ("localhost:9092", "starts with one of figg://"),
+        ("", "starts with one of figg://"),
+        ("tls+figg://localhost", "starts with one of figg://"),
+        ("figg://", "is not figg://HOST:PORT"),
+        ("figg://localhost:0", "is not figg://HOST:PORT"),
+        ("figg://localhost/topic", "is not figg://HOST:PORT"),
+        ("figg://localhost?x=1", "is not figg://HOST:PORT"),
+        ("figg://localhost:65536", "a number from 1 to 65535"),
+        ("figg://localhost:http", "a number from 1 to 65535"),
+        ("figg://[::1", "a number from 1 to 65535"),
+        ("blipmq://:hunter2@localhost", "must not hold a secret"),
+    ],
+)
+def test_a_url_that_cannot_be_understood_is_told_without_its_secrets(url: str, complaint: str) -> None:
+    with pytest.raises(headrace.InvalidUrl, match=complaint) as caught:
+        headrace.connect(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_options_that_do_not_fit_the_protocol_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="flymq:// takes FlyMqOptions, not BlipMqOptions"):
+        headrace.connect("flymq://localhost", options=BlipMqOptions())
+    with pytest.raises(headrace.InvalidUrl, match="needs an api_key"):
+        headrace.connect("blipmq://localhost")
+    with pytest.raises(headrace.NotSupported, match="API keys"):
+        headrace.connect("figg://localhost", api_key="key")
+    with pytest.raises(headrace.NotSupported, match="giving up instead of sending again"):
+        headrace.connect("figg://localhost", resend_writes=False)
+    with pytest.raises(headrace.InvalidUrl, match=r"certificates are for TLS: figg\+tls://"):
+        headrace.connect("figg://localhost", ca_file="ca.pem")
+
+
+def test_importing_the_package_is_cheap_and_gives_every_name() -> None:
+    script = (
+        "import sys, headrace\n"
+        "assert not {'asyncio', 'ssl', 'msgspec', 'headrace.clients'} & set(sys.modules), 'too much'\n"
+        "for name in dir(headrace): getattr(headrace, name)\n"
+        "assert headrace.sync.connect and headrace.connect and headrace.SyncClient\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_SECONDS)
+    with pytest.raises(AttributeError, match="has no attribute 'conect'"):
+        headrace.conect  # type: ignore[attr-defined]  # noqa: B018  (that is what is tested)
+
+
+# What all have in common.
+
+
+@peers
+async def test_a_client_publishes_counts_and_pings_whatever_it_speaks(broker: Broker, topic: str, peer: Peer) -> None:
+    states: list[ConnectionState] = []
+    url = f"{peer.door}://{broker.address}"
+    async with asyncio.timeout(WAIT_SECONDS):
+        api_key = API_KEY if peer.needs_api_key else None
+        async with headrace.connect(url, api_key=api_key, on_state=lambda state, reason: states.append(state)) as client:
+            receipt = await client.publish(topic, b"first")
+            assert (receipt.topic, receipt.partition, receipt.offset) == (topic, 0, 0 if peer.has_receipts else None)
+
+            async def slowly() -> AsyncIterator[bytes]:
+                for value in (b"2", b"3"):
+                    await asyncio.sleep(0)
+                    yield value
+
+            assert await client.publish_many(topic, (b"%d" % number for number in range(5_000))) == 5_000
+            assert await client.publish_many(topic, slowly()) == 2
+            await client.flush()
+            await client.ping()
+            assert (client.is_connected, client.unacknowledged) == (True, 0)
+        assert states == [ConnectionState.CONNECTED, ConnectionState.CLOSED]
+        with pytest.raises(headrace.ClientClosed):
+            await client.publish(topic, b"late")
+        with pytest.raises(headrace.ClientClosed):
+            await client.ping()
+    async with broker.connect("flymq") as reader:
+        assert (await reader.fetch(topic, 5_001))[-1] == Message(topic, 0, 5_002, b"3")
+
+
+@peers
+async def test_awaiting_gives_a_client_that_the_user_closes(broker: Broker, topic: str, peer: Peer) -> None:
+    client = await broker.connect(peer)
+    await client.publish(topic, b"x")
+    await client.close()
+    assert not client.is_connected
+    assert client.abandon() == (0, 0)
+
+
+@peers
+async def test_records_on_their_way_when_the_connection_is_lost_are_sent_again(broker: Broker, topic: str, peer: Peer) -> None:
+    host, port = broker.process.addresses[0]
+    async with asyncio.timeout(WAIT_SECONDS), FaultProxy(host, port) as proxy:
+        url = f"{peer.door}://{proxy.host}:{proxy.port}"
+        api_key = API_KEY if peer.needs_api_key else None
+        async with headrace.connect(url, api_key=api_key, backoff=lambda attempt: 0.01) as client:
+            await client.publish(topic, b"before")
+            proxy.cut()
+            assert await client.publish_many(topic, [b"%d" % number for number in range(100)]) == 100
+        assert proxy.connections >= 2
+    async with broker.connect("flymq") as reader:
+        values = [message.value for message in await reader.fetch(topic)]
+    assert [value for index, value in enumerate(values) if value not in values[:index]] == [b"before", *(b"%d" % n for n in range(100))]
+
+
+@peers
+async def test_an_unknown_outcome_is_its_own_error(broker: Broker, topic: str, peer: Peer) -> None:
+    host, port = broker.process.addresses[0]
+    async with asyncio.timeout(WAIT_SECONDS), FaultProxy(host, port) as proxy:
+        url = f"{peer.door}://{proxy.host}:{proxy.port}"
+        client = await headrace.connect(url, api_key=API_KEY if peer.needs_api_key else None)
+        proxy.hold_answers()
+        await client.send_many(topic, [b"a", b"b"])
+        with pytest.raises(headrace.OutcomeUnknown) as caught:
+            await client.close(timeout=0.1)
+        assert caught.value.count == 2
+
+
+@peers
+async def test_no_broker_is_a_failed_connection(peer: Peer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(headrace.ConnectFailed, match=f"cannot connect to 127.0.0.1:{port}: connection refused"):
+        await headrace.connect(f"{peer.door}://127.0.0.1:{port}", api_key=API_KEY if peer.needs_api_key else None)
+
+
+@peers
+async def test_a_server_that_never_answers_is_a_failed_connection_and_nothing_else_is_told(peer: Peer) -> None:
+    states: list[ConnectionState] = []
+    async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as mute:
+        url = f"{peer.door}://127.0.0.1:{mute.sockets[0].getsockname()[1]}"
+        with pytest.raises(headrace.ConnectFailed, match="within 0.2 s"):
+            await headrace.connect(
+                url,
+                api_key=API_KEY if peer.needs_api_key else None,
+                connect_seconds=0.2,
+                on_state=lambda state, reason: states.append(state),
+            )
+    assert states == []
+
+
+# Settlement.
+
+
+@pytest.mark.parametrize("door", ["flymq", "rustlog"])
+async def test_an_acknowledged_message_moves_its_group_forward_only(broker: Broker, topic: str, door: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(door) as client:
+        await client.publish_many(topic, [b"%d" % number for number in range(5)])
+        subscription = await client.subscribe(topic, "start", group="g")
+        messages = [await anext(subscription) for _ in range(4)]
+        assert await messages[2].ack()
+        assert await messages[0].ack()
+        assert await client.committed(topic, group="g") == 3
+        with pytest.raises(RuntimeError, match="not today"):
+            async with messages[3]:
+                raise RuntimeError("not today")
+        assert await client.committed(topic, group="g") == 3
+        with pytest.raises(headrace.NotSupported, match="nack"):
+            await messages[3].nack()
+        async with messages[3]:
+            pass
+        assert await client.committed(topic, group="g") == 4
+
+
+async def test_an_acknowledged_delivery_does_not_come_again(broker: Broker, topic: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect("blipmq") as client:
+        subscription = await client.subscribe(topic)
+        await client.publish_many(topic, [b"a", b"b"])
+        async with await anext(subscription) as first:
+            assert first.value == b"a"
+        async with await anext(subscription) as second:
+            assert second.value == b"b"
+        assert await second.ack(), "once more changes nothing"
+        with pytest.raises(headrace.NotSupported, match="comes again"):
+            await second.nack()
+        await client.publish(topic, b"c")
+        assert (await anext(subscription)).value == b"c"
+        await subscription.commit()
+
+
+@pytest.mark.parametrize("door", ["figg", "flymq", "rustlog"])
+async def test_without_a_group_there_is_nothing_to_settle(broker: Broker, topic: str, door: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(door) as client:
+        await client.publish(topic, b"a")
+        subscription = await client.subscribe(topic, "start")
+        message = await anext(subscription)
+        for settle in (message.ack, message.nack, subscription.commit):
+            with pytest.raises(headrace.NothingToSettle):
+                await settle()
+
+
+async def test_a_time_is_a_start_where_the_protocol_looks_up_times(broker: Broker, topic: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect("flymq") as client:
+        await client.publish(topic, b"a")
+        at = datetime(2020, 1, 1, tzinfo=UTC)
+        assert (await anext(await client.subscribe(topic, at))).value == b"a"
+        assert [message.value for message in await client.fetch(topic, at)] == [b"a"]
+        assert await client.fetch(topic, datetime(2120, 1, 1, tzinfo=UTC)) == []
+        assert await client.seek(topic, group="g", timestamp=0) == 0
+        with pytest.raises(ValueError, match="an offset or to a timestamp"):
+            await client.seek(topic, group="g")
+
+
+# What they have not.
+
+LACKING = [
+    ("figg", "fetch", ("t", 0), {}, "subscribe from the offset"),
+    ("blipmq", "fetch", ("t", 0), {}, "subscribe, and acknowledge what comes"),
+    ("figg", "commit", ("t", 0), {"group": "g"}, "flymq:// and rustlog:// do"),
+    ("blipmq", "committed", ("t",), {"group": "g"}, "flymq:// and rustlog:// do"),
+    ("figg", "seek", ("t",), {"group": "g", "offset": 0}, "flymq:// and rustlog:// do"),
+    ("rustlog", "seek", ("t",), {"group": "g", "timestamp": 0}, "flymq:// does"),
+    ("rustlog", "offset_for_time", ("t", 0), {}, "flymq:// does"),
+    ("figg", "create_topic", ("t",), {}, "publishing creates the topic"),
+    ("rustlog", "delete_topic", ("t",), {}, "flymq:// does"),
+    ("blipmq", "topics", (), {}, "flymq:// and rustlog:// do"),
+    ("figg", "publish", ("t", b""), {"key": b"k"}, "flymq:// has keys"),
+    ("rustlog", "publish", ("t", b""), {"key": b"k"}, "flymq:// has them"),
+    ("blipmq", "publish_many", ("t", [b""]), {"key": b"k"}, "flymq:// has keys"),
+    ("flymq", "publish", ("t", b""), {"headers": ((b"h", b"v"),)}, ""),
+    ("figg", "subscribe", ("t",), {"group": "g"}, "flymq:// and rustlog:// do"),
+    ("figg", "subscribe", ("t", datetime.now(UTC)), {}, "flymq:// does"),
+    ("rustlog", "subscribe", ("t", datetime.now(UTC)), {"partition": 0}, "flymq:// does"),
+    ("blipmq", "subscribe", ("t", "start"), {}, "flymq:// and rustlog:// do"),
+    ("blipmq", "subscribe", ("t",), {"partition": 1}, "flymq:// has keys and partitions"),
+]
+
+
+@pytest.mark.parametrize(
+    "door, verb, arguments, options, instead", LACKING, ids=[f"{row[0]}-{row[1]}-{i}" for i, row in enumerate(LACKING)]
+)
+async def test_what_a_protocol_cannot_do_is_named_with_what_can(
+    broker: Broker, door: str, verb: str, arguments: tuple[object, ...], options: dict[str, object], instead: str
+) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(door) as client:
+        with pytest.raises(headrace.NotSupported) as caught:
+            await getattr(client, verb)(*arguments, **options)
+    assert caught.value.instead.startswith(instead)
+    assert str(caught.value).lower().startswith(f"{door} does not support ")
+
+
+def test_what_a_protocol_has_can_be_asked_beforehand() -> None:
+    assert {door for door in DOORS if supports(door, "fetch")} == {"flymq", "rustlog"}
+    assert {door for door in DOORS if supports(door, "offset_for_time")} == {"flymq"}
+    assert all(supports(door, "publish") for door in DOORS)
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Path]]:
+    """A broker that wants certificates of its clients, and where they are."""
+    directory = tmp_path_factory.mktemp("sealed")
+    certs = directory / "certs"
+    certificates.init(certs, ("localhost",), datetime.now(UTC))
+    certificates.client(certs, "reader", datetime.now(UTC))
+    chosen = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
+    with serving(directory, *(word for key, file in chosen.items() for word in ("--set", f"tls.{key}={certs / file}"))) as broker:
+        yield broker, certs
+
+
+@peers
+async def test_tls_with_a_certificate_of_our_own(sealed: tuple[Broker, Path], peer: Peer) -> None:
+    broker, certs = sealed
+    async with (
+        asyncio.timeout(WAIT_SECONDS),
+        headrace.connect(
+            f"{peer.door}+tls://{broker.address}",
+            api_key=API_KEY if peer.needs_api_key else None,
+            ca_file=certs / "ca.pem",
+            certificate_file=certs / "reader.pem",
+            key_file=certs / "reader.key",
+            server_name="localhost",
+        ) as client,
+    ):
+        if supports(peer.door, "create_topic"):
+            await client.create_topic(f"sealed-{peer}")
+        assert await client.publish_many(f"sealed-{peer}", [bytes(1_000)] * 3_000) == 3_000
+
+
+@peers
+async def test_a_broker_that_wants_a_certificate_is_told_at_the_connection(sealed: tuple[Broker, Path], peer: Peer) -> None:
+    broker, certs = sealed
+    api_key = API_KEY if peer.needs_api_key else None
+    with pytest.raises(headrace.ConnectFailed):
+        await headrace.connect(f"{peer.door}+tls://{broker.address}", api_key=api_key, ca_file=certs / "ca.pem", server_name="localhost")
+
+
+async def test_a_certificate_that_cannot_be_trusted_is_refused(sealed: tuple[Broker, Path]) -> None:
+    broker, certs = sealed
+    with pytest.raises(headrace.ConnectFailed, match="cannot be trusted: unable to get local issuer|cannot be trusted: self"):
+        await headrace.connect(f"flymq+tls://{broker.address}")
+    with pytest.raises(headrace.ConnectFailed, match="cannot be trusted: .*mismatch"):
+        await headrace.connect(f"flymq+tls://{broker.address}", ca_file=certs / "ca.pem", server_name="elsewhere.example")
+
+
+async def test_a_file_that_is_no_certificate_is_named(sealed: tuple[Broker, Path], tmp_path: Path) -> None:
+    broker, certs = sealed
+    url = f"flymq+tls://{broker.address}"
+    with pytest.raises(headrace.ConnectFailed, match="missing.pem: No such file"):
+        await headrace.connect(url, ca_file=tmp_path / "missing.pem")
+    (tmp_path / "empty.pem").write_text("nothing")
+    with pytest.raises(headrace.ConnectFailed, match="empty.pem and the key in it: not a certificate"):
+        await headrace.connect(url, ca_file=certs / "ca.pem", certificate_file=tmp_path / "empty.pem")
+
+
+# Without a loop.
+
+
+@peers
+def test_the_synchronous_client_has_the_same_verbs(broker: Broker, peer: Peer) -> None:
+    topic, threads = f"sync-{next(NAMES)}", threading.active_count()
+    with headrace.sync.connect(f"flymq://{broker.address}") as other:
+        other.create_topic(topic)
+        assert topic in other.topics()
+    url, api_key = f"{peer.door}://{broker.address}", API_KEY if peer.needs_api_key else None
+    with headrace.sync.connect(url, api_key=api_key) as client:
+        subscription = client.subscribe(
+            topic, "start" if peer.reads_history else "end", settlement="auto" if peer.needs_settlement else "explicit"
+        )
+        assert subscription.next(timeout=0.05) is None
+        assert client.publish(topic, b"a").topic == topic
+        assert client.publish_many(topic, [b"b", b"c"]) == 2
+        client.flush()
+        client.ping()
+        assert [next(subscription).value for _ in range(3)] == [b"a", b"b", b"c"]
+        subscription.close()
+        assert list(subscription) == []
+        assert (client.is_connected, client.unacknowledged) == (True, 0)
+    with pytest.raises(headrace.ClientClosed):
+        client.publish(topic, b"late")
+    client.close()
+    assert client.abandon() == (0, 0)
+    assert threading.active_count() == threads
+
+
+def test_the_synchronous_client_settles_and_seeks(broker: Broker) -> None:
+    topic = f"sync-{next(NAMES)}"
+    with headrace.sync.connect(f"flymq://{broker.address}", options=FlyMqOptions(fetch_records_max=10)) as client:
+        client.create_topic(topic, partitions=2)
+        receipt = client.publish(topic, b"a", key=b"k", partition=1)
+        assert (receipt.topic, receipt.partition, receipt.offset) == (topic, 1, 0)
+        client.publish_many(topic, [b"b", b"c"], partition=1)
+        subscription = client.subscribe(topic, "start", group="g")
+        assert client.ack(next(subscription))
+        assert client.committed(topic, group="g", partition=1) == 1
+        subscription.seek(2, partition=1)
+        assert next(subscription).value == b"c"
+        subscription.commit()
+        assert client.committed(topic, group="g", partition=1) == 3
+        client.commit(topic, 1, group="g", partition=1)
+        assert [message.value for message in client.fetch(topic, group="g", partition=1)] == [b"b", b"c"]
+        assert client.seek(topic, group="g", partition=1, offset=0) == 0
+        assert client.offset_for_time(topic, 0, partition=1) == 0
+        runs = client.subscribe(topic, "start", partition=1).runs()
+        assert next(runs).values == [b"a", b"b", b"c"]
+        with pytest.raises(headrace.NotSupported):
+            client.nack(next(client.subscribe(topic, 0, group="h", partition=1)))
+        client.delete_topic(topic)
+        assert topic not in client.topics()
+
+
+def test_a_failed_synchronous_connection_leaves_no_thread() -> None:
+    threads = threading.active_count()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(headrace.ConnectFailed):
+        headrace.sync.connect(f"figg://127.0.0.1:{port}")
+    assert threading.active_count() == threads
