@@ -1,0 +1,57 @@
+"""The page about clients is true: its examples run in their order and print what it says, its table is what the clients do."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+from collections.abc import Coroutine
+from pathlib import Path
+
+import pytest
+
+from headrace.clients.connect import SCHEMES, supports
+from headrace.clients.partial import PartialClient
+from tests.doors.peers import API_KEY, WAIT_SECONDS, serving
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+COLUMNS = ("flymq", "rustlog", "blipmq", "figg")
+
+
+async def run(example: str, names: dict[str, object]) -> None:
+    """As `python -m asyncio` would: with `await` wherever it likes, or in a thread if there is none."""
+    code = compile(example, "docs/clients.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if code.co_flags & inspect.CO_COROUTINE:
+        work = eval(code, names)
+        assert isinstance(work, Coroutine)
+        await work
+    else:
+        await asyncio.to_thread(exec, code, names)
+
+
+async def test_every_example_prints_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(EXAMPLES) == PAGE.count("```python")
+    with serving(tmp_path) as broker:
+        names: dict[str, object] = {"api_key": API_KEY}
+        async with asyncio.timeout(WAIT_SECONDS):
+            for example, wanted in EXAMPLES:
+                await run(re.sub(r"://127\.0\.0\.1(?=\")", f"://{broker.address}", example), names)
+                assert capsys.readouterr().out == wanted, example
+
+
+def rows() -> dict[str, list[str]]:
+    table = PAGE.partition("## What each protocol can do")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+@pytest.mark.parametrize("verb", [name for name in vars(PartialClient) if inspect.iscoroutinefunction(getattr(PartialClient, name))])
+def test_the_table_says_yes_where_the_client_has_the_verb(verb: str) -> None:
+    assert [cell != "no" for cell in rows()[verb]] == [supports(door, verb) for door in COLUMNS]
+
+
+@pytest.mark.parametrize("door", COLUMNS)
+def test_the_page_names_every_default_port(door: str) -> None:
+    assert re.search(rf"\| `{door}://HOST:PORT` \|.*\| {SCHEMES[door].port} \|", PAGE)
