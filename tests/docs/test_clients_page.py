@@ -15,7 +15,9 @@ from headrace.clients.connect import SCHEMES, supports
 from headrace.clients.partial import PartialClient
 from tests.doors.peers import API_KEY, WAIT_SECONDS, serving
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 COLUMNS = ("flymq", "rustlog", "blipmq", "figg")
 
@@ -39,6 +41,16 @@ async def test_every_example_prints_what_the_page_says(tmp_path: Path, capsys: p
             for example, wanted in EXAMPLES:
                 await run(re.sub(r"://127\.0\.0\.1(?=\")", f"://{broker.address}", example), names)
                 assert capsys.readouterr().out == wanted, example
+
+
+async def test_the_example_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    with serving(tmp_path) as broker:
+        async with asyncio.timeout(WAIT_SECONDS):
+            # It follows the topic for ever; once is enough here.
+            once = example.replace("print(message.offset, message.value)", "print(message.offset, message.value); break")
+            await run(once.replace("://127.0.0.1", f"://{broker.address}"), {})
+    assert capsys.readouterr().out == "0 b'hello'\n"
 
 
 def rows() -> dict[str, list[str]]:
