@@ -21,7 +21,8 @@ MAY_KNOW: dict[str, set[str]] = {
     "log": set(),
     "engine": {"headrace.log.*"},
     "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.log.batch"},
-    "sessions": {"headrace.wire.*", "headrace.broker.*"},
+    "access": {"headrace.broker.*", "headrace.engine.contract"},
+    "sessions": {"headrace.wire.*", "headrace.broker.*", "headrace.access.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
     # A QUIC connection is the same thing from both ends, and its library has one home.
     "clients": {"headrace.wire.*", "headrace.net.quic_carrier", "headrace.net.quic_endpoint"},
@@ -31,6 +32,7 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.sessions.*",
         "headrace.net.*",
         "headrace.broker.*",
+        "headrace.access.*",
         "headrace.engine.*",
         "headrace.log.*",
         "headrace.wire.*",
@@ -61,6 +63,7 @@ HOMES: dict[str, set[str]] = {
     "google_crc32c": {"log"},
     "backports": {"log"},
     "compression": {"log"},
+    "argon2": {"access"},
     "cryptography": {"log", "server", "net"},
     "aioquic": {"net"},
     "pyspark": {"spark"},
@@ -80,6 +83,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "log": CLOCKS_AND_DICE | {"asyncio", "socket", "ssl"},
     "engine": CLOCKS_AND_DICE | {"socket", "ssl"},
     "broker": CLOCKS_AND_DICE | {"socket", "ssl", "threading"},
+    "access": CLOCKS_AND_DICE | {"socket", "ssl", "threading"},
     "sessions": {"random", "uuid", "secrets", "socket", "ssl", "threading"},
     "clients": {"random", "uuid"},
 }

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from headrace.access.access import Access, AccessSettings
 from headrace.broker.access import Authorize, Principal, allow_all
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
@@ -13,8 +14,10 @@ from headrace.engine.contract import Ack, Appended, Write
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import BrokerError
 from headrace.sessions.flymq import FlyMqSession, FlyMqSettings
+from headrace.sessions.flymq_access import FlyMqAccess
 from headrace.wire.flymq import Dialect, ReplyDecoder, decode_reply, encode_request
 from headrace.wire.flymq.messages import Failure, ProduceRun, RecordMetadataRun, Reply, ReplyFrame, Request
+from tests.access.stand import ADMIN_PASSWORD, bytes_in_order, quick_passwords
 
 NOW = 1_700_000_000_000
 DEV = Principal("dev", "flymq")
@@ -144,23 +147,38 @@ class Peer:
 class House:
     """A broker and its FlyMQ door."""
 
-    def __init__(self, settings: BrokerSettings, authorize: Authorize) -> None:
+    def __init__(self, settings: BrokerSettings, authorize: Authorize, access: AccessSettings) -> None:
         self.now = NOW
         self.engine = Disk(clock=lambda: self.now)
-        self.broker = Broker(self.engine, clock=lambda: self.now, settings=settings, authorize=authorize)
+        self.access = Access(
+            self.engine, clock=lambda: self.now, random_bytes=bytes_in_order(), settings=access, passwords=quick_passwords()
+        )
+        self.broker = Broker(
+            self.engine,
+            clock=lambda: self.now,
+            settings=settings,
+            authorize=lambda *question: authorize(*question) and self.access.authorize(*question),
+            witness=self.access.witness,
+        )
+        self.access.listen(self.broker.access_changed)
 
-    def peer(self, dialect: Dialect = Dialect.SPEC) -> Peer:
+    def peer(self, dialect: Dialect = Dialect.SPEC, who: Principal = DEV, address: str = Wire.peer) -> Peer:
         wire = Wire()
-        return Peer(FlyMqSession(wire, self.broker, DEV, FlyMqSettings(dialect)), wire)
+        wire.peer = address
+        return Peer(FlyMqSession(wire, self.broker, who, FlyMqSettings(dialect), FlyMqAccess(self.access, who, address)), wire)
 
 
 @asynccontextmanager
-async def house(settings: BrokerSettings = BrokerSettings(), authorize: Authorize = allow_all) -> AsyncIterator[House]:
-    built = House(settings, authorize)
+async def house(
+    settings: BrokerSettings = BrokerSettings(), authorize: Authorize = allow_all, access: AccessSettings = AccessSettings()
+) -> AsyncIterator[House]:
+    built = House(settings, authorize, access)
     await built.broker.open()
+    await built.access.open(ADMIN_PASSWORD)
     try:
         yield built
     finally:
+        await built.access.close()
         await built.broker.close()
 
 

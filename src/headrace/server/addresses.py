@@ -6,8 +6,8 @@ import ipaddress
 import socket
 
 from headrace.errors import ConfigError
-from headrace.server.config import TCP_DOORS, Config
-from headrace.server.doors import LOGIN_DOORS
+from headrace.server.config import TCP_DOORS, AccessMode, Config
+from headrace.server.doors import login_doors
 
 
 def require_caution(config: Config) -> None:
@@ -17,9 +17,11 @@ def require_caution(config: Config) -> None:
             continue
         if not config.tls.certificate:
             wrong = "nothing is encrypted: set tls.certificate and tls.key"
-        elif not config.tls.client_ca and (open_doors := set(bind.doors or TCP_DOORS) - LOGIN_DOORS):
+        elif not config.tls.client_ca and (open_doors := set(bind.doors or TCP_DOORS) - login_doors(config)):
             names = ", ".join(name for name in TCP_DOORS if name in open_doors)
             wrong = f"nobody is asked who they are ({names}): set tls.client_ca"
+        elif config.access.mode is AccessMode.OPEN:
+            wrong = "everybody may do everything: set access.mode to enforced"
         else:
             continue
         raise ConfigError(f"{bind} can be reached from the network, and {wrong}, or add --insecure if that is meant")

@@ -103,15 +103,20 @@ def _read(reference: SecretReference, environment: Mapping[str, str]) -> str:
 
 
 def _private_text(path: Path) -> str:
+    return private_text(path, "blipmq.keys")
+
+
+def private_text(path: Path, key: str) -> str:
+    """The secret in a file that others cannot read; `key` is what the configuration calls it. Raises `ConfigError`, and `OSError`."""
     with path.open("rb") as stream:
         mode = os.fstat(stream.fileno()).st_mode
         content = stream.read(KEY_BYTES_MAX + 2)
     if stat.S_ISREG(mode) and mode & 0o007:
-        raise ConfigError(f"blipmq.keys: {path} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
+        raise ConfigError(f"{key}: {path} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
     try:
         text = content.decode("utf-8").strip()
     except UnicodeDecodeError:
-        raise ConfigError(f"blipmq.keys: {path} is not UTF-8") from None
+        raise ConfigError(f"{key}: {path} is not UTF-8") from None
     if not text:
-        raise ConfigError(f"blipmq.keys: {path} is empty")
+        raise ConfigError(f"{key}: {path} is empty")
     return text

@@ -42,6 +42,7 @@ _GIB: Final = 1024 * MIB
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _FILE_BYTES_MAX: Final = 1 * MIB
 _VARIABLE_PREFIX: Final = "HEADRACE__"
+_PRINCIPAL: Final = "Who comes through this door without a client certificate: the name that rules know them by."
 TCP_DOORS: Final = ("flymq", "rustlog", "blipmq", "figg")
 """The protocols of a TCP address."""
 QUIC_DOORS: Final = ("fujin",)
@@ -77,6 +78,13 @@ class FujinHeaders(enum.StrEnum):
     AUTO = "auto"
     NEVER = "never"
     ALWAYS = "always"
+
+
+class AccessMode(enum.StrEnum):
+    """Whether anybody is asked who they are."""
+
+    OPEN = "open"
+    ENFORCED = "enforced"
 
 
 class FlyMqDialect(enum.StrEnum):
@@ -195,6 +203,29 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what."""
+
+    mode: AccessMode = setting(
+        Choice(AccessMode),
+        "open",
+        "open: everybody who can reach the broker may do everything, so addresses beyond loopback are refused. enforced: users, roles, "
+        "rules and API keys decide, and whoever shows nothing is 'anonymous', who may do nothing unless a rule says so.",
+    )
+    admin_password_file: str = setting(
+        Reference("the path of a file"),
+        "",
+        "Where the first password of the user 'admin' is, for a first start with nobody watching. Without it, a password is made and shown "
+        "once. It is used only while no enabled user has the role 'admin'.",
+    )
+    audit_retention: int = setting(
+        Duration(_HOUR, 36_500 * _DAY, zero="forever"),
+        "90d",
+        "How long the audit log keeps who did what. Whole segments go, as everywhere.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What one peer, and all of them together, may use."""
 
@@ -246,6 +277,7 @@ class Figg:
     ack_each: bool = setting(
         Flag(), False, "Send one ACK for each PUBLISH. Otherwise one ACK with the highest sequence number may cover many of them."
     )
+    principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +289,7 @@ class RustLog:
         False,
         "Let a Produce create the topic it names, if topics.auto_create allows that at all. The original refuses an unknown topic.",
     )
+    principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +390,7 @@ class Config:
     topics: Topics = Topics()
     listen: Listen = Listen()
     tls: Tls = Tls()
+    access: Access = Access()
     limits: Limits = Limits()
     figg: Figg = Figg()
     rustlog: RustLog = RustLog()
@@ -507,11 +541,13 @@ def _tree(values: Mapping[str, object]) -> Config:
         topics=section(Topics, "topics"),
         listen=section(Listen, "listen"),
         tls=section(Tls, "tls"),
+        access=section(Access, "access"),
         limits=section(Limits, "limits"),
         figg=section(Figg, "figg"),
         rustlog=section(RustLog, "rustlog"),
         blipmq=section(BlipMq, "blipmq"),
         flymq=section(FlyMq, "flymq"),
+        fujin=section(Fujin, "fujin"),
         log=section(Log, "log"),
     )
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from headrace.access.access import Access
+from headrace.access.administration import Caller
+from headrace.access.policy import ANONYMOUS
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.subscriptions import SubscriptionBook
 from headrace.engine.contract import Engine
 from headrace.net.door import Door, Visitor
-from headrace.server.config import TCP_DOORS, Config
+from headrace.server.config import TCP_DOORS, AccessMode, Config
 from headrace.sessions.blipmq import BlipMqSession
 from headrace.sessions.blipmq_keys import api_keys
 from headrace.sessions.blipmq_settings import BlipMqSettings
@@ -18,14 +21,17 @@ from headrace.sessions.blipmq_subscriptions import Subscriptions
 from headrace.sessions.contract import FramedSession
 from headrace.sessions.figg import FiggSession, FiggSettings
 from headrace.sessions.flymq import FlyMqSession, FlyMqSettings
+from headrace.sessions.flymq_access import FlyMqAccess
 from headrace.sessions.flymq_verbs import Node
 from headrace.sessions.rustlog import RustLogCommons, RustLogSession, RustLogSettings
 from headrace.wire import blipmq, figg, flymq, rustlog
 
-ANONYMOUS: Final = "anonymous"
-"""Who comes through a door without a login, and without a certificate."""
-LOGIN_DOORS: Final = frozenset({"blipmq"})
-"""Doors that let nobody in without a secret."""
+_LOGIN_DOORS: Final = {AccessMode.OPEN: frozenset({"blipmq"}), AccessMode.ENFORCED: frozenset({"blipmq", "flymq"})}
+
+
+def login_doors(config: Config) -> frozenset[str]:
+    """Doors behind which nobody can do anything without a secret."""
+    return _LOGIN_DOORS[config.access.mode]
 
 
 class Doors:
@@ -34,8 +40,17 @@ class Doors:
     `blipmq_keys` are API keys with the names of their owners; BlipMQ may be left out only if no listener offers it.
     """
 
-    def __init__(self, broker: Broker, engine: Engine, config: Config, *, clock: Callable[[], int], blipmq_keys: Mapping[str, str]) -> None:
-        self._broker, self._config = broker, config
+    def __init__(
+        self,
+        broker: Broker,
+        engine: Engine,
+        config: Config,
+        access: Access,
+        *,
+        clock: Callable[[], int],
+        blipmq_keys: Mapping[str, str],
+    ) -> None:
+        self._broker, self._config, self._access = broker, config, access
         self._subscriptions = Subscriptions(broker, SubscriptionBook(engine, "blipmq"), clock=clock, settings=_blipmq_settings(config))
         self._by_name = {door.name: door for door in (self._flymq(), self._rustlog(), self._blipmq(blipmq_keys), self._figg())}
         assert tuple(self._by_name) == TCP_DOORS, "the configuration names the doors there are"
@@ -60,7 +75,7 @@ class Doors:
         )
 
         def enter(visitor: Visitor) -> FramedSession:
-            return FiggSession(self._broker, visitor, _who(visitor, "figg"), settings)
+            return FiggSession(self._broker, visitor, _who(visitor, "figg", self._config.figg.principal), settings)
 
         return Door("figg", figg.sniff, enter)
 
@@ -69,14 +84,19 @@ class Doors:
         commons = RustLogCommons(settings)
 
         def enter(visitor: Visitor) -> FramedSession:
-            return RustLogSession(visitor, self._broker, _who(visitor, "rustlog"), commons)
+            return RustLogSession(visitor, self._broker, _who(visitor, "rustlog", self._config.rustlog.principal), commons)
 
         return Door("rustlog", rustlog.sniff, enter)
 
     def _blipmq(self, keys: Mapping[str, str]) -> Door:
-        verify = api_keys(keys)
+        configured = api_keys(keys)
 
         def enter(visitor: Visitor) -> FramedSession:
+            caller = Caller(Principal(ANONYMOUS, "blipmq"), visitor.peer.rpartition(":")[0])
+
+            def verify(key: bytes) -> Principal | None:
+                return configured(key) or self._access.verify_key(key.decode("utf-8", "replace"), caller)
+
             return BlipMqSession(visitor, self._broker, self._subscriptions, verify_key=verify)
 
         return Door("blipmq", blipmq.sniff, enter)
@@ -87,14 +107,15 @@ class Doors:
 
         def enter(visitor: Visitor) -> FramedSession:
             node = Node(address=chosen.advertise or visitor.local)
-            return FlyMqSession(visitor, self._broker, _who(visitor, "flymq"), FlyMqSettings(dialect, node, self._config.limits.in_flight))
+            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), _who(visitor, "flymq", ANONYMOUS)
+            return FlyMqSession(visitor, self._broker, who, settings, FlyMqAccess(self._access, who, visitor.peer))
 
         return Door("flymq", flymq.sniff, enter)
 
 
-def _who(visitor: Visitor, door: str) -> Principal:
-    """These protocols have no login yet: a certificate tells who it is, or nothing does."""
-    return Principal(visitor.identity or ANONYMOUS, door)
+def _who(visitor: Visitor, door: str, otherwise: str) -> Principal:
+    """Before a login, if the protocol knows one: a certificate tells who it is, or the door does."""
+    return Principal(visitor.identity or otherwise, door)
 
 
 def _blipmq_settings(config: Config) -> BlipMqSettings:

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.access.policy import ANONYMOUS
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.errors import ConfigError
@@ -15,7 +16,6 @@ from headrace.net.quic import QuicDoor, QuicLimits, QuicListener, StreamSession
 from headrace.net.quic_certificate import fingerprint, self_signed
 from headrace.net.quic_endpoint import ServerTls
 from headrace.server.config import Config
-from headrace.server.doors import ANONYMOUS
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin_settings import Connectors, FujinSettings, ReaderConnector

@@ -23,7 +23,7 @@ from typing import Any, Final
 from headrace import __version__
 from headrace.records import Ack
 from headrace.server.api_keys import configured
-from headrace.server.config import Config
+from headrace.server.config import AccessMode, Config
 from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile
@@ -31,6 +31,10 @@ from headrace.server.wiring import Opened, Server
 
 _log = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_ACCESS: Final = {
+    AccessMode.OPEN: "open: whoever can reach an address may do everything (access.mode)",
+    AccessMode.ENFORCED: "enforced: users, rules and keys decide",
+}
 _PROMISES: Final = {
     Ack.DURABLE: "fdatasync before every acknowledgement",
     Ack.WRITTEN: "survives the death of the process, not of the machine",
@@ -85,7 +89,7 @@ async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | N
             if ready:
                 ready.write(_by_kind(opened))
             _settle_memory()
-            _print_banner(config, opened, server.made_key, time.monotonic() - started)
+            _print_banner(config, opened, server, time.monotonic() - started)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), life.duration_seconds)
             _log.info("draining")
@@ -153,15 +157,18 @@ def _by_kind(opened: Sequence[Opened]) -> Mapping[str, Sequence[str]]:
     return {kind: [found.address for found in opened if found.kind == kind] for kind in kinds}
 
 
-def _print_banner(config: Config, opened: Sequence[Opened], made_key: tuple[Path, str] | None, seconds: float) -> None:
+def _print_banner(config: Config, opened: Sequence[Opened], server: Server, seconds: float) -> None:
     ack = config.storage.ack
     key = ", encrypted" if config.storage.key_file or config.storage.key_env else ""
     lines = [f"headrace {__version__}  data={config.storage.path.absolute()}{key}  ack={ack} ({_PROMISES[ack]})"]
     for found in opened:
         cover = f"  ({found.cover})" if found.cover else ""
         lines.append(f"  {found.kind:<5}{found.address:<22}{' '.join(found.protocols)}{cover}")
-    if made_key is not None:
-        path, secret = made_key
+    lines.append(f"  access {_ACCESS[config.access.mode]}")
+    if server.made_password is not None:
+        lines.append(f"  made the user admin, password shown this once:  {server.made_password}")
+    if server.made_key is not None:
+        path, secret = server.made_key
         lines.append(f"  made a BlipMQ API key, shown this once and kept in {path.absolute()}:  {secret}")
     lines.append(f"ready in {seconds * 1000:.0f} ms, process {os.getpid()}")
     with contextlib.suppress(OSError):  # nobody has to listen

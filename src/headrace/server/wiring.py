@@ -7,12 +7,14 @@ import datetime
 import errno
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from headrace.access.access import Access, AccessSettings, Mode
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, TopicConfig
@@ -69,8 +71,13 @@ class Server:
         self._blipmq_keys = blipmq_keys or {}
         self.made_key: tuple[Path, str] | None = None
         """A BlipMQ key that did not exist before, and where it is kept: to be shown once."""
+        self.made_password: str | None = None
+        """The first password of the user `admin`: to be shown once."""
         self._engine = _engine(config, key, clock)
-        self._broker = Broker(self._engine, clock=clock, settings=broker_settings(config))
+        self._access = access_of(config, self._engine, clock)
+        settings = broker_settings(config)
+        self._broker = Broker(self._engine, clock=clock, settings=settings, authorize=self._access.authorize, witness=self._access.witness)
+        self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
         self._listeners: list[Drainable] = []
         self._doors: Doors | None = None
@@ -83,7 +90,7 @@ class Server:
         await self._open_broker()
         try:
             keys = self._keys() if any("blipmq" in (bind.doors or TCP_DOORS) for bind in self._config.listen.tcp) else {}
-            doors = Doors(self._broker, self._engine, self._config, clock=self._clock, blipmq_keys=keys)
+            doors = Doors(self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys)
             await doors.open()
             self._doors = doors
             opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, doors)]
@@ -115,6 +122,7 @@ class Server:
         if self._doors is not None:
             await self._doors.close()
             self._doors = None
+        await self._access.close()
         await self._broker.close()
 
     def figures(self) -> dict[str, object]:
@@ -131,8 +139,8 @@ class Server:
         }
 
     def _keys(self) -> Mapping[str, str]:
-        if self._blipmq_keys:
-            return self._blipmq_keys
+        if self._blipmq_keys or self._access.is_enforced:
+            return self._blipmq_keys  # where access is enforced, keys are made for somebody: `headrace key create`
         kept = api_keys.kept(self._config.storage.path)
         if kept.made is not None:
             (key,) = kept.owners
@@ -144,6 +152,7 @@ class Server:
         try:
             try:
                 await self._broker.open()
+                self.made_password = await self._access.open(admin_password(self._config))
             except BaseException:
                 await self._engine.close()  # the engine may have been open when a table failed to load
                 raise
@@ -216,6 +225,23 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
         key=key,
     )
     return EmbeddedEngine(DiskFiles(config.storage.path), options, clock=clock)
+
+
+def access_of(config: Config, engine: Engine, clock: Callable[[], int]) -> Access:
+    """What the configuration says about who may do what."""
+    settings = AccessSettings(Mode(config.access.mode.value), config.access.audit_retention)
+    return Access(engine, clock=clock, random_bytes=secrets.token_bytes, settings=settings)
+
+
+def admin_password(config: Config) -> str | None:
+    """The first password of `admin`, if the configuration says where it is. Raises `ConfigError`."""
+    if not config.access.admin_password_file:
+        return None
+    path = Path(config.access.admin_password_file)
+    try:
+        return api_keys.private_text(path, "access.admin_password_file")
+    except OSError as failure:
+        raise ConfigError(f"access.admin_password_file: {path}: {failure.strerror or failure}") from None
 
 
 def broker_settings(config: Config) -> BrokerSettings:

@@ -125,6 +125,7 @@ class DurableSubscription:
         self._value_bytes_max = encoder.value_bytes_max(topic)
 
     async def take(self, count: int) -> list[Deliveries]:
+        self._queue.who = self.owner
         taken = await self._queue.take(count, OUTPUT_HIGH_WATER_BYTES)
         if not any(delivery.headers or len(delivery.value or b"") > self._value_bytes_max for delivery in taken):
             # As almost always: records of QoS 1 that fit a frame.
@@ -253,7 +254,10 @@ class Subscriptions:
             return None
         use.used_at, use.is_restored = self._clock(), False
         try:
-            return self._opened(id, who, use)
+            subscription = self._opened(id, who, use)
+            # Another key of the same owner may be allowed less, and the one it was made with may be revoked by now.
+            subscription.owner = who
+            return subscription
         except UnknownTopic:
             self._forget(id)
             return None

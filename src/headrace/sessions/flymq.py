@@ -18,9 +18,10 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from headrace.broker import Broker, Principal, Published
-from headrace.errors import BrokerError, UnknownTopic
+from headrace.errors import BrokerError, InvalidRequest, UnknownTopic
 from headrace.limits import IN_FLIGHT_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Link
+from headrace.sessions.flymq_access import ACCESS_REQUESTS, FlyMqAccess
 from headrace.sessions.flymq_refusals import not_understood, refusal
 from headrace.sessions.flymq_staging import Staged, refused, stage
 from headrace.sessions.flymq_verbs import Node, Verbs
@@ -30,6 +31,7 @@ from headrace.wire.flymq.messages import (
     Failure,
     Malformed,
     ProduceRun,
+    Reply,
     Request,
     RequestEvent,
     UnknownOpcode,
@@ -64,11 +66,15 @@ _DEFAULTS = FlyMqSettings()
 class FlyMqSession:
     """The state of one connection."""
 
-    def __init__(self, link: Link, broker: Broker, who: Principal, settings: FlyMqSettings = _DEFAULTS) -> None:
+    def __init__(
+        self, link: Link, broker: Broker, who: Principal, settings: FlyMqSettings = _DEFAULTS, access: FlyMqAccess | None = None
+    ) -> None:
+        """Without `access` there are no users to log in as or to manage."""
         self._link = link
         self._broker = broker
         self._who = who
         self._verbs = Verbs(broker, who, settings.node)
+        self._access = access
         self._dialect = settings.dialect
         self._decoder = RequestDecoder()
         self._inbox: deque[Step] = deque()
@@ -265,9 +271,21 @@ class FlyMqSession:
 
     async def _reply(self, request: Request) -> bytes:
         try:
-            return encode_reply(opcode_of(request), await self._verbs.answer(request), self._dialect)
+            return encode_reply(opcode_of(request), await self._answer(request), self._dialect)
         except BrokerError as error:
             return encode_failure(refusal(error), self._dialect)
+
+    async def _answer(self, request: Request) -> Reply:
+        if not isinstance(request, ACCESS_REQUESTS):
+            return await self._verbs.answer(request)
+        if self._access is None:
+            raise InvalidRequest("this broker manages no users")
+        reply = await self._access.answer(request)
+        if self._access.who != self._who:
+            self._who = self._verbs.who = self._access.who
+            if self._access.speaks_sdk:
+                self._dialect = Dialect.SDK
+        return reply
 
     def _decoder_broke(self, event: Broken) -> None:
         if event.answer is not None:

@@ -76,7 +76,7 @@ class Verbs:
 
     def __init__(self, broker: Broker, who: Principal, node: Node) -> None:
         self._broker = broker
-        self._who = who
+        self.who = who
         self._node = node
         self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: self._consume,
@@ -106,10 +106,10 @@ class Verbs:
     # Records.
 
     async def _consume(self, request: Consume) -> Reply:
-        return await consume(self._broker, self._who, request)
+        return await consume(self._broker, self.who, request)
 
     async def _fetch(self, request: Fetch) -> Reply:
-        return await fetch(self._broker, self._who, request)
+        return await fetch(self._broker, self.who, request)
 
     # Topics.
 
@@ -118,29 +118,29 @@ class Verbs:
         if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
             raise InvalidRequest(f"{partitions} partitions: a topic has 1 to {PARTITIONS_PER_TOPIC_MAX}")
         try:
-            await self._broker.create_topic(self._who, request.topic, partitions=partitions)
+            await self._broker.create_topic(self.who, request.topic, partitions=partitions)
         except TopicExists:
             return Done(True, "topic already exists")
         return Done(True, "topic created")
 
     async def _delete_topic(self, request: DeleteTopic) -> Reply:
         try:
-            await self._broker.delete_topic(self._who, request.topic)
+            await self._broker.delete_topic(self.who, request.topic)
         except UnknownTopic:
             return Done(True, "topic does not exist")
         return Done(True, "topic deleted")
 
     async def _list_topics(self, request: ListTopics) -> Reply:
-        return TopicList(sorted(topic.name for topic in self._broker.topics(self._who)))
+        return TopicList(sorted(topic.name for topic in self._broker.topics(self.who)))
 
     async def _metadata(self, request: Metadata) -> Reply:
-        topic = self._broker.topic(self._who, request.topic)
-        bounds = [self._broker.bounds(self._who, topic.name, partition) for partition in range(topic.partitions)]
+        topic = self._broker.topic(self.who, request.topic)
+        bounds = [self._broker.bounds(self.who, topic.name, partition) for partition in range(topic.partitions)]
         return TopicMetadata(topic.name, [PartitionBounds(index, _LEADER, held.first, held.end) for index, held in enumerate(bounds)])
 
     async def _cluster_metadata(self, request: ClusterMetadata) -> Reply:
         node = self._node
-        topics = [self._broker.topic(self._who, request.topic)] if request.topic else self._broker.topics(self._who)
+        topics = [self._broker.topic(self.who, request.topic)] if request.topic else self._broker.topics(self.who)
 
         def leadership(partition: int) -> PartitionLeadership:
             return PartitionLeadership(partition, node.name, node.address, replicas=[node.name], in_sync=[node.name])
@@ -155,16 +155,16 @@ class Verbs:
     async def _subscribe(self, request: Subscribe) -> Reply:
         offset = self._named_place(request.topic, request.partition, request.mode.word)
         if offset is None and request.mode.word in _COMMITTED:
-            offset = self._broker.committed(self._who, request.group, request.topic, request.partition)
+            offset = self._broker.committed(self.who, request.group, request.topic, request.partition)
             if offset is None:
-                offset = self._broker.bounds(self._who, request.topic, request.partition).first
+                offset = self._broker.bounds(self.who, request.topic, request.partition).first
         if offset is None:
             raise InvalidRequest(f"unknown subscribe mode: {request.mode.word}")
         return OffsetReply(offset)
 
     def _named_place(self, topic: str, partition: int, mode: str) -> int | None:
         """Looks at the partition even if the mode names none of its ends: a topic that is not there is refused first."""
-        bounds = self._broker.bounds(self._who, topic, partition)
+        bounds = self._broker.bounds(self.who, topic, partition)
         if mode in _FIRST:
             return bounds.first
         return bounds.end if mode in _END else None
@@ -178,7 +178,7 @@ class Verbs:
             raise InvalidRequest(f"offset {offset} out of range")
         if partition < 0:
             raise InvalidRequest(f"partition {partition} not found")
-        await self._broker.commit(self._who, group, {(topic, partition): offset})
+        await self._broker.commit(self.who, group, {(topic, partition): offset})
 
     async def _get_offset(self, request: GetOffset) -> Reply:
         for entry in self._entries(request.group):
@@ -191,26 +191,26 @@ class Verbs:
         if request.mode.word == "offset":
             offset = request.target
         elif request.mode.word == "timestamp":
-            offset = await self._broker.offset_for_time(self._who, request.topic, request.partition, request.target)
+            offset = await self._broker.offset_for_time(self.who, request.topic, request.partition, request.target)
         if offset is None:
             raise InvalidRequest(f"unknown reset mode: {request.mode.word}")
         await self._move(request.group, request.topic, request.partition, offset)
         return Done(True, f"offset reset to {offset}")
 
     async def _seek_to_timestamp(self, request: SeekToTimestamp) -> Reply:
-        offset = await self._broker.offset_for_time(self._who, request.topic, request.partition, request.timestamp)
+        offset = await self._broker.offset_for_time(self.who, request.topic, request.partition, request.timestamp)
         if request.group:
             await self._move(request.group, request.topic, request.partition, offset)
         return OffsetReply(offset)
 
     async def _get_lag(self, request: GetLag) -> Reply:
-        end = self._broker.bounds(self._who, request.topic, request.partition).end
-        committed = self._broker.committed(self._who, request.group, request.topic, request.partition) or 0
+        end = self._broker.bounds(self.who, request.topic, request.partition).end
+        committed = self._broker.committed(self.who, request.group, request.topic, request.partition) or 0
         return LagReply(committed, committed, end, max(0, end - committed))
 
     async def _list_groups(self, request: ListGroups) -> Reply:
         entries: list[GroupEntry] = []
-        for number, group in enumerate(self._broker.groups(self._who)):
+        for number, group in enumerate(self._broker.groups(self.who)):
             entries += self._entries(group)
             if number % _GROUPS_A_TURN == 0:
                 await asyncio.sleep(0)
@@ -221,7 +221,7 @@ class Verbs:
 
     async def _delete_group(self, request: DeleteGroup) -> Reply:
         entry = self._entry(request)
-        await self._broker.delete_group(self._who, entry.group, topic=entry.topic)
+        await self._broker.delete_group(self.who, entry.group, topic=entry.topic)
         return Done(True, "group deleted")
 
     def _entry(self, request: DescribeGroup) -> GroupEntry:
@@ -234,7 +234,7 @@ class Verbs:
     def _entries(self, group: str) -> list[GroupEntry]:
         """One entry for each topic the group has committed on, by name."""
         by_topic: dict[str, list[GroupLag]] = {}
-        for lag in self._broker.lag(self._who, group):
+        for lag in self._broker.lag(self.who, group):
             by_topic.setdefault(lag.topic, []).append(lag)
         return [
             GroupEntry(topic, group, 0, [PartitionOffset(lag.partition, lag.committed) for lag in sorted(lags, key=_by_partition)])

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder
+from headrace.wire.flymq.advanced_messages import TxnProduceRun
 from headrace.wire.flymq.framing import BINARY, HEADER, MAGIC, VERSION
 from headrace.wire.flymq.messages import (
     AUTO,
@@ -49,6 +50,7 @@ from headrace.wire.flymq.messages import (
     TopicList,
     TopicMetadata,
 )
+from tests.wire.flymq import access_samples, advanced_samples
 
 REQUESTS: list[Request] = [
     ProduceRun("orders", [b"one"]),
@@ -82,6 +84,8 @@ REQUESTS: list[Request] = [
     DeleteGroup("readers", "orders"),
     SeekToTimestamp("orders", 0, 1_706_615_843_840, "readers"),
     SeekToTimestamp("orders", 0, 1_706_615_843_840),
+    *access_samples.REQUESTS,
+    *advanced_samples.REQUESTS,
 ]
 
 _ENTRY = GroupEntry("orders", "readers", 0, [PartitionOffset(0, 5), PartitionOffset(1, 0)])
@@ -108,6 +112,8 @@ REPLIES: list[tuple[int, Reply]] = [
     (0x64, LagReply(1, 1, 9, 8)),
     (0x65, Done()),
     (0x66, OffsetReply(0)),
+    *access_samples.REPLIES,
+    *advanced_samples.REPLIES,
 ]
 
 DIALECTS = list(Dialect)
@@ -129,6 +135,10 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
             partitions = event.partitions or [AUTO] * len(event)
             assert len(event.values) == len(keys) == len(partitions)
             records += [(event.topic, *row) for row in zip(keys, event.values, partitions, strict=True)]
+        elif isinstance(event, TxnProduceRun):
+            keys = event.keys or [None] * len(event)
+            partitions = event.partitions or [AUTO] * len(event)
+            records += [(event.transaction, event.topic, *row) for row in zip(keys, event.values, partitions, strict=True)]
         else:
             records.append(event)
     return records

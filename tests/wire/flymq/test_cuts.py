@@ -15,7 +15,7 @@ STREAM = b"".join(
     [
         *map(encode_request, REQUESTS),
         encode_request(RUN),
-        raw(0x70, b"user"),
+        raw(0x10, b"name"),
         raw(0x99, b"?"),
         raw(0x01, b"\x00\x09short"),
         raw(0x01, deflate(encode_request(ProduceRun("orders", [b"squeezed"]))[8:]), flags=BINARY | GZIP),
@@ -27,7 +27,7 @@ STREAM = b"".join(
 EXPECTED = [
     *flat(REQUESTS),
     *flat([RUN]),
-    Unsupported(0x70),
+    Unsupported(0x10),
     UnknownOpcode(0x99),
     Malformed(0x01, "9 bytes announced, 5 left"),
     ("orders", None, b"squeezed", -1),

@@ -4,7 +4,7 @@
     CREATE_TOPIC   topic s16, partitions i32                                      → done
     METADATA       topic s16                                                      → topic s16, list of bounds
     SUBSCRIBE      topic s16, group s16, partition i32, mode                      → offset u64
-    COMMIT         topic s16, group s16, partition i32, offset u64                → done
+    COMMIT         topic s16, group s16, partition i32, offset u64, [transaction s16] → done
     FETCH          topic s16, partition i32, offset u64, max i32, [filter s16]    → see `fetching.py`
     LIST_TOPICS    –                                                              → list of s16
     DELETE_TOPIC   topic s16                                                      → done
@@ -62,7 +62,7 @@ CONSUME_ZERO_COPY = Layout(ConsumeZeroCopy, topic=S16, partition=I32, offset=U64
 CREATE_TOPIC = Layout(CreateTopic, topic=S16, partitions=I32)
 METADATA = Layout(Metadata, topic=S16)
 SUBSCRIBE = Layout(Subscribe, topic=S16, group=S16, partition=I32, mode=MODE)
-COMMIT = Layout(Commit, topic=S16, group=S16, partition=I32, offset=U64)
+COMMIT = Layout(Commit, topic=S16, group=S16, partition=I32, offset=U64, transaction=Trailing(S16, ""))
 FETCH = Layout(Fetch, topic=S16, partition=I32, offset=U64, records_max=I32, pattern=Trailing(S16, _NO_PATTERN))
 FETCH_BINARY = Layout(FetchBinary, topic=S16, partition=I32, offset=U64, records_max=I32, pattern=Trailing(S16, _NO_PATTERN))
 LIST_TOPICS = Layout(ListTopics)

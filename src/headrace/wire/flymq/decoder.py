@@ -8,10 +8,13 @@ Only bytes that have arrived are ever held: a length in a header allocates nothi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from headrace.errors import WireError
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
+from headrace.wire.flymq import transactions
+from headrace.wire.flymq.advanced_messages import TxnProduceRun
 from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, inflate
 from headrace.wire.flymq.messages import (
@@ -29,6 +32,12 @@ from headrace.wire.flymq.produce import read_produce, take_metadata, take_run
 from headrace.wire.flymq.table import BY_OPCODE
 
 E = TypeVar("E")
+
+_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceRun | TxnProduceRun | None, int]]]] = {
+    Opcode.PRODUCE: take_run,
+    Opcode.TXN_PRODUCE: transactions.take_run,
+}
+"""How long rows of one opcode are read."""
 
 _STRAY: Final = b"\xff\xff\xff\xff"
 """The partition −1 that the specification's example sends behind a frame whose length does not count it."""
@@ -143,8 +152,9 @@ class RequestDecoder(_Decoder[RequestEvent]):
     def _take(self, buffer: bytes, position: int, end: int, opcode: int, flags: int, behind: int, events: list[RequestEvent]) -> int:
         self._stray_allowed = False
         compressed = flags & COMPRESSION_MASK
-        if opcode == Opcode.PRODUCE and not compressed:
-            run, ahead = take_run(buffer, position, end)
+        take = _TAKERS.get(opcode)
+        if take is not None and not compressed:
+            run, ahead = take(buffer, position, end)
             if run is not None:
                 _add(events, run)
                 return ahead
@@ -188,6 +198,11 @@ def _add(events: list[RequestEvent], event: RequestEvent) -> None:
     if isinstance(event, ProduceRun) and events:
         last = events[-1]
         if isinstance(last, ProduceRun) and last.topic == event.topic:
+            last.extend(event)
+            return
+    if isinstance(event, TxnProduceRun) and events:
+        last = events[-1]
+        if isinstance(last, TxnProduceRun) and (last.transaction, last.topic) == (event.transaction, event.topic):
             last.extend(event)
             return
     events.append(event)

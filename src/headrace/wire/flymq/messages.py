@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from headrace.wire.flymq.access_messages import AccessReplies, AccessRequest
+from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest
+
 AUTO = -1
 """The partition of a PRODUCE that leaves the choice to the broker; the key size of a record without a key."""
 
@@ -123,6 +126,8 @@ class Commit:
     group: str
     partition: int
     offset: int
+    transaction: str = ""
+    """Headrace's own: not now, but with this transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +357,8 @@ Request: TypeAlias = (
     | ListGroups
     | DescribeGroup
     | SeekToTimestamp
+    | AccessRequest
+    | AdvancedRequest
 )
 RequestEvent: TypeAlias = Request | Unsupported | UnknownOpcode | Malformed | Broken
 Reply: TypeAlias = (
@@ -366,6 +373,8 @@ Reply: TypeAlias = (
     | GroupList
     | GroupEntry
     | LagReply
+    | AccessReplies
+    | AdvancedReply
     | Failure
 )
 

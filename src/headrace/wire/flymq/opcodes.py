@@ -1,7 +1,8 @@
 """The opcodes of the specification, by name.
 
 `Opcode` lists every one; `table.py` says which of them this release speaks. 0x53 is not in the specification's table but in the
-original's code of the same version.
+original's code of the same version, 0x80 and 0x81 are in a later one (0xA0 and
+0xA1 are what some of its clients send instead). 0x0F and 0x7E are Headrace's own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Opcode(IntEnum):
     DELETE_TOPIC = 0x09
     CONSUME_ZERO_COPY = 0x0A
     FETCH_BINARY = 0x0B
+    BROKER = 0x0F
 
     REGISTER_SCHEMA = 0x10
     GET_SCHEMA = 0x11
@@ -79,6 +81,12 @@ class Opcode(IntEnum):
     ACL_LIST = 0x7B
     PASSWORD_CHANGE = 0x7C
     ROLE_LIST = 0x7D
+    ACCESS = 0x7E
+
+    AUDIT_QUERY = 0x80
+    AUDIT_EXPORT = 0x81
+    AUDIT_QUERY_SDK = 0xA0
+    AUDIT_EXPORT_SDK = 0xA1
 
     ERROR = 0xFF
 

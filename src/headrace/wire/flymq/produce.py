@@ -218,10 +218,10 @@ def encode_run(run: ProduceRun) -> bytes:
     return b"".join(parts)
 
 
-def encode_metadata(run: RecordMetadataRun) -> bytes:
+def encode_metadata(run: RecordMetadataRun, opcode: int = Opcode.PRODUCE) -> bytes:
     """A RecordMetadata frame for each record: they differ in their last 28 bytes only."""
     field = S16.write(run.topic)
-    front = _HEADER.pack(_HEAD, len(field) + _METADATA_TAIL_BYTES) + field
+    front = _HEADER.pack(_HEAD & ~0xFF00 | opcode << 8, len(field) + _METADATA_TAIL_BYTES) + field
     rows = map(struct.Struct(">" + _METADATA_TAIL).pack, run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes)
     return front + front.join(rows)
 

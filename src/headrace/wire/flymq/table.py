@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from headrace.wire.flymq import cluster, core, groups
+from headrace.wire.flymq import access, broker, cluster, core, dead_letters, delayed, groups, transactions
+from headrace.wire.flymq import access_messages as a
+from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
 from headrace.wire.flymq.failure import decode_failure, encode_failure
 from headrace.wire.flymq.fetching import SdkLayout, SpecLayout
@@ -28,6 +30,8 @@ class Row:
     request: Field[Any]
     reply: Field[Any]
     sdk_reply: Field[Any] | None = None
+    answer: Opcode | None = None
+    """The opcode of the reply, where it is not that of the request."""
 
     def reply_layout(self, dialect: Dialect) -> Field[Any]:
         return self.sdk_reply if self.sdk_reply is not None and dialect is Dialect.SDK else self.reply
@@ -46,6 +50,20 @@ ROWS: Final[Iterable[Row]] = (
     Row(Opcode.DELETE_TOPIC, m.DeleteTopic, core.DELETE_TOPIC, core.DONE),
     Row(Opcode.CONSUME_ZERO_COPY, m.ConsumeZeroCopy, core.CONSUME_ZERO_COPY, core.CONSUMED),
     Row(Opcode.FETCH_BINARY, m.FetchBinary, core.FETCH_BINARY, _SDK_FETCHED),
+    Row(Opcode.BROKER, v.BrokerCall, broker.BROKER, broker.BROKER_REPLY),
+    Row(Opcode.FETCH_DLQ, v.FetchDlq, dead_letters.FETCH_DLQ, dead_letters.DLQ_ENTRIES),
+    Row(Opcode.REPLAY_DLQ, v.ReplayDlq, dead_letters.REPLAY_DLQ, core.DONE),
+    Row(Opcode.PURGE_DLQ, v.PurgeDlq, dead_letters.PURGE_DLQ, core.DONE),
+    Row(Opcode.PRODUCE_DELAYED, v.ProduceDelayed, delayed.PRODUCE_DELAYED, delayed.SCHEDULED),
+    Row(Opcode.CANCEL_DELAYED, v.CancelDelayed, delayed.CANCEL_DELAYED, core.DONE),
+    Row(Opcode.PRODUCE_WITH_TTL, v.ProduceWithTtl, delayed.PRODUCE_WITH_TTL, delayed.PLACED),
+    Row(Opcode.TXN_BEGIN, v.TxnBegin, transactions.TXN_BEGIN, transactions.TXN_BEGUN),
+    Row(Opcode.TXN_COMMIT, v.TxnCommit, transactions.TXN_COMMIT, transactions.TXN_ENDED),
+    Row(Opcode.TXN_ROLLBACK, v.TxnRollback, transactions.TXN_ROLLBACK, transactions.TXN_ENDED),
+    Row(Opcode.TXN_PRODUCE, v.TxnProduceRun, transactions.TXN_PRODUCE, delayed.PLACED),
+    Row(Opcode.CLUSTER_JOIN, v.ClusterJoin, cluster.CLUSTER_JOIN, core.DONE),
+    Row(Opcode.CLUSTER_LEAVE, v.ClusterLeave, cluster.CLUSTER_LEAVE, core.DONE),
+    Row(Opcode.CLUSTER_STATUS, v.ClusterStatus, cluster.CLUSTER_STATUS, cluster.CLUSTER_REPORT),
     Row(Opcode.CLUSTER_METADATA, m.ClusterMetadata, cluster.CLUSTER_METADATA, cluster.CLUSTER_TOPICS),
     Row(Opcode.GET_OFFSET, m.GetOffset, groups.GET_OFFSET, core.OFFSET),
     Row(Opcode.RESET_OFFSET, m.ResetOffset, groups.RESET_OFFSET, core.DONE),
@@ -54,10 +72,30 @@ ROWS: Final[Iterable[Row]] = (
     Row(Opcode.GET_LAG, m.GetLag, groups.GET_LAG, groups.LAG),
     Row(Opcode.DELETE_GROUP, m.DeleteGroup, groups.DELETE_GROUP, core.DONE),
     Row(Opcode.SEEK_TO_TIMESTAMP, m.SeekToTimestamp, groups.SEEK_TO_TIMESTAMP, core.OFFSET),
+    Row(Opcode.AUTH, a.Auth, access.AUTH, access.AUTH_REPLY, access.AUTH_REPLY_SDK, Opcode.AUTH_RESPONSE),
+    Row(Opcode.WHOAMI, a.WhoAmI, access.WHOAMI, access.IDENTITY),
+    Row(Opcode.USER_CREATE, a.UserCreate, access.USER_CREATE, access.USER_ENTRY),
+    Row(Opcode.USER_DELETE, a.UserDelete, access.USER_DELETE, core.DONE),
+    Row(Opcode.USER_UPDATE, a.UserUpdate, access.USER_UPDATE, core.DONE),
+    Row(Opcode.USER_LIST, a.UserList, access.USER_LIST, access.USER_ENTRIES),
+    Row(Opcode.USER_GET, a.UserGet, access.USER_GET, access.USER_ENTRY),
+    Row(Opcode.ACL_SET, a.AclSet, access.ACL_SET, access.ACL_DONE),
+    Row(Opcode.ACL_GET, a.AclGet, access.ACL_GET, access.ACL_ENTRY),
+    Row(Opcode.ACL_DELETE, a.AclDelete, access.ACL_DELETE, access.ACL_DONE),
+    Row(Opcode.ACL_LIST, a.AclList, access.ACL_LIST, access.ACL_ENTRIES),
+    Row(Opcode.PASSWORD_CHANGE, a.PasswordChange, access.PASSWORD_CHANGE, core.DONE),
+    Row(Opcode.ROLE_LIST, a.RoleList, access.ROLE_LIST, access.ROLE_ENTRIES),
+    Row(Opcode.ACCESS, a.AccessCall, access.ACCESS, access.ACCESS_REPLY),
+    Row(Opcode.AUDIT_QUERY, a.AuditQuery, access.AUDIT_QUERY, access.AUDIT_PAGE),
+    Row(Opcode.AUDIT_EXPORT, a.AuditExport, access.AUDIT_EXPORT, access.AUDIT_FILE),
+    Row(Opcode.AUDIT_QUERY_SDK, a.AuditQuerySdk, access.AUDIT_QUERY_SDK, access.AUDIT_PAGE),
+    Row(Opcode.AUDIT_EXPORT_SDK, a.AuditExportSdk, access.AUDIT_EXPORT_SDK, access.AUDIT_FILE),
 )
 
 BY_OPCODE: Final = {int(row.opcode): row for row in ROWS}
 _BY_MESSAGE: Final = {row.message: row for row in ROWS}
+_BY_ANSWER: Final = BY_OPCODE | {int(row.answer): row for row in ROWS if row.answer is not None}
+"""A server may also answer such a request under its own opcode."""
 
 SPOKEN: Final = frozenset(BY_OPCODE) | {int(Opcode.PRODUCE)}
 """PRODUCE has no row: its frames are read and written by the run."""
@@ -71,6 +109,8 @@ def encode_request(request: m.Request) -> bytes:
     """The frame of a request, or the frames of a run."""
     if isinstance(request, m.ProduceRun):
         return encode_run(request)
+    if isinstance(request, v.TxnProduceRun):
+        return transactions.encode_run(request)
     row = _BY_MESSAGE[type(request)]
     return frame(row.opcode, row.request.write(request))
 
@@ -78,10 +118,11 @@ def encode_request(request: m.Request) -> bytes:
 def encode_reply(opcode: int, reply: m.Reply, dialect: Dialect = Dialect.SPEC) -> bytes:
     """The frame that answers a request of this opcode, or the frames that answer a run."""
     if isinstance(reply, m.RecordMetadataRun):
-        return encode_metadata(reply)
+        return encode_metadata(reply, opcode)
     if isinstance(reply, m.Failure):
         return encode_failure(reply, dialect)
-    return frame(opcode, BY_OPCODE[opcode].reply_layout(dialect).write(reply))
+    row = BY_OPCODE[opcode]
+    return frame(row.answer or opcode, row.reply_layout(dialect).write(reply))
 
 
 def decode_reply(reply: m.ReplyFrame, dialect: Dialect = Dialect.SPEC) -> m.Reply:
@@ -91,4 +132,4 @@ def decode_reply(reply: m.ReplyFrame, dialect: Dialect = Dialect.SPEC) -> m.Repl
     reader = Reader(reply.payload)
     if reply.opcode == Opcode.PRODUCE:
         return read_metadata(reader)
-    return cast(m.Reply, BY_OPCODE[reply.opcode].reply_layout(dialect).read(reader))
+    return cast(m.Reply, _BY_ANSWER[reply.opcode].reply_layout(dialect).read(reader))

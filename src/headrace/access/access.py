@@ -1,0 +1,207 @@
+"""Access: who somebody is, what they may do, and every verb that changes either.
+
+    login or key ─► Principal ─► Gate ─► authorize ─► decide(policy)
+    create_user, put_rule, … ─► tables ─► a new policy ─► the broker asks again, open cursors included
+
+A verb that administers takes the `Caller` who asks for it: it is refused to those who may not, and written down either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from headrace.access.administration import Administration, Caller
+from headrace.access.audit import Audit, Event, event_of
+from headrace.access.directory import ADMIN, Changes, Directory
+from headrace.access.keys import fits, id_of
+from headrace.access.naming import check_user_name
+from headrace.access.passwords import Passwords
+from headrace.access.policy import ANONYMOUS, Policy, decide, key_credential, password_credential
+from headrace.access.rows import UserRow
+from headrace.access.throttle import Throttle
+from headrace.broker.access import Action, Principal, Resource
+from headrace.broker.timers import Clock, Later, Timer
+from headrace.engine.contract import Engine
+from headrace.errors import BrokerError, LoginFailed, LoginThrottled
+
+_log = logging.getLogger(__name__)
+_PASSWORD_BYTES: Final = 18
+_TIMER_SECONDS_MAX: Final = 24 * 3600.0
+
+
+class Mode(StrEnum):
+    """Whether the rules are looked at."""
+
+    OPEN = "open"
+    ENFORCED = "enforced"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """What an operator chooses."""
+
+    mode: Mode = Mode.OPEN
+    audit_retention_ms: int = 90 * 24 * 3600 * 1000
+
+
+class Access:
+    """Opened after the broker's engine and closed before it. `random_bytes` makes salts, keys and the first password."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Clock,
+        random_bytes: Callable[[int], bytes],
+        settings: AccessSettings = AccessSettings(),
+        later: Later | None = None,
+        passwords: Passwords | None = None,
+    ) -> None:
+        self.settings = settings
+        self._clock, self._random_bytes = clock, random_bytes
+        self._later = later
+        self._audit = Audit(engine, clock, retention_ms=settings.audit_retention_ms)
+        self._directory = Directory(engine, self._audit, self._changed)
+        self._passwords = passwords if passwords is not None else Passwords(random_bytes)
+        self._throttle = Throttle()
+        self._policy = Policy()
+        self._listeners: list[Callable[[], None]] = []
+        self._timer: Timer | None = None
+        self.administration = Administration(
+            self._directory, self._passwords, self._audit, self.authorize, self._would, clock, random_bytes
+        )
+        self._is_closed = False
+
+    # Life
+
+    async def open(self, admin_password: str | None = None) -> str | None:
+        """Load the tables. Where access is enforced and nobody could administer the broker, make the user `admin`, with this password
+        or a new one, which is returned: it is to be shown once."""
+        await self._directory.load()
+        self._changed()
+        if not self.is_enforced or self._directory.admins():
+            return None
+        made = None
+        if admin_password is None:
+            made = admin_password = base64.urlsafe_b64encode(self._random_bytes(_PASSWORD_BYTES)).decode()
+        hash = await self._passwords.hash(admin_password)
+        async with self._directory.changing():
+            before = self._directory.user(ADMIN)
+            now = self._clock()
+            generation = 1 if before is None else before.generation + 1
+            row = UserRow([ADMIN], True, hash, generation, now if before is None else before.created_ms, now)
+            event = Event("user", "create", "headrace", "internal", "", f"user:{ADMIN}", "success", {"roles": ADMIN})
+            await self._directory.commit(Changes(users={ADMIN: row}), event)
+        return made
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._passwords.close()
+        await self._audit.drain()
+
+    @property
+    def is_enforced(self) -> bool:
+        return self.settings.mode is Mode.ENFORCED
+
+    @property
+    def policy(self) -> Policy:
+        """The snapshot in force."""
+        return self._policy
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        """Call this whenever answers of `authorize` may be others than before."""
+        self._listeners.append(changed)
+
+    def _changed(self) -> None:
+        now = self._clock()
+        self._policy = self._directory.policy(now)
+        for changed in self._listeners:
+            changed()
+        self._wake_at_expiry(now)
+
+    def _wake_at_expiry(self, now: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        expiry = self._directory.next_expiry(now)
+        if expiry is not None and not self._is_closed:
+            later = self._later or asyncio.get_running_loop().call_later
+            self._timer = later(min((expiry - now) / 1000, _TIMER_SECONDS_MAX), self._changed)
+
+    # What the gate asks
+
+    def authorize(self, who: Principal, action: Action, resource: Resource) -> bool:
+        return not self.is_enforced or decide(self._policy, who, action, resource)
+
+    def _would(self, who: Principal, action: Action, resource: Resource) -> bool:
+        return decide(self._policy, who, action, resource)
+
+    def witness(self, who: Principal, action: Action, kind: str, name: str, allowed: bool) -> None:
+        """What the gate saw: every change of a topic or group, and each denial once."""
+        type = kind if allowed else "denial"
+        self._audit.note(event_of(who, "", type, action.value, f"{kind}:{name}", "allowed" if allowed else "denied"))
+
+    # Who somebody is
+
+    async def log_in(self, name: str, password: str, caller: Caller) -> Principal:
+        """The principal of a user. Raises `LoginFailed`, `LoginThrottled`, and `Unavailable` when too many are waiting."""
+        door, now = caller.who.door, self._clock()
+        if not self.is_enforced:
+            check_user_name(name)
+            return Principal(name, door)
+        pause = self._throttle.pause_ms(name, caller.address, now)
+        if pause:
+            raise LoginThrottled(wait_ms=pause)
+        self._throttle.begin(name, caller.address, now)
+        row = self._directory.user(name)
+        fits = await self._passwords.verify(row.hash if row is not None else "", password)
+        claimed = Principal(name[:249], door)
+        if row is None or not fits or not row.enabled or self._directory.user(name) != row:
+            self._audit.note(event_of(claimed, caller.address, "login", "login", f"user:{claimed.name}", "failure"))
+            raise LoginFailed
+        self._throttle.succeeded(name, caller.address)
+        self._audit.note(event_of(claimed, caller.address, "login", "login", f"user:{name}", "success"))
+        if self._passwords.is_outdated(row.hash):
+            await self._rehash(name, row, password)
+        return Principal(name, door, password_credential(row.generation))
+
+    async def _rehash(self, name: str, row: UserRow, password: str) -> None:
+        """The same password under today's parameters. Whoever is logged in stays so."""
+        try:
+            hash = await self._passwords.hash(password)
+            async with self._directory.changing():
+                if self._directory.user(name) == row:
+                    event = Event("user", "rehash", name, "internal", "", f"user:{name}", "success")
+                    await self._directory.commit(Changes(users={name: replace(row, hash=hash)}), event)
+        except BrokerError as failure:
+            _log.warning("password not hashed anew", extra={"reason": str(failure)})
+
+    def verify_key(self, text: str, caller: Caller) -> Principal | None:
+        """Whose API key this is; None if it is nobody's, or not in force."""
+        now = self._clock()
+        if self._throttle.pause_ms(None, caller.address, now):
+            return None
+        self._throttle.begin(None, caller.address, now)
+        id = id_of(text)
+        row = self._directory.key(id) if id else None
+        if not fits(None if row is None else row.digest, text) or row is None or id not in self._policy.keys:
+            nobody = Principal(ANONYMOUS, caller.who.door)
+            self._audit.note(event_of(nobody, caller.address, "login", "login", f"key:{id}", "failure"))
+            return None
+        self._throttle.succeeded(None, caller.address)
+        self.administration.keys_used[id] = now
+        who = Principal(row.owner, caller.who.door, key_credential(id))
+        self._audit.note(event_of(who, caller.address, "login", "login", f"key:{id}", "success"))
+        return who
+
+    def roles_of(self, who: Principal) -> list[str]:
+        user = self._policy.users.get(who.name)
+        return sorted(user.roles) if user is not None else []

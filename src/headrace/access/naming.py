@@ -1,0 +1,57 @@
+"""What users, roles, subjects and grants may be called. What cannot be told apart in a log, or could be mistaken for syntax, is refused."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from headrace.access.policy import ANONYMOUS, ANY_KIND, EVERYBODY, KINDS, Effect, Grant, Rule
+from headrace.broker.names import check_name
+from headrace.errors import InvalidRequest
+
+
+def check_user_name(name: str) -> None:
+    """Raises `InvalidRequest`."""
+    _check("user", name)
+    if name == ANONYMOUS:
+        raise InvalidRequest(f"{ANONYMOUS!r} is whoever comes without a login; no user can have that name")
+
+
+def check_role_name(name: str) -> None:
+    _check("role", name)
+
+
+def check_subject(subject: str) -> None:
+    """`user:NAME` (anonymous too), `role:NAME` or `*`."""
+    if subject == EVERYBODY:
+        return
+    kind, colon, name = subject.partition(":")
+    if not colon or kind not in ("user", "role"):
+        raise InvalidRequest(f"{subject[:80]!r} is no subject: user:NAME, role:NAME or *")
+    _check(kind, name)
+
+
+def check_grant(grant: Grant) -> None:
+    if grant.kind not in (*KINDS, ANY_KIND):
+        raise InvalidRequest(f"{grant.kind[:80]!r} is no kind of resource: {', '.join(KINDS)} or *")
+    if not grant.actions:
+        raise InvalidRequest("a rule needs at least one action")
+    if grant.name:
+        check_name(grant.kind, grant.name)
+        if not unicodedata.is_normalized("NFC", grant.name):
+            raise InvalidRequest("the name is not in Unicode normal form C")
+
+
+def check_rule(rule: Rule) -> None:
+    check_subject(rule.subject)
+    check_grant(rule.grant)
+    if rule.effect is Effect.DENY and rule.grant.kind not in ("topic", "group", "transaction"):
+        # A rule that denies administration to everybody could never be taken back.
+        raise InvalidRequest("only topics, groups and transactions can be denied")
+
+
+def _check(kind: str, name: str) -> None:
+    check_name(kind, name)
+    if not unicodedata.is_normalized("NFC", name):
+        raise InvalidRequest(f"{kind} name is not in Unicode normal form C")
+    if name == EVERYBODY or name != name.strip():
+        raise InvalidRequest(f"{kind} name {name[:80]!r} is {EVERYBODY!r}, or has white space around it")

@@ -1,0 +1,190 @@
+"""The rules: one pure function over one immutable snapshot.
+
+    internal topic?                          no, to everybody
+    credential known, in force, in scope?    else no
+    the user enabled?                        else no
+    a rule that denies?                      no: deny wins, over roles too
+    a rule or a role that allows?            yes
+    nothing?                                 no
+
+A subject is `user:NAME`, `role:NAME` or `*`, everybody, those without a login included. Names are compared as they are: topic names are
+in Unicode's composed form and case matters, so two names that look alike are two names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from headrace.broker.access import Action, Principal, Resource
+from headrace.broker.names import INTERNAL_PREFIX
+
+ANONYMOUS: Final = "anonymous"
+"""Who comes without a login and without a certificate. No user can have this name."""
+EVERYBODY: Final = "*"
+"""The subject that is everybody."""
+ANY_KIND: Final = "*"
+KINDS: Final = ("topic", "group", "transaction", "broker")
+"""What rules are about. The broker is one resource: whoever may ADMIN it manages users, rules, keys and reads the audit log."""
+BROKER: Final = Resource("broker", "headrace")
+_OWN_GROUPS: Final = ("blipmq", "blipmq-")
+"""BlipMQ keeps a group for each subscription, under a name that no peer can choose: reading the topic is what has to be allowed."""
+
+
+class Effect(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class Match(StrEnum):
+    """How a rule's name is meant. The empty prefix matches everything."""
+
+    LITERAL = "literal"
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """These actions, on resources of this kind whose name matches."""
+
+    actions: frozenset[Action]
+    kind: str = ANY_KIND
+    match: Match = Match.PREFIX
+    name: str = ""
+
+    def covers(self, action: Action, resource: Resource) -> bool:
+        if action not in self.actions or self.kind not in (ANY_KIND, resource.kind):
+            return False
+        return resource.name == self.name if self.match is Match.LITERAL else resource.name.startswith(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a subject may, or (deny) may not do."""
+
+    subject: str
+    effect: Effect
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A name for what its holders may do."""
+
+    grants: tuple[Grant, ...] = ()
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """What the rules need to know of a user. `generation` changes with every new password: older logins end."""
+
+    roles: frozenset[str] = frozenset()
+    enabled: bool = True
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An API key in force. Without scopes it may what its owner may, with scopes never more than them."""
+
+    owner: str
+    scopes: tuple[Grant, ...] = ()
+
+
+EVERYTHING: Final = frozenset(Action)
+_USE: Final = frozenset({Action.READ, Action.DESCRIBE, Action.COMMIT})
+BUILT_IN_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+    {
+        "admin": Role((Grant(EVERYTHING),), "everything, users and rules included"),
+        "producer": Role(
+            (Grant(frozenset({Action.PUBLISH, Action.DESCRIBE}), "topic"), Grant(frozenset({Action.PUBLISH}), "transaction")),
+            "publish to every topic, alone and in transactions",
+        ),
+        "consumer": Role(
+            (Grant(frozenset({Action.READ, Action.DESCRIBE}), "topic"), Grant(_USE, "group")),
+            "read every topic, commit for every group",
+        ),
+        "guest": Role((), "nothing but what rules add"),
+        "sdk": Role((), "nothing more; FlyMQ answers its holders as the original does"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything a decision depends on. Never changed: a change makes a new one."""
+
+    users: Mapping[str, User] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=lambda: BUILT_IN_ROLES)
+    rules: Iterable[Rule] = ()
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    """By id; those that are revoked or have expired are not here."""
+
+    def __post_init__(self) -> None:
+        by_subject: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            by_subject.setdefault(rule.subject, []).append(rule)
+        object.__setattr__(self, "_by_subject", {subject: tuple(rules) for subject, rules in by_subject.items()})
+
+    def rules_of(self, subject: str) -> tuple[Rule, ...]:
+        by_subject: Mapping[str, tuple[Rule, ...]] = self.__dict__["_by_subject"]
+        return by_subject.get(subject, ())
+
+
+def decide(policy: Policy, who: Principal, action: Action, resource: Resource) -> bool:
+    """May they?"""
+    if resource.kind == "topic" and resource.name.startswith(INTERNAL_PREFIX):
+        return False
+    if resource.kind == "group" and who.door == _OWN_GROUPS[0] and resource.name.startswith(_OWN_GROUPS[1]):
+        return True
+    if not _is_in_force(policy, who, action, resource):
+        return False
+    user = policy.users.get(who.name)
+    if user is not None and not user.enabled:
+        return False
+    roles = user.roles if user is not None else frozenset()
+    subjects = (EVERYBODY, user_subject(who.name), *map(role_subject, roles))
+    rules = [rule for subject in subjects for rule in policy.rules_of(subject) if rule.grant.covers(action, resource)]
+    if any(rule.effect is Effect.DENY for rule in rules):
+        return False
+    if rules:
+        return True
+    return any(grant.covers(action, resource) for role in roles if role in policy.roles for grant in policy.roles[role].grants)
+
+
+def _is_in_force(policy: Policy, who: Principal, action: Action, resource: Resource) -> bool:
+    """Whether what the principal has shown still counts, and counts for this."""
+    kind, _, mark = who.credential.partition(":")
+    match kind:
+        case "":
+            return True
+        case "key":
+            key = policy.keys.get(mark)
+            if key is None or key.owner != who.name:
+                return False
+            return not key.scopes or any(scope.covers(action, resource) for scope in key.scopes)
+        case "password":
+            user = policy.users.get(who.name)
+            return user is not None and str(user.generation) == mark
+        case _:
+            return False
+
+
+def user_subject(name: str) -> str:
+    return f"user:{name}"
+
+
+def role_subject(name: str) -> str:
+    return f"role:{name}"
+
+
+def key_credential(id: str) -> str:
+    return f"key:{id}"
+
+
+def password_credential(generation: int) -> str:
+    return f"password:{generation}"

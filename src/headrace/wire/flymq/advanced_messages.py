@@ -1,0 +1,246 @@
+"""What FlyMQ peers say beyond records and groups: dead letters, delay and time to live, transactions, the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+NOWHERE = -1
+"""A source offset or partition of a record that was never written; a time that has not come."""
+
+
+# Requests.
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDlq:
+    topic: str
+    records_max: int
+    after: str = ""
+    """Headrace's own: go on behind this id."""
+    replayed: bool = False
+    """Headrace's own: those that were replayed, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDlq:
+    topic: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeDlq:
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceDelayed:
+    topic: str
+    value: bytes
+    delay_ms: int
+    key: bytes = b""
+    partition: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CancelDelayed:
+    message: str
+    topic: str = ""
+    """Empty: whatever the topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceWithTtl:
+    topic: str
+    value: bytes
+    ttl_ms: int
+    key: bytes = b""
+    partition: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TxnBegin:
+    timeout_ms: int = 0
+    """Headrace's own. Zero: the broker's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class TxnCommit:
+    transaction: str
+
+
+@dataclass(frozen=True, slots=True)
+class TxnRollback:
+    transaction: str
+
+
+@dataclass(slots=True)
+class TxnProduceRun:
+    """Adjacent TXN_PRODUCE frames for one transaction and topic. Each record is owed one RecordMetadata, in order.
+
+    `keys` and `partitions` are as in `ProduceRun`.
+    """
+
+    transaction: str
+    topic: str
+    values: list[bytes]
+    keys: list[bytes | None] | None = None
+    partitions: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def extend(self, other: TxnProduceRun) -> None:
+        """Put the records of `other`, a run for the same transaction and topic, behind these."""
+        if other.keys is not None and self.keys is None:
+            self.keys = [None] * len(self)
+        if self.keys is not None:
+            self.keys += other.keys or [None] * len(other)
+        if other.partitions is not None and self.partitions is None:
+            self.partitions = [-1] * len(self)
+        if self.partitions is not None:
+            self.partitions += other.partitions or [-1] * len(other)
+        self.values += other.values
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterJoin:
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLeave:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerCall:
+    """One verb of Headrace's own, its arguments in JSON."""
+
+    verb: str
+    body: bytes = b"{}"
+
+
+# Replies.
+
+
+@dataclass(frozen=True, slots=True)
+class DlqEntry:
+    id: str
+    value: bytes
+    error: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    name: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DlqDetail:
+    """What the original's entry has no room for."""
+
+    key: bytes
+    partition: int
+    offset: int
+    """Where the record was; −1: nowhere."""
+    first_failure: int
+    last_failure: int
+    replayed_at: int
+    """Unix ms; −1: not replayed."""
+    headers: list[Header] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DlqEntries:
+    entries: list[DlqEntry]
+    details: list[DlqDetail] = field(default_factory=list)
+    """One for each entry; none from the original's servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """RecordMetadata of one record."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled(Placed):
+    """As for a record at offset 0: the real place is not known before it is delivered."""
+
+    message: str = ""
+    deliver_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TxnBegun:
+    transaction: str
+    success: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TxnEnded:
+    transaction: str
+    success: bool = True
+    records: list[Placed] = field(default_factory=list)
+    """Where the records of a committed transaction are, in the order they were sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    id: str
+    address: str
+    cluster_address: str
+    state: str
+    role: str
+    is_leader: bool
+    uptime: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    cluster: str
+    leader: str
+    term: int
+    commit_index: int
+    node_count: int
+    topic_count: int
+    message_count: int
+    nodes: list[ClusterNode]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerReply:
+    body: bytes
+
+
+AdvancedRequest: TypeAlias = (
+    FetchDlq
+    | ReplayDlq
+    | PurgeDlq
+    | ProduceDelayed
+    | CancelDelayed
+    | ProduceWithTtl
+    | TxnBegin
+    | TxnCommit
+    | TxnRollback
+    | TxnProduceRun
+    | ClusterJoin
+    | ClusterLeave
+    | ClusterStatus
+    | BrokerCall
+)
+AdvancedReply: TypeAlias = DlqEntries | Placed | TxnBegun | TxnEnded | ClusterReport | BrokerReply

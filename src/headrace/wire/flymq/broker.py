@@ -1,0 +1,12 @@
+"""Layout of BROKER (0x0F), Headrace's own: what the original has no opcode for.
+
+BROKER   verb s16, arguments b32 (JSON)    → result b32 (JSON)
+"""
+
+from __future__ import annotations
+
+from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
+from headrace.wire.flymq.fields import B32, S16, Layout
+
+BROKER = Layout(BrokerCall, verb=S16, body=B32)
+BROKER_REPLY = Layout(BrokerReply, body=B32)

@@ -1,0 +1,135 @@
+"""Layouts of the transaction requests (0x40–0x43) and of their replies.
+
+    TXN_BEGIN      [timeout u32]                                                      → id s16, success bool
+    TXN_COMMIT     id s16                                                             → id s16, success bool, list of RecordMetadata
+    TXN_ROLLBACK   id s16                                                             → id s16, success bool
+    TXN_PRODUCE    id s16, topic s16, value b32, [key b32, partition i32]             → RecordMetadata, offset 0
+
+The timeout (ms), key, partition and the places in the reply to TXN_COMMIT are Headrace's own. Group offsets join a transaction when COMMIT
+names it (see `core.py`).
+
+TXN_PRODUCE comes in long rows, as PRODUCE does. `take_run` reads such a row straight from the input: each frame is compared with the
+first one's header, transaction and topic in one unpack.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+
+from headrace.errors import InvalidRequest
+from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
+from headrace.wire.flymq.advanced_messages import TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
+from headrace.wire.flymq.delayed import PLACED
+from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader, Repeated, Trailing
+from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
+from headrace.wire.flymq.messages import AUTO
+from headrace.wire.flymq.opcodes import Opcode
+
+_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
+_HEADER = struct.Struct(">II")
+_LENGTH, _PARTITION = struct.Struct(">I"), struct.Struct(">i")
+_TAIL_BYTES: Final = 8
+"""An empty key and a partition."""
+
+
+class TxnProduceLayout:
+    """One frame; adjacent ones are put together by the decoder."""
+
+    def read(self, reader: Reader, /) -> TxnProduceRun:
+        transaction, topic, value = S16.read(reader), S16.read(reader), B32.read(reader)
+        key = B32.read(reader) if reader.left else b""
+        partition = I32.read(reader) if reader.left else AUTO
+        return TxnProduceRun(transaction, topic, [value], [key] if key else None, None if partition == AUTO else [partition])
+
+    def write(self, value: TxnProduceRun, /) -> bytes:
+        raise AssertionError("a run is several frames: see encode_run")
+
+
+TXN_BEGIN = Layout(TxnBegin, timeout_ms=Trailing(U32, 0))
+TXN_COMMIT = Layout(TxnCommit, transaction=S16)
+TXN_ROLLBACK = Layout(TxnRollback, transaction=S16)
+TXN_PRODUCE = TxnProduceLayout()
+
+TXN_BEGUN = Layout(TxnBegun, transaction=S16, success=BOOL)
+_NO_RECORDS: list[object] = []
+TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, records=Trailing(Repeated(PLACED), _NO_RECORDS))
+
+
+def encode_run(run: TxnProduceRun) -> bytes:
+    """A TXN_PRODUCE frame for each record. Key and partition are left out where no record has one."""
+    field = S16.write(run.transaction) + S16.write(run.topic)
+    keys: list[bytes | None] = run.keys or [None] * len(run)
+    partitions = run.partitions or [AUTO] * len(run)
+    is_plain = run.keys is None and run.partitions is None
+    parts: list[bytes] = []
+    for value, key, partition in zip(run.values, keys, partitions, strict=True):
+        tail = b"" if is_plain else B32.write(key or b"") + _PARTITION.pack(partition)
+        size = len(field) + 4 + len(value) + len(tail)
+        if size > FLYMQ_PAYLOAD_BYTES_MAX:
+            raise InvalidRequest(f"no payload exceeds {FLYMQ_PAYLOAD_BYTES_MAX} bytes")
+        parts += (_HEADER.pack(_HEAD, size), field, _LENGTH.pack(len(value)), value, tail)
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _front_layout(field_bytes: int) -> struct.Struct:
+    """Head, length, transaction and topic fields, value length."""
+    return struct.Struct(f">II{field_bytes}sI")
+
+
+def take_run(buffer: bytes, position: int, end: int) -> tuple[TxnProduceRun | None, int]:
+    """The TXN_PRODUCE frames of one transaction and topic from `position` on, and the position after them.
+
+    There is a whole frame at `position`. No run and the same position: that frame is not of the usual shape.
+    """
+    head, length = _HEADER.unpack_from(buffer, position)
+    field_from, behind = position + HEADER_BYTES, position + HEADER_BYTES + length
+    if head != _HEAD or length < 4:
+        return None, position
+    topic_at = field_from + 2 + int.from_bytes(buffer[field_from : field_from + 2], "big")
+    value_at = topic_at + 2 + int.from_bytes(buffer[topic_at : topic_at + 2], "big") if topic_at + 2 <= behind else behind + 1
+    if value_at + 4 > behind:
+        return None, position
+    field = buffer[field_from:value_at]
+    try:
+        run = TxnProduceRun(field[2 : topic_at - field_from].decode(), field[topic_at - field_from + 2 :].decode(), [])
+    except UnicodeDecodeError:
+        return None, position
+    return (run, ahead) if (ahead := _extend(run, field, buffer, position, end)) > position else (None, position)
+
+
+def _extend(run: TxnProduceRun, field: bytes, buffer: bytes, position: int, end: int) -> int:
+    layout = _front_layout(len(field))
+    unpack, front_bytes = layout.unpack_from, layout.size
+    values = run.values
+    # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
+    end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
+    while end - position >= front_bytes:
+        head, length, named, value_bytes = unpack(buffer, position)
+        behind, value_end = position + HEADER_BYTES + length, position + front_bytes + value_bytes
+        if head != _HEAD or named != field or behind > end:
+            break
+        if value_end == behind:
+            _put(run, None, AUTO)
+        else:
+            tail = behind - value_end
+            if tail < _TAIL_BYTES or _LENGTH.unpack_from(buffer, value_end)[0] != tail - _TAIL_BYTES:
+                break
+            _put(run, buffer[value_end + 4 : behind - 4], _PARTITION.unpack_from(buffer, behind - 4)[0])
+        values.append(buffer[position + front_bytes : value_end])
+        position = behind
+    return position
+
+
+def _put(run: TxnProduceRun, key: bytes | None, partition: int) -> None:
+    """The columns beside the values, which has not got this record yet."""
+    if key and run.keys is None:
+        run.keys = [None] * len(run)
+    if run.keys is not None:
+        run.keys.append(key or None)
+    if partition != AUTO and run.partitions is None:
+        run.partitions = [AUTO] * len(run)
+    if run.partitions is not None:
+        run.partitions.append(partition)

@@ -1,0 +1,78 @@
+"""A broker behind its rules: on the memory engine, with time turned by hand and passwords that are hashed quickly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from argon2 import PasswordHasher
+
+from headrace.access.access import Access, AccessSettings, Mode
+from headrace.access.administration import Caller
+from headrace.access.passwords import Passwords
+from headrace.broker import Broker, Principal
+from tests.broker.stand import FragileEngine, HandClock
+
+ADMIN_PASSWORD = "correct horse battery"
+PASSWORD = "a decent password"
+ENFORCED = AccessSettings(Mode.ENFORCED)
+ADMIN = Caller(Principal("admin", "flymq"), "10.0.0.1")
+QUICK = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+
+
+def bytes_in_order() -> Callable[[int], bytes]:
+    """Random bytes that are the same in every run, and never the same twice in one."""
+    count = 0
+
+    def take(size: int) -> bytes:
+        nonlocal count
+        count += 1
+        return count.to_bytes(size, "big")
+
+    return take
+
+
+def quick_passwords() -> Passwords:
+    return Passwords(bytes_in_order(), QUICK)
+
+
+class Guarded:
+    """Everything in one place. `admin` has `ADMIN_PASSWORD`."""
+
+    def __init__(self, settings: AccessSettings = ENFORCED, engine: FragileEngine | None = None, clock: HandClock | None = None) -> None:
+        self.clock = clock or HandClock()
+        self.engine = engine or FragileEngine(clock=self.clock)
+        self.passwords = quick_passwords()
+        self.access = Access(
+            self.engine,
+            clock=self.clock,
+            random_bytes=bytes_in_order(),
+            settings=settings,
+            later=self.clock.later,
+            passwords=self.passwords,
+        )
+        self.broker = Broker(
+            self.engine, clock=self.clock, authorize=self.access.authorize, witness=self.access.witness, later=self.clock.later
+        )
+        self.access.listen(self.broker.access_changed)
+        self.administration = self.access.administration
+
+    async def log_in(self, name: str, password: str = PASSWORD, address: str = "10.0.0.9", door: str = "flymq") -> Principal:
+        return await self.access.log_in(name, password, Caller(Principal("anonymous", door), address))
+
+    async def user(self, name: str, *roles: str) -> Principal:
+        """A new user, logged in."""
+        await self.administration.create_user(ADMIN, name, PASSWORD, roles)
+        return await self.log_in(name)
+
+
+@asynccontextmanager
+async def guarded(settings: AccessSettings = ENFORCED) -> AsyncIterator[Guarded]:
+    stand = Guarded(settings)
+    await stand.broker.open()
+    await stand.access.open(ADMIN_PASSWORD)
+    try:
+        yield stand
+    finally:
+        await stand.access.close()
+        await stand.broker.close()
