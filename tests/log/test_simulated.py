@@ -327,6 +327,7 @@ def test_the_planned_call_fails_and_no_other() -> None:
     one.write_at(1, [b"3"])
     assert one.read_at(0, 9) == b"13"
     assert files.calls["write_at"] == 4
+    assert [(kind, path) for kind, path, _ in files.fired] == [("write_at", "a")]
 
 
 def test_a_lasting_fault_stays_until_it_is_healed() -> None:

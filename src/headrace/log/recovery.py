@@ -5,8 +5,8 @@
 3. Journal. Read the files the manifest still needs, in order, frame by frame. A torn end is the end. Damage between intact frames is
    reported and stepped over.
 4. Segments. Of each log list them, drop what a finished compaction or retention left over, and look at headers.
-5. Ends. Read on from the checkpoint. Where something is not the next batch, and the journal has that batch, the journal's word counts from
-   there on. Where it has not, the hole is reported and what follows it is kept.
+5. Ends. Read on from the checkpoint. From the first batch that the journal has, the journal's word counts and is written again. Where
+   neither has the next batch, the hole is reported and what follows it is kept.
 6. Tails. Batches of the journal that continue the log become its tail in memory, and go to segments with the next checkpoint. A gap
    between them is reported; what follows it is kept.
 7. Number the next journal file, log and frame above all that were ever seen.
@@ -174,15 +174,15 @@ def _open_segment(files: Files, log: int, base: int, known: Checkpointed | None,
     finally:
         file.close()
     covers_to = 0
+    checkpointed = known is not None and base <= known.segment_base and known.segment_size > 0
     try:
         covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
     except CorruptData as damage:
         # Its batches name their log and offsets themselves, so they are still good.
-        checkpointed = known is not None and base <= known.segment_base and known.segment_size > 0
         if checkpointed or (known is None and size > HEADER_BYTES):
             report.damaged(Damage(path, 0, HEADER_BYTES, str(damage)))
-        else:
-            files.open(path).write_at(0, [encode_segment_header(log, base)])  # it was being created
+    if not checkpointed and not covers_to:
+        files.open(path).write_at(0, [encode_segment_header(log, base)])  # it was being created, or may not be on the disk yet
     return Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
 
 
@@ -238,7 +238,8 @@ def _find_segment_end(
     whole = position
     for at, batch in segment.scan(position, segment.size, keyring, lambda damage: None):
         expected = at == whole and batch.header.base_offset == end
-        if behind or (not expected and (end in journaled or batch.header.base_offset < end)):
+        # What the journal has is written again: a sync of these pages may have failed for the process that died, and would not be repeated.
+        if behind or end in journaled or (not expected and batch.header.base_offset < end):
             behind.append(batch)
             continue
         if not expected:

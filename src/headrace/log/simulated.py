@@ -168,6 +168,8 @@ class SimulatedFiles:
         self.sites: Counter[tuple[str, str]] = Counter()
         """(method, module:line) of the callers, counted while `trace_sites` is on."""
         self.trace_sites = False
+        self.fired: builtins.list[tuple[str, str, str]] = []
+        """(method, path, module:line) of the calls that a planned fault hit."""
         self.cold = False
         """Nothing is in the page cache: `cached_only` reads raise `NotCached`."""
         self.room_bytes = ROOM_BYTES
@@ -326,6 +328,8 @@ class SimulatedFiles:
                 self._faults[fault] += 1
                 if self._faults[fault] == fault.nth or (fault.lasting and self._faults[fault] > fault.nth):
                     due = fault
+        if due is not None:
+            self.fired.append((kind, path, _caller()))
         if due is not None and not due.silent:
             raise _Failing(due, path)
         return due
