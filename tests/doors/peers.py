@@ -9,6 +9,9 @@ from pathlib import Path
 
 import headrace
 from headrace.clients.connect import Connecting
+from headrace.clients.flymq import FlyMqOptions
+from headrace.clients.rustlog import RustLogOptions
+from headrace.wire import flymq, rustlog
 from tests.server.process import BrokerProcess
 
 API_KEY = "matrix-key"
@@ -31,9 +34,11 @@ class Peer:
     """It is told the offset of what it has published."""
     needs_api_key: bool = False
     needs_settlement: bool = False
+    dialect: str = ""
+    options: object | None = None
 
     def __str__(self) -> str:
-        return self.door
+        return self.door + self.dialect
 
 
 PEERS = (
@@ -42,7 +47,12 @@ PEERS = (
     Peer("blipmq", reads_offsets=False, reads_history=False, needs_api_key=True, needs_settlement=True),
     Peer("flymq", writes_keys=True, reads_keys=True, has_receipts=True),
 )
-GROUP_PEERS = tuple(peer for peer in PEERS if peer.door in ("flymq", "rustlog"))
+DIALECTS = (
+    Peer("rustlog", has_receipts=True, dialect="-json", options=RustLogOptions(dialect=rustlog.Dialect.JSON)),
+    Peer("flymq", writes_keys=True, reads_keys=True, has_receipts=True, dialect="-sdk", options=FlyMqOptions(dialect=flymq.Dialect.SDK)),
+)
+"""The other ways to say the same."""
+GROUP_PEERS = tuple(peer for peer in PEERS + DIALECTS if peer.door in ("flymq", "rustlog"))
 
 
 class Broker:
@@ -58,10 +68,11 @@ class Broker:
         return f"{host}:{port}"
 
     def connect(self, peer: Peer | str) -> Connecting:
-        chosen = next(known for known in PEERS if peer in (known, known.door))
+        chosen = next(known for known in PEERS + DIALECTS if peer in (known, str(known)))
         doors = self.process.ready["doors"]
         assert isinstance(doors, dict)
-        return headrace.connect(f"{chosen.door}://{doors[chosen.kind][0]}", api_key=API_KEY if chosen.needs_api_key else None)
+        url, api_key = f"{chosen.door}://{doors[chosen.kind][0]}", API_KEY if chosen.needs_api_key else None
+        return headrace.connect(url, api_key=api_key, options=chosen.options)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from headrace.clients.messages import Settlement, Start
 from headrace.limits import MIB
 from headrace.wire import figg
 from tests.conftest import Proof
-from tests.doors.peers import GROUP_PEERS, PEERS, WAIT_SECONDS, Broker, Peer, serving
+from tests.doors.peers import DIALECTS, GROUP_PEERS, PEERS, WAIT_SECONDS, Broker, Peer, serving
 from tests.net.polling import until
 
 NAMES = count()
@@ -33,7 +33,8 @@ VALUES = [
 ]
 assert max(map(len, VALUES)) == MIB
 
-pairs = pytest.mark.parametrize("writer, reader", [pytest.param(a, b, id=f"{a}-{b}") for a, b in product(PEERS, PEERS)])
+VOICES = PEERS + DIALECTS
+pairs = pytest.mark.parametrize("writer, reader", [pytest.param(a, b, id=f"{a}-{b}") for a, b in product(VOICES, VOICES)])
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +103,12 @@ async def test_what_comes_live_keeps_its_order(broker: Broker, topic: str, write
 async def test_doors_that_write_by_turns_share_one_row_of_offsets(broker: Broker, topic: str) -> None:
     expected: list[bytes] = []
     for turn in range(3):
-        for writer in PEERS:
+        for writer in VOICES:
             value = f"{writer} {turn}".encode()
             receipt = (await write(broker, writer, topic, [value]))[0]
             assert receipt.offset in (None, len(expected))
             expected.append(value)
-    for reader in PEERS:
+    for reader in VOICES:
         if reader.reads_history:
             async with following(broker, reader, topic) as subscription:
                 messages = [await anext(subscription) for _ in expected]

@@ -84,10 +84,8 @@ class PollingSubscription:
         """The group has dealt with everything it was given: it will go on behind that. Raises `NothingToSettle` without a group."""
         if self.group is None:
             raise NothingToSettle(self.topic)
-        while self._handed_out:
-            partition, offset = self._handed_out.popitem()
-            self._acknowledged[partition] = offset
-            await self._source.commit(self.topic, offset, group=self.group, partition=partition)
+        for partition, offset in list(self._handed_out.items()):
+            await self._commit_to(partition, offset, self.group)
 
     async def ack(self, message: Message) -> bool:
         """The group will go on behind this message, unless a later one was acknowledged before. Durable when it returns."""
@@ -96,14 +94,24 @@ class PollingSubscription:
         partition, offset = message.partition, message.offset
         assert partition is not None and offset is not None, "a message of this subscription has its place"
         if self._acknowledged.get(partition, -1) <= offset:
-            self._acknowledged[partition] = offset + 1
-            if self._handed_out.get(partition) == offset + 1:
-                del self._handed_out[partition]
-            await self._source.commit(self.topic, offset + 1, group=self.group, partition=partition)
+            await self._commit_to(partition, offset + 1, self.group)
         return True
 
     async def nack(self, message: Message) -> bool:
         raise NotSupported(self._source.protocol, "nack", "what is not committed is read again by the next subscription of the group")
+
+    async def _commit_to(self, partition: int, offset: int, group: str) -> None:
+        """Noted before it is answered, so that an earlier message acknowledged meanwhile does not move the group back."""
+        before = self._acknowledged.get(partition, -1)
+        self._acknowledged[partition] = offset
+        try:
+            await self._source.commit(self.topic, offset, group=group, partition=partition)
+        except BaseException:
+            if self._acknowledged.get(partition) == offset:
+                self._acknowledged[partition] = before
+            raise
+        if self._handed_out.get(partition) == offset:
+            del self._handed_out[partition]
 
     # Reading.
 
