@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from headrace.broker import Principal
+from headrace.broker.fetch import Fetched as BrokerFetched
+from headrace.errors import CorruptData
 from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import Run
 from headrace.sessions.flymq_reading import RECORDS_DEFAULT
@@ -92,6 +95,32 @@ async def test_a_reply_stops_where_the_next_record_would_not_fit() -> None:
         assert len(fetched.offsets) == count == fetched.next_offset
         rest = await peer.one(Fetch("t", 0, fetched.next_offset, 1_000))
         assert isinstance(rest, Fetched) and list(rest.offsets) == list(range(count, 50))
+
+
+async def test_a_reply_is_filled_from_as_many_batches_as_it_takes() -> None:
+    async with house() as home:
+        peer = home.peer()
+        for first in range(0, 100, 10):
+            await peer.ask(ProduceRun("t", [b"%d" % number for number in range(first, first + 10)]))
+        for begin in range(0, 98, 7):
+            expected = list(range(begin, begin + 7))
+            assert await peer.one(Fetch("t", 0, begin, 7)) == Fetched(expected, [b"%d" % number for number in expected], begin + 7)
+
+
+async def test_what_was_read_before_a_read_that_failed_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house() as home:
+        peer = home.peer()
+        await peer.ask(ProduceRun("t", [bytes(300_000)] * 4))
+        fetch, damaged = home.broker.fetch, CorruptData("batch 2 is damaged")
+
+        async def read(who: Principal, topic: str, partition: int, offset: int, **wanted: int) -> BrokerFetched:
+            if offset >= 2:
+                raise damaged
+            return await fetch(who, topic, partition, offset, **wanted)
+
+        monkeypatch.setattr(home.broker, "fetch", read)
+        assert await peer.one(Fetch("t", 0, 0, 9)) == Fetched([0, 1], [bytes(300_000)] * 2, 2)
+        assert "damaged" in await peer.refused(Fetch("t", 0, 2, 9))
 
 
 async def test_a_record_larger_than_the_usual_reply_comes_alone() -> None:

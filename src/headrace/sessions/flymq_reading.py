@@ -15,13 +15,15 @@ from typing import Final, cast
 
 from headrace.broker import Batch, Broker, Principal
 from headrace.errors import BrokerError, OffsetOutOfRange
-from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX, FLYMQ_SCAN_BYTES_MAX, MIB
+from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX, FLYMQ_SCAN_BYTES_MAX, KIB, MIB
 from headrace.sessions.flymq_filter import Filter, build, passing
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import Consume, Consumed, Fetch, Fetched
 
 RECORDS_DEFAULT: Final = 10
 """For a client that asks for none."""
+_READ_STEP_BYTES: Final = 512 * KIB
+"""Read at a time: most replies are far smaller than the largest, and a read takes as much of the disk as it might have to return."""
 _SCAN_STEP_BYTES: Final = 1 * MIB
 _LENGTHS_BYTES: Final = 8
 """What CONSUME's reply adds to key and value."""
@@ -63,29 +65,34 @@ async def fetch(broker: Broker, who: Principal, request: Fetch) -> Fetched:
     page = _Page(request.records_max if request.records_max > 0 else RECORDS_DEFAULT)
     offset, scanned = request.offset, 0
     while True:
-        bounds = broker.bounds(who, request.topic, request.partition)
-        offset = max(offset, bounds.first)
-        if offset >= bounds.end:
-            break
         try:
+            bounds = broker.bounds(who, request.topic, request.partition)
+            offset = max(offset, bounds.first)
+            if offset >= bounds.end:
+                break
             found = await broker.fetch(
                 who,
                 request.topic,
                 request.partition,
                 offset,
-                bytes_max=FLYMQ_FETCH_BYTES_MAX if test is None else _SCAN_STEP_BYTES,
-                records_max=page.records_max if test is None else 1 << 31,
+                bytes_max=_READ_STEP_BYTES if test is None else _SCAN_STEP_BYTES,
+                records_max=page.records_left if test is None else 1 << 31,
             )
         except OffsetOutOfRange:
             # Retention has just moved the first offset; look again.
             continue
+        except BrokerError:
+            if page.offsets:
+                break
+            raise
         offset = found.next_offset
         for batch in found.batches:
             scanned += await page.add(batch, test)
             if page.full_at is not None:
                 offset = page.full_at
                 break
-        if page.offsets or scanned > FLYMQ_SCAN_BYTES_MAX:
+        is_enough = page.is_full if test is None else bool(page.offsets)
+        if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX:
             break
     return Fetched(page.offsets, page.values, offset, page.keys if any(page.keys) else None)
 
@@ -101,6 +108,14 @@ class _Page:
         self.full_at: int | None = None
         """The first offset for which there was no room."""
         self._size_bytes = FRONT_BYTES
+
+    @property
+    def records_left(self) -> int:
+        return self.records_max - len(self.offsets)
+
+    @property
+    def is_full(self) -> bool:
+        return self.full_at is not None or self.records_left == 0 or self._size_bytes >= FLYMQ_FETCH_BYTES_MAX
 
     async def add(self, batch: Batch, test: Filter | None) -> int:
         """Take what passes and fits; returns how many bytes were looked at."""
@@ -121,7 +136,7 @@ class _Page:
         if keys is not None:
             size_bytes += sum(map(len, filter(None, keys)))
         count = len(values)
-        if size_bytes > FLYMQ_FETCH_BYTES_MAX or count > self.records_max - len(self.offsets):
+        if size_bytes > FLYMQ_FETCH_BYTES_MAX or count > self.records_left:
             count, size_bytes = self._room(offsets, keys, values)
         if count < len(values):
             self.full_at = offsets[count]
@@ -136,7 +151,7 @@ class _Page:
         if keys is not None:
             sizes = [size + len(key) if key else size for size, key in zip(sizes, keys, strict=True)]
         ends = list(accumulate(sizes, initial=self._size_bytes))
-        count = min(bisect_right(ends, FLYMQ_FETCH_BYTES_MAX) - 1, self.records_max - len(self.offsets))
+        count = min(bisect_right(ends, FLYMQ_FETCH_BYTES_MAX) - 1, self.records_left)
         if count <= 0 and not self.offsets:
             if ends[1] > FLYMQ_PAYLOAD_BYTES_MAX:
                 raise MessageTooLarge(offsets[0], sizes[0] - RECORD_OVERHEAD_BYTES)
