@@ -69,9 +69,10 @@ class Connection:
 
     def drop(self, reason: str) -> None:
         """Give it up, as if it had been lost."""
-        self._carrier.close(NO_ERROR, reason)
-        self._end(reason)
-        self._carrier.give_up(reason)
+        if not self._is_over:
+            self._carrier.close(NO_ERROR, reason)
+            self._end(reason)
+            self._carrier.give_up(reason)
 
     # What the carrier tells: `Hearer`.
 

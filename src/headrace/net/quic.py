@@ -353,6 +353,7 @@ class QuicListener:
             pass
         late = len(self._peers)
         self.close()
+        await self._endpoint.wait_closed()
         return late
 
     def close(self) -> None:

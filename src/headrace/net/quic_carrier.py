@@ -25,7 +25,7 @@ from aioquic.quic import events
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.congestion.reno import RenoCongestionControl
 from aioquic.quic.connection import QuicConnection
-from aioquic.quic.packet import QuicErrorCode, pull_quic_transport_parameters
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
@@ -162,7 +162,7 @@ class Carrier:
         self._arrived: dict[int, list[bytes]] = {}
         self._finished: set[int] = set()
         self._given_up: list[int] = []
-        self._is_lost = False
+        self._is_ending = self._is_lost = False
         self.address: NetworkAddress | None = None
         self.on_cid: Callable[[bytes, bool], None] = lambda cid, is_new: None
         """The connection is to be found under this id, or no longer."""
@@ -231,6 +231,12 @@ class Carrier:
             self._transmit()
             self._hear()
 
+    def refuse(self, reason: str) -> None:
+        """End a connection whose handshake has not begun: an error of the transport, since only that may carry a reason so early."""
+        self._quic.close(error_code=QuicErrorCode.CONNECTION_REFUSED, frame_type=QuicFrameType.PADDING, reason_phrase=reason)
+        self._transmit()
+        self._hear()
+
     def give_up(self, reason: str) -> None:
         """The connection is of no use any more, and the peer cannot be told."""
         self._end(reason)
@@ -266,13 +272,15 @@ class Carrier:
                     self._end(f"code {code}: {reason}" if reason else f"code {code}")
 
     def _end(self, reason: str) -> None:
-        if not self._is_lost:
-            self._tell()  # what came before the end is not lost by it
-            self._is_lost = True
-            for handle in (self._timer, self._turn):
-                if handle is not None:
-                    handle.cancel()
-            self._hearer.lost(reason)
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._tell()  # what came before the end is not lost by it
+        self._is_lost = True
+        for handle in (self._timer, self._turn):
+            if handle is not None:
+                handle.cancel()
+        self._hearer.lost(reason)
 
     # Turns.
 

@@ -21,7 +21,6 @@ from headrace.net.quic_carrier import INITIAL_DATAGRAM_BYTES, Carrier, NetworkAd
 log = logging.getLogger(__name__)
 
 NO_ERROR: Final = int(QuicErrorCode.NO_ERROR)
-CONNECTION_REFUSED: Final = int(QuicErrorCode.CONNECTION_REFUSED)
 _CID_BYTES: Final = 8
 _SOCKET_BUFFER_BYTES: Final = 4 * 1024 * 1024
 """A burst of a whole congestion window must find room: what the socket drops has to be sent again."""
@@ -54,7 +53,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         self._carriers: dict[bytes, Carrier] = {}
         self._transport: asyncio.DatagramTransport
         self._is_deaf = False
-        self.bytes_in = self.bytes_out = 0
+        self._closed = asyncio.Event()
 
     @classmethod
     async def open(
@@ -87,6 +86,13 @@ class ServerEndpoint(asyncio.DatagramProtocol):
     def close(self) -> None:
         self._transport.close()
 
+    async def wait_closed(self) -> None:
+        """The address is free again."""
+        await self._closed.wait()
+
+    def connection_lost(self, failure: Exception | None) -> None:
+        self._closed.set()
+
     def forget(self, carrier: Carrier) -> None:
         for cid in [cid for cid, known in self._carriers.items() if known is carrier]:
             del self._carriers[cid]
@@ -96,7 +102,6 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         _widen(transport)
 
     def datagram_received(self, data: bytes, address: NetworkAddress) -> None:
-        self.bytes_in += len(data)
         # A short header is followed by the connection's id at once: nearly every datagram is found by one slice.
         carrier = self._carriers.get(data[1 : 1 + _CID_BYTES]) if data and not data[0] & 0x80 else self._by_long_header(data, address)
         if carrier is not None:
@@ -142,11 +147,10 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         if refusal is None:
             return carrier
         carrier.receive_datagram(data, address)
-        carrier.close(CONNECTION_REFUSED, refusal)
+        carrier.refuse(refusal)
         return None
 
     def _send(self, data: bytes, address: NetworkAddress) -> None:
-        self.bytes_out += len(data)
         if not self._transport.is_closing():
             self._transport.sendto(data, address)
 

@@ -1,0 +1,221 @@
+"""QUIC on loopback: streams, credit, pings, limits, the end; on both event loops."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import socket
+from pathlib import Path
+
+from headrace.net.connection import NetLimits
+from headrace.net.quic import QuicLimits
+from headrace.net.quic_carrier import Windows
+from headrace.net.quic_certificate import fingerprint, self_signed
+from headrace.net.quic_endpoint import ClientTls
+from tests.net.polling import until
+from tests.net.quic_peer import NOW, quic_server
+from tests.net.udp_proxy import UdpProxy
+
+QUICK = QuicLimits(NetLimits(linger_seconds=0.5))
+
+
+async def test_each_stream_a_client_opens_is_a_session_of_its_own(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        client = await server.client()
+        one, two = client.say(b"one"), client.say(b"two")
+        await until(lambda: client.said(one) == b"one" and client.said(two) == b"two")
+        assert [bytes(session.heard) for session in server.sessions] == [b"one", b"two"]
+        assert server.counters.open == 1 and server.counters.open_by_door == {"test": 2}
+
+
+async def test_what_a_client_sends_before_it_finishes_is_answered_and_then_the_stream_ends(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        client = await server.client()
+        stream = client.say(b"all", finish=True)
+        await until(lambda: stream in client.ended)
+        assert client.heard[stream] == b"all"
+        await until(lambda: server.sessions[0].calls == ["finished", "lost"])
+        assert server.counters.open_by_door == {"test": 0}
+
+
+async def test_a_session_that_does_not_read_stops_its_peer_after_one_window(tmp_path: Path) -> None:
+    limits = dataclasses.replace(QUICK, windows=Windows(stream_bytes=64 * 1024))
+    async with quic_server(tmp_path, limits) as server:
+        server.is_mute = True
+        client = await server.client()
+        stream = client.say(b"x")
+        await until(lambda: len(server.sessions) == 1 and len(server.sessions[0].heard) == 1)
+        session = server.sessions[0]
+        session.link.pause_reading()
+        flood = b"y" * 1_000_000
+        client.carrier.send(stream, flood)
+        await until(lambda: client.carrier.unacknowledged(stream) <= len(flood) - 60 * 1024)
+        client.say(b"another stream goes on")
+        await until(lambda: len(server.sessions) == 2 and bytes(server.sessions[1].heard) == b"another stream goes on")
+        assert client.carrier.unacknowledged(stream) >= len(flood) - 64 * 1024, "no more credit than one window"
+        assert bytes(session.heard) == b"x", "and nothing of it reaches a session that does not read"
+        session.link.resume_reading()
+        await until(lambda: len(session.heard) == 1 + len(flood))
+
+
+async def test_all_streams_of_a_connection_share_its_window(tmp_path: Path) -> None:
+    limits = dataclasses.replace(QUICK, windows=Windows(stream_bytes=64 * 1024, connection_bytes=128 * 1024))
+    async with quic_server(tmp_path, limits) as server:
+        server.is_mute = True
+        client = await server.client()
+        streams = [client.say(b"x") for _ in range(4)]
+        await until(lambda: len(server.sessions) == 4)
+        for session in server.sessions:
+            session.link.pause_reading()
+        for stream in streams:
+            client.carrier.send(stream, b"y" * 100_000)
+        await until(lambda: sum(map(client.carrier.unacknowledged, streams)) <= 400_000 - 120 * 1024)
+        assert sum(map(client.carrier.unacknowledged, streams)) >= 400_000 - 129 * 1024
+        for session in server.sessions:
+            session.link.resume_reading()
+        await until(lambda: all(len(session.heard) == 100_001 for session in server.sessions))
+
+
+async def test_a_stream_given_up_gives_its_share_of_the_window_back(tmp_path: Path) -> None:
+    limits = dataclasses.replace(QUICK, windows=Windows(stream_bytes=64 * 1024, connection_bytes=128 * 1024))
+    async with quic_server(tmp_path, limits) as server:
+        server.is_mute = True
+        client = await server.client()
+        for turn in range(6):
+            stream = client.say(b"x")
+            await until(lambda turn=turn: len(server.sessions) == turn + 1)  # type: ignore[misc]  # bound for this turn
+            server.sessions[turn].link.pause_reading()
+            client.carrier.send(stream, b"y" * 60_000)
+            await until(lambda stream=stream: client.carrier.unacknowledged(stream) == 0)  # type: ignore[misc]
+            client.carrier.abort(stream)
+            await until(lambda turn=turn: "lost" in server.sessions[turn].calls)  # type: ignore[misc]
+
+
+async def test_a_peer_that_does_not_read_is_known_by_what_waits_for_it(tmp_path: Path) -> None:
+    net = NetLimits(output_high_water_bytes=64 * 1024, output_low_water_bytes=16 * 1024, output_bytes_max=256 * 1024)
+    async with quic_server(tmp_path, QuicLimits(net)) as server:
+        client = await server.client(windows=Windows(stream_bytes=64 * 1024))
+        client.is_taking = False
+        stream = client.say(b"x")
+        await until(lambda: len(server.sessions) == 1)
+        session = server.sessions[0]
+        for _ in range(20):
+            session.link.send(b"y" * 20_000)
+        assert session.link.unsent_bytes > 256 * 1024
+        await until(lambda: len(client.said(stream)) > 60_000)
+        before = len(session.heard)
+        client.carrier.send(stream, b"z")
+        await until(lambda: client.carrier.unacknowledged(stream) == 0)
+        assert len(session.heard) == before, "it is not read either"
+        client.is_taking = True
+        client.carrier.taken(stream, len(client.heard[stream]))
+        await until(lambda: "drained" in session.calls and session.link.unsent_bytes == 0)
+        await until(lambda: session.heard.endswith(b"z"))
+
+
+async def test_a_client_that_answers_pings_stays_and_one_that_does_not_goes(tmp_path: Path) -> None:
+    limits = dataclasses.replace(QUICK, ping_seconds=0.02, pong_seconds=0.3)
+    async with quic_server(tmp_path, limits) as server:
+        polite, silent = await server.client(), await server.client()
+        silent.is_answering_pings = False
+        silent.say(b"I am here")
+        await until(lambda: silent.reason is not None)
+        assert silent.reason is not None and silent.reason.startswith("code 3: read:")
+        await until(lambda: polite.pings > 5)
+        assert polite.reason is None
+        await until(lambda: server.counters.open == 1)
+        assert server.sessions[0].calls == ["lost"]
+
+
+async def test_another_protocol_is_not_let_in(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        client = await server.client(alpn="another")
+        assert client.reason is not None and server.sessions == []
+
+
+async def test_one_connection_more_than_the_limit_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QuicLimits(NetLimits(connections_max=2))) as server:
+        first, second = await server.client(), await server.client()
+        third = await server.client()
+        assert third.reason is not None and "too many connections: 2 are open" in third.reason
+        assert first.reason is None and second.reason is None
+        assert server.counters.rejected == {"too many connections": 1}
+
+
+async def test_one_stream_more_than_the_limit_waits_until_another_ends(tmp_path: Path) -> None:
+    limits = dataclasses.replace(QUICK, windows=Windows(streams_max=2))
+    async with quic_server(tmp_path, limits) as server:
+        client = await server.client()
+        streams = [client.say(b"%d" % number) for number in range(3)]
+        await until(lambda: len(server.sessions) == 2 and streams[1] in client.heard)
+        assert streams[2] not in client.heard
+        client.carrier.send(streams[0], b"", finish=True)
+        await until(lambda: client.said(streams[2]) == b"2")
+
+
+async def test_a_stream_that_the_peer_gives_up_is_lost_and_the_others_are_not(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        client = await server.client()
+        one, two = client.say(b"one"), client.say(b"two")
+        await until(lambda: len(client.heard) == 2)
+        client.carrier.abort(one)
+        await until(lambda: server.sessions[0].calls == ["lost"])
+        client.carrier.send(two, b" more")
+        await until(lambda: client.heard[two] == b"two more")
+
+
+async def test_a_drain_lets_sessions_finish_and_then_closes(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        client, idle = await server.client(), await server.client()
+        stream = client.say(b"x")
+        await until(lambda: stream in client.heard)
+        assert await server.listener.drain(5.0) == 0
+        assert server.sessions[0].calls == ["closing", "lost"]
+        await until(lambda: client.reason is not None and idle.reason is not None)
+        assert server.counters.open_by_door == {"test": 0}
+
+
+async def test_what_is_no_quic_is_not_answered(tmp_path: Path) -> None:
+    dice = random.Random(7)
+    async with quic_server(tmp_path, QUICK) as server:
+        client = await server.client()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for size in (0, 1, 2, 9, 40, 1_199, 1_200, 1_500, 9_000):
+                for first in (0x00, 0x40, 0x80, 0xC0, 0xFF):
+                    sock.sendto((bytes([first]) + dice.randbytes(size))[:size], ("127.0.0.1", server.listener.port))
+        stream = client.say(b"still here")
+        await until(lambda: client.said(stream) == b"still here")
+        assert len(server.sessions) == 1
+
+
+async def test_loss_doubling_and_disorder_change_nothing(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server, UdpProxy("127.0.0.1", server.listener.port) as proxy:
+        client = await server.client(proxy.port)
+        proxy.lost, proxy.doubled, proxy.delayed = 0.1, 0.1, 0.1
+        sent = random.Random(1).randbytes(600_000)
+        stream = client.say(sent)
+        await until(lambda: len(client.heard.get(stream, b"")) == len(sent))
+        assert client.heard[stream] == sent
+        assert proxy.dropped > 0
+
+
+async def test_a_certificate_is_made_once_and_its_key_is_nobody_elses(tmp_path: Path) -> None:
+    tls = self_signed(tmp_path, now=NOW)
+    assert tls.key_file.stat().st_mode & 0o777 == 0o600
+    assert self_signed(tmp_path, now=NOW) == tls and fingerprint(self_signed(tmp_path, now=NOW)) == fingerprint(tls)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["quic-certificate.pem", "quic-key.pem"]
+    tls.certificate_file.unlink()
+    assert fingerprint(self_signed(tmp_path, now=NOW)) != ""
+
+
+async def test_a_client_knows_its_server_by_fingerprint_or_by_who_vouches_for_it(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        right = fingerprint(server.tls)
+        colons = ":".join(right[at : at + 2] for at in range(0, len(right), 2)).upper()
+        assert (await server.client(tls=ClientTls(fingerprint=colons))).endpoint.distrust() is None
+        wrong = await server.client(tls=ClientTls(fingerprint="00" * 32))
+        assert "fingerprint" in (wrong.endpoint.distrust() or "")
+        vouched = await server.client(tls=ClientTls(ca_file=server.tls.certificate_file))
+        assert vouched.reason is None
+        stranger = await server.client(tls=ClientTls())
+        assert stranger.reason is not None
