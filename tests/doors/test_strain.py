@@ -6,11 +6,13 @@ import socket
 import struct
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from headrace.limits import MIB
+from headrace.server import certificates
 from headrace.wire import blipmq, figg, flymq, rustlog
 from headrace.wire.flymq import messages as flymq_messages
 from headrace.wire.rustlog import Dialect
@@ -164,6 +166,20 @@ def trickled(peer: Peer, at: int) -> bool:
         return peer.socket.send(peer.frames.first_part[at : at + 1]) == 1
     except ConnectionError:
         return False
+
+
+def test_handshakes_of_tls_that_are_never_finished_are_closed(tmp_path: Path) -> None:
+    certificates.init(tmp_path / "certs", ["localhost"], datetime.now(UTC))
+    tls = [f"tls.certificate={tmp_path / 'certs' / 'server.pem'}", f"tls.key={tmp_path / 'certs' / 'server.key'}", "tls.optional=true"]
+    with strained(tmp_path, *tls, "limits.handshake_timeout=500ms", grown_bytes_max=64 * MIB) as strain:
+        peers = [Peer(strain.address, "figg") for _ in range(500)]
+        for peer in peers:
+            peer.socket.sendall(bytes.fromhex("16 03 01 02 00 01 00 01 fc 03 03"))
+        until(lambda: all(peer.is_closed() for peer in peers))
+        for peer in peers:
+            peer.close()
+    assert strain.counted("no first message in time") == 500
+    assert "TLS handshake not finished" in strain.log
 
 
 @pytest.mark.parametrize("door", ["figg", "rustlog", "flymq"])

@@ -16,6 +16,7 @@ from headrace.engine.memory import MemoryEngine
 from headrace.net.door import Door, Sniff, choose
 from headrace.server.config import TCP_DOORS, resolve
 from headrace.server.doors import Doors
+from headrace.server.wiring import access_of
 from headrace.wire import blipmq, figg, flymq, rustlog
 from headrace.wire.blipmq import encoder
 from headrace.wire.flymq import messages as flymq_messages
@@ -34,7 +35,8 @@ def clock() -> int:
 def doors() -> list[Door]:
     engine = MemoryEngine(clock=clock)
     config = resolve().config
-    return Doors(Broker(engine, clock=clock), engine, config, clock=clock, blipmq_keys={}).named(())
+    access = access_of(config, engine, clock)
+    return Doors(Broker(engine, clock=clock), engine, config, access, clock=clock, blipmq_keys={}).named(())
 
 
 DOORS = doors()

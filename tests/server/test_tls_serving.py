@@ -6,12 +6,14 @@ import signal
 import socket
 import ssl
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from headrace.server import certificates
+from headrace.server.certificates import LEAF_DAYS
+from headrace.server.tls import mind_expiry
 from headrace.wire.figg import encode
 from tests.server.process import DEADLINE_SECONDS, BrokerProcess, refusal
 from tests.server.test_serve import wait_for_line
@@ -136,6 +138,22 @@ def test_a_client_has_to_show_a_certificate_when_one_is_asked_for(tmp_path: Path
     assert "TLS handshake failed: peer did not return a certificate" in errors
 
 
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        (-1, []),
+        (LEAF_DAYS - 15, []),
+        (LEAF_DAYS - 10, ["the certificate expires in 10 days"]),
+        (LEAF_DAYS, ["the certificate has expired"]),
+    ],
+)
+def test_the_end_of_a_certificate_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, words: list[str]) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    certificates.init(tmp_path, ["localhost"], now)
+    mind_expiry(tmp_path / "server.pem", now + timedelta(days=days))
+    assert [record.getMessage() for record in caplog.records] == words
+
+
 def test_unusable_certificates_are_one_clear_line(tmp_path: Path) -> None:
     directory = certs(tmp_path / "certs")
     (directory / "server.key").chmod(0o644)
@@ -151,9 +169,11 @@ def test_an_address_beyond_loopback_needs_tls_and_authentication(tmp_path: Path)
         "0.0.0.0:0=figg,blipmq can be reached from the network, and nobody is asked who they are (figg): set tls.client_ca, "
         "or add --insecure if that is meant"
     )
+    text = refusal(tmp_path, "--listen", "0.0.0.0:0=blipmq", *tls(directory))
+    assert "everybody may do everything: set access.mode to enforced" in text
     for arguments in (
-        ("--listen", "0.0.0.0:0=blipmq", *tls(directory)),
-        ("--listen", "0.0.0.0:0", *tls(directory, f"tls.client_ca={directory / 'ca.pem'}")),
+        ("--listen", "0.0.0.0:0=blipmq", *tls(directory, "access.mode=enforced")),
+        ("--listen", "0.0.0.0:0", *tls(directory, f"tls.client_ca={directory / 'ca.pem'}", "access.mode=enforced")),
         ("--listen", "0.0.0.0:0", "--insecure", *tls(directory)),
     ):
         with BrokerProcess(tmp_path, *arguments) as broker:

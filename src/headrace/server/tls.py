@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+
+from cryptography import x509
 
 from headrace.net.tls import Tls, TlsSettings, TlsUnusable
 from headrace.server.config import Config, TlsVersion
@@ -14,6 +17,8 @@ from headrace.server.config import Config, TlsVersion
 _log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 3.0
 """How often the files are looked at. A renewed certificate is in use after this, without a signal."""
+EXPIRY_DAYS: Final = 14
+"""How long before its end a certificate is spoken of."""
 _VERSIONS: Final = {TlsVersion.V1_2: ssl.TLSVersion.TLSv1_2, TlsVersion.V1_3: ssl.TLSVersion.TLSv1_3}
 
 
@@ -22,7 +27,7 @@ def tls_of(config: Config) -> Tls | None:
     chosen = config.tls
     if not chosen.certificate:
         return None
-    return Tls(
+    tls = Tls(
         TlsSettings(
             certificate=Path(chosen.certificate),
             key=Path(chosen.key),
@@ -31,6 +36,20 @@ def tls_of(config: Config) -> Tls | None:
             optional=chosen.optional,
         )
     )
+    mind_expiry(tls.settings.certificate, datetime.now(UTC))
+    return tls
+
+
+def mind_expiry(path: Path, now: datetime) -> None:
+    """Say so in the log if the certificate has expired or soon will: every client would be the first to find out."""
+    try:
+        end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return  # OpenSSL has just loaded it; what is there now is for the next look
+    days = (end - now).days
+    if days < EXPIRY_DAYS:
+        words = "the certificate has expired" if end <= now else f"the certificate expires in {days} days"
+        _log.warning(words, extra={"certificate": path, "end": end.isoformat()})
 
 
 class TlsWatch:
@@ -57,6 +76,7 @@ class TlsWatch:
             _log.error("certificate not reloaded", extra={"reason": str(failure)})
         else:
             _log.info("certificate reloaded", extra={"certificate": self._tls.settings.certificate})
+            mind_expiry(self._tls.settings.certificate, datetime.now(UTC))
 
     def _look(self) -> None:
         if self._tls.has_changed():
