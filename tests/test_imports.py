@@ -18,9 +18,10 @@ VOCABULARY = {"headrace", "headrace.records", "headrace.errors", "headrace.limit
 # For each station: the modules of Headrace it may import, beside itself and the vocabulary. `x.*` means everything below x.
 MAY_KNOW: dict[str, set[str]] = {
     "wire": set(),
+    "schemas": set(),
     "log": set(),
     "engine": {"headrace.log.*"},
-    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.log.batch"},
+    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.log.batch", "headrace.schemas.*"},
     "access": {"headrace.broker.*", "headrace.engine.contract"},
     "sessions": {"headrace.wire.*", "headrace.broker.*", "headrace.access.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
@@ -66,6 +67,9 @@ HOMES: dict[str, set[str]] = {
     "argon2": {"access"},
     "cryptography": {"log", "server", "net"},
     "aioquic": {"net"},
+    "jsonschema_rs": {"schemas"},
+    "fastavro": {"schemas"},
+    "google": {"schemas"},
     "pyspark": {"spark"},
     "pyarrow": {"spark", "bulk"},
     "confluent_kafka": {"engine"},
@@ -80,6 +84,7 @@ CLOCKS_AND_DICE = {"time", "random", "uuid", "secrets"}
 LOOPS_AND_SOCKETS = {"asyncio", "socket", "ssl", "selectors", "threading", "concurrent"}
 MUST_NOT_IMPORT: dict[str, set[str]] = {
     "wire": CLOCKS_AND_DICE | LOOPS_AND_SOCKETS,
+    "schemas": CLOCKS_AND_DICE | LOOPS_AND_SOCKETS,
     "log": CLOCKS_AND_DICE | {"asyncio", "socket", "ssl"},
     "engine": CLOCKS_AND_DICE | {"socket", "ssl"},
     "broker": CLOCKS_AND_DICE | {"socket", "ssl", "threading"},

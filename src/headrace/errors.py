@@ -177,6 +177,44 @@ class UnknownMessage(BrokerError):
         self.id = id
 
 
+class InvalidSchema(InvalidRequest):
+    """The schema is not one, breaks a limit, or asks for what schemas may not do here."""
+
+    code = "invalid_schema"
+
+
+class UnknownSchema(BrokerError):
+    """No schema of that name, or no such version of it."""
+
+    code = "unknown_schema"
+
+    def __init__(self, name: str, version: int = 0) -> None:
+        super().__init__(f"schema not found: {name[:80]}" + (f" v{version}" if version else ""))
+        self.name, self.version = name, version
+
+
+class IncompatibleSchema(BrokerError):
+    """A new version that readers or writers of an older one could not live with. `conflicts` says where and why."""
+
+    code = "incompatible_schema"
+
+    def __init__(self, name: str, version: int, conflicts: tuple[str, ...]) -> None:
+        more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
+        super().__init__(f"not compatible with {name[:80]} v{version}: {conflicts[0]}{more}")
+        self.name, self.version, self.conflicts = name, version, conflicts
+
+
+class InvalidRecord(BrokerError):
+    """A record is not what the schema of its topic says. `index` counts from the first record of the run."""
+
+    code = "invalid_record"
+
+    def __init__(self, *, index: int, faults: tuple[str, ...], schema: str) -> None:
+        where = f"record {index}: " if index else ""
+        super().__init__(f"schema validation failed: {where}{'; '.join(faults)} ({schema})")
+        self.index, self.faults, self.schema = index, faults, schema
+
+
 class DiskFull(BrokerError):
     """No room for the write. Nothing acknowledged is harmed; try again when there is space."""
 

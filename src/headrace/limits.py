@@ -143,6 +143,24 @@ QUIC_PING_SECONDS: Final = 5.0
 QUIC_PONG_SECONDS_MAX: Final = 5.0
 """How long a peer may take to answer a ping."""
 
+# Schemas
+SCHEMA_BYTES_MAX: Final = 256 * KIB
+"""The definition of one version."""
+SCHEMA_DEPTH_MAX: Final = 64
+"""How deep its parts may lie in each other."""
+SCHEMA_PARTS_MAX: Final = 10_000
+"""Its parts, each counted as often as it is referred to: what one value may cost at most, in steps of the validator."""
+SCHEMA_COMPARISONS_MAX: Final = 20_000
+"""Pairs of parts that are compared to prove two versions compatible. What takes more counts as not proven."""
+SCHEMA_VERSIONS_MAX: Final = 1_000
+"""Versions of one schema."""
+SCHEMAS_MAX: Final = 10_000
+"""Versions of all schemas together."""
+SCHEMA_FAULTS_MAX: Final = 8
+"""What is said about one value that does not fit."""
+SCHEMA_VALUE_DEPTH_MAX: Final = 100
+"""How deep a value of Avro or Protobuf may be nested."""
+
 # Access
 USERS_MAX: Final = 100_000
 ROLES_MAX: Final = 1_000

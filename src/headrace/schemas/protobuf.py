@@ -1,0 +1,89 @@
+"""Protobuf: a .proto source or a serialized FileDescriptorSet. Values are parsed by the protobuf runtime (upb), which bounds nesting.
+
+The message meant is the first one of the file (of the last file, in a set). Unknown fields are no fault: that is how messages grow. Every
+schema has a pool of its own, so that two versions of one message never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from headrace.errors import InvalidSchema
+from headrace.limits import SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX
+from headrace.schemas.contract import Schema, SchemaType, present
+from headrace.schemas.proto_source import parse_source
+from headrace.schemas.protobuf_comparison import conflicts
+
+_FILES_MAX: Final = 100
+
+
+class ProtobufSchema:
+    """Raises `InvalidSchema`."""
+
+    type = SchemaType.PROTOBUF
+
+    def __init__(self, definition: bytes) -> None:
+        files = _files(definition)
+        pool = descriptor_pool.DescriptorPool()
+        try:
+            for file in files:
+                pool.Add(file)
+            last = pool.FindFileByName(files[-1].name)
+            names = [message.name for message in files[-1].message_type]
+            if not names:
+                raise InvalidSchema("the schema declares no message")
+            self.message: Descriptor = last.message_types_by_name[names[0]]
+            self._class: type[Message] = message_factory.GetMessageClass(self.message)
+        except (TypeError, KeyError, ValueError) as error:
+            raise InvalidSchema(f"not a Protobuf schema: {str(error).strip()[:200]}") from error
+
+    def accepts(self, values: Sequence[bytes | None]) -> bool:
+        from_bytes = self._class.FromString
+        try:
+            return all(from_bytes(value).IsInitialized() for value in present(values))
+        except DecodeError:
+            return False
+
+    def faults(self, value: bytes) -> list[str]:
+        try:
+            message = self._class.FromString(value)
+        except (DecodeError, EncodeError) as error:
+            return [f"not a {self.message.full_name}: {str(error)[:200]}"]
+        return [f"/{field}: missing" for field in message.FindInitializationErrors()]
+
+    def conflicts(self, written: Schema) -> list[str]:
+        assert isinstance(written, ProtobufSchema)
+        return conflicts(written.message, self.message)
+
+
+def _files(definition: bytes) -> list[FileDescriptorProto]:
+    """A serialized set starts with the tag of its first file (0x0A), which in a text could only be a line end before a length."""
+    found = FileDescriptorSet()
+    if definition[:1] == b"\n":
+        try:
+            found.ParseFromString(definition)
+        except DecodeError:
+            found.Clear()
+    if not found.file:
+        try:
+            found.file.append(parse_source(definition.decode()))
+        except UnicodeDecodeError as error:
+            raise InvalidSchema("the schema is neither a .proto source nor a serialized FileDescriptorSet") from error
+    if len(found.file) > _FILES_MAX or found.ByteSize() > 64 * SCHEMA_PARTS_MAX:
+        raise InvalidSchema("the schema has too many parts")
+    for file in found.file:
+        _check_depth(list(file.message_type), SCHEMA_DEPTH_MAX)
+    return list(found.file)
+
+
+def _check_depth(messages: list[Any], left: int) -> None:
+    if messages and not left:
+        raise InvalidSchema(f"the schema is nested more than {SCHEMA_DEPTH_MAX} levels deep")
+    for message in messages:
+        _check_depth(list(message.nested_type), left - 1)
