@@ -1,0 +1,65 @@
+"""Who somebody is at a door that has no login: what the certificate says, or else nobody in particular."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.broker.access import Action, Principal, Resource
+from headrace.broker.broker import Broker
+from headrace.engine.memory import MemoryEngine
+from headrace.net.door import Visitor
+from headrace.server.config import resolve
+from headrace.server.doors import Doors
+from headrace.server.wiring import access_of
+from tests.doors.strain import DOORS, TOPIC
+
+
+class Caller:
+    """A visitor that throws away what it is told."""
+
+    peer, local, unsent_bytes = "127.0.0.1:1", "127.0.0.1:9092", 0
+
+    def __init__(self, identity: str | None) -> None:
+        self.identity = identity
+
+    def send(self, frames: bytes) -> None: ...
+
+    def close(self, reason: str, *, error: bool = True) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def clock() -> int:
+    return 1_000
+
+
+@pytest.mark.parametrize("identity", ["spiffe://mill/wheel", None])
+@pytest.mark.parametrize("name", ["figg", "rustlog", "flymq"])
+async def test_a_certificate_says_who_publishes(name: str, identity: str | None) -> None:
+    publishers: set[Principal] = set()
+    published = asyncio.Event()
+
+    def remember(who: Principal, action: Action, resource: Resource) -> bool:
+        if action is Action.PUBLISH:
+            publishers.add(who)
+            published.set()
+        return True
+
+    engine, config = MemoryEngine(clock=clock), resolve().config
+    broker = Broker(engine, clock=clock, authorize=remember)
+    await broker.open()
+    await broker.create_topic(Principal("operator"), TOPIC)
+    doors = Doors(broker, engine, config, access_of(config, engine, clock), clock=clock, blipmq_keys={})
+    (door,) = doors.named([name])
+    visitor: Visitor = Caller(identity)
+    session = door.open(visitor)
+    session.receive(DOORS[name].publish)
+    async with asyncio.timeout(10):
+        await published.wait()
+    assert {(who.name, who.door) for who in publishers} == {(identity or "anonymous", name)}
+    session.lost()
+    await broker.close()
