@@ -330,6 +330,13 @@ def test_the_planned_call_fails_and_no_other() -> None:
     assert [(kind, path) for kind, path, _ in files.fired] == [("write_at", "a")]
 
 
+def test_a_failing_read_is_an_os_error() -> None:
+    files = SimulatedFiles({"a": b"x"})
+    files.inject(Fault("read_at"))
+    with pytest.raises(OSError):
+        files.open("a").read_at(0, 1)
+
+
 def test_a_lasting_fault_stays_until_it_is_healed() -> None:
     files = SimulatedFiles()
     files.inject(Fault("*", nth=2, lasting=True))
@@ -397,7 +404,9 @@ def test_call_sites_are_counted_by_line() -> None:
     file = files.open("a")
     for _ in range(3):
         file.sync()
-    assert sorted(files.sites.values()) == [1, 3]
+    files.open("b", create=True)
+    assert {kind for kind, _ in files.sites} == {"open", "sync", "create"}
+    assert sorted(files.sites.values()) == [1, 1, 3]
     assert all(site.startswith("test_simulated.py:") for _, site in files.sites)
 
 

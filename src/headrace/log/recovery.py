@@ -11,9 +11,9 @@
    between them is reported; what follows it is kept.
 7. Number the next journal file, log and frame above all that were ever seen.
 
-Journal files are synced once they are read. Written are only: a missing identity, the header of a segment that was being created,
-batches of the journal that a closed segment misses, and the cut of what is no batch at the end of a segment; removed are left-overs.
-A second recovery finds the same.
+Journal files and directories are synced once they are read. Written are only: a missing identity, the header of a segment that was
+being created, batches of the journal that a closed segment misses, and the cut of what is no batch at the end of a segment; removed
+are left-overs. A second recovery finds the same.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class RecoveryReport:
 def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partition], JournalStart]:
     files, keyring = commons.files, commons.keyring
     _check_identity(files, keyring, report)
+    _sync_names(files)
     manifest, unreadable = read_manifest(files)
     if unreadable:
         size = file_size(files, MANIFEST_PATH)
@@ -103,6 +104,14 @@ def _check_identity(files: Files, keyring: Keyring | None, report: RecoveryRepor
     if fingerprint is None:
         raise WrongKey("the data directory is encrypted, but no encryption key is configured")
     raise WrongKey("the data directory is encrypted with another key")
+
+
+def _sync_names(files: Files) -> None:
+    """A process that died may have left names in the page cache only. What is decided by them, such as which journal files are free,
+    must not be undone by a power cut."""
+    files.sync_dir("")
+    if files.list(LOGS):
+        files.sync_dir(LOGS)
 
 
 # Step 3.
@@ -153,6 +162,8 @@ def _open_segments(files: Files, partition: Partition, known: Checkpointed | Non
     bases = sorted(base for name in names if (base := segment_base(name)) is not None)
     partition.segments = _without_left_overs(files, [_open_segment(files, log, base, known, report) for base in bases], known)
     kept = {segment.base_offset for segment in partition.segments}
+    if kept and (known is None or not known.segment_size or max(kept) > known.segment_base):
+        files.sync_dir(log_directory(log))
     for name in names:
         stem = name.removesuffix(INDEX_SUFFIX)
         if stem != name and stem.isdigit() and int(stem) not in kept:

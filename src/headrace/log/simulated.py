@@ -47,7 +47,7 @@ class Operation(NamedTuple):
 class Fault:
     """The `nth` call (from 1) of `kind` on a path that matches `path` goes wrong.
 
-    `kind` is the name of the method called (`write_at`, `sync`, `sync_dir`, `open`, …) or `*`.
+    `kind` is the name of the method called (`write_at`, `sync`, `sync_dir`, `open`, …), `create` for an `open` that creates, or `*`.
     `kept_bytes` of a failing write still reach the page cache. A `silent` fault raises nothing: a write keeps `kept_bytes` and
     claims all of them, a sync makes nothing durable, a read comes back short by all but `kept_bytes`.
     """
@@ -102,7 +102,10 @@ class SimulatedFile:
         self._usable()
         if cached_only and self._files.cold:
             raise NotCached
-        fault = self._files.call("read_at", self._path)
+        try:
+            fault = self._files.call("read_at", self._path)
+        except _Failing as failing:
+            raise failing.error() from None
         with self._files.mutex:
             found = self._inode.read(position, size_bytes)
         return found if fault is None else found[: fault.kept_bytes]
@@ -213,7 +216,7 @@ class SimulatedFiles:
     # Files.
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
-        self._must("open", path)
+        self._must("create" if create else "open", path)
         with self.mutex:
             inode = self._names.get(path)
             if create:

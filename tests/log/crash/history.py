@@ -109,9 +109,9 @@ def durable(parts: tuple[Part, ...]) -> Event:
     return change
 
 
-def died(staged: Sequence[tuple[Part, ...]]) -> Event:
-    """These never left the memory of the process, so their offsets are free again."""
-    lost = list(staged)
+def forgotten(appends: Sequence[tuple[Part, ...]]) -> Event:
+    """These never reached the disk, so their offsets are free again."""
+    lost = list(appends)
 
     def change(facts: Facts) -> None:
         for parts in lost:

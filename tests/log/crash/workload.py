@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from headrace.errors import BrokerError
 from headrace.log.partition import LogOptions
 from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import LateRun, Store, StoreOptions
 from headrace.records import NEVER, Ack, Appended, Headers, Record, Run
-from tests.log.crash.history import Anomaly, Facts, Given, Part, adopt, created, deleted, deleting, died, durable, maintaining, staged
+from tests.log.crash.history import Anomaly, Facts, Given, Part, adopt, created, deleted, deleting, durable, forgotten, maintaining, staged
 
 KEY = bytes(range(32))
 NOW = 1_700_000_000_000
@@ -49,6 +50,10 @@ class Workload:
     """At the start of this life."""
     now: int = NOW
     staged: list[tuple[Part, ...]] = field(default_factory=list)
+    staged_now: int = NOW
+    unstamped: list[tuple[int, int]] = field(default_factory=list)
+    """(log, offset) of staged records that get their time from the flush."""
+    anomalies: list[str] = field(default_factory=list)
     acked: int = 0
 
     def __post_init__(self) -> None:
@@ -110,9 +115,17 @@ class Workload:
         self._maybe_flush()
 
     def flush(self) -> None:
+        """All that one flush takes gets one clock: the latest."""
+        for log, offset in self.unstamped:
+            record = self.given[log].records[offset]
+            assert record is not None, "it was staged in this life"
+            self.given[log].records[offset] = replace(record, timestamp=self.staged_now)
+        self.unstamped.clear()
         self.store.flush()
         if self.staged:
-            raise Anomaly(f"{len(self.staged)} appends were not answered by a flush")
+            self.anomalies.append(f"{len(self.staged)} appends were not answered by a flush")
+        if self.anomalies:
+            raise Anomaly(self.anomalies[0])
 
     def checkpoint(self) -> None:
         self.store.checkpoint()
@@ -136,10 +149,7 @@ class Workload:
 
     def die(self) -> None:
         """The process dies and another one takes over: what was only in memory is gone, what was written is in the page cache still."""
-        for parts in self.staged:
-            for part in parts:
-                del self.given[part.log].records[part.base :]
-        self._mark(died(self.staged))
+        self._forget(self.staged)
         self.staged.clear()
         self.files.close()
         self.store = self._open()
@@ -147,6 +157,13 @@ class Workload:
             self.store.open_log(log, self.given[log].options)
             if (end := self.store.bounds(log).end) != len(self.given[log].records):
                 raise Anomaly(f"log {log} ended at {len(self.given[log].records)}, after the death of the process at {end}")
+
+    def _forget(self, appends: Sequence[tuple[Part, ...]]) -> None:
+        """These, the newest ones, never reached the disk: their offsets are free again."""
+        for part in (part for parts in appends for part in parts):
+            del self.given[part.log].records[part.base :]
+        self.unstamped = [(log, offset) for log, offset in self.unstamped if offset < len(self.given[log].records)]
+        self._mark(forgotten(appends))
 
     def _open(self) -> Store:
         return Store.open(self.files, self.shape.store_options(), threads=False)
@@ -177,24 +194,33 @@ class Workload:
             base = len(self.given[log].records)
             parts.append(Part(log, base, len(run)))
             self.given[log].records += _records(run, base, self.now)
+            if run.timestamps is None:
+                self.unstamped += [(log, offset) for offset in range(base, base + len(run))]
             appends.append((log, run if self.rng.random() < 0.7 else _late(run, parts[:-1])))
         self._commit(appends, tuple(parts), ack)
+        if tuple(parts) in self.staged:
+            self.staged_now = self.now
 
     def _commit(self, appends: list[tuple[int, Run | LateRun]], parts: tuple[Part, ...], ack: Ack) -> None:
-        def done(outcome: list[Appended] | BrokerError) -> None:
-            self.staged.remove(parts)
-            if isinstance(outcome, BrokerError):
-                raise Anomaly(f"an append to a healthy disk failed: {outcome}")
-            landed = [(appended.base_offset, appended.count) for appended in outcome]
-            if landed != [(part.base, part.count) for part in parts]:
-                raise Anomaly(f"an append to {parts} was acknowledged at {landed}")
-            if ack is Ack.DURABLE:
-                self._mark(durable(parts))
-                self.acked += 1
-
         self.staged.append(parts)
         self._mark(staged(parts))
+        done = partial(self._answered, parts, ack)
         self.store.stage(appends, ack=ack, now=self.now, done=done, size_bytes=1000)
+
+    def _answered(self, parts: tuple[Part, ...], ack: Ack, outcome: list[Appended] | BrokerError) -> None:
+        """The store calls this, and must not be disturbed by what the test thinks of the answer: that is raised by `flush`."""
+        if parts not in self.staged:
+            return
+        self.staged.remove(parts)
+        if isinstance(outcome, BrokerError):
+            self.anomalies.append(f"an append to a healthy disk failed: {outcome}")
+            return
+        landed = [(appended.base_offset, appended.count) for appended in outcome]
+        if landed != [(part.base, part.count) for part in parts]:
+            self.anomalies.append(f"an append to {parts} was acknowledged at {landed}")
+        elif ack is Ack.DURABLE:
+            self._mark(durable(parts))
+            self.acked += 1
 
     def _run(self, log: int) -> Run:
         count, rng = self.rng.choice((1, 1, 2, 3, 8)), self.rng

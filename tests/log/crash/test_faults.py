@@ -1,0 +1,72 @@
+"""Every call to the disk fails once, one after the other, in a workload that does everything.
+
+HEADRACE_FAULTS=all takes every call; the normal run takes every few of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+
+import pytest
+
+from headrace.log.partition import LogOptions
+from headrace.log.simulated import Fault
+from tests.conftest import Proof
+from tests.log.crash.trouble import endure
+from tests.log.crash.workload import Shape
+
+STEP = 1 if os.environ.get("HEADRACE_FAULTS") == "all" else 3
+SHAPE = Shape(
+    "troubled",
+    {},
+    logs=3,
+    options=LogOptions(segment_bytes=400, retention_bytes=1500, tombstone_retention_ms=1),
+    compacted=1,
+    journal_bytes=12 * 1024,
+    sizes=(1, 100, 500),
+)
+STEPS = (
+    *("append", "atomic", "checkpoint", "append", "append_written", "append", "maintain", "atomic", "append", "checkpoint", "delete"),
+    *(
+        "append",
+        "atomic",
+        "checkpoint",
+        "reopen",
+        "append",
+        "append_unacked",
+        "die",
+        "append",
+        "maintain",
+        "append",
+        "checkpoint",
+        "append",
+    ),
+)
+FULL = ("write_at", "allocate", "create", "make_dir", "rename", "sync", "sync_dir")
+"""The calls that may find no room."""
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+def test_a_failing_disk_breaks_no_promise(lasting: bool, proof: Proof) -> None:
+    sites: set[tuple[str, str]] = set()
+    for nth in itertools.count(1, STEP):
+        files, images = endure(SHAPE, STEPS, Fault("*", nth, error=errno.EIO, lasting=lasting))
+        proof("crash images recovered", images)
+        if not files.fired:
+            break
+        sites.update((kind, site) for kind, _, site in files.fired)
+        proof("disk faults endured", 1)
+    assert len(sites) > 20, "the faults hit only a few of the places that use the disk"
+
+
+@pytest.mark.parametrize("kind", FULL)
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+def test_a_full_disk_breaks_no_promise(kind: str, lasting: bool, proof: Proof) -> None:
+    for nth in itertools.count(1, STEP):
+        files, images = endure(SHAPE, STEPS, Fault(kind, nth, error=errno.ENOSPC, lasting=lasting, kept_bytes=nth * 7 % 100))
+        proof("crash images recovered", images)
+        if not files.fired:
+            break
+        proof("disk faults endured", 1)
