@@ -52,7 +52,7 @@ async def test_an_unknown_opcode_is_refused_by_its_number(opcode: int) -> None:
         assert await peer.replies(2) == [Failure(f"unknown opcode: {opcode}"), TopicList([])]
 
 
-@pytest.mark.parametrize("opcode", sorted(SPOKEN - {0x08, 0x62, 0x53, 0x72, 0x76, 0x7B, 0x7D}))
+@pytest.mark.parametrize("opcode", sorted(SPOKEN - {0x08, 0x51, 0x52, 0x62, 0x53, 0x72, 0x76, 0x7B, 0x7D}))
 async def test_a_payload_that_cannot_be_read_is_refused_and_the_connection_goes_on(opcode: int) -> None:
     async with house() as home:
         peer = home.peer()

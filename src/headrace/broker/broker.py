@@ -125,6 +125,16 @@ class Broker:
         self._cursors.recheck()
         self._settlement.recheck()
 
+    @property
+    def now(self) -> int:
+        """Unix ms by the broker's clock, which is what expiries are compared with."""
+        return self._clock()
+
+    @property
+    def topic_defaults(self) -> TopicConfig:
+        """How a topic is configured that is created without a word about it."""
+        return self._topics.defaults
+
     # Topics
 
     def topics(self, who: Principal) -> list[Topic]:

@@ -104,6 +104,16 @@ class Placing:
         else:
             self.writes = [Write(route.topic, place, pick(run, indexes)) for place, indexes in self.assigned.items()]
 
+    def partitions(self, count: int) -> list[int]:
+        """Where each of the run's `count` records goes."""
+        if self.assigned is None:
+            return [self.partition] * count
+        places = [0] * count
+        for place, indexes in self.assigned.items():
+            for index in indexes:
+                places[index] = place
+        return places
+
     def landed(self, appended: Sequence[Appended]) -> Published:
         """`appended` begins with the answers to `writes`."""
         first = appended[0]

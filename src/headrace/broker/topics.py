@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from headrace.broker.names import check_topic_name
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, Topic, TopicConfig
 from headrace.errors import InvalidRequest, UnknownPartition, UnknownTopic
+
+_NUMBER_MAX: Final = 1 << 53
+"""For times and sizes: far beyond any clock and disk, and exact in every JSON."""
 
 
 class Topics:
@@ -47,6 +51,7 @@ class Topics:
         check_topic_name(name)
         if partitions < 1:
             raise InvalidRequest(f"a topic needs at least one partition, not {partitions}")
+        _check_config(config)
         async with self._alone(name):
             return await self._create(name, partitions, config)
 
@@ -63,6 +68,7 @@ class Topics:
             return await self._create(name, partitions or self._settings.auto_create_partitions, config)
 
     async def alter(self, name: str, partitions: int | None, config: TopicConfig | None) -> Topic:
+        _check_config(config)
         async with self._alone(name):
             topic = self.find(name)
             if partitions is not None and partitions < topic.partitions:
@@ -100,3 +106,13 @@ class Topics:
         finally:
             del self._changes[name]
             change.set_result(None)
+
+
+def _check_config(config: TopicConfig | None) -> None:
+    if config is None:
+        return
+    for name in ("retention_ms", "retention_bytes", "tombstone_retention_ms", "ttl_ms"):
+        if not 0 <= getattr(config, name) <= _NUMBER_MAX:
+            raise InvalidRequest(f"{name} cannot be {getattr(config, name)}")
+    if not 0 < config.segment_bytes <= _NUMBER_MAX:
+        raise InvalidRequest(f"segment_bytes cannot be {config.segment_bytes}")

@@ -22,7 +22,7 @@ from headrace.sessions.contract import FramedSession
 from headrace.sessions.figg import FiggSession, FiggSettings
 from headrace.sessions.flymq import FlyMqSession, FlyMqSettings
 from headrace.sessions.flymq_access import FlyMqAccess
-from headrace.sessions.flymq_verbs import Node
+from headrace.sessions.flymq_cluster import Node
 from headrace.sessions.rustlog import RustLogCommons, RustLogSession, RustLogSettings
 from headrace.wire import blipmq, figg, flymq, rustlog
 

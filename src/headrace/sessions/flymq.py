@@ -22,10 +22,12 @@ from headrace.errors import BrokerError, InvalidRequest, UnknownTopic
 from headrace.limits import IN_FLIGHT_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Link
 from headrace.sessions.flymq_access import ACCESS_REQUESTS, FlyMqAccess
+from headrace.sessions.flymq_cluster import Node
 from headrace.sessions.flymq_refusals import not_understood, refusal
 from headrace.sessions.flymq_staging import Staged, refused, stage
-from headrace.sessions.flymq_verbs import Node, Verbs
+from headrace.sessions.flymq_verbs import Verbs
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
+from headrace.wire.flymq.advanced_messages import TxnProduceRun
 from headrace.wire.flymq.messages import (
     Broken,
     Failure,
@@ -103,6 +105,7 @@ class FlyMqSession:
 
     def lost(self) -> None:
         self._is_lost = True
+        self._verbs.transactions.abort_all()
         self._inbox.clear()
         if self._task is not None:
             self._task.cancel()
@@ -270,6 +273,8 @@ class FlyMqSession:
                 self._link.send(await self._reply(event))
 
     async def _reply(self, request: Request) -> bytes:
+        if isinstance(request, TxnProduceRun):
+            return await self._verbs.transactions.produce(request, self._dialect)
         try:
             return encode_reply(opcode_of(request), await self._answer(request), self._dialect)
         except BrokerError as error:
@@ -283,6 +288,7 @@ class FlyMqSession:
         reply = await self._access.answer(request)
         if self._access.who != self._who:
             self._who = self._verbs.who = self._access.who
+            self._verbs.transactions.abort_all()
             if self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply

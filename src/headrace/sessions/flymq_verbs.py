@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.broker import Broker, GroupLag, Principal
 from headrace.errors import InvalidRequest, TopicExists, UnknownTopic
 from headrace.limits import PARTITIONS_PER_TOPIC_MAX
+from headrace.sessions.flymq_broker import BrokerVerbs
+from headrace.sessions.flymq_cluster import ClusterVerbs, Node
+from headrace.sessions.flymq_dead_letters import DeadLetterVerbs
+from headrace.sessions.flymq_delayed import DelayedVerbs
 from headrace.sessions.flymq_reading import consume, fetch
 from headrace.sessions.flymq_refusals import UnknownGroup
+from headrace.sessions.flymq_transactions import TransactionVerbs
+from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq.messages import (
     ClusterMetadata,
-    ClusterTopics,
     Commit,
     Consume,
     ConsumeZeroCopy,
@@ -39,14 +43,12 @@ from headrace.wire.flymq.messages import (
     Metadata,
     OffsetReply,
     PartitionBounds,
-    PartitionLeadership,
     PartitionOffset,
     Reply,
     Request,
     ResetOffset,
     SeekToTimestamp,
     Subscribe,
-    TopicLeadership,
     TopicList,
     TopicMetadata,
 )
@@ -62,22 +64,13 @@ _END: Final = frozenset({"latest", "end", ""})
 _COMMITTED: Final = frozenset({"commit", "committed"})
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """How this broker presents itself to clients that ask for the cluster."""
-
-    name: str = "headrace"
-    address: str = "127.0.0.1:9092"
-    cluster: str = "standalone"
-
-
 class Verbs:
     """The requests of one principal."""
 
     def __init__(self, broker: Broker, who: Principal, node: Node) -> None:
         self._broker = broker
         self.who = who
-        self._node = node
+        self.transactions = TransactionVerbs(broker, lambda: self.who)
         self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: self._consume,
             ConsumeZeroCopy: self._consume,
@@ -89,7 +82,6 @@ class Verbs:
             FetchBinary: self._fetch,
             ListTopics: self._list_topics,
             DeleteTopic: self._delete_topic,
-            ClusterMetadata: self._cluster_metadata,
             GetOffset: self._get_offset,
             ResetOffset: self._reset_offset,
             ListGroups: self._list_groups,
@@ -97,6 +89,30 @@ class Verbs:
             GetLag: self._get_lag,
             DeleteGroup: self._delete_group,
             SeekToTimestamp: self._seek_to_timestamp,
+            **self._advanced(node),
+        }
+
+    def _advanced(self, node: Node) -> dict[type, Callable[[Any], Awaitable[Reply]]]:
+        def who() -> Principal:
+            return self.who
+
+        dead_letters, delayed = DeadLetterVerbs(self._broker, who), DelayedVerbs(self._broker, who)
+        cluster = ClusterVerbs(self._broker, who, node)
+        return {
+            v.FetchDlq: dead_letters.fetch,
+            v.ReplayDlq: dead_letters.replay,
+            v.PurgeDlq: dead_letters.purge,
+            v.ProduceDelayed: delayed.produce_delayed,
+            v.CancelDelayed: delayed.cancel,
+            v.ProduceWithTtl: delayed.produce_with_ttl,
+            v.TxnBegin: self.transactions.begin,
+            v.TxnCommit: self.transactions.commit,
+            v.TxnRollback: self.transactions.rollback,
+            v.ClusterJoin: cluster.join,
+            v.ClusterLeave: cluster.leave,
+            v.ClusterStatus: cluster.status,
+            ClusterMetadata: cluster.metadata,
+            v.BrokerCall: BrokerVerbs(self._broker, who).call,
         }
 
     async def answer(self, request: Request) -> Reply:
@@ -138,18 +154,6 @@ class Verbs:
         bounds = [self._broker.bounds(self.who, topic.name, partition) for partition in range(topic.partitions)]
         return TopicMetadata(topic.name, [PartitionBounds(index, _LEADER, held.first, held.end) for index, held in enumerate(bounds)])
 
-    async def _cluster_metadata(self, request: ClusterMetadata) -> Reply:
-        node = self._node
-        topics = [self._broker.topic(self.who, request.topic)] if request.topic else self._broker.topics(self.who)
-
-        def leadership(partition: int) -> PartitionLeadership:
-            return PartitionLeadership(partition, node.name, node.address, replicas=[node.name], in_sync=[node.name])
-
-        return ClusterTopics(
-            node.cluster,
-            [TopicLeadership(topic.name, [leadership(index) for index in range(topic.partitions)]) for topic in topics],
-        )
-
     # Groups.
 
     async def _subscribe(self, request: Subscribe) -> Reply:
@@ -170,6 +174,8 @@ class Verbs:
         return bounds.end if mode in _END else None
 
     async def _commit(self, request: Commit) -> Reply:
+        if request.transaction:
+            return await self.transactions.commit_offset(request)
         await self._move(request.group, request.topic, request.partition, request.offset)
         return Done(True, "offset committed")
 

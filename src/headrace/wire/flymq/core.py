@@ -54,6 +54,18 @@ class ModeField:
         return (S8 if value.narrow else S16).write(value.word)
 
 
+class ExactText:
+    """A text that may follow the last field, and then fills the rest of the payload. Whatever else is there is ignored."""
+
+    def read(self, reader: Reader, /) -> str:
+        if reader.left < 2 or int.from_bytes(reader.payload[reader.at : reader.at + 2], "big") != reader.left - 2:
+            return ""
+        return S16.read(reader)
+
+    def write(self, value: str, /) -> bytes:
+        return S16.write(value) if value else b""
+
+
 MODE = ModeField()
 _NO_PATTERN: str | None = None
 
@@ -62,7 +74,7 @@ CONSUME_ZERO_COPY = Layout(ConsumeZeroCopy, topic=S16, partition=I32, offset=U64
 CREATE_TOPIC = Layout(CreateTopic, topic=S16, partitions=I32)
 METADATA = Layout(Metadata, topic=S16)
 SUBSCRIBE = Layout(Subscribe, topic=S16, group=S16, partition=I32, mode=MODE)
-COMMIT = Layout(Commit, topic=S16, group=S16, partition=I32, offset=U64, transaction=Trailing(S16, ""))
+COMMIT = Layout(Commit, topic=S16, group=S16, partition=I32, offset=U64, transaction=ExactText())
 FETCH = Layout(Fetch, topic=S16, partition=I32, offset=U64, records_max=I32, pattern=Trailing(S16, _NO_PATTERN))
 FETCH_BINARY = Layout(FetchBinary, topic=S16, partition=I32, offset=U64, records_max=I32, pattern=Trailing(S16, _NO_PATTERN))
 LIST_TOPICS = Layout(ListTopics)
