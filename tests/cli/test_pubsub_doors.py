@@ -199,6 +199,16 @@ def test_a_key_comes_from_a_file_or_a_variable_or_with_a_warning(broker: Broker,
     assert "blipmq:// needs an api_key" in refused(run(None, *command[:-1]), 2)
 
 
+def test_a_door_that_has_no_offsets_goes_on_behind_what_was_printed(broker: Broker, topic: str) -> None:
+    doors = broker.process.ready["doors"]
+    assert isinstance(doors, dict)
+    url = f"fujin://{doors['quic'][0]}"
+    done(run(broker, "pub", topic, *through("flymq"), given=b"a\nb\nc\nd\n"))
+    assert done(run(None, "fetch", topic, "-n", "2", "--server", url)) == b"a\nb\n"
+    assert done(run(None, "sub", topic, "-n", "1", "-o", "jsonl", "--server", url)).startswith(b'{"topic":"%s"' % topic.encode())
+    assert done(run(None, "fetch", topic, "--server", url)) == b"d\n"
+
+
 @pytest.mark.parametrize(
     "arguments, complaint",
     [

@@ -22,6 +22,8 @@ from headrace.clients.connect import Address, supports
 from headrace.clients.figg import FiggClient
 from headrace.clients.figg_subscription import Subscription as FiggSubscription
 from headrace.clients.flymq import FlyMqClient, FlyMqOptions
+from headrace.clients.fujin import FujinClient
+from headrace.clients.fujin_subscription import Subscription as FujinSubscription
 from headrace.clients.messages import ConnectionState, Message
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.rustlog import RustLogClient
@@ -48,14 +50,16 @@ async def topic(broker: Broker) -> str:
     return name
 
 
-def all_clients(figg: FiggClient, flymq: FlyMqClient, blipmq: BlipMqClient, rustlog: RustLogClient) -> list[Client]:
+def all_clients(figg: FiggClient, flymq: FlyMqClient, blipmq: BlipMqClient, rustlog: RustLogClient, fujin: FujinClient) -> list[Client]:
     """Never called: it is the type checker that runs this test."""
-    return [figg, flymq, blipmq, rustlog]
+    return [figg, flymq, blipmq, rustlog, fujin]
 
 
-def all_subscriptions(figg: FiggSubscription, blipmq: BlipMqSubscription, polling: PollingSubscription) -> list[Subscription]:
+def all_subscriptions(
+    figg: FiggSubscription, blipmq: BlipMqSubscription, polling: PollingSubscription, fujin: FujinSubscription
+) -> list[Subscription]:
     """As above."""
-    return [figg, blipmq, polling]
+    return [figg, blipmq, polling, fujin]
 
 
 # Addresses.
@@ -333,7 +337,8 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, P
     certificates.init(certs, ("localhost",), datetime.now(UTC))
     certificates.client(certs, "reader", datetime.now(UTC))
     chosen = {"certificate": "server.pem", "key": "server.key", "client_ca": "ca.pem"}
-    with serving(directory, *(word for key, file in chosen.items() for word in ("--set", f"tls.{key}={certs / file}"))) as broker:
+    words = (word for key, file in chosen.items() for word in ("--set", f"tls.{key}={certs / file}"))
+    with serving(directory, *words, quic=False) as broker:
         yield broker, certs
 
 

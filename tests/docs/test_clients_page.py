@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-COLUMNS = ("flymq", "rustlog", "blipmq", "figg")
+COLUMNS = ("flymq", "rustlog", "blipmq", "figg", "fujin")
 
 
 async def run(example: str, names: dict[str, object]) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import headrace
 from headrace.clients.connect import Connecting
 from headrace.clients.flymq import FlyMqOptions
+from headrace.clients.fujin import FujinOptions
 from headrace.clients.rustlog import RustLogOptions
 from headrace.wire import flymq, rustlog
+from headrace.wire.fujin import WriteForm
 from tests.server.process import BrokerProcess
 
 API_KEY = "matrix-key"
@@ -26,6 +28,8 @@ class Peer:
     kind: str = "tcp"
     """Under which word the ready file lists its addresses."""
     writes_keys: bool = False
+    writes_empty: bool = True
+    """Values of no bytes."""
     reads_keys: bool = False
     reads_offsets: bool = True
     reads_history: bool = True
@@ -52,6 +56,17 @@ DIALECTS = (
     Peer("flymq", writes_keys=True, reads_keys=True, has_receipts=True, dialect="-sdk", options=FlyMqOptions(dialect=flymq.Dialect.SDK)),
 )
 """The other ways to say the same."""
+QUIC = (
+    Peer(
+        "fujin",
+        kind="quic",
+        writes_empty=False,
+        reads_offsets=False,
+        needs_settlement=True,
+        options=FujinOptions(write_form=WriteForm.NEVER),
+    ),
+)
+"""Without headers: where they are optional, some sizes of a value cannot be told from a count of them, and are refused."""
 GROUP_PEERS = tuple(peer for peer in PEERS + DIALECTS if peer.door in ("flymq", "rustlog"))
 
 
@@ -68,7 +83,7 @@ class Broker:
         return f"{host}:{port}"
 
     def connect(self, peer: Peer | str) -> Connecting:
-        chosen = next(known for known in PEERS + DIALECTS if peer in (known, str(known)))
+        chosen = next(known for known in PEERS + DIALECTS + QUIC if peer in (known, str(known)))
         doors = self.process.ready["doors"]
         assert isinstance(doors, dict)
         url, api_key = f"{chosen.door}://{doors[chosen.kind][0]}", API_KEY if chosen.needs_api_key else None
@@ -76,6 +91,10 @@ class Broker:
 
 
 @contextmanager
-def serving(directory: Path, *arguments: str) -> Iterator[Broker]:
-    with BrokerProcess(directory, "--blipmq-key", "env:MATRIX_KEY", *arguments, MATRIX_KEY=API_KEY) as process:
+def serving(directory: Path, *arguments: str, quic: bool = True) -> Iterator[Broker]:
+    """`quic=False` for a broker that wants client certificates, which it cannot ask for over QUIC."""
+    doors = ["--blipmq-key", "env:MATRIX_KEY"]
+    if quic:
+        doors += ["--listen-quic", "127.0.0.1:0", "--set", "fujin.write_headers=never"]
+    with BrokerProcess(directory, *doors, *arguments, MATRIX_KEY=API_KEY) as process:
         yield Broker(process)

@@ -24,7 +24,7 @@ import click
 from headrace.cli.printed import OUTPUTS, OUTPUTS_TEXT, TABLE_HEAD, compact, fields, printed, receipts
 from headrace.cli.servers import Server, server_options
 from headrace.clients.api import Client, Subscription
-from headrace.clients.connect import supports
+from headrace.clients.connect import SCHEMES, supports
 from headrace.clients.errors import NotSupported
 from headrace.clients.messages import Message, MessageRun, Receipt, Settlement, Start
 from headrace.server.units import parse_duration
@@ -37,7 +37,9 @@ _READ_BYTES: Final = 256 * 1024
 Source = Callable[[], AsyncIterator[list[bytes]]]
 
 
-def _parse_start(context: click.Context, parameter: click.Parameter, text: str) -> Start:
+def _parse_start(context: click.Context, parameter: click.Parameter, text: str | None) -> Start | None:
+    if text is None:
+        return None
     if text in ("start", "end"):
         return "start" if text == "start" else "end"
     if re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
@@ -60,7 +62,7 @@ def _parse_time(text: str) -> datetime | None:
         return None
 
 
-def _check_start(server: Server, start: Start) -> None:
+def _check_start(server: Server, start: Start | None) -> None:
     if isinstance(start, datetime) and not supports(server.door, "offset_for_time"):
         raise click.UsageError(f"the {server.door} door cannot look up times; give start, end or an offset")
 
@@ -116,17 +118,15 @@ def pub(
     "--from",
     "start",
     metavar="start|end|OFFSET|TIME",
-    default="end",
-    show_default=True,
     callback=_parse_start,
-    help="Where to begin. The end: only what is yet to come. A time: 2026-11-15T07:49, or 5m ago.",
+    help="Where to begin. The end, the default of most doors: only what is yet to come. A time: 2026-11-15T07:49, or 5m ago.",
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
 @_group
 @_partition
 @_output
 @server_options
-def sub(topic: str, start: Start, count: int | None, group: str | None, partition: int | None, output: str, server: Server) -> int:
+def sub(topic: str, start: Start | None, count: int | None, group: str | None, partition: int | None, output: str, server: Server) -> int:
     """Read records of a topic, then follow it."""
     _check_start(server, start)
     return _run(_follow(server, topic, start, count, group, partition, output))
@@ -288,12 +288,13 @@ def _lines(stream: BinaryIO) -> Iterator[list[bytes]]:
 
 
 async def _follow(
-    server: Server, topic: str, start: Start, count: int | None, group: str | None, partition: int | None, output: str
+    server: Server, topic: str, start: Start | None, count: int | None, group: str | None, partition: int | None, output: str
 ) -> int:
     client = await server.connect()
     try:
-        settlement: Settlement = "auto" if group is not None or server.door == "blipmq" else "explicit"
-        subscription = await client.subscribe(topic, start, partition=partition, group=group, settlement=settlement)
+        settlement: Settlement = "auto" if group is not None or SCHEMES[server.door].settles else "explicit"
+        begin = () if start is None else (start,)
+        subscription = await client.subscribe(topic, *begin, partition=partition, group=group, settlement=settlement)
         try:
             await _until_reader_left(_print(subscription, start, count, output, server.quiet))
         except asyncio.CancelledError:
@@ -343,7 +344,7 @@ async def _reader_left(output: int) -> None:
         loop.remove_reader(output)
 
 
-async def _print(subscription: Subscription, start: Start, count: int | None, output: str, quiet: bool) -> None:
+async def _print(subscription: Subscription, start: Start | None, count: int | None, output: str, quiet: bool) -> None:
     told = 0
     left = count
 
@@ -410,6 +411,8 @@ async def _pieces(client: Client, topic: str, start: Start, count: int, group: s
     while left and (messages := await client.fetch(topic, place, partition=partition, group=group, records_max=left)):
         yield _run_of(messages)
         left -= len(messages)
-        last = messages[-1].offset
-        assert last is not None, "who can fetch from an offset knows offsets"
-        place = last + 1
+        if (last := messages[-1].offset) is not None:
+            place = last + 1
+        for message in messages:
+            if message.settler is not None:
+                await message.ack()  # there are no offsets here: what is next is what was not acknowledged

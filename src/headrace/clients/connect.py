@@ -33,13 +33,15 @@ class Scheme(NamedTuple):
     options: str
     port: int
     has_login: bool = False
+    settles: bool = False
+    """Its deliveries wait for an acknowledgement, with a group or without."""
 
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
     "figg": Scheme("headrace.clients.figg", "FiggClient", "FiggOptions", 8119),
     "flymq": Scheme("headrace.clients.flymq", "FlyMqClient", "FlyMqOptions", 9092),
-    "blipmq": Scheme("headrace.clients.blipmq", "BlipMqClient", "BlipMqOptions", 5555, has_login=True),
-    "fujin": Scheme("headrace.clients.fujin", "FujinClient", "FujinOptions", 4848),
+    "blipmq": Scheme("headrace.clients.blipmq", "BlipMqClient", "BlipMqOptions", 5555, has_login=True, settles=True),
+    "fujin": Scheme("headrace.clients.fujin", "FujinClient", "FujinOptions", 4848, settles=True),
     "rustlog": Scheme("headrace.clients.rustlog", "RustLogClient", "RustLogOptions", 9092),
 }
 _TLS: Final = "+tls"

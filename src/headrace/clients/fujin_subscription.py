@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.clients.errors import NothingToSettle, NotSupported
-from headrace.clients.messages import Message, MessageRun, Settlement
+from headrace.clients.messages import Gap, Message, MessageRun, Settlement
 from headrace.clients.partial import READERS
 from headrace.wire.fujin import MessageRun as Arrived
 from headrace.wire.fujin import Request
@@ -62,6 +62,8 @@ class Subscription:
 
     def __init__(self, client: Settling, name: str, *, auto_commit: bool, settlement: Settlement, queue_bytes_max: int) -> None:
         self.topic, self.auto_commit = name, auto_commit
+        self.gaps: list[Gap] = []
+        """Empty: Fujin has no offsets."""
         self._client, self._settlement, self._queue_bytes_max = client, settlement, queue_bytes_max
         self._queue: list[tuple[bytes, bytes]] = []
         self._taken = 0
