@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -27,7 +28,7 @@ def bytes_in_order() -> Callable[[int], bytes]:
     def take(size: int) -> bytes:
         nonlocal count
         count += 1
-        return count.to_bytes(size, "big")
+        return hashlib.shake_128(count.to_bytes(8, "big")).digest(size)
 
     return take
 

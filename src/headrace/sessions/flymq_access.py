@@ -223,7 +223,7 @@ class FlyMqAccess:
         body, verb = found
         try:
             arguments = msgspec.json.decode(request.body or b"{}", type=body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"{request.verb}: {error}") from None
         except RecursionError:
             raise InvalidRequest(f"{request.verb}: nested too deeply") from None

@@ -1,0 +1,276 @@
+"""Who somebody is: passwords, pauses after wrong ones, API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from argon2 import PasswordHasher
+
+from headrace.access.administration import Caller
+from headrace.access.passwords import HASHER, Passwords
+from headrace.access.policy import Grant
+from headrace.access.throttle import Throttle
+from headrace.broker.access import Action, Principal
+from headrace.errors import InvalidRequest, LoginFailed, LoginThrottled, Unavailable
+from headrace.limits import (
+    LOGIN_PAUSE_MS_MAX,
+    PASSWORD_BYTES_MAX,
+    PASSWORD_CHARACTERS_MIN,
+    PASSWORD_JOBS_QUEUED_MAX,
+    PASSWORD_JOBS_RUNNING,
+)
+from tests.access.stand import ADMIN, ADMIN_PASSWORD, PASSWORD, QUICK, Guarded, bytes_in_order, guarded
+from tests.conftest import Proof
+
+NOBODY = Caller(Principal("anonymous", "blipmq"), "10.0.0.9")
+
+
+async def test_the_right_password_logs_in_and_a_wrong_one_does_not() -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", PASSWORD, ["producer"])
+        who = await stand.log_in("ann")
+        assert (who.name, who.door) == ("ann", "flymq") and who.credential.startswith("password:")
+        with pytest.raises(LoginFailed, match="invalid username or password"):
+            await stand.log_in("ann", "another password")
+
+
+@pytest.mark.parametrize("name", ["nobody", "disabled", "certificate", "", "\0", "x" * 70_000])
+async def test_every_failed_login_has_the_same_text(name: str) -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "disabled", PASSWORD, [], enabled=False)
+        await stand.administration.create_user(ADMIN, "certificate", "", [])
+        for password in (PASSWORD, "", "x" * (PASSWORD_BYTES_MAX + 1)):
+            with pytest.raises(LoginFailed) as caught:
+                await stand.log_in(name, password)
+            assert str(caught.value) == "invalid username or password"
+
+
+async def test_an_unknown_user_costs_as_much_time_as_a_wrong_password() -> None:
+    passwords = Passwords(bytes_in_order(), PasswordHasher(time_cost=2, memory_cost=8192, parallelism=1))
+    known = await passwords.hash(PASSWORD)
+    await passwords.verify("", "the first one makes the hash of nobody")
+    spent = {"": 0.0, known: 0.0}
+    for _ in range(30):
+        for hash in spent:
+            began = time.thread_time_ns(), time.perf_counter()
+            assert not await passwords.verify(hash, "wrong password")
+            spent[hash] += time.perf_counter() - began[1]
+    passwords.close()
+    assert 0.5 < spent[""] / spent[known] < 2
+
+
+async def test_passwords_are_hashed_with_argon2id_and_the_parameters_that_are_printed() -> None:
+    text = HASHER.hash(PASSWORD)
+    assert text.startswith("$argon2id$v=19$m=65536,t=3,p=2$")
+
+
+@pytest.mark.parametrize(("password", "is_taken"), [("x" * (PASSWORD_CHARACTERS_MIN - 1), False), ("x" * PASSWORD_CHARACTERS_MIN, True)])
+async def test_a_password_has_a_least_length(password: str, is_taken: bool) -> None:
+    async with guarded() as stand:
+        if is_taken:
+            await stand.administration.create_user(ADMIN, "ann", password, [])
+            await stand.log_in("ann", password)
+        else:
+            with pytest.raises(InvalidRequest, match="at least"):
+                await stand.administration.create_user(ADMIN, "ann", password, [])
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(PASSWORD_BYTES_MAX, True), (PASSWORD_BYTES_MAX + 1, False)])
+async def test_a_password_has_a_greatest_length(size: int, is_taken: bool) -> None:
+    passwords = Passwords(bytes_in_order(), QUICK)
+    if is_taken:
+        assert await passwords.verify(await passwords.hash("x" * size), "x" * size)
+    else:
+        with pytest.raises(InvalidRequest, match="at most"):
+            await passwords.hash("x" * size)
+    passwords.close()
+
+
+async def test_a_hash_of_older_parameters_is_made_anew_at_the_next_login() -> None:
+    async with guarded() as stand:
+        who = await stand.user("ann", "producer")
+        stand.passwords._hasher = PasswordHasher(time_cost=2, memory_cost=8, parallelism=1)
+        again = await stand.log_in("ann")
+        assert again == who, "whoever is logged in stays so"
+        assert "t=2" in stand.administration.user(ADMIN, "ann").hash
+        await stand.log_in("ann")
+
+
+async def test_a_storm_of_logins_finds_a_full_queue_and_the_loop_goes_on() -> None:
+    passwords = Passwords(bytes_in_order(), PasswordHasher(time_cost=1, memory_cost=32_768, parallelism=1))
+    known = await passwords.hash(PASSWORD)
+    await passwords.verify("", "warm")
+    room = PASSWORD_JOBS_RUNNING + PASSWORD_JOBS_QUEUED_MAX
+    attempts = [asyncio.ensure_future(passwords.verify(known, "wrong")) for _ in range(room + 10)]
+    turns, longest = 0, 0.0
+    while not all(attempt.done() for attempt in attempts):
+        began = time.perf_counter()
+        await asyncio.sleep(0.001)
+        longest, turns = max(longest, time.perf_counter() - began), turns + 1
+    refused = [attempt for attempt in attempts if attempt.exception() is not None]
+    assert len(refused) == 10 and all(isinstance(attempt.exception(), Unavailable) for attempt in refused)
+    assert turns > 10 and longest < 0.5
+    assert await passwords.verify(known, PASSWORD), "and then there is room again"
+    passwords.close()
+
+
+def test_pauses_double_up_to_their_limit_and_a_good_login_ends_them() -> None:
+    throttle, now = Throttle(account_free=3), 0
+    for _ in range(3):
+        assert throttle.pause_ms("ann", "a", now) == 0
+        throttle.begin("ann", "a", now)
+    pauses = []
+    for _ in range(8):
+        throttle.begin("ann", "a", now)
+        pauses.append(throttle.pause_ms("ann", "b", now))
+        now += pauses[-1]
+    assert pauses == [1000, 2000, 4000, 8000, 16000, 30000, 30000, 30000] and pauses[-1] == LOGIN_PAUSE_MS_MAX
+    throttle.succeeded("ann", "a")
+    assert throttle.pause_ms("ann", "b", now) == 0
+
+
+def test_an_address_is_slowed_down_over_all_accounts_and_a_good_login_does_not_pay_for_guesses() -> None:
+    throttle = Throttle(address_free=20)
+    for number in range(21):
+        throttle.begin(f"user {number}", "a", 0)
+    assert throttle.pause_ms("another", "a", 0) == 1000
+    throttle.begin("mine", "a", 1000)
+    throttle.succeeded("mine", "a")
+    assert throttle.pause_ms("another", "a", 1000) > 0 or throttle.pause_ms("another", "a", 0) > 0
+    throttle.begin("another", "a", 2000)
+    assert throttle.pause_ms("yet another", "a", 2000) > 0
+    assert throttle.pause_ms("another", "b", 2000) == 0
+
+
+def test_names_are_forgotten_when_there_are_too_many() -> None:
+    throttle = Throttle(account_free=0, names_max=100)
+    for number in range(1000):
+        throttle.begin(f"user {number}", f"address {number}", 0)
+    assert throttle.pause_ms("user 0", "x", 0) == 0
+    assert throttle.pause_ms("user 999", "x", 0) > 0
+
+
+async def test_ten_thousand_guesses_are_slowed_down_to_a_handful(proof: Proof) -> None:
+    """At a hundred guesses a second, for a hundred seconds, the broker looks at fewer than twenty of them."""
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", PASSWORD, [])
+        looked_at = 0
+        for number in range(10_000):
+            stand.clock.tick(10)
+            try:
+                await stand.log_in("ann", f"guess number {number}", address=f"10.1.{number // 250 % 250}.{number % 250}")
+            except LoginThrottled:
+                continue
+            except LoginFailed:
+                looked_at += 1
+        assert looked_at < 20
+        with pytest.raises(LoginThrottled, match="try again in"):
+            await stand.log_in("ann")
+        stand.clock.tick(LOGIN_PAUSE_MS_MAX)
+        await stand.log_in("ann")
+        proof("guesses at a password", 10_000)
+
+
+async def test_a_hundred_guesses_at_once_are_a_hundred_guesses() -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", PASSWORD, [])
+        outcomes = await asyncio.gather(*(stand.log_in("ann", f"guess {n}") for n in range(100)), return_exceptions=True)
+        assert sum(isinstance(outcome, LoginFailed) for outcome in outcomes) <= 6
+        assert sum(isinstance(outcome, LoginThrottled) for outcome in outcomes) >= 94
+
+
+# Keys.
+
+
+async def key_of(stand: Guarded, owner: str = "ann", expires_ms: int = 0) -> tuple[str, str]:
+    made = await stand.administration.create_key(ADMIN, owner, [], expires_ms=expires_ms)
+    return made.id, made.text
+
+
+async def test_a_key_is_whose_it_is_and_only_as_a_whole() -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", "", ["producer"])
+        id, text = await key_of(stand)
+        assert stand.access.verify_key(text, NOBODY) == Principal("ann", "blipmq", f"key:{id}")
+        for wrong in ("", "hr", id, text[:-1], text + "x", text.upper(), text.replace(id, "a" * 12), f"hr_{id}_", "hr__"):
+            assert stand.access.verify_key(wrong, NOBODY) is None
+        assert stand.administration.key(ADMIN, id).used_ms == stand.clock.now
+
+
+async def test_a_key_holds_256_random_bits_and_only_its_digest_is_kept() -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", "", [])
+        asked: list[int] = []
+        source = stand.administration._random_bytes
+
+        def random_bytes(size: int) -> bytes:
+            asked.append(size)
+            return source(size)
+
+        stand.administration._random_bytes = random_bytes
+        _, text = await key_of(stand)
+        assert 32 in asked
+        secret = text.rpartition("_")[2]
+        for name in stand.engine.topics():
+            batches = await stand.engine.read(name, 0, 0, bytes_max=1 << 20)
+            assert not any(secret.encode() in (value or b"") for batch in batches for value in batch.values())
+
+
+async def test_a_key_ends_when_it_expires_is_revoked_or_deleted_or_its_owner_goes() -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", "", ["producer"])
+        keys = [await key_of(stand, expires_ms=stand.clock.now + 5_000 if n == 0 else 0) for n in range(4)]
+        assert all(stand.access.verify_key(text, NOBODY) for _, text in keys)
+        stand.clock.tick(5_000)
+        await stand.administration.revoke_key(ADMIN, keys[1][0])
+        await stand.administration.delete_key(ADMIN, keys[2][0])
+        assert [stand.access.verify_key(text, NOBODY) is not None for _, text in keys] == [False, False, False, True]
+        await stand.administration.delete_user(ADMIN, "ann")
+        assert stand.access.verify_key(keys[3][1], NOBODY) is None
+        assert stand.administration.keys(ADMIN) == []
+
+
+async def test_a_revoked_key_never_comes_back() -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", "", [])
+        id, text = await key_of(stand)
+        await stand.administration.revoke_key(ADMIN, id)
+        await stand.administration.alter_key(ADMIN, id, expires_ms=stand.clock.now + 1_000_000, description="again?")
+        assert stand.access.verify_key(text, NOBODY) is None
+        with pytest.raises(InvalidRequest, match="expired already"):
+            await stand.administration.create_key(ADMIN, "ann", [Grant(frozenset({Action.READ}))], expires_ms=stand.clock.now)
+
+
+async def test_guessing_keys_is_slowed_down_by_address() -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", "", [])
+        _, text = await key_of(stand)
+        for number in range(30):
+            assert stand.access.verify_key(f"hr_aaaaaaaaaaaa_{number}", NOBODY) is None
+        assert stand.access.verify_key(text, NOBODY) is None, "within the pause nothing is looked at"
+        assert stand.access.verify_key(text, Caller(NOBODY.who, "10.0.0.10")) is not None
+
+
+# The first start.
+
+
+async def test_the_first_start_makes_one_admin_and_shows_the_password_once() -> None:
+    stand = Guarded()
+    await stand.broker.open()
+    made = await stand.access.open()
+    assert made is not None and len(made) == 24
+    assert stand.access.roles_of(await stand.log_in("admin", made)) == ["admin"]
+    await stand.access.close()
+    again = Guarded(engine=stand.engine, clock=stand.clock)
+    assert await again.access.open() is None
+    await again.log_in("admin", made)
+    await again.access.close()
+    await stand.broker.close()
+
+
+async def test_a_password_from_a_file_is_used_and_not_shown() -> None:
+    async with guarded() as stand:
+        assert await stand.access.open(ADMIN_PASSWORD) is None
+        await stand.log_in("admin", ADMIN_PASSWORD)
