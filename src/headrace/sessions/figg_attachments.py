@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from headrace.broker import Batch, Bounds
 from headrace.broker.access import Principal
@@ -160,4 +160,6 @@ def _following(batch: Batch) -> range | list[int]:
 
 def _values(batch: Batch) -> list[bytes]:
     """Figg has no way to say "deleted": a tombstone is sent as empty data."""
-    return [value or b"" for value in batch.values()]
+    values = batch.values()
+    # `all` looks at a column three times as fast as a line of Python does, and almost always there is nothing to replace.
+    return cast(list[bytes], values) if all(values) else [value or b"" for value in values]

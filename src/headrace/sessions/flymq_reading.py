@@ -162,4 +162,4 @@ class _Page:
 
 def _without_tombstones(values: list[bytes | None]) -> list[bytes]:
     """FlyMQ has no word for a missing value: it reads as an empty one."""
-    return [value or b"" for value in values] if None in values else cast(list[bytes], values)
+    return cast(list[bytes], values) if all(values) else [value or b"" for value in values]

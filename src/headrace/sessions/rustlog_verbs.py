@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
+from typing import cast
 
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
@@ -200,15 +201,19 @@ def _columns(fetched: Fetched) -> tuple[Sequence[int], list[bytes]]:
     """Offsets and values of all batches. A tombstone is read as an empty record: the protocol has no other word for it."""
     first, *others = fetched.batches
     offsets: Sequence[int] = first.offsets()
-    values = [value or b"" for value in first.values()]
+    values = _without_tombstones(first.values())
     for batch in others:
         more = batch.offsets()
         if isinstance(offsets, range) and isinstance(more, range) and more.start == offsets.stop:
             offsets = range(offsets.start, more.stop)
         else:
             offsets = [*offsets, *more]
-        values += [value or b"" for value in batch.values()]
+        values += _without_tombstones(batch.values())
     return offsets, values
+
+
+def _without_tombstones(values: list[bytes | None]) -> list[bytes]:
+    return cast(list[bytes], values) if all(values) else [value or b"" for value in values]
 
 
 def _refused(dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
