@@ -232,7 +232,9 @@ class Limits:
     connections: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_MAX, "Open connections. One more is closed at once.")
     connections_per_ip: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_PER_IP_MAX, "Open connections from one address.")
     frame: int = setting(
-        Size(1 * KIB, 1 * _GIB), limits.FRAME_BYTES_DEFAULT_MAX, "The largest frame a peer may send. A larger one closes the connection."
+        Size(1 * KIB, 1 * _GIB),
+        limits.FRAME_BYTES_DEFAULT_MAX,
+        "The largest Figg frame. A larger one closes the connection. The other protocols set their own bound.",
     )
     handshake_timeout: int = setting(
         Duration(100, _HOUR),
