@@ -143,3 +143,19 @@ def test_nonsense_is_refused_or_understood_the_same_however_it_is_cut(proof: Pro
         assert requests([bytes(stream)], form) == requests(pieces, form)
         assert replies([bytes(stream)]) == replies(pieces)
     proof("mutated Fujin streams", count)
+
+
+def test_many_writes_of_one_size_are_one_run_wherever_they_are_cut_and_broken() -> None:
+    cids = [number.to_bytes(4, "big") for number in range(300)]
+    values = [b"%04d" % number for number in range(300)]
+    frames = encode.connect_writer() + encode.writes("name", cids, values)
+    whole = requests([frames])
+    assert whole[0][1] == WriteRun("name", cids, values)
+    dice = random.Random(64)
+    for _ in range(200):
+        cut = dice.randrange(len(frames))
+        assert requests([frames[:cut], frames[cut:]]) == whole
+    for _ in range(500):
+        broken = bytearray(frames)
+        broken[dice.randrange(5, len(frames))] ^= 1 << dice.randrange(8)
+        assert requests([bytes(broken)]) == requests([bytes(broken[at : at + 7]) for at in range(0, len(broken), 7)])
