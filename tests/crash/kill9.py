@@ -1,6 +1,6 @@
-"""Kill the broker again and again while clients publish, and check that it kept its word.
+"""Kill the broker again and again while clients publish through all doors, and check that it kept its word.
 
-    python -m tests.crash.kill9 --cycles 50 [--seed 1] [--clients 4] [--directory DIR]
+    python -m tests.crash.kill9 --cycles 50 [--seed 1] [--clients 8] [--directory DIR]
 
 Each cycle starts the broker on the same data, lets the clients publish for a moment and sends SIGKILL: in the middle of the
 traffic, while it drains after a SIGTERM, while it is still recovering, or (through strace) at a given system call. Every few
@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.crash.doors import PEERS
 from tests.crash.ledger import BrokenPromise, Ledger
 from tests.crash.peer import Peer
 from tests.crash.publisher import Board, Publisher
@@ -38,6 +39,8 @@ class Outcome:
 
     cycles: collections.Counter[str] = field(default_factory=collections.Counter)
     acked: int = 0
+    doors: set[str] = field(default_factory=set)
+    """Those through which something was acknowledged."""
     kept: int = 0
     checks: int = 0
     start_seconds_max: float = 0.0
@@ -46,7 +49,7 @@ class Outcome:
         kinds = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.cycles.items()))
         return (
             f"{self.cycles.total()} cycles ({kinds}), {self.acked:,} values acknowledged, {self.kept:,} kept, "
-            f"{self.checks} full reads, slowest start {self.start_seconds_max:.2f} s"
+            f"through {', '.join(sorted(self.doors))}, {self.checks} full reads, slowest start {self.start_seconds_max:.2f} s"
         )
 
 
@@ -58,7 +61,10 @@ class Supervisor:
         self._rng = random.Random(seed)
         self._ledger = Ledger(TOPICS)
         self._board = Board()
-        self._clients = [Publisher(n, self._board, self._ledger, patient=n % 2 == 0, seed=seed) for n in range(clients)]
+        self._clients = [
+            Publisher(number, PEERS[number % len(PEERS)], self._board, self._ledger, patient=number // len(PEERS) % 2 == 0, seed=seed)
+            for number in range(clients)
+        ]
         self.outcome = Outcome()
 
     def run(self, cycles: int) -> Outcome:
@@ -120,6 +126,7 @@ class Supervisor:
 
     def _last_words(self) -> None:
         """One more life: read everything, drain in peace, and let the offline checker look at the files."""
+        self.outcome.doors = {client.door for client in self._clients if client.number in {number for number, _ in self._ledger.acked}}
         with serving(self._directory) as broker:
             self._check(broker.wait_ready())
             code = broker.stop()
@@ -130,7 +137,7 @@ class Supervisor:
             raise BrokenPromise(f"headrace check left with {report.returncode}: {report.stdout}{report.stderr}")
 
 
-def kill_repeatedly(directory: Path, *, cycles: int, seed: int, clients: int = 4) -> Outcome:
+def kill_repeatedly(directory: Path, *, cycles: int, seed: int, clients: int = 8) -> Outcome:
     """Raises `BrokenPromise` with the seed in its text when the broker did not keep its word."""
     try:
         return Supervisor(directory, seed=seed, clients=clients).run(cycles)
@@ -144,7 +151,7 @@ def main() -> int:
     )
     parser.add_argument("--cycles", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--directory", type=Path, help="keep the data here (default: a temporary directory, removed if all is well)")
     options = parser.parse_args()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="headrace-kill9-"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Final
+from typing import ClassVar, Final, TypeAlias
 
 ATTACH, ATTACHED, PUBLISH, ACK, DATA, PING, PONG = 1, 2, 5, 6, 7, 8, 9
 VERSION: Final = 1
@@ -23,12 +23,18 @@ def _text(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
+Numbered: TypeAlias = tuple[str, int, bytes]
+"""(topic, number, value): what a client publishes, under a number of its own that rises."""
+
+
 def publish(topic: str, number: int, value: bytes) -> bytes:
     return _frame(PUBLISH, _text(topic.encode()) + _NUMBER.pack(number) + _text(value))
 
 
 class Peer:
     """One connection. A broken one raises `ConnectionError`; a silent one `TimeoutError`."""
+
+    NAME: ClassVar = "figg"
 
     def __init__(self, address: tuple[str, int], *, timeout: float = 10.0) -> None:
         self._socket = socket.create_connection(address, timeout=timeout)
@@ -44,19 +50,26 @@ class Peer:
     def send(self, frames: bytes) -> None:
         self._socket.sendall(frames)
 
+    def publish(self, values: Sequence[Numbered]) -> None:
+        """The number on the wire is the client's own."""
+        self.send(b"".join(publish(*numbered) for numbered in values))
+
     def frames(self) -> Iterator[tuple[int, bytes]]:
         """(kind, payload) of what is complete, after waiting for at least some bytes if nothing is."""
         while not self._whole():
-            data = self._socket.recv(1 << 18)
-            if not data:
-                raise ConnectionError("the broker closed the connection")
-            self._received += data
+            self._more()
         position = 0
         while size := self._whole(position):
             kind, _, _ = _FRAME.unpack_from(self._received, position)
             yield kind, bytes(self._received[position + _FRAME.size : position + size])
             position += size
         del self._received[:position]
+
+    def _more(self) -> None:
+        received = self._socket.recv(1 << 18)
+        if not received:
+            raise ConnectionError("the broker closed the connection")
+        self._received += received
 
     def _whole(self, position: int = 0) -> int:
         if len(self._received) - position < _FRAME.size:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tests.crash.ledger import Ledger, Sent, compose
-from tests.crash.peer import Peer, publish
+from tests.crash.peer import Numbered, Peer
 
 WINDOW = 400
 """How many values a client has under way before it waits for acknowledgements."""
@@ -47,9 +47,11 @@ class Board:
 class Publisher(threading.Thread):
     """One client. A `patient` one sends what was not acknowledged again, the other lets it go and stays unsure for ever."""
 
-    def __init__(self, number: int, board: Board, ledger: Ledger, *, patient: bool, seed: int) -> None:
+    def __init__(self, number: int, door: type[Peer], board: Board, ledger: Ledger, *, patient: bool, seed: int) -> None:
         super().__init__(name=f"client {number}", daemon=True)
-        self._number, self._board, self._ledger, self._patient = number, board, ledger, patient
+        self.door, self.number = door.NAME, number
+        self._door = door
+        self._board, self._ledger, self._patient = board, ledger, patient
         self._rng = random.Random(f"{seed} client {number}")
         self._sequence = 0
         self._unsure: deque[tuple[int, str, bytes]] = deque()
@@ -61,7 +63,7 @@ class Publisher(threading.Thread):
             address, life = found
             connection += 1
             try:
-                with Peer(address) as peer:
+                with self._door(address) as peer:
                     self._publish(peer, connection)
             except OSError:
                 continue  # the broker died: whatever is unsure stays so until the next life
@@ -81,16 +83,15 @@ class Publisher(threading.Thread):
         return self._sequence, self._rng.choice(self._ledger.topics), self._rng.randbytes(size)
 
     def _send(self, peer: Peer, connection: int, values: Sequence[tuple[int, str, bytes]]) -> None:
-        """The sequence number on the wire is the client's own: it is never used for another value."""
-        frames = []
+        numbered: list[Numbered] = []
         for sequence, topic, filler in values:
             sent = Sent(connection, sequence)
             self._unsure.append((sequence, topic, filler))
-            self._ledger.note_sent(self._number, topic, sent)
-            frames.append(publish(topic, sequence, compose(topic, self._number, sent, filler)))
-        peer.send(b"".join(frames))
+            self._ledger.note_sent(self.number, topic, sent)
+            numbered.append((topic, sequence, compose(topic, self.number, sent, filler)))
+        peer.publish(numbered)
 
     def _settle(self, acknowledged: int) -> None:
         while self._unsure and self._unsure[0][0] <= acknowledged:
             sequence, topic, _ = self._unsure.popleft()
-            self._ledger.note_acked(self._number, topic, sequence)
+            self._ledger.note_acked(self.number, topic, sequence)

@@ -13,12 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.crash.doors import BLIPMQ_KEY
+
 SMALL: Final = {
     "HEADRACE__STORAGE__JOURNAL_SIZE": "1 MiB",
     "HEADRACE__STORAGE__SEGMENT_SIZE": "64 KiB",
     "HEADRACE__STORAGE__CHECKPOINT_INTERVAL": "100ms",
     "HEADRACE__STORAGE__HEADROOM": "0",
     "HEADRACE__LOG__LEVEL": "warning",
+    "HEADRACE__RUSTLOG__AUTO_CREATE": "true",
+    "HEADRACE__BLIPMQ__KEYS": "env:CRASH_TEST_KEY",
+    "CRASH_TEST_KEY": BLIPMQ_KEY,
 }
 START_SECONDS_MAX: Final = 30.0
 
@@ -34,7 +39,7 @@ class Broker:
         self._ready_file = directory / "ready.json"
         self._ready_file.unlink(missing_ok=True)
         self._output = (directory / "broker.log").open("ab")
-        command = [*tracer, sys.executable, "-m", "headrace.cli", "serve", "--data", str(directory / "data")]
+        command = [*tracer, sys.executable, "-m", "headrace", "serve", "--data", str(directory / "data")]
         command += ["--listen", "127.0.0.1:0", "--ready-file", str(self._ready_file)]
         self.process = subprocess.Popen(
             command,
@@ -103,5 +108,5 @@ def serving(directory: Path, *, tracer: Sequence[str] = (), settings: Mapping[st
 
 def check_directory(directory: Path) -> subprocess.CompletedProcess[str]:
     """`headrace check` on the data directory of a stopped broker."""
-    command = [sys.executable, "-m", "headrace.cli", "check", str(directory / "data")]
+    command = [sys.executable, "-m", "headrace", "check", str(directory / "data")]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,0 +1,22 @@
+"""The kill -9 loop, as long as a normal run can bear. `python -m tests.crash.kill9 --cycles N` runs it for longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Proof
+from tests.crash.kill9 import kill_repeatedly
+
+CYCLES = 50
+
+
+@pytest.mark.timeout(600)
+def test_no_acknowledged_record_is_lost_however_often_the_broker_is_killed(tmp_path: Path, proof: Proof) -> None:
+    outcome = kill_repeatedly(tmp_path, cycles=CYCLES, seed=1)
+    proof("kill -9 cycles", outcome.cycles.total())
+    proof("records acknowledged under kill -9", outcome.acked)
+    assert outcome.cycles.total() == CYCLES
+    assert outcome.doors == {"figg", "flymq", "blipmq", "rustlog"}
+    assert outcome.kept >= outcome.acked
