@@ -13,13 +13,17 @@ from headrace.broker.delayed import Waiting
 from headrace.broker.fetch import Fetched
 from headrace.broker.groups import GroupLag
 from headrace.broker.publish import ProducerStamp, Published
+from headrace.broker.rules import NOWHERE, OnInvalid
+from headrace.broker.schema_registry import Requirement, SchemaVersion
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
 from headrace.broker.status import Status
 from headrace.broker.transactions import Transaction
 from headrace.engine.contract import Ack, Batch, Bounds, Cleanup, Topic, TopicConfig
+from headrace.schemas import Compatibility, SchemaType, type_named
 
 __all__ = [
+    "NOWHERE",
     "Ack",
     "Action",
     "Authorize",
@@ -28,16 +32,21 @@ __all__ = [
     "Broker",
     "BrokerSettings",
     "Cleanup",
+    "Compatibility",
     "Cursor",
     "DeadLetterEntry",
     "Delivery",
     "Fetched",
     "GroupLag",
+    "OnInvalid",
     "Principal",
     "ProducerStamp",
     "Published",
     "Replayed",
+    "Requirement",
     "Resource",
+    "SchemaType",
+    "SchemaVersion",
     "SettlementPolicy",
     "SettlementQueue",
     "Status",
@@ -46,4 +55,5 @@ __all__ = [
     "Transaction",
     "Waiting",
     "allow_all",
+    "type_named",
 ]

@@ -15,6 +15,9 @@ from headrace.broker.fetch import Fetched, Fetcher
 from headrace.broker.groups import GroupLag, Groups
 from headrace.broker.producers import Producers
 from headrace.broker.publish import ProducerStamp, Published, Publisher
+from headrace.broker.rules import Rule
+from headrace.broker.schema_registry import SchemaRegistry
+from headrace.broker.schemas import Schemas
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
 from headrace.broker.shares import Surroundings
@@ -52,7 +55,7 @@ class Broker:
         self._later = later
         self._gate = gate = Gate(authorize, witness)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
-        self._publisher = publisher = Publisher(engine, gate, self._topics.find, clock)
+        self._publisher = publisher = Publisher(engine, gate, self._topics.find, clock, self._schema_rule)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
         self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
         self._cursors = Cursors(engine, clock)
@@ -60,6 +63,15 @@ class Broker:
         self._clock = clock
         self._opened_at = clock()
         self._dead_letters = DeadLetters(engine, publisher, self._topics, clock)
+        self._schemas = SchemaRegistry(
+            engine,
+            clock=clock,
+            changed=publisher.forget,
+            letters=self._dead_letters.rejected,
+            make_room=self._make_dead_letter_topic,
+        )
+        self._making_room: set[asyncio.Task[None]] = set()
+        self.schemas = Schemas(self._schemas, gate, self._topics, self._dead_letters)
         self._sweep = Sweep(engine, publisher, self._dead_letters, clock=clock, later=later, every_ms=settings.sweep_every_ms)
         self._schedule = Schedule(
             engine, publisher, clock=clock, later=later, count_max=settings.delayed_max, bytes_max=settings.delayed_bytes_max
@@ -82,6 +94,7 @@ class Broker:
     async def open(self) -> None:
         """Open the engine and load the tables."""
         await self._engine.open()
+        await self._schemas.open()
         await self._groups.open(self._exists)
         await self._producers.load(self._exists)
         await self._dead_letters.open()
@@ -104,6 +117,8 @@ class Broker:
         self._fetcher.drain()
         self._cursors.drain()
         self._transactions.drain()
+        if self._making_room:
+            await asyncio.wait(self._making_room)
         await self._schedule.drain()
         await self._sweep.drain()
         if self._expiry is not None:
@@ -366,6 +381,7 @@ class Broker:
         """
         route = self._publisher.route(who, topic)
         self._schedule.check(delay_ms, ttl_ms)
+        route.check(Run([value]))
         if partition is not None:
             self._topics.find_partition(topic, partition)
         due = self._clock() + max(0, delay_ms)
@@ -435,8 +451,22 @@ class Broker:
         await self._groups.topic_gone(name)
         await self._producers.topic_gone(name)
         await self._dead_letters.topic_gone(name)
+        await self._schemas.release(name)
         await self._sweep.topic_gone(name)
         await self._schedule.topic_gone(name)
+
+    def _schema_rule(self, topic: str) -> Rule | None:
+        return self._schemas.rule(topic)
+
+    def _make_dead_letter_topic(self, topic: str) -> None:
+        making = asyncio.get_running_loop().create_task(self._dead_letters.ensure(topic))
+        self._making_room.add(making)
+        making.add_done_callback(self._made_room)
+
+    def _made_room(self, making: asyncio.Task[None]) -> None:
+        self._making_room.discard(making)
+        if not making.cancelled():
+            making.exception()  # whoever meets a full disk is told by the write that meets it
 
     def _schedule_expiry(self) -> None:
         if self._closing is None:

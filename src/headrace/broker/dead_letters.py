@@ -28,6 +28,7 @@ from headrace.broker.dead_letter_marks import Marks
 from headrace.broker.lanes import Row, rows_of
 from headrace.broker.names import check_topic_name
 from headrace.broker.publish import Placing, Published, Publisher, Route
+from headrace.broker.rules import Divert
 from headrace.broker.timers import Clock
 from headrace.broker.topics import Topics
 from headrace.engine.admission import headers_bytes
@@ -172,11 +173,17 @@ class DeadLetters:
 
     async def reject(self, topic: str, run: Run, errors: Sequence[str]) -> None:
         """Keep records that were refused before they were written, each with the words of whoever refused it. Durable when it returns."""
+        await self.append(topic, self._rejected(run, errors))
+
+    def rejected(self, topic: str, run: Run, errors: Sequence[str]) -> list[Write]:
+        """The same as part of a larger append. Raises `UnknownTopic` while there is no dead-letter topic."""
+        return self.writes(topic, self._rejected(run, errors))
+
+    def _rejected(self, run: Run, errors: Sequence[str]) -> list[DeadLetter]:
         now = self._clock()
         keys, headers = run.keys or [None] * len(run), run.headers or [()] * len(run)
         rows = [Row(_NOWHERE, now, *columns, 0) for columns in zip(keys, run.values, headers, strict=True)]
-        letters = [DeadLetter(row, _NOWHERE, 0, "rejected", now, now, error) for row, error in zip(rows, errors, strict=True)]
-        await self.append(topic, letters)
+        return [DeadLetter(row, _NOWHERE, 0, "rejected", now, now, error) for row, error in zip(rows, errors, strict=True)]
 
     async def move(self, topic: str, partition: int, offset: int, reason: str, error: str) -> None:
         """A copy of the record: the log keeps what it holds."""
@@ -254,7 +261,7 @@ class DeadLetters:
             entry = _entry(route.topic, places[id].partition, row, None)
             source = entry.source_partition
             partition = source if source is not None and source < route.partitions else None
-            placings.append(Placing(route, Run([entry.value], [entry.key], [entry.headers]), partition))
+            placings.append(Placing(route, Run([entry.value], [entry.key], [entry.headers]), partition, Divert.NEVER))
         marks = self._marks.marking(route.topic + SUFFIX, [(place.partition, place.offset) for place in places.values()], self._clock())
         writes = [write for placing in placings for write in placing.writes]
         staged = self._publisher.append([*writes, self._marks.write(marks)], Ack.DURABLE)

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from headrace.broker.publish import Placing, Publisher
+from headrace.broker.rules import Divert
 from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_run, headers_bytes
@@ -246,7 +247,7 @@ class Schedule(TableLog[_Key, Delayed]):
             writes = [
                 write
                 for (topic, partition), messages in by_place.items()
-                for write in Placing(self._publisher.own_route(topic), self._records(messages), partition).writes
+                for write in Placing(self._publisher.own_route(topic), self._records(messages), partition, Divert.ALWAYS).writes
             ]
             staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE)
             self.follow(staged, changes)

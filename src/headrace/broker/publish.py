@@ -14,6 +14,7 @@ from typing import Final
 
 from headrace.broker.access import Action, Gate, Principal
 from headrace.broker.partitioner import assign, pick
+from headrace.broker.rules import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
 from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
@@ -34,7 +35,8 @@ class Published:
     timestamp: int
     """Unix ms of the first record."""
     placements: list[tuple[int, int]] | None = None
-    """(partition, offset) of each record, where the run did not land as one piece; None where it did."""
+    """(partition, offset) of each record, where the run did not land as one piece; None where it did. `rules.NOWHERE` for a record that
+    the topic's rule has sent to the dead letters."""
 
     def placement(self, index: int) -> tuple[int, int]:
         """(partition, offset) of the record with this index in the run."""
@@ -54,14 +56,21 @@ class ProducerStamp:
 class Route:
     """What a publish has to know about a topic."""
 
-    __slots__ = ("_clock", "_ttl_ms", "partitions", "topic", "turn")
+    __slots__ = ("_clock", "_ttl_ms", "partitions", "rule", "topic", "turn")
 
-    def __init__(self, topic: Topic, clock: Clock) -> None:
+    def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None) -> None:
         self.topic = topic.name
+        self.rule = rule
+        """What its records must be, if anything."""
         self.partitions = topic.partitions
         self.turn = 0
         self._ttl_ms = topic.config.ttl_ms
         self._clock = clock
+
+    def check(self, run: Run) -> None:
+        """Raises `InvalidRecord` for what the topic's rule would refuse; what it would keep among the dead letters passes."""
+        if self.rule is not None and self.rule.on_invalid is OnInvalid.REJECT:
+            self.rule.sift(run, Divert.NEVER)
 
     def next_turn(self) -> int:
         self.turn = turn = (self.turn + 1) % self.partitions
@@ -79,17 +88,28 @@ class Route:
 class Placing:
     """A run divided over partitions: what is to be written, and how to read the answer."""
 
-    __slots__ = ("assigned", "partition", "writes")
+    __slots__ = ("_sifted", "assigned", "partition", "rule", "topic", "writes")
 
-    def __init__(self, route: Route, run: Run, partition: int | None) -> None:
+    def __init__(self, route: Route, run: Run, partition: int | None, divert: Divert = Divert.AS_RULED) -> None:
+        """Raises `UnknownPartition`, and `InvalidRecord` for the first record that the topic's rule does not let pass."""
         if not run.values:
             raise InvalidRequest("a run needs at least one record")
         run = route.stamped(run)
         self.assigned: dict[int, list[int]] | None = None
+        self.topic = route.topic
+        self.rule = route.rule
+        self._sifted = None if route.rule is None else route.rule.sift(run, divert)
+        if self._sifted is not None:
+            run = self._sifted.run
+        self._assign(route, run, partition)
+        if self._sifted is not None:
+            self.writes += self._sifted.writes
+
+    def _assign(self, route: Route, run: Run, partition: int | None) -> None:
         if partition is not None:
             if not 0 <= partition < route.partitions:
                 raise UnknownPartition(route.topic, partition)
-        elif route.partitions == 1:
+        elif route.partitions == 1 or not run.values:
             partition = 0
         elif run.keys is None:
             partition = route.next_turn()
@@ -99,13 +119,21 @@ class Placing:
                 self.assigned = assigned
             partition = next(iter(assigned))
         self.partition = partition
-        if self.assigned is None:
+        if not run.values:
+            self.writes = []
+        elif self.assigned is None:
             self.writes = [Write(route.topic, partition, run)]
         else:
             self.writes = [Write(route.topic, place, pick(run, indexes)) for place, indexes in self.assigned.items()]
 
     def partitions(self, count: int) -> list[int]:
-        """Where each of the run's `count` records goes."""
+        """Where each of the run's `count` records goes; -1 to the dead letters."""
+        if self._sifted is not None:
+            kept = self._kept_partitions(len(self._sifted.kept))
+            return self._sifted.weave(kept, NOWHERE[0])
+        return self._kept_partitions(count)
+
+    def _kept_partitions(self, count: int) -> list[int]:
         if self.assigned is None:
             return [self.partition] * count
         places = [0] * count
@@ -114,8 +142,24 @@ class Placing:
                 places[index] = place
         return places
 
+    def check_again(self, route: Route) -> None:
+        """The topic's rule may be another than it was. Raises `InvalidRecord`."""
+        if route.rule is None or route.rule is self.rule:
+            return
+        for write in self.writes:
+            if write.topic == route.topic and isinstance(write.run, Run):
+                route.rule.sift(write.run, Divert.NEVER)
+
     def landed(self, appended: Sequence[Appended]) -> Published:
         """`appended` begins with the answers to `writes`."""
+        if self._sifted is None:
+            return self._landed(appended)
+        kept = self._landed(appended) if self._sifted.kept else None
+        places = [] if kept is None else [kept.placement(index) for index in range(kept.count)]
+        placements = self._sifted.weave(places, NOWHERE)
+        return Published(*placements[0], len(placements), appended[0].timestamp, placements)
+
+    def _landed(self, appended: Sequence[Appended]) -> Published:
         first = appended[0]
         if self.assigned is None:
             return Published(self.partition, first.base_offset, first.count, first.timestamp)
@@ -129,11 +173,19 @@ class Placing:
 class Publisher:
     """The way in. Knows what is staged and not yet resolved, so that a drain can wait for it."""
 
-    def __init__(self, engine: Engine, gate: Gate, find: Callable[[str], Topic], clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        gate: Gate,
+        find: Callable[[str], Topic],
+        clock: Clock,
+        rules: Callable[[str], Rule | None] = lambda topic: None,
+    ) -> None:
         self._engine = engine
         self._gate = gate
         self._find = find
         self._clock = clock
+        self._rules = rules
         self._routes: dict[str, Route] = {}
         self._allowed: dict[tuple[Principal, str], Route] = {}
         self._draining = False
@@ -173,7 +225,7 @@ class Publisher:
         """The route of what the broker itself publishes. Raises `UnknownTopic`."""
         route = self._routes.get(topic)
         if route is None:
-            route = self._routes[topic] = Route(self._find(topic), self._clock)
+            route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic))
         return route
 
     def check_open(self) -> None:

@@ -109,6 +109,8 @@ class Transaction:
         self._ledger.publisher.check_open()
         for check in self._checks.values():
             check()
+        for placing in self._placings:
+            placing.check_again(self._ledger.publisher.own_route(placing.topic))
         self._state = _State.COMMITTING
         try:
             published = await self._ledger.write(self._placings, self._commits)
