@@ -101,6 +101,9 @@ class EmbeddedEngine:
             self._topics[entry.topic.name] = entry.topic
             for log in entry.logs:
                 store.open_log(log, log_options(entry.topic.config, has_key=has_key))
+        for logs in self._catalog.deleted.values():
+            for log in logs:
+                store.open_log(log, LogOptions())  # takes its number: what is removed must not be a new topic's log
 
     async def close(self) -> None:
         store, self._store = self._store, None
