@@ -92,7 +92,7 @@ class Supervisor:
         """strace delivers the signal when the call is entered: the write or sync of that number does not happen."""
         if kind not in TRACED:
             return []
-        call = "pwritev" if kind == "write" else "fdatasync"
+        call = "pwritev2" if kind == "write" else "fdatasync"  # what os.pwritev and os.fdatasync call
         moment = f"inject={call}:signal=SIGKILL:when={self._rng.randrange(4, 80)}"
         return ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", moment]
 
