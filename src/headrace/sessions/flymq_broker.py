@@ -13,6 +13,7 @@
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
 | delayed.list | topic | [{id, topic, due, owner, key, size}] |
+| schema.… | | see `flymq_schemas.py` |
 
 A topic is {name, partitions: [{first, end}], config}. `config` may be partial: what it does not name keeps its value, or its default.
 Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create refuses a name that is taken and topic.delete one that is not.
@@ -29,6 +30,7 @@ import msgspec
 from headrace.broker import Ack, Broker, Cleanup, Principal, Topic, TopicConfig
 from headrace.errors import InvalidRequest
 from headrace.sessions.flymq_refusals import UnknownGroup
+from headrace.sessions.flymq_schemas import SchemaCalls
 from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
 from headrace.wire.flymq.messages import Reply
 
@@ -90,7 +92,7 @@ class BrokerVerbs:
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
         self._who = who
-        self.verbs: dict[str, tuple[type[_Arguments], _Verb]] = {
+        self.verbs: dict[str, tuple[type[Any], _Verb]] = {
             "topic.list": (_Nothing, self._list_topics),
             "topic.describe": (_Named, self._describe_topic),
             "topic.create": (_Shaped, self._create_topic),
@@ -102,6 +104,7 @@ class BrokerVerbs:
             "dlq.list": (_Nothing, self._list_dead_letters),
             "dlq.replay": (_Replayed, self._replay),
             "delayed.list": (_Filtered, self._list_delayed),
+            **SchemaCalls(broker, who).verbs,
         }
 
     async def call(self, request: BrokerCall) -> Reply:
@@ -111,7 +114,7 @@ class BrokerVerbs:
         arguments_type, verb = found
         try:
             arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{request.verb}: {error}") from None
         return BrokerReply(msgspec.json.encode(await verb(arguments)))
 

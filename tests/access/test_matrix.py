@@ -1,0 +1,537 @@
+"""The authorization matrix: people × doors × requests × resources, each answer held against an independent reading of the policy.
+
+A verb of the broker, an opcode, a frame or a verb in JSON without a row here fails the first test of its table.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import pytest
+
+from headrace.access.policy import decide
+from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
+from headrace.broker.access import Gate
+from headrace.broker.subscriptions import SubscriptionBook
+from headrace.errors import BrokerError, NotAuthorized
+from headrace.records import Run
+from headrace.sessions.blipmq import BlipMqSession
+from headrace.sessions.blipmq_settings import BlipMqSettings
+from headrace.sessions.blipmq_subscriptions import Subscriptions
+from headrace.sessions.figg import FiggSession
+from headrace.sessions.flymq import FlyMqSession
+from headrace.sessions.flymq_access import FlyMqAccess
+from headrace.sessions.flymq_broker import BrokerVerbs
+from headrace.sessions.fujin import FujinSession
+from headrace.sessions.fujin_writer import WriterIds
+from headrace.sessions.rustlog import RustLogCommons, RustLogSession
+from headrace.wire import blipmq, fujin
+from headrace.wire import figg as figg_wire
+from headrace.wire.flymq import Opcode
+from headrace.wire.flymq import access_messages as a
+from headrace.wire.flymq import advanced_messages as v
+from headrace.wire.flymq import messages as m
+from headrace.wire.flymq.table import SPOKEN
+from headrace.wire.rustlog import Dialect as RustLogDialect
+from headrace.wire.rustlog import messages as r
+from tests.access.stand import ADMIN_PASSWORD, Guarded
+from tests.access.world import ABSENT, INTERNAL, NAMES, PEOPLE, TOPICS, expected, needed, policy
+from tests.broker.stand import turns
+from tests.conftest import Proof
+from tests.sessions.blipmq_support import Peer as BlipMqPeer
+from tests.sessions.blipmq_support import Wire
+from tests.sessions.figg_peer import TestLink
+from tests.sessions.flymq_support import Peer as FlyMqPeer
+from tests.sessions.flymq_support import Wire as FlyMqWire
+from tests.sessions.fujin_support import StreamLink, cid
+from tests.sessions.rustlog_support import Peer as RustLogPeer
+from tests.sessions.rustlog_support import Wire as RustLogWire
+
+ROOT = Principal("admin")
+EXISTING = [name for name in TOPICS if name != "cafe\u0301"]
+SEES = "describe t | read t | publish t"
+
+
+class World(Guarded):
+    """A broker in that world. What a request has done to it is undone before the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: dict[str, str] = {}
+
+    async def open(self) -> None:
+        await self.broker.open()
+        await self.access.open(ADMIN_PASSWORD)
+        self.reset_policy()
+        for name in EXISTING:
+            await self.restore(name)
+
+    def reset_policy(self) -> None:
+        self.access._policy = policy()
+        self.broker.access_changed()
+
+    async def restore(self, name: str) -> None:
+        topics = self.engine.topics()
+        if name in EXISTING and name not in topics:
+            await self.broker.create_topic(ROOT, name)
+            await self.broker.publish(ROOT, name, Run([b"x"]))
+        elif name not in EXISTING and name in topics and not topics[name].internal:
+            await self.broker.delete_topic(ROOT, name)
+        if name in EXISTING:
+            if not self.broker.lag(ROOT, name):
+                await self.broker.commit(ROOT, name, {(name, 0): 0})
+            if not any(one.id == self.waiting.get(name) for one in self.broker.delayed(ROOT)):
+                self.waiting[name], _ = await self.broker.publish_delayed(ROOT, name, b"later", delay_ms=1_000_000)
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    built = World()
+    await built.open()
+    try:
+        yield built
+    finally:
+        await built.access.close()
+        await built.broker.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """`needs` of a topic that exists; `absent` of one that does not, where that differs."""
+
+    request: Callable[[str], Any]
+    needs: str
+    absent: str | None = None
+
+    def of(self, name: str) -> str:
+        return self.needs if self.absent is None or name in EXISTING else self.absent
+
+
+@dataclass
+class Tally:
+    """What was asked and answered otherwise than expected."""
+
+    cases: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, case: str, got: bool, wanted: bool) -> None:
+        self.cases += 1
+        if got is not wanted:
+            self.wrong.append(f"{case}: {'allowed' if got else 'denied'}")
+
+
+# The rules themselves.
+
+
+def test_every_decision_is_the_one_the_statements_say(proof: Proof) -> None:
+    tally, rules = Tally(), policy()
+    for who, person in PEOPLE.items():
+        for door in ("flymq", "rustlog", "blipmq", "figg", "fujin", "internal"):
+            for action in Action:
+                for kind in ("topic", "group", "transaction", "broker"):
+                    for name in [*NAMES, "headrace", ""]:
+                        got = decide(rules, person.at(door), action, Resource(kind, name))
+                        tally.add(f"{who} {door} {action} {kind}:{name}", got, expected(who, door, action, kind, name))
+    assert tally.wrong == []
+    proof("authorization decisions", tally.cases)
+
+
+def test_the_gate_remembers_no_answer_for_somebody_else() -> None:
+    gate = Gate(lambda who, action, resource: decide(policy(), who, action, resource))
+    for _ in range(2):
+        for who, person in PEOPLE.items():
+            for name in NAMES:
+                assert gate.allows(person.at("figg"), Action.READ, "topic", name) is expected(who, "figg", "read", "topic", name)
+
+
+# The broker.
+
+BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
+    "topic": lambda w, b, who, n: b.topic(who, n),
+    "create_topic": lambda w, b, who, n: b.create_topic(who, n),
+    "ensure_topic": lambda w, b, who, n: b.ensure_topic(who, n),
+    "alter_topic": lambda w, b, who, n: b.alter_topic(who, n),
+    "delete_topic": lambda w, b, who, n: b.delete_topic(who, n),
+    "publish": lambda w, b, who, n: b.publish(who, n, Run([b"x"])),
+    "fetch": lambda w, b, who, n: b.fetch(who, n, 0, 0, bytes_max=1),
+    "bounds": lambda w, b, who, n: b.bounds(who, n, 0),
+    "offset_for_time": lambda w, b, who, n: b.offset_for_time(who, n, 0, 0),
+    "cursor": lambda w, b, who, n: b.cursor(who, n, 0, 0, lambda _: None, credit_bytes=1).close(),
+    "commit": lambda w, b, who, n: b.commit(who, n, {(n, 0): 0}),
+    "committed": lambda w, b, who, n: b.committed(who, n, n, 0),
+    "lag": lambda w, b, who, n: b.lag(who, n),
+    "delete_group": lambda w, b, who, n: b.delete_group(who, n),
+    "queue": lambda w, b, who, n: b.queue(who, n, n, policy=SettlementPolicy(dead_letters=False)).close(),
+    "begin": lambda w, b, who, n: b.begin(who).abort(),
+    "dead_letters": lambda w, b, who, n: b.dead_letters(who, n, records_max=1),
+    "move_to_dead_letters": lambda w, b, who, n: b.move_to_dead_letters(who, n, 9, 0),
+    "replay": lambda w, b, who, n: b.replay(who, n, ["0-9"]),
+    "purge_dead_letters": lambda w, b, who, n: b.purge_dead_letters(who, n),
+    "publish_delayed": lambda w, b, who, n: b.publish_delayed(who, n, b"x", delay_ms=1_000_000),
+    "cancel_delayed": lambda w, b, who, n: b.cancel_delayed(who, w.waiting.get(n, "9-9")),
+    "status": lambda w, b, who, n: b.status(who),
+}
+BROKER_NEEDS = {
+    "topic": SEES,
+    "create_topic": "create t",
+    "ensure_topic": SEES,
+    "alter_topic": "alter t",
+    "delete_topic": "delete t",
+    "publish": "publish t",
+    "fetch": "read t",
+    "bounds": SEES,
+    "offset_for_time": SEES,
+    "cursor": "read t",
+    "commit": "commit g & read t",
+    "committed": "describe g",
+    "lag": "describe g",
+    "delete_group": "delete g",
+    "queue": "read t & commit g",
+    "begin": "publish x",
+    "dead_letters": "read d",
+    "move_to_dead_letters": "read t & publish d",
+    "replay": "read d & publish t",
+    "purge_dead_letters": "delete d",
+    "publish_delayed": "publish t",
+    "cancel_delayed": "publish t",
+    "status": "describe b",
+}
+ABSENT_NEEDS = {"ensure_topic": "create t", "cancel_delayed": ""}
+"""Where it matters that the topic is not there. An unknown message is unknown to everybody."""
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed"}
+NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
+
+
+def test_every_verb_of_the_broker_has_a_row() -> None:
+    verbs = {name for name, _ in inspect.getmembers(Broker, inspect.isfunction) if not name.startswith("_")}
+    assert verbs == set(BROKER) | LISTS | NOT_FOR_USERS
+    assert set(BROKER) == set(BROKER_NEEDS)
+
+
+async def allowed(answer: Callable[[], Any]) -> bool:
+    """Whether it got past the gate, whatever came of it."""
+    try:
+        result = answer()
+        if isinstance(result, Awaitable):
+            await result
+    except NotAuthorized:
+        return False
+    except BrokerError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("who", PEOPLE)
+async def test_every_verb_answers_as_the_policy_says(who: str, proof: Proof) -> None:
+    tally, principal = Tally(), PEOPLE[who].at("internal")
+    async with world() as stand:
+        for verb, call in BROKER.items():
+            for name in NAMES:
+                needs = BROKER_NEEDS[verb] if name in EXISTING else ABSENT_NEEDS.get(verb, BROKER_NEEDS[verb])
+                if name == INTERNAL and verb == "ensure_topic":
+                    needs = SEES  # it is there, and nobody sees it
+                got = await allowed(lambda call=call, name=name: call(stand, stand.broker, principal, name))  # type: ignore[misc]
+                tally.add(f"{verb} {name}", got, needed(who, "internal", needs, name))
+                await stand.restore(name)
+        visible = {name for name in EXISTING if needed(who, "internal", SEES, name)}
+        tally.add("topics", {topic.name for topic in stand.broker.topics(principal)} == visible, True)
+        groups = {name for name in EXISTING if needed(who, "internal", "describe g", name)}
+        tally.add("groups", set(stand.broker.groups(principal)) == groups, True)
+        tally.add("delayed", {one.message.topic for one in stand.broker.delayed(principal)} == visible, True)
+        tally.add("dead letters", stand.broker.dead_letter_counts(principal) == {}, True)
+    assert tally.wrong == []
+    proof("authorization cases", tally.cases)
+
+
+# FlyMQ.
+
+
+def broker_call(verb: str, **body: object) -> v.BrokerCall:
+    return v.BrokerCall(verb, json.dumps(body).encode())
+
+
+CREATES = "create t"
+FLYMQ: dict[int, Row] = {
+    0x01: Row(lambda n: m.ProduceRun(n, [b"x"]), "publish t", "publish t & create t"),
+    0x02: Row(lambda n: m.Consume(n, 0, 0), "read t", SEES),
+    0x03: Row(lambda n: m.CreateTopic(n, 1), CREATES),
+    0x04: Row(lambda n: m.Metadata(n), SEES),
+    0x05: Row(lambda n: m.Subscribe(n, n, 0, m.Mode("latest")), SEES),
+    0x06: Row(lambda n: m.Commit(n, n, 0, 0), "commit g & read t"),
+    0x07: Row(lambda n: m.Fetch(n, 0, 0, 1), "read t", SEES),
+    0x08: Row(lambda n: m.ListTopics(), ""),
+    0x09: Row(lambda n: m.DeleteTopic(n), "delete t"),
+    0x0A: Row(lambda n: m.ConsumeZeroCopy(n, 0, 0), "read t", SEES),
+    0x0B: Row(lambda n: m.FetchBinary(n, 0, 0, 1), "read t", SEES),
+    0x20: Row(lambda n: v.FetchDlq(n, 1), "read d"),
+    0x21: Row(lambda n: v.ReplayDlq(n, "0-9"), "read d & publish t"),
+    0x22: Row(lambda n: v.PurgeDlq(n), "delete d"),
+    0x30: Row(lambda n: v.ProduceDelayed(n, b"x", 1_000_000), "publish t", "create t & publish t"),
+    0x31: Row(lambda n: v.CancelDelayed("9-9", n), ""),
+    0x35: Row(lambda n: v.ProduceWithTtl(n, b"x", 1_000), "publish t", "create t & publish t"),
+    0x40: Row(lambda n: v.TxnBegin(), "publish x"),
+    0x41: Row(lambda n: v.TxnCommit("none of this connection"), ""),
+    0x42: Row(lambda n: v.TxnRollback("none of this connection"), ""),
+    0x43: Row(lambda n: v.TxnProduceRun("none of this connection", n, [b"x"]), ""),
+    0x50: Row(lambda n: v.ClusterJoin("x"), ""),
+    0x51: Row(lambda n: v.ClusterLeave(), ""),
+    0x52: Row(lambda n: v.ClusterStatus(), "describe b"),
+    0x53: Row(lambda n: m.ClusterMetadata(n), SEES),
+    0x60: Row(lambda n: m.GetOffset(n, n, 0), "describe g"),
+    0x61: Row(lambda n: m.ResetOffset(n, n, 0, m.Mode("earliest")), "commit g & read t", SEES),
+    0x62: Row(lambda n: m.ListGroups(), ""),
+    0x63: Row(lambda n: m.DescribeGroup(n, n), "describe g"),
+    0x64: Row(lambda n: m.GetLag(n, n, 0), "describe g & read t | describe g & publish t | describe g & describe t", SEES),
+    0x65: Row(lambda n: m.DeleteGroup(n, n), "describe g & delete g", "describe g"),
+    0x66: Row(lambda n: m.SeekToTimestamp(n, 0, 0, n), "commit g & read t", SEES),
+}
+"""Requests about topics and groups."""
+FLYMQ_ADMIN: dict[int, Callable[[], Any]] = {
+    0x73: lambda: a.UserCreate("new", "a new password"),
+    0x74: lambda: a.UserDelete("nobody there"),
+    0x75: lambda: a.UserUpdate("nobody there", "", "", []),
+    0x76: lambda: a.UserList(),
+    0x77: lambda: a.UserGet("nobody there"),
+    0x78: lambda: a.AclSet("own", True, [], []),
+    0x79: lambda: a.AclGet("own"),
+    0x7A: lambda: a.AclDelete("own"),
+    0x7B: lambda: a.AclList(),
+    0x7C: lambda: a.PasswordChange("nobody there", "a new password"),
+    0x80: lambda: a.AuditQuery(),
+    0x81: lambda: a.AuditExport(a.AuditQuery(), "json"),
+    0xA0: lambda: a.AuditQuerySdk(),
+    0xA1: lambda: a.AuditExportSdk(a.AuditQuery(), "json"),
+}
+"""For those who may administer."""
+FLYMQ_FREE = {0x70: lambda: a.Auth("mallory", "wrong password"), 0x72: lambda: a.WhoAmI(), 0x7D: lambda: a.RoleList()}
+"""For everybody."""
+GRANT = {"actions": ["read"], "kind": "topic", "name": "own"}
+ACCESS: dict[str, tuple[dict[str, object], bool]] = {
+    "rule.list": ({}, True),
+    "rule.add": ({**GRANT, "subject": "*"}, True),
+    "rule.remove": ({**GRANT, "subject": "*"}, True),
+    "rule.check": ({"user": "nobody there", "action": "read", "kind": "topic", "name": "own"}, True),
+    "role.list": ({}, False),
+    "role.put": ({"name": "new"}, True),
+    "role.delete": ({"name": "new"}, True),
+    "key.list": ({}, True),
+    "key.get": ({"id": "none"}, True),
+    "key.create": ({"owner": "nobody there"}, True),
+    "key.alter": ({"id": "none"}, True),
+    "key.revoke": ({"id": "none"}, True),
+    "key.delete": ({"id": "none"}, True),
+}
+"""ACCESS, verb by verb: its arguments, and whether one has to be allowed to administer."""
+BROKER_CALLS: dict[str, Row] = {
+    "topic.list": Row(lambda n: broker_call("topic.list"), ""),
+    "topic.describe": Row(lambda n: broker_call("topic.describe", topic=n), SEES),
+    "topic.create": Row(lambda n: broker_call("topic.create", topic=n), CREATES),
+    "topic.alter": Row(
+        lambda n: broker_call("topic.alter", topic=n), "alter t & describe t | alter t & read t | alter t & publish t", SEES
+    ),
+    "topic.delete": Row(lambda n: broker_call("topic.delete", topic=n), "delete t"),
+    "group.list": Row(lambda n: broker_call("group.list"), ""),
+    "group.lag": Row(lambda n: broker_call("group.lag", group=n), "describe g"),
+    "group.delete": Row(lambda n: broker_call("group.delete", group=n), "delete g"),
+    "dlq.list": Row(lambda n: broker_call("dlq.list"), ""),
+    "dlq.replay": Row(lambda n: broker_call("dlq.replay", topic=n, ids=["0-9"]), "read d & publish t"),
+    "delayed.list": Row(lambda n: broker_call("delayed.list", topic=n), ""),
+}
+
+
+def test_every_opcode_and_every_verb_in_json_has_a_row() -> None:
+    assert set(FLYMQ) | set(FLYMQ_ADMIN) | set(FLYMQ_FREE) | {Opcode.ACCESS, Opcode.BROKER} == SPOKEN
+    stand = Guarded()
+    assert set(ACCESS) == set(FlyMqAccess(stand.access, ROOT, "a:1").calls)
+    assert set(BROKER_CALLS) == set(BrokerVerbs(stand.broker, lambda: ROOT).verbs)
+    stand.passwords.close()
+
+
+def flymq_peer(stand: World, who: Principal) -> FlyMqPeer:
+    wire = FlyMqWire()
+    return FlyMqPeer(FlyMqSession(wire, stand.broker, who, access=FlyMqAccess(stand.access, who, "10.0.0.1:1")), wire)
+
+
+async def flymq_allows(peer: FlyMqPeer, request: Any) -> bool:
+    reply = await peer.one(request)
+    return not (isinstance(reply, m.Failure) and reply.message.startswith("unauthorized"))
+
+
+@pytest.mark.parametrize("who", PEOPLE)
+async def test_every_flymq_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
+    tally, principal = Tally(), PEOPLE[who].at("flymq")
+    async with world() as stand:
+        peer = flymq_peer(stand, principal)
+        for label, row in [*((hex(opcode), row) for opcode, row in FLYMQ.items()), *BROKER_CALLS.items()]:
+            for name in NAMES:
+                needs = row.of(name)
+                if label == "group.delete" and not (name in EXISTING and needed(who, "flymq", "describe g", name)):
+                    needs = ""  # a group one may not see is as unknown as none
+                if label in ("0x60", "0x63", "0x65") and name not in EXISTING:
+                    needs = "describe g"
+                tally.add(f"{label} {name}", await flymq_allows(peer, row.request(name)), needed(who, "flymq", needs, name))
+                await stand.restore(name)
+        topics = await peer.one(m.ListTopics())
+        assert isinstance(topics, m.TopicList)
+        tally.add("list", set(topics.topics) == {name for name in EXISTING if needed(who, "flymq", SEES, name)}, True)
+        requests = [(f"{opcode:#x}", make(), "admin b") for opcode, make in FLYMQ_ADMIN.items()]
+        requests += [(f"{opcode:#x}", make(), "") for opcode, make in FLYMQ_FREE.items()]
+        requests += [
+            (verb, a.AccessCall(verb, json.dumps(body).encode()), "admin b" if admin else "") for verb, (body, admin) in ACCESS.items()
+        ]
+        peer = flymq_peer(stand, principal)  # the first one speaks the original's dialect by now
+        for label, request, needs in requests:
+            stand.reset_policy()
+            tally.add(label, await flymq_allows(peer, request), needed(who, "flymq", needs, ""))
+        stand.reset_policy()
+        own = f"own entry of {who}"
+        tally.add(own, await flymq_allows(peer, a.UserGet(principal.name)), True)
+    assert tally.wrong == []
+    proof("authorization cases", tally.cases)
+
+
+# RustLog.
+
+RUSTLOG: dict[type, Row] = {
+    r.Produce: Row(lambda n: r.Produce(n, 0, [b"x"]), "publish t"),
+    r.Fetch: Row(lambda n: r.Fetch(n, 0, 0, 100), "read t", SEES),
+    r.OffsetCommit: Row(lambda n: r.OffsetCommit(n, 0, n, 0), "commit g & read t"),
+    r.OffsetFetch: Row(lambda n: r.OffsetFetch(n, 0, n), "describe g"),
+    r.CreateTopic: Row(lambda n: r.CreateTopic(n, 1), CREATES),
+    r.ListTopics: Row(lambda n: r.ListTopics(), ""),
+    r.DescribeTopic: Row(lambda n: r.DescribeTopic(n), SEES),
+    r.DescribePartition: Row(lambda n: r.DescribePartition(n, 0), SEES),
+    r.MetricsFetch: Row(lambda n: r.MetricsFetch(), ""),
+    r.Ping: Row(lambda n: r.Ping(), ""),
+}
+
+
+def test_every_rustlog_request_has_a_row() -> None:
+    assert set(RUSTLOG) == set(get_args(r.Request))
+
+
+@pytest.mark.parametrize("who", PEOPLE)
+async def test_every_rustlog_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
+    tally = Tally()
+    async with world() as stand:
+        wire = RustLogWire()
+        session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
+        peer = RustLogPeer(session, wire)
+        for kind, row in RUSTLOG.items():
+            for name in NAMES:
+                reply = await peer.ask(RustLogDialect.JSON, row.request(name))
+                got = not (isinstance(reply, r.ErrorReply) and " may not " in str(reply))
+                tally.add(f"{kind.__name__} {name}", got, needed(who, "rustlog", row.of(name), name))
+                await stand.restore(name)
+        session.lost()
+    assert tally.wrong == []
+    proof("authorization cases", tally.cases)
+
+
+# BlipMQ.
+
+BLIPMQ: dict[int, Row] = {
+    blipmq.FrameType.PUBLISH: Row(lambda n: blipmq.encoder.publishes(1, n, [7], [b"x"]), "publish t", "publish t & create t"),
+    blipmq.FrameType.SUBSCRIBE: Row(lambda n: blipmq.encoder.subscribe(7, n, 1), "read t", "create t & read t"),
+    blipmq.FrameType.POLL: Row(lambda n: blipmq.encoder.polls(999, [7]), ""),
+    blipmq.FrameType.PING: Row(lambda n: blipmq.encoder.ping(7), ""),
+}
+BLIPMQ_NO_REQUESTS = {"HELLO", "AUTH", "ACK", "NACK", "PONG"}
+"""The login, and what settles or answers."""
+
+
+def test_every_blipmq_request_has_a_row() -> None:
+    assert {kind.name for kind in blipmq.FrameType} == {blipmq.FrameType(kind).name for kind in BLIPMQ} | BLIPMQ_NO_REQUESTS
+
+
+@pytest.mark.parametrize("who", PEOPLE)
+async def test_every_blipmq_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
+    tally, principal = Tally(), PEOPLE[who].at("blipmq")
+    async with world() as stand:
+        book = SubscriptionBook(stand.engine, "blipmq")
+        subscriptions = Subscriptions(stand.broker, book, clock=stand.clock, settings=BlipMqSettings(), later=stand.clock.later)
+        await subscriptions.open()
+        wire = Wire()
+        peer = BlipMqPeer(BlipMqSession(wire, stand.broker, subscriptions, verify_key=lambda key: principal), wire)
+        await peer.login()
+        for kind, row in BLIPMQ.items():
+            for name in NAMES:
+                replies = await peer.ask(row.request(name))
+                got = not any(isinstance(reply, blipmq.Nack) and reply.code == 401 for reply in replies)
+                tally.add(f"{blipmq.FrameType(kind).name} {name}", got, needed(who, "blipmq", row.of(name), name))
+                await stand.restore(name)
+        peer.session.lost()
+        await turns()
+        await subscriptions.close()
+    assert tally.wrong == []
+    proof("authorization cases", tally.cases)
+
+
+# Figg and Fujin: a request that is not allowed ends the connection, so each has one of its own.
+
+FIGG = {
+    "publish": Row(lambda n: figg_wire.encode.publish(n, [1], [b"x"]), "publish t", "publish t & create t"),
+    "attach": Row(lambda n: figg_wire.encode.attach(n, 0), "read t", "create t & read t"),
+    "detach": Row(lambda n: figg_wire.encode.detach(n), ""),
+    "ping": Row(lambda n: figg_wire.encode.ping(1), ""),
+}
+FIGG_SERVER = {"attached", "detached", "data", "ack", "acks", "pong"}
+
+
+def test_every_figg_request_has_a_row() -> None:
+    own = inspect.getmembers(figg_wire.encode, lambda found: inspect.isfunction(found) and found.__module__ == figg_wire.encode.__name__)
+    said = {name for name, _ in own if not name.startswith("_")}
+    assert said == set(FIGG) | FIGG_SERVER
+
+
+@pytest.mark.parametrize("who", PEOPLE)
+async def test_every_figg_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
+    tally = Tally()
+    async with world() as stand:
+        for kind, row in FIGG.items():
+            for name in NAMES:
+                link = TestLink()
+                session = FiggSession(stand.broker, link, PEOPLE[who].at("figg"))
+                session.receive(row.request(name))
+                await turns()
+                got = link.closed is None or " may not " not in link.closed[0]
+                tally.add(f"{kind} {name}", got, needed(who, "figg", row.of(name), name))
+                session.lost()
+                await stand.restore(name)
+    assert tally.wrong == []
+    proof("authorization cases", tally.cases)
+
+
+@pytest.mark.parametrize("who", PEOPLE)
+async def test_fujin_writers_and_readers_get_what_the_policy_says(who: str, proof: Proof) -> None:
+    tally = Tally()
+    async with world() as stand:
+        for name in NAMES:
+            for kind in ("write", "read"):
+                link = StreamLink()
+                session = FujinSession(stand.broker, link, PEOPLE[who].at("fujin"), WriterIds())
+                if kind == "write":
+                    session.receive(fujin.encode.connect_writer() + fujin.encode.writes(name, [cid(1)], [b"x"]))
+                else:
+                    session.receive(fujin.encode.connect_reader(fujin.ReaderKind.PUSH, False, name))
+                await turns()
+                got = b" may not " not in bytes(link.sent)
+                needs = {"write": "publish t", "read": "read t & commit g"}[kind]
+                if name not in EXISTING:
+                    needs += " & create t"
+                tally.add(f"{kind} {name}", got, needed(who, "fujin", needs, name))
+                session.lost()
+                await turns()
+                await stand.restore(name)
+    assert tally.wrong == []
+    proof("authorization cases", tally.cases)
+
+
+def test_the_names_tried_hold_every_kind_of_neighbour() -> None:
+    assert ABSENT in NAMES and INTERNAL in NAMES
+    assert len(NAMES) == len(set(NAMES)) == 12
