@@ -17,11 +17,12 @@ OPTIONS = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
 
 
 async def test_a_deletion_finished_after_a_crash_spares_the_topic_made_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_remove, remove = asyncio.Event(), EmbeddedEngine._remove
+    may_remove, removed, remove = asyncio.Event(), asyncio.Event(), EmbeddedEngine._remove
 
     async def later(engine: EmbeddedEngine, first: int, logs: list[int]) -> None:
         await may_remove.wait()
         await remove(engine, first, logs)
+        removed.set()
 
     monkeypatch.setattr(EmbeddedEngine, "_remove", later)
     files = SimulatedFiles()
@@ -37,8 +38,7 @@ async def test_a_deletion_finished_after_a_crash_spares_the_topic_made_meanwhile
     await engine.create_topic("new", 1, TopicConfig())
     await engine.append([Write("new", 0, Run([b"kept"]))])
     may_remove.set()
-    while engine._tasks - {task for task in engine._tasks if "_maintain" in repr(task.get_coro())}:
-        await asyncio.sleep(0)
+    await asyncio.wait_for(removed.wait(), 10)
     [batch] = await engine.read("new", 0, 0, bytes_max=100)
     assert batch.values() == [b"kept"]
     await engine.close()

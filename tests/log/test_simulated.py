@@ -284,6 +284,28 @@ def test_the_barest_image_holds_what_was_synced_and_no_more() -> None:
     assert files.rewound().contents() == {"a": b"1"}
 
 
+def test_another_process_sees_what_a_dead_one_wrote_and_a_power_cut_may_still_take_it() -> None:
+    files = SimulatedFiles({"a": b"1", "gone": b""})
+    files.make_dir("d")
+    file = put(files, "d/new", b"x")
+    file.write_at(1, [b"y"])
+    file.truncate(1)
+    file.allocate(3)
+    files.rename("a", "b")
+    files.remove("gone")
+    files.sync_dir("")
+    upto = len(files.operations)
+    files.remove("b")
+    after = files.killed(upto)
+    assert after.contents() == {"b": b"1", "d/new": b"x\0\0"}
+    assert after.operations == files.operations[:upto]
+    put(after, "d/next", b"z").sync()
+    assert images(after, upto) == images(files, upto)
+    assert barest(after).contents() == {"b": b"1"}
+    after.sync_dir("d")
+    assert barest(after).contents() == {"b": b"1", "d/new": b"", "d/next": b"z"}
+
+
 def test_a_failed_sync_is_not_mended_by_a_second_one() -> None:
     files = SimulatedFiles({"a": b""})
     file = files.open("a")

@@ -213,6 +213,35 @@ class SimulatedFiles:
         """Another disk that holds what this one held at the start."""
         return SimulatedFiles({path: content for path, (_, content) in self.initial.items()}, self.initial_directories)
 
+    def killed(self, upto: int) -> SimulatedFiles:
+        """The disk as another process finds it after this one died behind `operations[:upto]`: all of them show, synced or not."""
+        twin = self.rewound()
+        inodes = {inode.number: inode for inode in twin._names.values()}
+        for operation in self.operations[:upto]:
+            twin._replay(operation, inodes)
+        twin._inode_count = max(inodes, default=0)
+        return twin
+
+    def _replay(self, operation: Operation, inodes: dict[int, _Inode]) -> None:
+        kind, path = operation.kind, operation.path
+        if kind == "create":
+            inodes[operation.inode] = self._names[path] = _Inode(operation.inode)
+        elif kind == "write":
+            self.write(path, inodes[operation.inode], operation.position, operation.data)
+            return
+        elif kind in ("truncate", "allocate"):
+            self.resize(kind, path, inodes[operation.inode], operation.position)
+            return
+        elif kind == "rename":
+            self._names[operation.target] = self._names.pop(path)
+        elif kind == "remove":
+            del self._names[path]
+        elif kind == "make_dir":
+            self._directories.add(path)
+        elif kind == "remove_dir":
+            self._directories.discard(path)
+        self.operations.append(operation)
+
     # Files.
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:

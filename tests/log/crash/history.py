@@ -174,8 +174,9 @@ def adopt(store: Store, given: Mapping[int, Given], facts: Facts) -> None:
             raise Anomaly(f"log {log} was never created")
         if log in facts.deleted:
             raise Anomaly(f"log {log} was deleted and is back")
-        if log in facts.deleting:
-            store.delete_log(log)
+    for log in sorted(facts.deleting - facts.deleted):
+        store.open_log(log, given[log].options)
+        store.delete_log(log)
     for log in sorted(facts.created - facts.deleting):
         store.open_log(log, given[log].options)
 

@@ -16,9 +16,11 @@ from headrace.records import Ack, Appended, Run
 from tests.log.crash.history import Anomaly, Content, Event, Facts, Given, adopt, judge, read_log, read_store
 from tests.log.crash.workload import Shape, Workload
 
-SECOND_LIFE_EVERY = 300
+SECOND_LIFE_EVERY = 500
 """How many images pass until one of them lives on: the workload continues on it and the power is cut at every moment again."""
-SECOND_LIFE_STEPS = 4
+KILLED_EVERY = 70
+"""How many cuts pass until, at one of them, only the process dies: another one takes over, and then the power is cut."""
+SECOND_LIFE_STEPS = 3
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Survival:
     operations: int = 0
     acked: int = 0
     second_lives: int = 0
+    """Workloads that went on after a power cut or the death of their process."""
 
 
 def survive(shape: Shape, seed: int, *, steps: Sequence[str] | None = None) -> Survival:
@@ -51,23 +54,31 @@ def survive(shape: Shape, seed: int, *, steps: Sequence[str] | None = None) -> S
     return outcome
 
 
-def _cut_everywhere(workload: Workload, rng: random.Random, outcome: Survival, *, lives: int) -> None:
+def _cut_everywhere(workload: Workload, rng: random.Random, outcome: Survival, *, lives: int, start: int = 0) -> None:
+    """`start` is where this life began in the history of the disk."""
     operations = workload.files.operations
     facts, cuts = workload.facts.copy(), PowerCuts(workload.files)
     outcome.acked += workload.acked
-    outcome.operations += len(operations)
-    for cut in range(len(operations) + 1):
-        if cut and operations[cut - 1].kind == "mark":
+    outcome.operations += len(operations) - start
+    for cut in range(start, len(operations) + 1):
+        if cut > start and operations[cut - 1].kind == "mark":
             cast(Event, operations[cut - 1].value)(facts)
-        for label, image in cuts.images(cut, rng):
-            outcome.images += 1
-            try:
+        label = ""
+        try:
+            for label, image in cuts.images(cut, rng):  # noqa: B007  # used when it fails
+                outcome.images += 1
                 content = recover(image, workload.shape, workload.given, facts, now=workload.now)
                 if lives > 1 and outcome.images % SECOND_LIFE_EVERY == 0:
-                    outcome.second_lives += 1
                     _cut_everywhere(_live_on(image.rewound(), workload, content, facts), rng, outcome, lives=lives - 1)
-            except (Anomaly, BrokerError, OSError) as failure:
-                raise Anomaly(f"{label}: {failure}") from failure
+                    outcome.second_lives += 1
+            if lives > 1 and cut % KILLED_EVERY == KILLED_EVERY - 1:
+                label = f"killed at {cut}"
+                content = recover(workload.files.killed(cut), workload.shape, workload.given, facts, now=workload.now)
+                heir = _live_on(workload.files.killed(cut), workload, content, facts)
+                _cut_everywhere(heir, rng, outcome, lives=lives - 1, start=cut)
+                outcome.second_lives += 1
+        except (Anomaly, BrokerError, OSError) as failure:
+            raise Anomaly(f"{label}: {failure}") from failure
 
 
 def recover(image: SimulatedFiles, shape: Shape, given: dict[int, Given], facts: Facts, *, now: int) -> Content:
@@ -115,22 +126,18 @@ def _go_on(store: Store, content: Content, now: int) -> None:
 
 
 def _live_on(image: SimulatedFiles, first: Workload, content: Content, before: Facts) -> Workload:
-    """The workload goes on where the recovered store stands: all that it found counts as kept from now on."""
+    """The workload goes on where the recovered store stands, with what it found."""
     given = {log: Given(known.options) for log, known in first.given.items() if log in before.created}
     for log, (bounds, records) in content.items():
         given[log].records = [None] * bounds.end
         for record in records:
             given[log].records[record.offset] = record
-    ends = {log: bounds.end for log, (bounds, _) in content.items()}
-    facts = Facts(
-        must=dict(ends),
-        may=ends,
-        floor={log: bounds.first for log, (bounds, _) in content.items()},
-        created=set(before.created),
-        deleting=set(before.deleting),
-        deleted=set(before.deleted),
-        maintained=True,
-    )
+    facts = before.copy()
+    facts.unsure, facts.maintained = [], True
+    facts.may = {log: bounds.end for log, (bounds, _) in content.items()}
+    facts.floor = {log: bounds.first for log, (bounds, _) in content.items()}
+    if not image.operations:  # the power was cut, so what came back is on the disk for good
+        facts.must = dict(facts.may)
     workload = Workload(replace(first.shape, steps=SECOND_LIFE_STEPS), first.rng, image, given, facts, now=first.now + 1000)
     workload.run()
     return workload
