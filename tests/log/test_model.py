@@ -1,0 +1,1 @@
+"""A stateful model test: the store against a plain dictionary of lists."""
