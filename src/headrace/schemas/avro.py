@@ -70,7 +70,7 @@ def _parsed(definition: bytes) -> Any:
         plain = msgspec.json.decode(definition)
     except RecursionError as error:
         raise InvalidSchema("the schema is nested too deeply") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         word = definition.decode(errors="replace").strip()
         if word not in PRIMITIVES:
             raise InvalidSchema(f"the schema is not JSON: {error}") from error

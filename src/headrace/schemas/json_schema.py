@@ -34,7 +34,7 @@ class JsonSchema:
     def __init__(self, definition: bytes) -> None:
         try:
             plain = _decode(definition)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidSchema(f"the schema is not JSON: {error}") from error
         except RecursionError as error:
             raise InvalidSchema("the schema is nested too deeply") from error

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from headrace.broker import Broker, Principal, Published
-from headrace.errors import BrokerError, LimitExceeded, RecordTooLarge, UnknownTopic
+from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import Run
 from headrace.sessions.flymq_refusals import publish_refusal
@@ -135,8 +135,31 @@ def _stage_part(broker: Broker, who: Principal, run: ProduceRun, indexes: Sequen
             return [Part(indexes, error)]
         # One record, or all of them together, are too much: each one is tried for itself.
         return [part for index in indexes for part in _stage_part(broker, who, run, [index], partition)]
+    except InvalidRecord as error:
+        return _stage_around(broker, who, run, indexes, partition, error)
     except BrokerError as error:
         return [Part(indexes, error)]
+
+
+def _stage_around(
+    broker: Broker, who: Principal, run: ProduceRun, indexes: Sequence[int], partition: int | None, error: InvalidRecord
+) -> list[Part]:
+    """The frames of a run know nothing of each other: those before and after a record that does not fit its schema are taken."""
+    parts: list[Part] = []
+    while True:
+        at = error.index
+        if at:
+            parts += _stage_part(broker, who, run, indexes[:at], partition)
+        parts.append(Part([indexes[at]], InvalidRecord(index=0, faults=error.faults, schema=error.schema)))
+        indexes = indexes[at + 1 :]
+        if not indexes:
+            return parts
+        try:
+            return [*parts, Part(indexes, broker.publish(who, run.topic, _pick(run, indexes), partition=partition))]
+        except InvalidRecord as next_error:
+            error = next_error
+        except BrokerError as refusal:
+            return [*parts, Part(indexes, refusal)]
 
 
 def _pick(run: ProduceRun, indexes: Sequence[int]) -> Run:

@@ -19,8 +19,10 @@ from headrace.sessions.flymq_dead_letters import DeadLetterVerbs
 from headrace.sessions.flymq_delayed import DelayedVerbs
 from headrace.sessions.flymq_reading import consume, fetch
 from headrace.sessions.flymq_refusals import UnknownGroup
+from headrace.sessions.flymq_schemas import SchemaVerbs
 from headrace.sessions.flymq_transactions import TransactionVerbs
 from headrace.wire.flymq import advanced_messages as v
+from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq.messages import (
     ClusterMetadata,
     Commit,
@@ -97,8 +99,14 @@ class Verbs:
             return self.who
 
         dead_letters, delayed = DeadLetterVerbs(self._broker, who), DelayedVerbs(self._broker, who)
-        cluster = ClusterVerbs(self._broker, who, node)
+        cluster, schemas = ClusterVerbs(self._broker, who, node), SchemaVerbs(self._broker, who)
         return {
+            s.RegisterSchema: schemas.register,
+            s.GetSchema: schemas.get,
+            s.ListSchemas: schemas.list,
+            s.ValidateSchema: schemas.validate,
+            s.ProduceWithSchema: schemas.produce,
+            s.DeleteSchema: schemas.delete,
             v.FetchDlq: dead_letters.fetch,
             v.ReplayDlq: dead_letters.replay,
             v.PurgeDlq: dead_letters.purge,

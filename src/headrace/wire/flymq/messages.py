@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from headrace.wire.flymq.access_messages import AccessReplies, AccessRequest
 from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest
+from headrace.wire.flymq.schema_messages import SchemaReplies, SchemaRequest
 
 AUTO = -1
 """The partition of a PRODUCE that leaves the choice to the broker; the key size of a record without a key."""
@@ -358,6 +359,7 @@ Request: TypeAlias = (
     | DescribeGroup
     | SeekToTimestamp
     | AccessRequest
+    | SchemaRequest
     | AdvancedRequest
 )
 RequestEvent: TypeAlias = Request | Unsupported | UnknownOpcode | Malformed | Broken
@@ -374,6 +376,7 @@ Reply: TypeAlias = (
     | GroupEntry
     | LagReply
     | AccessReplies
+    | SchemaReplies
     | AdvancedReply
     | Failure
 )

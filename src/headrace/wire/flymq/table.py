@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from headrace.wire.flymq import access, broker, cluster, core, dead_letters, delayed, groups, transactions
+from headrace.wire.flymq import access, broker, cluster, core, dead_letters, delayed, groups, schemas, transactions
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
+from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq.failure import decode_failure, encode_failure
 from headrace.wire.flymq.fetching import SdkLayout, SpecLayout
 from headrace.wire.flymq.fields import Field, Reader
@@ -51,6 +52,12 @@ ROWS: Final[Iterable[Row]] = (
     Row(Opcode.CONSUME_ZERO_COPY, m.ConsumeZeroCopy, core.CONSUME_ZERO_COPY, core.CONSUMED),
     Row(Opcode.FETCH_BINARY, m.FetchBinary, core.FETCH_BINARY, _SDK_FETCHED),
     Row(Opcode.BROKER, v.BrokerCall, broker.BROKER, broker.BROKER_REPLY),
+    Row(Opcode.REGISTER_SCHEMA, s.RegisterSchema, schemas.REGISTER_SCHEMA, schemas.SCHEMA_ENTRY),
+    Row(Opcode.GET_SCHEMA, s.GetSchema, schemas.GET_SCHEMA, schemas.SCHEMA_REPLY),
+    Row(Opcode.LIST_SCHEMAS, s.ListSchemas, schemas.LIST_SCHEMAS, schemas.SCHEMA_ENTRIES),
+    Row(Opcode.VALIDATE_SCHEMA, s.ValidateSchema, schemas.VALIDATE_SCHEMA, schemas.VALIDATED),
+    Row(Opcode.PRODUCE_WITH_SCHEMA, s.ProduceWithSchema, schemas.PRODUCE_WITH_SCHEMA, delayed.PLACED),
+    Row(Opcode.DELETE_SCHEMA, s.DeleteSchema, schemas.DELETE_SCHEMA, core.DONE),
     Row(Opcode.FETCH_DLQ, v.FetchDlq, dead_letters.FETCH_DLQ, dead_letters.DLQ_ENTRIES),
     Row(Opcode.REPLAY_DLQ, v.ReplayDlq, dead_letters.REPLAY_DLQ, core.DONE),
     Row(Opcode.PURGE_DLQ, v.PurgeDlq, dead_letters.PURGE_DLQ, core.DONE),
