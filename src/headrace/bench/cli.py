@@ -12,6 +12,8 @@ from headrace.bench import options
 from headrace.bench.report import Figure, NoteValue, Target
 
 DOORS = ["figg", "blipmq", "flymq", "rustlog", "rustlog-json"]
+QUIC_DOORS = ["fujin"]
+"""Over QUIC, and so with a load generator of their own."""
 COMPARED_DOORS = "figg,blipmq,flymq,rustlog"
 LOG_PARTS = ["raw", "append", "read", "spread", "recovery", "memory"]
 PEERS = ["nats", "redis"]
@@ -66,20 +68,22 @@ def log(
 
 
 @bench.command()
-@options.door(DOORS)
+@options.door([*DOORS, *QUIC_DOORS])
 @options.records(1_000_000)
 @options.connections()
 @click.option(
     "--window", type=click.IntRange(0), default=0, show_default=True, help="Unacknowledged records per connection; 0: as TCP allows."
 )
+@options.streams()
 @click.option("--against-one", is_flag=True, help="Take turns with a single connection that publishes as much, and show the ratio.")
 def publish(
     door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
-    repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, against_one: bool,
+    repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, streams: int, against_one: bool,
 ) -> None:  # fmt: skip
     """Publish through a door, from the first byte to the last acknowledgement.
 
-    BlipMQ publishes with QoS 1 and is acknowledged by a PONG after every 256 KiB, RustLog publishes batches of 500 records.
+    BlipMQ publishes with QoS 1 and is acknowledged by a PONG after every 256 KiB, RustLog publishes batches of 500 records. Fujin is
+    shown beside its QUIC library with a sink that only reads.
     """
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
@@ -94,6 +98,11 @@ def publish(
     }
     if against_one and connections == 1:
         raise click.UsageError("--against-one needs --connections above 1")
+    if door_name in QUIC_DOORS:
+        _quic_only(server, window, against_one)
+        _publish_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config, streams)
+        return
+    _tcp_only(streams)
     name = f"{door_name} publish, {ack}"
     with options.measuring("publish", repeat, output, parent, config) as run:
         with run.broker(options.Chosen(ack, server, key, profile)) as target:
@@ -119,22 +128,28 @@ def publish(
 
 
 @bench.command()
-@options.door(DOORS)
+@options.door([*DOORS, *QUIC_DOORS])
 @options.records(1_000_000)
 @options.connections()
+@options.streams()
 def consume(
     door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
-    repeat: int, output: str, parent: Path | None, records: int, connections: int,
+    repeat: int, output: str, parent: Path | None, records: int, connections: int, streams: int,
 ) -> None:  # fmt: skip
     """Read a topic from its start through a door; with several connections, each reads all of it.
 
     Figg attaches at the start, FlyMQ and RustLog fetch pages of up to 5,000 records with two under way, BlipMQ polls and acknowledges
-    with 2,000 under way.
+    with 2,000 under way. Fujin is pushed with auto commit, each stream a topic of its own, beside a source that only writes.
     """
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
 
     config: dict[str, NoteValue] = {"door": door_name, "records": records, "value_bytes": value_bytes, "connections": connections}
+    if door_name in QUIC_DOORS:
+        _quic_only(server)
+        _consume_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config, streams)
+        return
+    _tcp_only(streams)
     with options.measuring("consume", repeat, output, parent, config) as run:
         with run.broker(options.Chosen(ack, server, key, profile)) as target:
             plan = traffic.Traffic(loads[door_name], target.address, target.key, records, value_bytes, connections)
@@ -151,7 +166,7 @@ def consume(
 
 
 @bench.command()
-@options.door(DOORS)
+@options.door([*DOORS, *QUIC_DOORS])
 @click.option(
     "--rate", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="Records a second, sent whatever happens."
 )
@@ -175,6 +190,10 @@ def latency(
         "duration": duration,
         "round_trips": round_trips,
     }
+    if door_name in QUIC_DOORS:
+        _quic_only(server)
+        _latency_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config)
+        return
     load, records = loads[door_name], max(1, round(rate * duration))
     with options.measuring("latency", repeat, output, parent, config) as run:
         with run.broker(options.Chosen(ack, server, key, profile)) as target:
@@ -222,6 +241,80 @@ def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, rec
     with options.measuring("compare", repeat, output, parent, config) as run:
         contest.rounds(contest.Contest(records, value_bytes, run.directory), found, repeat, run.steps)
         for figure in contest.figures(found):
+            run.report.add(figure)
+
+
+def _quic_only(server: str | None, window: int = 0, against_one: bool = False) -> None:
+    if server is not None or window or against_one:
+        raise click.UsageError("--server, --window and --against-one are for doors over TCP")
+
+
+def _tcp_only(streams: int) -> None:
+    if streams != 1:
+        raise click.UsageError("--streams is for doors over QUIC")
+
+
+def _publish_over_quic(
+    chosen: options.Chosen, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue], streams: int
+) -> None:
+    from headrace.bench import fujin
+
+    config["streams"] = streams
+    records, connections = int(str(config["records"])), int(str(config["connections"]))
+    traffic = fujin.QuicTraffic(records, int(str(config["value_bytes"])), connections, streams)
+    rates, ceilings, cpu = [], [], 0.0
+    with options.measuring("publish", repeat, output, parent, config) as run:
+        with fujin.quic_broker(run.directory, chosen.ack, chosen.profile) as (address, pid), fujin.raw_peer(run.directory) as raw:
+            fujin.on_loop(fujin.publish(address, fujin.new_topic(), replace(traffic, records=min(records, 20_000))))
+            for turn in range(repeat):
+                with run.steps.step(f"raw {turn + 1}/{repeat}", records):
+                    ceilings.append(records / fujin.on_loop(fujin.publish_raw(raw, traffic)))
+                before = fujin.cpu_seconds(pid)
+                with run.steps.step(f"fujin {turn + 1}/{repeat}", records):
+                    rates.append(records / fujin.on_loop(fujin.publish(address, fujin.new_topic(), traffic)))
+                cpu += fujin.cpu_seconds(pid) - before
+        for figure in fujin.share_figures(f"fujin publish, {chosen.ack}", rates, ceilings, cpu_note(cpu, records * repeat)):
+            run.report.add(figure)
+
+
+def _consume_over_quic(
+    chosen: options.Chosen, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue], streams: int
+) -> None:
+    from headrace.bench import fujin
+
+    config["streams"] = streams
+    records, connections = int(str(config["records"])), int(str(config["connections"]))
+    traffic = fujin.QuicTraffic(records, int(str(config["value_bytes"])), connections, streams)
+    rates, ceilings, cpu = [], [], 0.0
+    with options.measuring("consume", repeat, output, parent, config) as run:
+        with fujin.quic_broker(run.directory, chosen.ack, chosen.profile) as (address, pid), fujin.raw_peer(run.directory) as raw:
+            for turn in range(repeat):
+                topics = [fujin.new_topic() for _ in range(connections * streams)]
+                share = replace(traffic, records=records // len(topics), connections=1, streams=1)
+                with run.steps.step(f"fill {turn + 1}/{repeat}", records):
+                    for topic in topics:
+                        fujin.on_loop(fujin.publish(address, topic, share))
+                with run.steps.step(f"raw {turn + 1}/{repeat}", records):
+                    ceilings.append(records / fujin.on_loop(fujin.consume_raw(raw, traffic)))
+                before = fujin.cpu_seconds(pid)
+                with run.steps.step(f"fujin {turn + 1}/{repeat}", records):
+                    rates.append(records / fujin.on_loop(fujin.consume(address, topics, traffic)))
+                cpu += fujin.cpu_seconds(pid) - before
+        for figure in fujin.share_figures("fujin consume, pushed", rates, ceilings, cpu_note(cpu, records * repeat)):
+            run.report.add(figure)
+
+
+def _latency_over_quic(chosen: options.Chosen, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue]) -> None:
+    """Round trips alone: an open loop over QUIC would measure the load generator's own half of the library."""
+    from headrace.bench import fujin
+
+    count, value_bytes, trips = int(str(config["round_trips"])), int(str(config["value_bytes"])), []
+    with options.measuring("latency", repeat, output, parent, config) as run:
+        with fujin.quic_broker(run.directory, chosen.ack, chosen.profile) as (address, _):
+            for turn in range(repeat):
+                with run.steps.step(f"round trips {turn + 1}/{repeat}", count):
+                    trips.append(fujin.on_loop(fujin.round_trips(address, fujin.new_topic(), count, value_bytes)))
+        for figure in fujin.latency_figures(chosen.ack, trips):
             run.report.add(figure)
 
 

@@ -85,6 +85,12 @@ def connections() -> Callable[[Command], Command]:
     return click.option("--connections", type=click.IntRange(1, 2_000), default=1, show_default=True, help="Connections at once.")
 
 
+def streams() -> Callable[[Command], Command]:
+    return click.option(
+        "--streams", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Streams of each connection, over QUIC."
+    )
+
+
 def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
     for option in reversed(options):
         command = option(command)

@@ -67,11 +67,19 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         idle_seconds: float,
         accept: Callable[[Carrier, str], str | None],
     ) -> ServerEndpoint:
-        """`accept` returns why the connection is refused, or None. Raises `OSError` when the address cannot be had."""
+        """`host` is numeric. `accept` returns why the connection is refused, or None. Raises `OSError` when the address cannot be had."""
         configuration = _configuration(alpn, windows, idle_seconds, is_client=False)
         configuration.load_cert_chain(tls.certificate_file, tls.key_file)
         loop = asyncio.get_running_loop()
-        _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, accept), local_addr=(host, port))
+        # Bound here: uvloop would hide the reason why an address cannot be had.
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            sock.setblocking(False)
+            sock.bind((host, port))
+            _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, accept), sock=sock)
+        except BaseException:
+            sock.close()
+            raise
         return endpoint
 
     @property

@@ -1,0 +1,76 @@
+"""`python -m headrace.bench.quic_raw DIRECTORY`: a QUIC peer without a broker, the most that the same library could do.
+
+It says where it listens, as JSON, and waits to be ended. A stream begins with a u64: how many bytes will come. When they have come, they
+are answered with one byte. A stream that begins with a 0 and a second u64 is sent so many bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import struct
+import sys
+from pathlib import Path
+
+import uvloop
+
+from headrace.limits import OUTPUT_HIGH_WATER_BYTES
+from headrace.net.quic import QuicDoor, QuicLimits, QuicListener
+from headrace.net.quic_certificate import self_signed
+from headrace.sessions.contract import Link
+from headrace.wire.fujin import ALPN, encode
+
+COUNT = struct.Struct(">Q")
+_PIECE = bytes(128 * 1024)
+
+
+class RawSession:
+    """Reads what it is sent, or sends what it was asked for; nothing else."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._head = b""
+        self._left = 0
+        self._to_send = 0
+
+    def receive(self, data: bytes) -> None:
+        if len(self._head) < COUNT.size:
+            self._head += data
+            if len(self._head) < COUNT.size:
+                return
+            (self._left,) = COUNT.unpack_from(self._head)
+            data = self._head[COUNT.size :]
+            if self._left == 0:
+                (self._to_send,) = COUNT.unpack(data)
+                self.drained()
+                return
+        self._left -= len(data)
+        if self._left == 0:
+            self._link.send(b"\x00")
+
+    def drained(self) -> None:
+        while self._to_send and self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:
+            piece = _PIECE[: self._to_send]
+            self._to_send -= len(piece)
+            self._link.send(piece)
+
+    def finished(self) -> None:
+        self._link.close("finished", error=False)
+
+    def closing(self) -> None:
+        self._link.close("draining", error=False)
+
+    def lost(self) -> None: ...
+
+
+async def serve(directory: Path) -> None:
+    tls = self_signed(directory, now=datetime.datetime.now(datetime.UTC))
+    listener = await QuicListener.open("127.0.0.1", 0, QuicDoor("raw", ALPN, RawSession, encode.PING), tls, QuicLimits())
+    print(json.dumps({"address": listener.address}), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(Path(sys.argv[1])))
