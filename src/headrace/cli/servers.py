@@ -6,10 +6,11 @@ import functools
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -35,6 +36,8 @@ class Server:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
 
     @property
     def door(self) -> str:
@@ -54,28 +57,50 @@ class Server:
                 ca_file=self.ca_file,
                 certificate_file=self.certificate_file,
                 key_file=self.key_file,
+                user=self.user,
+                password=self.password,
                 on_state=tell,
             )
         except ConnectFailed as failure:
             hint = "; is the broker running there? (headrace serve; --server names another)" if "refused" in failure.reason else ""
-            raise click.ClickException(f"{failure}{hint}") from None
+            raise click.ClickException(f"{failure}{hint}") from failure
         except (InvalidUrl, NotSupported) as failure:
             raise click.UsageError(str(failure)) from None
 
 
-def server_options(command: Callable[..., int]) -> Callable[..., int]:
+_Command: TypeAlias = Callable[..., int]
+
+
+def server_options(command: _Command) -> _Command:
     """Adds the options; the command gets what they mean as `server`."""
+    return _with_options(command, fixed=None)
+
+
+def flymq_options(command: _Command) -> _Command:
+    """The same without a choice of the protocol."""
+    return _with_options(command, fixed="flymq")
+
+
+def _with_options(command: _Command, *, fixed: str | None) -> _Command:
+    choice = click.option("--door", type=click.Choice(list(SCHEMES)), help=f"The protocol to speak, {DEFAULT_DOOR} unless a URL names one.")
 
     @click.option(
         "--server", metavar="HOST:PORT|URL", envvar="HEADRACE_SERVER", show_envvar=True, help="The broker; by default the door's port here."
     )
-    @click.option("--door", type=click.Choice(list(SCHEMES)), help=f"The protocol to speak, {DEFAULT_DOOR} unless a URL names one.")
     @click.option(
         "--api-key",
         metavar="file:PATH|env:NAME|KEY",
         envvar="HEADRACE_API_KEY",
         show_envvar=True,
         help="The key for a door with a login. Other users of the machine can see a key that is given as such.",
+    )
+    @click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="Who to log in as, where the door is FlyMQ.")
+    @click.option(
+        "--password-file",
+        metavar="PATH",
+        envvar="HEADRACE_PASSWORD_FILE",
+        show_envvar=True,
+        help="Where the password of --user is; - is standard input. Without it, the terminal is asked.",
     )
     @click.option("--tls", is_flag=True, help="Use TLS, as with a +tls:// URL.")
     @click.option("--tls-ca", metavar="FILE", help="Whose signature on the broker's certificate to trust. Implies --tls, as the next two.")
@@ -86,22 +111,29 @@ def server_options(command: Callable[..., int]) -> Callable[..., int]:
     def with_server(
         *arguments: object,
         server: str | None,
-        door: str | None,
         api_key: str | None,
+        user: str | None,
+        password_file: str | None,
         tls: bool,
         tls_ca: str | None,
         tls_certificate: str | None,
         tls_key: str | None,
         quiet: bool,
+        door: str | None = fixed,
         **rest: object,
     ) -> int:
         address = _address(server, door, tls or any((tls_ca, tls_certificate, tls_key)))
         # The environment may hold a key for the doors that want one; given as an option, it is for this door.
         is_meant = SCHEMES[address.scheme].has_login or not _is_inherited("api_key")
         secret = _secret(api_key, quiet) if api_key and is_meant else None
-        return command(*arguments, server=Server(address, quiet, secret, tls_ca, tls_certificate, tls_key), **rest)
+        if user and address.scheme != "flymq":
+            if not _is_inherited("user"):
+                raise click.UsageError(f"--user: {address.scheme} has no users with passwords, flymq has")
+            user = None
+        password = password_of(password_file, f"Password of {user}") if user else None
+        return command(*arguments, server=Server(address, quiet, secret, tls_ca, tls_certificate, tls_key, user, password), **rest)
 
-    return with_server
+    return with_server if fixed else choice(with_server)
 
 
 def _address(server: str | None, door: str | None, tls: bool) -> Address:
@@ -125,6 +157,18 @@ def _is_inherited(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is ParameterSource.ENVIRONMENT
 
 
+def password_of(file: str | None, prompt: str, *, twice: bool = False) -> str:
+    """From a file, standard input (-) or the terminal; never from the command line, which others can see."""
+    if file == "-":
+        return click.get_text_stream("stdin").readline().rstrip("\r\n")
+    if file is not None:
+        return _private_line(Path(file), "--password-file")
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask for the password: give --password-file")
+    password: str = click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True)
+    return password
+
+
 def _secret(text: str, quiet: bool) -> str:
     """What a reference leads to. A key that stands on the command line is taken, with a warning."""
     kind, colon, place = text.partition(":")
@@ -136,19 +180,19 @@ def _secret(text: str, quiet: bool) -> str:
         if not os.environ.get(place):
             raise ConfigError(f"--api-key: the environment variable {place} is not set")
         return os.environ[place]
-    return _private_line(Path(place))
+    return _private_line(Path(place), "--api-key")
 
 
-def _private_line(path: Path) -> str:
+def _private_line(path: Path, option: str) -> str:
     try:
         with path.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             content = stream.read(_SECRET_BYTES_MAX)
     except OSError as failure:
-        raise ConfigError(f"--api-key: {path}: {failure.strerror or failure}") from None
+        raise ConfigError(f"{option}: {path}: {failure.strerror or failure}") from None
     if stat.S_ISREG(mode) and mode & 0o007:
-        raise ConfigError(f"--api-key: {path} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
+        raise ConfigError(f"{option}: {path} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
     text = content.decode("utf-8", "replace").strip()
     if not text:
-        raise ConfigError(f"--api-key: {path} is empty")
+        raise ConfigError(f"{option}: {path} is empty")
     return text

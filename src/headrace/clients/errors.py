@@ -16,6 +16,8 @@ class ClientError(HeadraceError):
 class ConnectFailed(ClientError):
     """No connection; nothing was sent."""
 
+    kind = "unavailable"
+
     def __init__(self, *, host: str, port: int, reason: str) -> None:
         super().__init__(f"cannot connect to {host}:{port}: {reason}")
         self.host, self.port, self.reason = host, port, reason
@@ -47,6 +49,18 @@ class Refused(ClientError):
     def __init__(self, *, code: int, text: str) -> None:
         super().__init__(f"{code} {text}")
         self.code, self.text = code, text
+
+
+class UnknownGroup(Refused):
+    """No group of that name has committed anything there."""
+
+    kind = "unknown_group"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(code=1, text=text)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class NotSupported(ClientError):

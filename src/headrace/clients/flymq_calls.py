@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
+from headrace.clients.flymq_advanced import is_unrepeatable, is_write
 from headrace.clients.flymq_refusals import error_of
 from headrace.errors import WireError
 from headrace.wire.flymq import Dialect, Opcode, decode_reply, encode_request, opcode_of, speaks_sdk
@@ -203,9 +204,15 @@ class Calls:
         """In order."""
         return iter(self._calls)
 
-    def give_up_writes(self) -> None:
-        """Fail the records that were sent: the server may have kept them, and they must not be sent again."""
-        self._drop(lambda call: call.was_sent and call.records > 0, lambda call: OutcomeUnknown(call.records))
+    def give_up_unrepeatable(self, *, writes: bool) -> None:
+        """Fail what was sent and must not be sent again: the server may have done it. With `writes`, records are among that."""
+
+        def doomed(call: Call) -> bool:
+            if isinstance(call, Publication):
+                return call.was_sent and writes
+            return call.was_sent and (is_unrepeatable(call.request) or (writes and is_write(call.request)))
+
+        self._drop(doomed, lambda call: OutcomeUnknown(max(call.records, 1)))
 
     def _drop(self, doomed: Callable[[Call], bool], reason: Callable[[Call], Exception]) -> None:
         kept: deque[Call] = deque()

@@ -6,16 +6,22 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from headrace.clients.errors import Refused
+from headrace.clients.errors import Refused, UnknownGroup
 from headrace.errors import (
     DiskFull,
+    EntryExists,
     HeadraceError,
     InvalidTopicName,
+    InvalidTransaction,
+    LoginFailed,
+    NoSuchEntry,
     NotAuthorized,
     OffsetOutOfRange,
     RecordTooLarge,
     StorageFailed,
+    TopicExists,
     Unavailable,
+    UnknownMessage,
     UnknownPartition,
     UnknownTopic,
 )
@@ -29,7 +35,7 @@ _Meaning = Callable[[re.Match[str], str], HeadraceError]
 _MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
     (re.compile(pattern, re.DOTALL), meaning)
     for pattern, meaning in (
-        (r"topic not found", lambda found, topic: UnknownTopic(topic)),
+        (r"topic not found(?:: (.*))?", lambda found, topic: UnknownTopic(topic or found[1] or "")),
         (r"partition (-?\d+) (?:not found|out of range)", lambda found, topic: UnknownPartition(topic, int(found[1]))),
         (r"offset (\d+) out of range", lambda found, topic: OffsetOutOfRange(wanted=int(found[1]), first=0, end=_END_UNKNOWN)),
         (r"topic name ", lambda found, topic: InvalidTopicName(found.string)),
@@ -41,6 +47,13 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
             r"unauthorized: (.*) may not (\w+) (.*)$",
             lambda found, topic: NotAuthorized(principal=found[1], action=found[2], resource=found[3]),
         ),
+        (r"topic '(.*)' already exists", lambda found, topic: TopicExists(topic or found[1])),
+        (r"message not found: (.*)", lambda found, topic: UnknownMessage(found[1])),
+        (r"transaction not found|transaction '", lambda found, topic: InvalidTransaction(found.string)),
+        (r"consumer group not found", lambda found, topic: UnknownGroup(found.string)),
+        (r'(user|role|rule|key|ACL) "(.*)" not found', lambda found, topic: NoSuchEntry(found[1], found[2])),
+        (r'(user|role|key) "(.*)" already exists', lambda found, topic: EntryExists(found[1], found[2])),
+        (r"invalid username or password", lambda found, topic: LoginFailed()),
         (r"disk full: (.*)", lambda found, topic: DiskFull(found[1])),
         (r"storage failed: (.*)", lambda found, topic: StorageFailed(found[1])),
         (r"unavailable: (.*)", lambda found, topic: Unavailable(found[1])),
