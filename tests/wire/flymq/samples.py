@@ -50,7 +50,7 @@ from headrace.wire.flymq.messages import (
     TopicList,
     TopicMetadata,
 )
-from tests.wire.flymq import access_samples, advanced_samples
+from tests.wire.flymq import access_samples, advanced_samples, schema_samples
 
 REQUESTS: list[Request] = [
     ProduceRun("orders", [b"one"]),
@@ -86,6 +86,7 @@ REQUESTS: list[Request] = [
     SeekToTimestamp("orders", 0, 1_706_615_843_840),
     *access_samples.REQUESTS,
     *advanced_samples.REQUESTS,
+    *schema_samples.REQUESTS,
 ]
 
 _ENTRY = GroupEntry("orders", "readers", 0, [PartitionOffset(0, 5), PartitionOffset(1, 0)])
@@ -114,6 +115,7 @@ REPLIES: list[tuple[int, Reply]] = [
     (0x66, OffsetReply(0)),
     *access_samples.REPLIES,
     *advanced_samples.REPLIES,
+    *schema_samples.REPLIES,
 ]
 
 DIALECTS = list(Dialect)

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.wire.flymq import Dialect, encode_reply, encode_request
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate
-from headrace.wire.flymq.messages import Broken, Malformed, ProduceRun, RecordMetadataRun, Request, UnknownOpcode, Unsupported
+from headrace.wire.flymq.messages import Broken, Malformed, ProduceRun, RecordMetadataRun, Request, UnknownOpcode
 
 from .samples import REPLIES, REQUESTS, bytewise, decoded, decoded_replies, flat, pieces, raw
 
@@ -27,7 +27,7 @@ STREAM = b"".join(
 EXPECTED = [
     *flat(REQUESTS),
     *flat([RUN]),
-    Unsupported(0x10),
+    Malformed(0x10, "28257 bytes announced, 2 left"),
     UnknownOpcode(0x99),
     Malformed(0x01, "9 bytes announced, 5 left"),
     ("orders", None, b"squeezed", -1),
