@@ -130,9 +130,9 @@ class NoSuchEntry(BrokerError):
 
     code = "no_such_entry"
 
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f'{kind} "{name[:60]}" not found')
-        self.kind, self.name = kind, name
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f'{what} "{name[:60]}" not found')
+        self.what, self.name = what, name
 
 
 class EntryExists(BrokerError):
@@ -140,9 +140,9 @@ class EntryExists(BrokerError):
 
     code = "entry_exists"
 
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f'{kind} "{name[:60]}" already exists')
-        self.kind, self.name = kind, name
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f'{what} "{name[:60]}" already exists')
+        self.what, self.name = what, name
 
 
 class OutOfSequence(BrokerError):

@@ -3,7 +3,8 @@
 `headrace --help` must answer at once, so this module imports nothing but click, and the table below repeats the one-line help
 of each command (a test compares it with the command's own). Data goes to stdout, talk to stderr.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one line, `headrace: …`; with HEADRACE_TRACEBACK=1 its
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed, 5 no broker to be reached or none that can do it now, 6 too
+slow, 7 in conflict with what is there, 130 interrupted. An error is one line, `headrace: …`; with HEADRACE_TRACEBACK=1 its
 traceback precedes it.
 """
 
@@ -21,7 +22,24 @@ import click
 from headrace import __version__
 from headrace.errors import HeadraceError
 
-FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_USAGE, NOT_FOUND, NOT_ALLOWED, UNAVAILABLE, TOO_SLOW, CONFLICT, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 130
+_EXIT_CODES: Final[Mapping[str, int]] = {
+    "unknown_topic": NOT_FOUND,
+    "unknown_partition": NOT_FOUND,
+    "unknown_group": NOT_FOUND,
+    "unknown_message": NOT_FOUND,
+    "offset_out_of_range": NOT_FOUND,
+    "no_such_entry": NOT_FOUND,
+    "not_authorized": NOT_ALLOWED,
+    "login_failed": NOT_ALLOWED,
+    "unavailable": UNAVAILABLE,
+    "disk_full": UNAVAILABLE,
+    "storage_failed": UNAVAILABLE,
+    "topic_exists": CONFLICT,
+    "entry_exists": CONFLICT,
+    "invalid_transaction": CONFLICT,
+}
+"""By the `kind` of a client's error, or the `code` of the broker's."""
 
 
 class Entry(NamedTuple):
@@ -38,6 +56,14 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
     "sub": Entry("headrace.cli.pubsub", "sub", "Read records of a topic, then follow it."),
     "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records that a topic holds, and end."),
+    "topic": Entry("headrace.cli.topics", "topic", "Look after topics: list, describe, create, alter, delete."),
+    "group": Entry("headrace.cli.groups", "group", "Look after groups: list, describe, lag, reset, delete."),
+    "dlq": Entry("headrace.cli.dlq", "dlq", "Look after dead letters: list, fetch, replay, purge."),
+    "delayed": Entry("headrace.cli.delayed", "delayed", "Look after delayed messages: list, publish, cancel."),
+    "user": Entry("headrace.cli.users", "user", "Look after users: list, describe, create, alter, password, delete."),
+    "acl": Entry("headrace.cli.acls", "acl", "Look after rules and roles: list, create, delete, check."),
+    "key": Entry("headrace.cli.keys", "key", "Look after API keys: list, describe, create, alter, revoke, delete."),
+    "audit": Entry("headrace.cli.audit", "audit", "Read the audit log: list, export."),
     "config": Entry("headrace.cli.config", "config", "Check, show and explain the configuration."),
     "certs": Entry("headrace.cli.certs", "certs", "Make certificates for development: a CA, a server's, clients'."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
@@ -111,12 +137,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         path = failure.ctx.command_path if failure.ctx else "headrace"
         _fail(f"{failure.format_message()} (see {path} --help)", WRONG_USAGE)
     except click.ClickException as failure:
-        _fail(failure.format_message(), FAILED)
+        _fail(failure.format_message(), exit_code(failure.__cause__ or failure))
     except (HeadraceError, OSError) as failure:
-        _fail(str(failure), FAILED)
+        _fail(str(failure), exit_code(failure))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def exit_code(failure: BaseException) -> int:
+    """What kind of failure this is, for scripts."""
+    if isinstance(failure, TimeoutError):
+        return TOO_SLOW
+    kind = getattr(failure, "kind", None) or getattr(failure, "code", None)
+    return _EXIT_CODES.get(kind, FAILED) if isinstance(kind, str) else FAILED
 
 
 def one_line(text: str) -> str:

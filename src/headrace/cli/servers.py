@@ -160,7 +160,7 @@ def _is_inherited(option: str) -> bool:
 def password_of(file: str | None, prompt: str, *, twice: bool = False) -> str:
     """From a file, standard input (-) or the terminal; never from the command line, which others can see."""
     if file == "-":
-        return click.get_text_stream("stdin").readline().rstrip("\r\n")
+        return sys.stdin.readline().rstrip("\r\n")
     if file is not None:
         return _private_line(Path(file), "--password-file")
     if not sys.stdin.isatty():

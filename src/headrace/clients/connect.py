@@ -157,6 +157,8 @@ def connect(
     url: str,
     *,
     api_key: bytes | str | None = None,
+    user: str | None = None,
+    password: str | None = None,
     ca_file: Path | str | None = None,
     certificate_file: Path | str | None = None,
     key_file: Path | str | None = None,
@@ -178,6 +180,8 @@ def connect(
         raise TypeError(f"{address.scheme}:// takes {scheme.options}, not {type(options).__name__}")
     _check_login(address.scheme, scheme, api_key)
     wishes: dict[str, object] = {
+        "user": user or None,
+        "password": password if user else None,
         "connect_seconds": connect_seconds,
         "backoff": backoff,
         "on_state": on_state,
@@ -185,6 +189,8 @@ def connect(
     }
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     known = {field.name for field in dataclasses.fields(kind)}
+    if "user" in given and "user" not in known:
+        raise NotSupported(address.scheme, "users with passwords", "flymq:// does")
     if "resend_writes" in given and "resend_writes" not in known:
         if not resend_writes:
             raise NotSupported(address.scheme, "giving up instead of sending again", "flymq:// and rustlog:// do")

@@ -20,14 +20,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
 from typing import ClassVar, Final, TypeVar
 
 from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.flymq_access import AccessCalls
+from headrace.clients.flymq_advanced import AdvancedCalls
 from headrace.clients.flymq_calls import Call, Calls, Places, Publication, Question, Speech
+from headrace.clients.flymq_login import Login
 from headrace.clients.flymq_refusals import error_of
 from headrace.clients.messages import ConnectionState, Key, Message, MessageRun, OnState, Receipt, Settlement, Start
 from headrace.clients.partial import PartialClient
@@ -68,12 +71,15 @@ class FlyMqOptions:
     poll_seconds_min: float = 0.01
     poll_seconds_max: float = 0.5
     """A subscription at the end of its topic asks again after these, the pause doubling from one to the other."""
+    user: str = ""
+    """Who to log in as on every connection; empty: nobody."""
+    password: str = field(default="", repr=False)
     tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
 
 
-class FlyMqClient(PartialClient):
+class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "FlyMQ"
@@ -83,6 +89,7 @@ class FlyMqClient(PartialClient):
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
         self._stream: Stream | None = None
+        self._login: Login | None = None
         self._decoder = ReplyDecoder()
         self._speech = Speech(options.dialect)
         self._attempt = 0
@@ -357,6 +364,9 @@ class FlyMqClient(PartialClient):
 
     def _receive(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
+        if self._login is not None:
+            self._login.receive(data)
+            return
         try:
             for event in self._decoder.feed(data):
                 self._calls.take(event)
@@ -372,6 +382,8 @@ class FlyMqClient(PartialClient):
         stream = await open_stream(
             self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
         )
+        if options.user:
+            await self._log_in(stream)
         if self._is_closed:
             stream.close()
             return
@@ -383,11 +395,24 @@ class FlyMqClient(PartialClient):
         self._watch()
         options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
 
+    async def _log_in(self, stream: Stream) -> None:
+        login = self._login = Login(self._host, self._port, self._options.dialect)
+        stream.write(login.frame(self._options.user, self._options.password))
+        try:
+            await login.done(self._options.connect_seconds)
+        except BaseException:
+            stream.close()
+            raise
+        finally:
+            self._login = None
+
     def _lost(self, reason: str) -> None:
+        if self._login is not None:
+            self._login.lost(reason)
+            return
         self._stream = None
         self._stop_watching()
-        if not self._options.resend_writes:
-            self._calls.give_up_writes()
+        self._calls.give_up_unrepeatable(writes=not self._options.resend_writes)
         self._options.on_state(ConnectionState.DISCONNECTED, reason)
         if not self._is_closed:
             self._reconnecting = self._loop.create_task(self._reconnect())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from headrace.clients import flymq_access
 from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
 from headrace.clients.flymq_advanced import is_unrepeatable, is_write
 from headrace.clients.flymq_refusals import error_of
@@ -210,7 +211,9 @@ class Calls:
         def doomed(call: Call) -> bool:
             if isinstance(call, Publication):
                 return call.was_sent and writes
-            return call.was_sent and (is_unrepeatable(call.request) or (writes and is_write(call.request)))
+            return call.was_sent and (
+                is_unrepeatable(call.request) or flymq_access.is_unrepeatable(call.request) or (writes and is_write(call.request))
+            )
 
         self._drop(doomed, lambda call: OutcomeUnknown(max(call.records, 1)))
 

@@ -1,0 +1,179 @@
+"""`headrace acl`: rules that allow and deny, and roles that bundle what they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from headrace.cli import NOT_ALLOWED
+from headrace.cli.administration import Desk, Row, confirm, desk_options, yes_option
+from headrace.cli.grants import ACTION_LIST, ACTIONS, RESOURCE, RESOURCE_HELP, SCOPE, shown
+from headrace.clients.flymq import FlyMqClient
+
+_COLUMNS = ("effect", "subject", "actions", "resource")
+
+
+@click.group()
+def acl() -> None:
+    """Look after rules and roles: list, create, delete, check."""
+
+
+def _subject(user: str | None, role: str | None, everybody: bool) -> str:
+    if [user is not None, role is not None, everybody].count(True) != 1:
+        raise click.UsageError("give one of --for-user, --for-role and --for-everybody")
+    return "*" if everybody else f"user:{user}" if user is not None else f"role:{role}"
+
+
+_for_user = click.option("--for-user", metavar="NAME", help="The rule is about this user; anonymous is whoever shows nothing.")
+_for_role = click.option("--for-role", metavar="ROLE", help="The rule is about everybody who has this role.")
+_for_everybody = click.option("--for-everybody", is_flag=True, help="The rule is about everybody, with a login or without.")
+_deny = click.option("--deny", is_flag=True, help="The rule denies instead of allowing. What is denied is denied, whatever else allows it.")
+
+
+@acl.command("list")
+@click.option("--for-user", metavar="NAME", help="Only rules that name this user.")
+@desk_options
+def list_rules(for_user: str | None, desk: Desk) -> int:
+    """List rules."""
+
+    async def work(client: FlyMqClient) -> int:
+        rules = [rule for rule in await client.manage("rule.list") if for_user is None or rule["subject"] == f"user:{for_user}"]
+        return desk.show([_row(rule) for rule in rules], columns=_COLUMNS)
+
+    return desk.run(work)
+
+
+@acl.command("create", epilog=RESOURCE_HELP)
+@click.argument("actions", type=ACTION_LIST)
+@click.argument("resource", type=RESOURCE)
+@_for_user
+@_for_role
+@_for_everybody
+@_deny
+@desk_options
+def create_rule(
+    actions: list[str], resource: dict[str, str], for_user: str | None, for_role: str | None, for_everybody: bool, deny: bool, desk: Desk
+) -> int:
+    """Add a rule: ACTIONS (read,publish or all) on RESOURCE are allowed, or denied."""
+    rule = {"subject": _subject(for_user, for_role, for_everybody), "effect": "deny" if deny else "allow", "actions": actions, **resource}
+
+    async def work(client: FlyMqClient) -> int:
+        await client.manage("rule.add", **rule)
+        return desk.show([_row(rule)], columns=_COLUMNS)
+
+    return desk.run(work)
+
+
+@acl.command("delete", epilog=RESOURCE_HELP)
+@click.argument("actions", type=ACTION_LIST)
+@click.argument("resource", type=RESOURCE)
+@_for_user
+@_for_role
+@_for_everybody
+@_deny
+@yes_option
+@desk_options
+def delete_rule(
+    actions: list[str],
+    resource: dict[str, str],
+    for_user: str | None,
+    for_role: str | None,
+    for_everybody: bool,
+    deny: bool,
+    yes: bool,
+    desk: Desk,
+) -> int:
+    """Take ACTIONS out of a rule; one without actions is gone."""
+    rule = {"subject": _subject(for_user, for_role, for_everybody), "effect": "deny" if deny else "allow", "actions": actions, **resource}
+    confirm(f"Delete the rule that {rule['effect']}s {','.join(actions)} on {shown(resource)} to {rule['subject']}?", yes)
+
+    async def work(client: FlyMqClient) -> int:
+        await client.manage("rule.remove", **rule)
+        desk.tell("rule deleted")
+        return 0
+
+    return desk.run(work)
+
+
+@acl.command("check", epilog=RESOURCE_HELP)
+@click.argument("name", metavar="USER")
+@click.argument("action", type=click.Choice(ACTIONS))
+@click.argument("resource", type=RESOURCE)
+@desk_options
+def check(name: str, action: str, resource: dict[str, str], desk: Desk) -> int:
+    """Say whether USER may do ACTION on RESOURCE; the exit code says it too: 0 yes, 4 no."""
+    if resource["match"] == "prefix":
+        raise click.UsageError("check asks about one resource, not about a prefix")
+
+    async def work(client: FlyMqClient) -> int:
+        reply = await client.manage("rule.check", user=name, action=action, kind=resource["kind"], name=resource["name"])
+        allowed = bool(reply["allowed"])
+        desk.show(
+            [{"user": name, "action": action, "resource": shown(resource), "allowed": allowed}],
+            columns=("user", "action", "resource", "allowed"),
+        )
+        return 0 if allowed else NOT_ALLOWED
+
+    return desk.run(work)
+
+
+@acl.command("roles")
+@desk_options
+def list_roles(desk: Desk) -> int:
+    """List roles and what they allow."""
+
+    async def work(client: FlyMqClient) -> int:
+        roles = await client.manage("role.list")
+        rows = [
+            {
+                "name": role["name"],
+                "grants": [f"{','.join(grant['actions'])}@{_kind(grant)}" for grant in role["grants"]],
+                "description": role["description"],
+            }
+            for role in roles
+        ]
+        return desk.show(rows, columns=("name", "grants", "description"))
+
+    return desk.run(work)
+
+
+@acl.command("role", epilog=RESOURCE_HELP)
+@click.argument("name")
+@click.option("--grant", "grants", multiple=True, type=SCOPE, help="What it allows, such as read,publish@topic:orders.*; may be repeated.")
+@click.option("--description", default="", help="What it is for.")
+@desk_options
+def put_role(name: str, grants: Sequence[dict[str, object]], description: str, desk: Desk) -> int:
+    """Create a role, or give it other grants."""
+
+    async def work(client: FlyMqClient) -> int:
+        await client.manage("role.put", name=name, grants=list(grants), description=description)
+        desk.tell(f"{name}: {len(grants)} grants")
+        return 0
+
+    return desk.run(work)
+
+
+@acl.command("delete-role")
+@click.argument("name")
+@yes_option
+@desk_options
+def delete_role(name: str, yes: bool, desk: Desk) -> int:
+    """Delete a role and the rules about it; its holders lose what it gave."""
+    confirm(f"Delete the role {name}?", yes)
+
+    async def work(client: FlyMqClient) -> int:
+        await client.manage("role.delete", name=name)
+        desk.tell(f"{name}: deleted")
+        return 0
+
+    return desk.run(work)
+
+
+def _kind(grant: dict[str, str]) -> str:
+    return "*" if grant["kind"] == "*" else shown(grant)
+
+
+def _row(rule: dict[str, Any]) -> Row:
+    return {"effect": rule["effect"], "subject": rule["subject"], "actions": rule["actions"], "resource": shown(rule)}

@@ -1,0 +1,98 @@
+"""`headrace audit`: who did what, when, through which door, with what outcome."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+
+import click
+
+from headrace.cli.administration import MOMENT, Desk, Row, desk_options, moment
+from headrace.clients.flymq import FlyMqClient
+from headrace.limits import AUDIT_QUERY_EVENTS_MAX
+from headrace.wire.flymq.access_messages import AuditEvent, AuditQuery
+
+_COLUMNS = ("time", "type", "action", "user", "door", "address", "resource", "result")
+
+
+@click.group()
+def audit() -> None:
+    """Read the audit log: list, export."""
+
+
+def _query_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Which events; the command gets it as `query`."""
+
+    @click.option("--from", "start", type=MOMENT, default=0, help="Only events at or after this time.")
+    @click.option("--to", "end", type=MOMENT, default=0, help="Only events before this time.")
+    @click.option("--type", "types", multiple=True, help="Only this type: login, denial, topic, group, user, role, acl, key, audit.")
+    @click.option("--by", metavar="NAME", default="", help="Only what this user did.")
+    @click.option("--resource", default="", help="Only what was done to this, such as user:ann.")
+    @click.option("--result", type=click.Choice(["success", "failure", "allowed", "denied"]), help="Only with this outcome.")
+    @click.option("--search", default="", help="Only events that hold this text.")
+    @click.option(
+        "-n", "--limit", type=click.IntRange(1, AUDIT_QUERY_EVENTS_MAX), default=100, show_default=True, help="The newest so many."
+    )
+    @functools.wraps(command)
+    def with_query(
+        *arguments: object,
+        start: int,
+        end: int,
+        types: Sequence[str],
+        by: str,
+        resource: str,
+        result: str | None,
+        search: str,
+        limit: int,
+        **rest: object,
+    ) -> int:
+        query = AuditQuery(start // 1000, -(-end // 1000), list(types), by, resource, result or "", search, limit)
+        return command(*arguments, query=query, **rest)
+
+    return with_query
+
+
+@audit.command("list")
+@_query_options
+@desk_options
+def list_events(query: AuditQuery, desk: Desk) -> int:
+    """Print events, the oldest first."""
+
+    async def work(client: FlyMqClient) -> int:
+        page = await client.audit(query)
+        if page.more:
+            desk.tell(f"the newest {len(page.events)} of {page.total}")
+        return desk.show([_row(event) for event in reversed(page.events)], columns=_COLUMNS)
+
+    return desk.run(work)
+
+
+@audit.command("export")
+@click.option("--format", type=click.Choice(["json", "csv"]), default="json", show_default=True, help="The format of the file.")
+@_query_options
+@desk_options
+def export(format: str, query: AuditQuery, desk: Desk) -> int:
+    """Write events to standard output as one file, the newest first."""
+
+    async def work(client: FlyMqClient) -> int:
+        sys.stdout.buffer.write(await client.export_audit(query, format))
+        return 0
+
+    return desk.run(work)
+
+
+def _row(event: AuditEvent) -> Row:
+    details = {detail.name: detail.value for detail in event.details}
+    return {
+        "time": moment(event.time),
+        "type": event.type,
+        "action": event.action,
+        "user": event.user,
+        "door": details.pop("door", ""),
+        "address": event.address,
+        "resource": event.resource,
+        "result": event.result,
+        "details": details,
+        "id": event.id,
+    }

@@ -1,0 +1,135 @@
+"""`headrace key`: API keys, for doors that know keys instead of passwords."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from headrace.cli.administration import DURATION, Desk, Row, confirm, desk_options, moment, yes_option
+from headrace.cli.grants import RESOURCE_HELP, SCOPE, shown
+from headrace.clients.flymq import FlyMqClient
+
+_COLUMNS = ("id", "owner", "in_force", "scopes", "expires", "used", "description")
+
+
+@click.group()
+def key() -> None:
+    """Look after API keys: list, describe, create, alter, revoke, delete."""
+
+
+@key.command("list")
+@click.option("--owner", metavar="USER", help="Only keys of this user.")
+@desk_options
+def list_keys(owner: str | None, desk: Desk) -> int:
+    """List API keys, without their secrets."""
+
+    async def work(client: FlyMqClient) -> int:
+        keys = [found for found in await client.manage("key.list") if owner in (None, found["owner"])]
+        return desk.show([_row(found) for found in keys], columns=_COLUMNS)
+
+    return desk.run(work)
+
+
+@key.command("describe")
+@click.argument("id")
+@desk_options
+def describe_key(id: str, desk: Desk) -> int:
+    """Show an API key, without its secret."""
+
+    async def work(client: FlyMqClient) -> int:
+        return desk.show([_row(await client.manage("key.get", id=id))], columns=(*_COLUMNS, "created", "revoked"))
+
+    return desk.run(work)
+
+
+@key.command("create", epilog=RESOURCE_HELP)
+@click.argument("owner")
+@click.option(
+    "--scope", "scopes", multiple=True, type=SCOPE, help="What it is for, such as read@topic:orders; may be repeated. Without any: all."
+)
+@click.option("--expires-in", type=DURATION, default=0, help="How long it is in force; without it, until it is revoked.")
+@click.option("--description", default="", help="What it is for.")
+@desk_options
+def create_key(owner: str, scopes: Sequence[dict[str, object]], expires_in: int, description: str, desk: Desk) -> int:
+    """Create an API key of the user OWNER. The key is printed now and can never be shown again.
+
+    It may what its owner may, within its scopes.
+    """
+
+    async def work(client: FlyMqClient) -> int:
+        made = await client.manage("key.create", owner=owner, scopes=list(scopes), expires_ms=_expiry(expires_in), description=description)
+        return desk.show([{"id": made["id"], "owner": owner, "key": made["key"]}], columns=("id", "owner", "key"))
+
+    return desk.run(work)
+
+
+@key.command("alter")
+@click.argument("id")
+@click.option("--expires-in", type=DURATION, help="How long it is in force from now on; 0: until it is revoked.")
+@click.option("--description", help="What it is for.")
+@desk_options
+def alter_key(id: str, expires_in: int | None, description: str | None, desk: Desk) -> int:
+    """Change when an API key expires, or what is said about it."""
+    if expires_in is None and description is None:
+        raise click.UsageError("nothing to alter: name --expires-in or --description")
+
+    async def work(client: FlyMqClient) -> int:
+        expires_ms = None if expires_in is None else _expiry(expires_in)
+        return desk.show([_row(await client.manage("key.alter", id=id, expires_ms=expires_ms, description=description))], columns=_COLUMNS)
+
+    return desk.run(work)
+
+
+@key.command("revoke")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@yes_option
+@desk_options
+def revoke_keys(ids: Sequence[str], yes: bool, desk: Desk) -> int:
+    """End API keys for ever, on open connections too. They stay in the list."""
+    return _end_keys(desk, "revoke", "revoked", ids, yes)
+
+
+@key.command("delete")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@yes_option
+@desk_options
+def delete_keys(ids: Sequence[str], yes: bool, desk: Desk) -> int:
+    """Revoke API keys and take them off the list."""
+    return _end_keys(desk, "delete", "deleted", ids, yes)
+
+
+def _end_keys(desk: Desk, verb: str, done: str, ids: Sequence[str], yes: bool) -> int:
+    confirm(f"{verb.capitalize()} {', '.join(ids)}?", yes)
+
+    async def work(client: FlyMqClient) -> int:
+        for id in ids:
+            await client.manage(f"key.{verb}", id=id)
+            desk.tell(f"{id}: {done}")
+        return 0
+
+    return desk.run(work)
+
+
+def _expiry(expires_in: int) -> int:
+    return time.time_ns() // 1_000_000 + expires_in if expires_in else 0
+
+
+def _row(found: dict[str, Any]) -> Row:
+    return {
+        "id": found["id"],
+        "owner": found["owner"],
+        "in_force": found["in_force"],
+        "scopes": [f"{','.join(scope['actions'])}@{shown(scope)}" for scope in found["scopes"]],
+        "created": moment(found["created_ms"]),
+        "expires": _moment(found["expires_ms"]),
+        "used": _moment(found["used_ms"]),
+        "revoked": _moment(found["revoked_ms"]),
+        "description": found["description"],
+    }
+
+
+def _moment(unix_ms: int) -> str | None:
+    return moment(unix_ms) if unix_ms else None
