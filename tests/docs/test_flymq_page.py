@@ -94,6 +94,12 @@ def test_the_opcodes_listed_as_refused_are_those_that_are() -> None:
         ("in the first 64 KiB of a key", flymq_filter.PATTERN_TEXT_BYTES_MAX),
         ("at most 32 MiB unpacked", limits.FLYMQ_PAYLOAD_BYTES_MAX),
         ("Texts have at most 127 bytes", MESSAGE_BYTES_MAX),
+        ("At most 100,000", limits.DELAYED_MAX),
+        ("of 256 MiB together wait", limits.DELAYED_BYTES_MAX),
+        ("each of at most 16 MiB", limits.DELAYED_RECORD_BYTES_MAX),
+        ("holds at most 256 MiB", limits.TRANSACTION_BYTES_MAX),
+        ("1,000 may be open", limits.TRANSACTIONS_OPEN_MAX),
+        ("up to 1,000, all or none", limits.DEAD_LETTERS_REPLAYED_MAX),
     ],
 )
 def test_every_number_the_page_gives_is_the_one_in_force(text: str, number: int) -> None:
