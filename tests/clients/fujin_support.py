@@ -18,6 +18,7 @@ from headrace.net.quic_certificate import fingerprint, self_signed
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin_settings import FujinSettings
+from headrace.sessions.fujin_shares import Shares
 from headrace.sessions.fujin_writer import WriterIds
 from headrace.wire.fujin import ALPN, encode
 from tests.net.quic_peer import NOW
@@ -40,11 +41,11 @@ class FujinServer:
         self.counters = NetCounters()
         self.sessions: list[FujinSession] = []
         self._settings, self._limits = settings, limits
-        self._ids = WriterIds()
+        self._ids, self._shares = WriterIds(), Shares(self.broker)
         self.listener: QuicListener
 
     def open_session(self, link: Link) -> FujinSession:
-        self.sessions.append(FujinSession(self.broker, link, WHO, self._ids, self._settings))
+        self.sessions.append(FujinSession(self.broker, link, WHO, self._ids, self._settings, self._shares))
         return self.sessions[-1]
 
     async def open(self, port: int = 0) -> None:

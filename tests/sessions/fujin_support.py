@@ -10,6 +10,7 @@ from headrace.broker.access import Authorize, allow_all
 from headrace.broker.settings import BrokerSettings
 from headrace.sessions.fujin import FujinSession
 from headrace.sessions.fujin_settings import FujinSettings
+from headrace.sessions.fujin_shares import Shares
 from headrace.sessions.fujin_writer import WriterIds
 from headrace.wire.fujin import Fetched, MessageRun, ReaderKind, ReplyDecoder, Request, ServerMessage, Settled, encode
 from tests.broker.stand import Stand, turns
@@ -112,11 +113,11 @@ class Door:
 
     def __init__(self, stand: Stand, settings: FujinSettings) -> None:
         self.stand, self.settings = stand, settings
-        self.ids = WriterIds()
+        self.ids, self.shares = WriterIds(), Shares(stand.broker)
         self.peers: list[Peer] = []
 
     def peer(self, *, with_ids: bool = True) -> Peer:
-        peer = Peer(lambda link: FujinSession(self.stand.broker, link, WHO, self.ids, self.settings), with_ids=with_ids)
+        peer = Peer(lambda link: FujinSession(self.stand.broker, link, WHO, self.ids, self.settings, self.shares), with_ids=with_ids)
         self.peers.append(peer)
         return peer
 

@@ -19,6 +19,7 @@ from headrace.server.config import Config
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin_settings import Connectors, FujinSettings, ReaderConnector
+from headrace.sessions.fujin_shares import Shares
 from headrace.sessions.fujin_writer import WriterIds
 from headrace.wire import fujin
 
@@ -40,10 +41,10 @@ class QuicDoors:
             pong_seconds=config.fujin.ping_timeout / 1000,
         )
         self._counters = counters
-        settings, ids = fujin_settings(config), WriterIds()
+        settings, ids, shares = fujin_settings(config), WriterIds(), Shares(broker)
 
         def enter(link: Link) -> StreamSession:
-            return FujinSession(broker, link, Principal(ANONYMOUS, "fujin"), ids, settings)
+            return FujinSession(broker, link, Principal(ANONYMOUS, "fujin"), ids, settings, shares)
 
         self.door = QuicDoor("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE)
 

@@ -22,6 +22,7 @@ from headrace.errors import WireError
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin_reader import Reader
 from headrace.sessions.fujin_settings import FujinSettings
+from headrace.sessions.fujin_shares import Shares
 from headrace.sessions.fujin_writer import Step, Writer, WriterIds
 from headrace.wire.fujin import (
     ClientMessage,
@@ -43,10 +44,18 @@ PING_ERROR_CODE: Final = 3
 
 
 class FujinSession:
-    """The state of one stream."""
+    """The state of one stream. `ids` and `shares` belong to the door; without `shares` every reader uses a queue."""
 
-    def __init__(self, broker: Broker, link: Link, who: Principal, ids: WriterIds, settings: FujinSettings = FujinSettings()) -> None:
-        self._broker, self._link, self._who, self._ids, self._settings = broker, link, who, ids, settings
+    def __init__(
+        self,
+        broker: Broker,
+        link: Link,
+        who: Principal,
+        ids: WriterIds,
+        settings: FujinSettings = FujinSettings(),
+        shares: Shares | None = None,
+    ) -> None:
+        self._broker, self._link, self._who, self._ids, self._settings, self._shares = broker, link, who, ids, settings, shares
         self._loop = asyncio.get_running_loop()
         self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
         self._role: Writer | Reader | None = None
@@ -179,7 +188,14 @@ class FujinSession:
 
     async def _connect_reader(self, message: ConnectReader) -> None:
         reader = Reader(
-            self._broker, self._link, self._who, self._settings, message, settled=self._close_when_done, failed=self._reader_failed
+            self._broker,
+            self._link,
+            self._who,
+            self._settings,
+            message,
+            self._shares,
+            settled=self._close_when_done,
+            failed=self._reader_failed,
         )
         self._role = reader
         error = await reader.connect()

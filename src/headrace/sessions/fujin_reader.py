@@ -32,6 +32,7 @@ from headrace.errors import BrokerError
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin_refusals import INVALID_READER_TYPE, NO_FETCH_COUNT, NOT_SUPPORTED, READER_NOT_FOUND, UNKNOWN_MESSAGE, text
 from headrace.sessions.fujin_settings import FujinSettings, ReaderConnector
+from headrace.sessions.fujin_shares import Piece, Share, Shares
 from headrace.wire.fujin import ConnectReader, Fetch, ReaderKind, Reply, Request, Settle, encode
 
 _ID: Final = struct.Struct(">IQQ")
@@ -49,15 +50,36 @@ _CONFIRM_SECONDS: Final = 0.05
 
 
 class Source:
-    """One topic of a reader."""
+    """One topic of a reader: a queue, or a share in pieces of the log. A `PieceReader`."""
 
-    __slots__ = ("queue", "suffix")
-
-    def __init__(self, queue: SettlementQueue, suffix: bytes) -> None:
-        self.queue, self.suffix = queue, suffix
+    def __init__(self, reader: Reader, topic: str, suffix: bytes) -> None:
+        self._reader = reader
+        self.topic, self.suffix = topic, suffix
+        self.queue: SettlementQueue | None = None
+        self.share: Share | None = None
+        self.is_counted = False
+        """Known to the door as one that uses a queue."""
 
     def id_of(self, delivery: Delivery) -> bytes:
         return _ID.pack(delivery.partition, delivery.offset, delivery.timestamp) + self.suffix
+
+    def open_queue(self) -> SettlementQueue:
+        assert self.queue is not None, "opened with the reader"
+        return self.queue
+
+    @property
+    def has_room(self) -> bool:
+        return self._reader.has_room
+
+    def take_piece(self, share: Share, piece: Piece) -> None:
+        values = [value or b"" for value in piece.batch.values()]
+        self._reader.send_confirmed(encode.messages(None, values), lambda: share.confirm(piece))
+
+    def share_failed(self, reason: str) -> None:
+        self._reader.failed(reason)
+
+    def share_retired(self) -> None:
+        self._reader.go_on_with_queue(self)
 
 
 class Reader:
@@ -70,6 +92,7 @@ class Reader:
         who: Principal,
         settings: FujinSettings,
         request: ConnectReader,
+        shares: Shares | None,
         *,
         settled: Callable[[], None],
         failed: Callable[[str], None],
@@ -77,13 +100,15 @@ class Reader:
         self._broker, self._link, self._who, self._settings = broker, link, who, settings
         self._kind, self._auto_commit, self._name = request.kind, request.auto_commit, request.name
         self._loop = asyncio.get_running_loop()
-        self._settled, self._failed = settled, failed
+        self._settled, self.failed = settled, failed
+        self._shares = shares
+        self._connector: ReaderConnector
         self._sources: list[Source] = []
         self._turn = 0
         self._unsettled: dict[bytes, tuple[Source, int]] = {}
         """By message id. The oldest are forgotten where many were delivered to others since: an ACK of those fails anyway."""
-        self._unconfirmed: deque[tuple[int, Source, list[int]]] = deque()
-        """With auto commit: (how many bytes had been sent behind them, source, deliveries)."""
+        self._unconfirmed: deque[tuple[int, Callable[[], object]]] = deque()
+        """With auto commit: how many bytes had been sent with some messages, and what to do when they have arrived."""
         self._sent_bytes = 0
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._fetches: deque[Fetch] = deque()
@@ -104,11 +129,14 @@ class Reader:
         connector = self._settings.connectors.reader(self._name)
         if connector is None:
             return READER_NOT_FOUND
+        self._connector = connector
         try:
             for topic in connector.topics:
                 await self._broker.ensure_topic(self._who, topic)
             for topic in connector.topics:
-                self._sources.append(Source(self._queue(connector, topic), topic.encode() if len(connector.topics) > 1 else b""))
+                source = Source(self, topic, topic.encode() if len(connector.topics) > 1 else b"")
+                self._sources.append(source)
+                await self._open(source)
         except BrokerError as error:
             self.lost()
             return text(error, READER_NOT_FOUND)
@@ -116,9 +144,15 @@ class Reader:
 
     def start(self) -> None:
         """The client knows that it is connected: push, if it wants that."""
-        if self._kind is ReaderKind.PUSH:
-            for source in self._sources:
+        if self._kind is not ReaderKind.PUSH:
+            return
+        for source in self._sources:
+            if source.share is None:
                 self._spawn(self._push(source))
+            elif source.share.is_over:
+                self.go_on_with_queue(source)
+            else:
+                source.share.join(source)
 
     def handle(self, message: Fetch | Settle) -> None:
         if isinstance(message, Settle):
@@ -138,6 +172,9 @@ class Reader:
     def drained(self) -> None:
         self._confirm()
         self._writable.set()
+        for source in self._sources:
+            if source.share is not None:
+                source.share.room()
 
     def stop(self) -> None:
         """Deliver nothing more; what was delivered may still be settled. A FETCH that waits is answered with nothing."""
@@ -155,7 +192,9 @@ class Reader:
             self._confirm()
         sources, self._sources = self._sources, []
         for source in sources:
-            await source.queue.close()
+            closing = self._leave(source)
+            if closing is not None:
+                await closing
 
     def lost(self) -> None:
         """What is in flight goes back to the group."""
@@ -165,11 +204,50 @@ class Reader:
             self._confirm_timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for source in self._sources:
-            source.queue.close()
+        sources, self._sources = self._sources, []
+        for source in sources:
+            self._leave(source)
 
-    def _queue(self, connector: ReaderConnector, topic: str) -> SettlementQueue:
-        settings = self._settings
+    # How a topic is read.
+
+    async def _open(self, source: Source) -> None:
+        if self._shares is not None:
+            if self._auto_commit and self._kind is ReaderKind.PUSH:
+                source.share = await self._shares.join(self._who, source.topic, self._connector)
+                if source.share is not None:
+                    return
+            else:
+                await self._shares.enter_queue(self._connector.group, source.topic)
+            source.is_counted = True
+        source.queue = self._queue(source.topic)
+
+    def go_on_with_queue(self, source: Source) -> None:
+        """Its share is over."""
+        source.share = None
+        if not self._is_stopped:
+            self._spawn(self._push_after_share(source))
+
+    async def _push_after_share(self, source: Source) -> None:
+        try:
+            await self._open(source)
+        except BrokerError as error:
+            self.failed(f"{error.code}: {error}")
+            return
+        if source.share is not None:
+            source.share.join(source)
+        else:
+            await self._push(source)
+
+    def _leave(self, source: Source) -> asyncio.Future[None] | None:
+        if source.is_counted and self._shares is not None:
+            source.is_counted = False
+            self._shares.leave_queue(self._connector.group, source.topic)
+        if source.share is not None:
+            return source.share.leave(source)
+        return None if source.queue is None else source.queue.close()
+
+    def _queue(self, topic: str) -> SettlementQueue:
+        settings, connector = self._settings, self._connector
         if self._auto_commit:
             policy = SettlementPolicy(ack_timeout_ms=_UNREAD_TIMEOUT_MS, attempts_max=0, dead_letters=False)
         else:
@@ -193,7 +271,7 @@ class Reader:
         try:
             while not self._is_stopped:
                 await self._room()
-                taken = await source.queue.take(TAKE_RECORDS, TAKE_BYTES, wait_ms=limits.FETCH_WAIT_MS_MAX)
+                taken = await source.open_queue().take(TAKE_RECORDS, TAKE_BYTES, wait_ms=limits.FETCH_WAIT_MS_MAX)
                 if taken:
                     ids = self._deliver(source, taken)
                     self._send(source, taken, encode.messages(ids, [delivery.value or b"" for delivery in taken]))
@@ -201,7 +279,11 @@ class Reader:
                     # A broker that drains answers at once, with nothing: it must not be asked in circles.
                     await asyncio.sleep(_CONFIRM_SECONDS)
         except BrokerError as error:
-            self._failed(f"{error.code}: {error}")
+            self.failed(f"{error.code}: {error}")
+
+    @property
+    def has_room(self) -> bool:
+        return not self._is_stopped and self._link.unsent_bytes <= limits.OUTPUT_HIGH_WATER_BYTES
 
     async def _room(self) -> None:
         """A reader that does not drain is not fed."""
@@ -245,7 +327,7 @@ class Reader:
             for source in sources:
                 if wait_ms == 0 and len(sources) == 1:
                     continue
-                taken = await source.queue.take(count, FETCH_BYTES, wait_ms=wait_ms)
+                taken = await source.open_queue().take(count, FETCH_BYTES, wait_ms=wait_ms)
                 if taken:
                     return source, taken
         return None
@@ -263,18 +345,24 @@ class Reader:
         return ids
 
     def _send(self, source: Source, taken: Sequence[Delivery], frames: bytes) -> None:
+        if self._auto_commit:
+            queue, ids = source.open_queue(), [delivery.id for delivery in taken]
+            self.send_confirmed(frames, lambda: queue.ack(ids))
+        else:
+            self._link.send(frames)
+
+    def send_confirmed(self, frames: bytes, arrived: Callable[[], object]) -> None:
+        """`arrived` is called when the peer has acknowledged all of it."""
         self._link.send(frames)
         self._sent_bytes += len(frames)
-        if self._auto_commit:
-            self._unconfirmed.append((self._sent_bytes, source, [delivery.id for delivery in taken]))
-            self._confirm()
+        self._unconfirmed.append((self._sent_bytes, arrived))
+        self._confirm()
 
     def _confirm(self) -> None:
         """Acknowledge what the peer has received. Only messages are counted, so a reply under way delays it, never hastens it."""
         arrived = self._sent_bytes - self._link.unsent_bytes
         while self._unconfirmed and self._unconfirmed[0][0] <= arrived:
-            _, source, ids = self._unconfirmed.popleft()
-            source.queue.ack(ids)
+            self._unconfirmed.popleft()[1]()
         if self._unconfirmed and self._confirm_timer is None and not self._is_stopped:
             self._confirm_timer = self._loop.call_later(_CONFIRM_SECONDS, self._confirm_again)
 
@@ -292,7 +380,8 @@ class Reader:
         errors: list[str | None] = [UNKNOWN_MESSAGE] * len(message.ids)
         for source in self._sources:
             known = [(index, self._unsettled[id][1]) for index, id in enumerate(message.ids) if self._is_from(source, id)]
-            settle = source.queue.ack if message.request is Request.ACK else source.queue.nack
+            queue = source.open_queue()
+            settle = queue.ack if message.request is Request.ACK else queue.nack
             for (index, _), done in zip(known, settle([delivery for _, delivery in known]), strict=True):
                 if done:
                     errors[index] = None

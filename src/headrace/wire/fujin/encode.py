@@ -129,6 +129,10 @@ def answered(reply: Reply, cid: bytes, error: str | None = None) -> bytes:
 def messages(ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
     """One MSG a value."""
     if ids is None:
+        sizes = set(map(len, values))
+        if len(sizes) == 1:
+            head = _TWO_FIELDS.pack(Reply.MSG, sizes.pop())
+            return head + head.join(values)
         pack = _TWO_FIELDS.pack
         return b"".join([piece for value in values for piece in (pack(Reply.MSG, len(value)), value)])
     pieces: list[bytes] = []
