@@ -11,8 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker import Broker, BrokerSettings, TopicConfig
+from headrace.broker.publish import Route
 from headrace.engine.embedded import EmbeddedEngine
-from headrace.errors import DiskFull, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownMessage, UnknownPartition, UnknownTopic
+from headrace.errors import (
+    DiskFull,
+    InvalidRequest,
+    LimitExceeded,
+    RecordTooLarge,
+    Unavailable,
+    UnknownMessage,
+    UnknownPartition,
+    UnknownTopic,
+)
 from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX
 from headrace.log.files import DiskFiles
 from tests.broker.stand import ANN, Stand, turns
@@ -291,3 +301,25 @@ async def test_on_disk_and_by_the_real_clock_it_comes_within_50_ms(tmp_path: Pat
     assert min(late) >= 0
     assert sorted(late)[10] < 50, "the median: a busy machine may hold up single ones"
     await broker.close()
+
+
+async def test_a_topic_that_cannot_take_its_messages_keeps_no_other_waiting(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stand.broker.create_topic(ANN, "stuck")
+    for topic in ("stuck", "t", "stuck"):
+        await _later(stand, topic, 100, topic)
+    find = stand.broker._publisher.own_route
+
+    def route(topic: str) -> Route:
+        if topic == "stuck":
+            raise Unavailable("its schema is missing")
+        return find(topic)
+
+    monkeypatch.setattr(stand.broker._publisher, "own_route", route)
+    await _tick(stand, 100)
+    assert (await stand.values("t"), await stand.values("stuck")) == (["t"], [])
+    appends = stand.engine.appends
+    await _tick(stand, 10_000)
+    assert stand.engine.appends == appends, "nothing to write is not written"
+    monkeypatch.undo()
+    await _tick(stand, 1_000)
+    assert await stand.values("stuck") == ["stuck", "stuck"]

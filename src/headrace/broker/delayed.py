@@ -22,13 +22,13 @@ from headrace.broker.rules import Divert
 from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_run, headers_bytes
-from headrace.engine.contract import Ack, Engine
+from headrace.engine.contract import Ack, Engine, Write
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownMessage
 from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX, MIB
 from headrace.records import NEVER, Headers, Run
 
 _Key: TypeAlias = tuple[str]
-_RETRY_SECONDS: Final = 1.0
+_RETRY_MS: Final = 1_000
 _LOOK_SECONDS_MAX: Final = 1.0
 """The clock is looked at so often: it may be set forward while a timer runs."""
 _AT_ONCE_MAX: Final = 1_000
@@ -109,7 +109,7 @@ class Schedule(TableLog[_Key, Delayed]):
                 self._bytes -= waiting.message.size_bytes
             return
         self._waiting[id] = Waiting(id, value)
-        self._push(self._waiting[id])
+        self._push(self._waiting[id], value.due)
         self._arm()
 
     # Coming in
@@ -186,12 +186,13 @@ class Schedule(TableLog[_Key, Delayed]):
 
     # Delivering
 
-    def _push(self, waiting: Waiting) -> None:
+    def _push(self, waiting: Waiting, time: int) -> None:
+        """It is looked at again at `time`."""
         self._turn += 1
-        heappush(self._due, (waiting.message.due, self._turn, waiting.id))
+        heappush(self._due, (time, self._turn, waiting.id))
 
-    def _arm(self, at_least_seconds: float = 0.0) -> None:
-        """Set the timer for the first message, if it is not set already. At least so far ahead: not again at once after a failure."""
+    def _arm(self) -> None:
+        """Set the timer for the first message, if it is not set already."""
         if self._is_stopped or self._delivering is not None:
             return
         while self._due and ((first := self._waiting.get(self._due[0][2])) is None or first.is_leaving):
@@ -204,8 +205,7 @@ class Schedule(TableLog[_Key, Delayed]):
                 return
             self._timer.cancel()
         self._timer_at = due
-        seconds = min(max(0, due - self._clock()) / 1000, _LOOK_SECONDS_MAX)
-        self._timer = self._later(max(seconds, at_least_seconds), self._ring)
+        self._timer = self._later(min(max(0, due - self._clock()) / 1000, _LOOK_SECONDS_MAX), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
@@ -215,15 +215,12 @@ class Schedule(TableLog[_Key, Delayed]):
             self._arm()
 
     async def _deliver_all(self) -> None:
-        pause_seconds = 0.0
         try:
             while not self._is_stopped and (due := self._take_due()):
                 await self._deliver(due)
-        except BrokerError:
-            pause_seconds = _RETRY_SECONDS
         finally:
             self._delivering = None
-            self._arm(pause_seconds)
+            self._arm()
 
     def _take_due(self) -> list[Waiting]:
         now, taken, size_bytes = self._clock(), list[Waiting](), 0
@@ -236,29 +233,30 @@ class Schedule(TableLog[_Key, Delayed]):
         return taken
 
     async def _deliver(self, due: list[Waiting]) -> None:
-        """Records and the removal of their entries, in one append."""
-        changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None) for waiting in due]
-        try:
-            by_place: dict[tuple[str, int | None], list[Delayed]] = {}
-            for waiting in due:
+        """Records and the removal of their entries, in one append. What cannot be placed keeps nobody else waiting."""
+        by_place: dict[tuple[str, int | None], list[Waiting]] = {}
+        for waiting in due:
+            by_place.setdefault((waiting.message.topic, waiting.message.partition), []).append(waiting)
+        writes, leaving = list[Write](), list[Waiting]()
+        for (topic, partition), group in by_place.items():
+            try:
                 # Entries of a topic that has just been deleted are removed, with nothing to deliver.
-                if waiting.message.topic in self._engine.topics():
-                    by_place.setdefault((waiting.message.topic, waiting.message.partition), []).append(waiting.message)
-            writes = [
-                write
-                for (topic, partition), messages in by_place.items()
-                for write in Placing(self._publisher.own_route(topic), self._records(messages), partition, Divert.ALWAYS).writes
-            ]
-            staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE)
-            self.follow(staged, changes)
-            await asyncio.shield(staged)
+                writes += self._writes(topic, partition, group) if topic in self._engine.topics() else ()
+                leaving += group
+            except BrokerError:
+                self._stay(group)
+        changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None) for waiting in leaving]
+        try:
+            if changes:
+                staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE)
+                self.follow(staged, changes)
+                await asyncio.shield(staged)
         except BrokerError:
-            self._stay(due)
-            raise
+            self._stay(leaving)
 
-    def _records(self, messages: list[Delayed]) -> Run:
-        now = self._clock()
-        return Run(
+    def _writes(self, topic: str, partition: int | None, group: list[Waiting]) -> list[Write]:
+        now, messages = self._clock(), [waiting.message for waiting in group]
+        run = Run(
             [message.value for message in messages],
             [message.key for message in messages] if any(message.key is not None for message in messages) else None,
             [message.headers for message in messages] if any(message.headers for message in messages) else None,
@@ -266,10 +264,12 @@ class Schedule(TableLog[_Key, Delayed]):
             if any(message.ttl_ms for message in messages)
             else None,
         )
+        return Placing(self._publisher.own_route(topic), run, partition, Divert.ALWAYS).writes
 
     def _stay(self, kept: list[Waiting]) -> None:
+        """To be tried again, but not at once."""
         for waiting in kept:
             if self._waiting.get(waiting.id) is waiting:
                 waiting.is_leaving = False
-                self._push(waiting)
-        self._arm(_RETRY_SECONDS)
+                self._push(waiting, max(waiting.message.due, self._clock() + _RETRY_MS))
+        self._arm()
