@@ -17,9 +17,11 @@ import pytest
 from headrace.access.policy import decide
 from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
 from headrace.broker.access import Gate
+from headrace.broker.schemas import Schemas
 from headrace.broker.subscriptions import SubscriptionBook
 from headrace.errors import BrokerError, NotAuthorized
 from headrace.records import Run
+from headrace.schemas import Compatibility, SchemaType
 from headrace.sessions.blipmq import BlipMqSession
 from headrace.sessions.blipmq_settings import BlipMqSettings
 from headrace.sessions.blipmq_subscriptions import Subscriptions
@@ -36,6 +38,7 @@ from headrace.wire.flymq import Opcode
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
+from headrace.wire.flymq import schema_messages as sc
 from headrace.wire.flymq.table import SPOKEN
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from headrace.wire.rustlog import messages as r
@@ -82,7 +85,11 @@ class World(Guarded):
             await self.broker.publish(ROOT, name, Run([b"x"]))
         elif name not in EXISTING and name in topics and not topics[name].internal:
             await self.broker.delete_topic(ROOT, name)
+        if name not in EXISTING and self.broker.schemas.versions(ROOT, name):
+            await self.broker.schemas.delete(ROOT, name)
         if name in EXISTING:
+            if not self.broker.schemas.versions(ROOT, name):
+                await self.broker.schemas.register(ROOT, name, SchemaType.JSON, b"{}")
             if not self.broker.lag(ROOT, name):
                 await self.broker.commit(ROOT, name, {(name, 0): 0})
             if not any(one.id == self.waiting.get(name) for one in self.broker.delayed(ROOT)):
@@ -133,7 +140,7 @@ def test_every_decision_is_the_one_the_statements_say(proof: Proof) -> None:
     for who, person in PEOPLE.items():
         for door in ("flymq", "rustlog", "blipmq", "figg", "fujin", "internal"):
             for action in Action:
-                for kind in ("topic", "group", "transaction", "broker"):
+                for kind in ("topic", "group", "transaction", "schema", "broker"):
                     for name in [*NAMES, "headrace", ""]:
                         got = decide(rules, person.at(door), action, Resource(kind, name))
                         tally.add(f"{who} {door} {action} {kind}:{name}", got, expected(who, door, action, kind, name))
@@ -248,6 +255,43 @@ async def test_every_verb_answers_as_the_policy_says(who: str, proof: Proof) -> 
     proof("authorization cases", tally.cases)
 
 
+SCHEMAS: dict[str, tuple[Callable[[Schemas, Principal, str], Any], str]] = {
+    "register": (lambda s, who, n: s.register(who, n, SchemaType.JSON, b"{}"), "create s"),
+    "conflicts": (lambda s, who, n: s.conflicts(who, n, SchemaType.JSON, b"{}"), "describe s"),
+    "find": (lambda s, who, n: s.find(who, n), "describe s"),
+    "faults": (lambda s, who, n: s.faults(who, n, b"{}"), "describe s"),
+    "check": (lambda s, who, n: s.check(who, n, b"{}"), "describe s"),
+    "set_compatibility": (lambda s, who, n: s.set_compatibility(who, n, Compatibility.NONE), "alter s"),
+    "delete": (lambda s, who, n: s.delete(who, n), "delete s"),
+    "require": (lambda s, who, n: s.require(who, n, n), "alter t & describe s"),
+    "release": (lambda s, who, n: s.release(who, n), "alter t"),
+    "requirement": (lambda s, who, n: s.requirement(who, n), "describe t"),
+}
+SCHEMA_LISTS = {"versions", "requirements"}
+
+
+def test_every_verb_of_schemas_has_a_row() -> None:
+    assert {name for name, _ in inspect.getmembers(Schemas, inspect.isfunction) if not name.startswith("_")} == set(SCHEMAS) | SCHEMA_LISTS
+
+
+@pytest.mark.parametrize("who", PEOPLE)
+async def test_every_verb_of_schemas_answers_as_the_policy_says(who: str, proof: Proof) -> None:
+    tally, principal = Tally(), PEOPLE[who].at("internal")
+    async with world() as stand:
+        schemas = stand.broker.schemas
+        for verb, (call, needs) in SCHEMAS.items():
+            for name in NAMES:
+                got = await allowed(lambda call=call, name=name: call(schemas, principal, name))  # type: ignore[misc]
+                tally.add(f"{verb} {name}", got, needed(who, "internal", needs, name))
+                if name in EXISTING and schemas.requirement(ROOT, name) is not None:
+                    await schemas.release(ROOT, name)
+                await stand.restore(name)
+        seen = {name for name in EXISTING if needed(who, "internal", "describe s", name)}
+        tally.add("versions", {one.name for one in schemas.versions(principal)} >= seen, True)
+    assert tally.wrong == []
+    proof("authorization cases", tally.cases)
+
+
 # FlyMQ.
 
 
@@ -268,6 +312,12 @@ FLYMQ: dict[int, Row] = {
     0x09: Row(lambda n: m.DeleteTopic(n), "delete t"),
     0x0A: Row(lambda n: m.ConsumeZeroCopy(n, 0, 0), "read t", SEES),
     0x0B: Row(lambda n: m.FetchBinary(n, 0, 0, 1), "read t", SEES),
+    0x10: Row(lambda n: sc.RegisterSchema(n, sc.SchemaWord("json"), b"{}"), "create s"),
+    0x11: Row(lambda n: sc.GetSchema(n), "describe s"),
+    0x12: Row(lambda n: sc.ListSchemas(n), ""),
+    0x13: Row(lambda n: sc.ValidateSchema(n, b"{}"), "describe s"),
+    0x14: Row(lambda n: sc.ProduceWithSchema(n, n, b"{}"), "describe s & publish t", "describe s"),
+    0x15: Row(lambda n: sc.DeleteSchema(n), "delete s"),
     0x20: Row(lambda n: v.FetchDlq(n, 1), "read d"),
     0x21: Row(lambda n: v.ReplayDlq(n, "0-9"), "read d & publish t"),
     0x22: Row(lambda n: v.PurgeDlq(n), "delete d"),
@@ -308,7 +358,11 @@ FLYMQ_ADMIN: dict[int, Callable[[], Any]] = {
     0xA1: lambda: a.AuditExportSdk(a.AuditQuery(), "json"),
 }
 """For those who may administer."""
-FLYMQ_FREE = {0x70: lambda: a.Auth("mallory", "wrong password"), 0x72: lambda: a.WhoAmI(), 0x7D: lambda: a.RoleList()}
+FLYMQ_FREE: dict[int, Callable[[], Any]] = {
+    0x70: lambda: a.Auth("mallory", "wrong password"),
+    0x72: lambda: a.WhoAmI(),
+    0x7D: lambda: a.RoleList(),
+}
 """For everybody."""
 GRANT = {"actions": ["read"], "kind": "topic", "name": "own"}
 ACCESS: dict[str, tuple[dict[str, object], bool]] = {
@@ -341,6 +395,13 @@ BROKER_CALLS: dict[str, Row] = {
     "dlq.list": Row(lambda n: broker_call("dlq.list"), ""),
     "dlq.replay": Row(lambda n: broker_call("dlq.replay", topic=n, ids=["0-9"]), "read d & publish t"),
     "delayed.list": Row(lambda n: broker_call("delayed.list", topic=n), ""),
+    "schema.list": Row(lambda n: broker_call("schema.list"), ""),
+    "schema.describe": Row(lambda n: broker_call("schema.describe", name=n), "describe s"),
+    "schema.check": Row(lambda n: broker_call("schema.check", name=n, type="json", definition="{}"), "describe s"),
+    "schema.compatibility": Row(lambda n: broker_call("schema.compatibility", name=n, compatibility="none"), "alter s"),
+    "schema.require": Row(lambda n: broker_call("schema.require", topic=n, name=n), "alter t & describe s"),
+    "schema.release": Row(lambda n: broker_call("schema.release", topic=n), "alter t"),
+    "schema.requirement": Row(lambda n: broker_call("schema.requirement", topic=n), "describe t"),
 }
 
 

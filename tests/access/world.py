@@ -31,6 +31,9 @@ STATEMENTS = [
     "allow frank create,alter,delete,describe team.*",
     "allow frank delete,describe group:*",
     "allow frank describe broker:headrace",
+    "allow frank create,alter,delete,describe schema:team.*",
+    "allow alice describe schema:own",
+    "deny  dave describe schema:own*",
     "deny  producer publish other",
     "allow clerk read,publish,describe team.*",
     "allow clerk publish transaction:*",
@@ -39,9 +42,9 @@ STATEMENTS = [
 
 EVERYTHING = ",".join(Action)
 ROLES = {
-    "admin": [f"{EVERYTHING} {kind}:*" for kind in ("topic", "group", "transaction", "broker")],
-    "producer": ["publish,describe topic:*", "publish transaction:*"],
-    "consumer": ["read,describe topic:*", "read,describe,commit group:*"],
+    "admin": [f"{EVERYTHING} {kind}:*" for kind in ("topic", "group", "transaction", "schema", "broker")],
+    "producer": ["publish,describe topic:*", "publish transaction:*", "describe schema:*"],
+    "consumer": ["read,describe topic:*", "read,describe,commit group:*", "describe schema:*"],
     "clerk": [],
 }
 """What roles give, in the same words. `clerk` is one of ours, and has what is said of it above."""
@@ -150,12 +153,14 @@ def expected(who: str, door: str, action: str, kind: str, name: str) -> bool:
 def needed(who: str, door: str, needs: str, name: str) -> bool:
     """Whether a requirement such as `read t` or `commit g & read t` is met, or one of several after `|`.
 
-    t is the topic, d its dead letters, g the group of the same name, x a transaction without a name, b the broker. Empty: nothing.
+    t is the topic, d its dead letters, g the group and s the schema of the same name, x a transaction without a name, b the broker.
+    Empty: nothing.
     """
     places = {
         "t": ("topic", name),
         "d": ("topic", f"{name}.dlq"),
         "g": ("group", name),
+        "s": ("schema", name),
         "x": ("transaction", ""),
         "b": ("broker", "headrace"),
     }

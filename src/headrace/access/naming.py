@@ -44,9 +44,9 @@ def check_grant(grant: Grant) -> None:
 def check_rule(rule: Rule) -> None:
     check_subject(rule.subject)
     check_grant(rule.grant)
-    if rule.effect is Effect.DENY and rule.grant.kind not in ("topic", "group", "transaction"):
+    if rule.effect is Effect.DENY and rule.grant.kind in (ANY_KIND, "broker"):
         # A rule that denies administration to everybody could never be taken back.
-        raise InvalidRequest("only topics, groups and transactions can be denied")
+        raise InvalidRequest("what is denied is a topic, a group, a transaction or a schema, never the broker or everything")
 
 
 def _check(kind: str, name: str) -> None:

@@ -27,7 +27,7 @@ ANONYMOUS: Final = "anonymous"
 EVERYBODY: Final = "*"
 """The subject that is everybody."""
 ANY_KIND: Final = "*"
-KINDS: Final = ("topic", "group", "transaction", "broker")
+KINDS: Final = ("topic", "group", "transaction", "schema", "broker")
 """What rules are about. The broker is one resource: whoever may ADMIN it manages users, rules, keys and reads the audit log."""
 BROKER: Final = Resource("broker", "headrace")
 _OWN_GROUPS: Final = ("blipmq", "blipmq-")
@@ -101,11 +101,19 @@ BUILT_IN_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {
         "admin": Role((Grant(EVERYTHING),), "everything, users and rules included"),
         "producer": Role(
-            (Grant(frozenset({Action.PUBLISH, Action.DESCRIBE}), "topic"), Grant(frozenset({Action.PUBLISH}), "transaction")),
+            (
+                Grant(frozenset({Action.PUBLISH, Action.DESCRIBE}), "topic"),
+                Grant(frozenset({Action.PUBLISH}), "transaction"),
+                Grant(frozenset({Action.DESCRIBE}), "schema"),
+            ),
             "publish to every topic, alone and in transactions",
         ),
         "consumer": Role(
-            (Grant(frozenset({Action.READ, Action.DESCRIBE}), "topic"), Grant(_USE, "group")),
+            (
+                Grant(frozenset({Action.READ, Action.DESCRIBE}), "topic"),
+                Grant(_USE, "group"),
+                Grant(frozenset({Action.DESCRIBE}), "schema"),
+            ),
             "read every topic, commit for every group",
         ),
         "guest": Role((), "nothing but what rules add"),

@@ -44,7 +44,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What it is asked of. `kind` is one of topic, group, transaction, broker."""
+    """What it is asked of. `kind` is one of topic, group, transaction, schema, broker."""
 
     kind: str
     name: str
