@@ -55,5 +55,5 @@ $(RUN_STAMP): $(MANIFESTS)
 	@touch $@
 
 $(DEV_STAMP): $(MANIFESTS)
-	@tools/setup install $(VENV) ".[schemas,bench,test,lint]"
+	@tools/setup install $(VENV) ".[quic,schemas,bench,test,lint]"
 	@touch $(RUN_STAMP) $@
