@@ -211,7 +211,7 @@ class InvalidRecord(BrokerError):
 
     def __init__(self, *, index: int, faults: tuple[str, ...], schema: str) -> None:
         where = f"record {index}: " if index else ""
-        super().__init__(f"schema validation failed: {where}{'; '.join(faults)} ({schema})")
+        super().__init__(f"schema validation failed: {where}{'; '.join(faults)}" + (f" ({schema})" if schema else ""))
         self.index, self.faults, self.schema = index, faults, schema
 
 

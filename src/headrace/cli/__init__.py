@@ -30,6 +30,7 @@ _EXIT_CODES: Final[Mapping[str, int]] = {
     "unknown_message": NOT_FOUND,
     "offset_out_of_range": NOT_FOUND,
     "no_such_entry": NOT_FOUND,
+    "unknown_schema": NOT_FOUND,
     "not_authorized": NOT_ALLOWED,
     "login_failed": NOT_ALLOWED,
     "unavailable": UNAVAILABLE,
@@ -37,6 +38,8 @@ _EXIT_CODES: Final[Mapping[str, int]] = {
     "storage_failed": UNAVAILABLE,
     "topic_exists": CONFLICT,
     "entry_exists": CONFLICT,
+    "incompatible_schema": CONFLICT,
+    "invalid_record": CONFLICT,
     "invalid_transaction": CONFLICT,
 }
 """By the `kind` of a client's error, or the `code` of the broker's."""
@@ -58,6 +61,9 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records that a topic holds, and end."),
     "topic": Entry("headrace.cli.topics", "topic", "Look after topics: list, describe, create, alter, delete."),
     "group": Entry("headrace.cli.groups", "group", "Look after groups: list, describe, lag, reset, delete."),
+    "schema": Entry(
+        "headrace.cli.schemas", "schema", "Look after schemas: list, describe, register, check, validate, require, release, delete."
+    ),
     "dlq": Entry("headrace.cli.dlq", "dlq", "Look after dead letters: list, fetch, replay, purge."),
     "delayed": Entry("headrace.cli.delayed", "delayed", "Look after delayed messages: list, publish, cancel."),
     "user": Entry("headrace.cli.users", "user", "Look after users: list, describe, create, alter, password, delete."),

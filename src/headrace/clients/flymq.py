@@ -32,6 +32,7 @@ from headrace.clients.flymq_advanced import AdvancedCalls
 from headrace.clients.flymq_calls import Call, Calls, Places, Publication, Question, Speech
 from headrace.clients.flymq_login import Login
 from headrace.clients.flymq_refusals import error_of
+from headrace.clients.flymq_schemas import SchemaCalls
 from headrace.clients.messages import ConnectionState, Key, Message, MessageRun, OnState, Receipt, Settlement, Start
 from headrace.clients.partial import PartialClient
 from headrace.clients.polling import PollingSubscription
@@ -79,7 +80,7 @@ class FlyMqOptions:
     on_state: OnState = lambda state, reason: None
 
 
-class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls):
+class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls, SchemaCalls):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "FlyMQ"

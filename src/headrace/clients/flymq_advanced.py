@@ -22,6 +22,7 @@ from headrace.errors import BrokerError, InvalidTransaction
 from headrace.records import Headers
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
+from headrace.wire.flymq.schema_messages import ProduceWithSchema
 
 _Answer = TypeVar("_Answer")
 
@@ -171,7 +172,7 @@ def is_unrepeatable(request: m.Request) -> bool:
 
 def is_write(request: m.Request) -> bool:
     """Whether a second one may write a second record."""
-    return isinstance(request, v.ProduceDelayed | v.ProduceWithTtl | v.ReplayDlq)
+    return isinstance(request, v.ProduceDelayed | v.ProduceWithTtl | v.ReplayDlq | ProduceWithSchema)
 
 
 def _receipt(placed: v.Placed) -> Receipt:

@@ -11,6 +11,8 @@ from headrace.errors import (
     DiskFull,
     EntryExists,
     HeadraceError,
+    IncompatibleSchema,
+    InvalidRecord,
     InvalidTopicName,
     InvalidTransaction,
     LoginFailed,
@@ -23,6 +25,7 @@ from headrace.errors import (
     Unavailable,
     UnknownMessage,
     UnknownPartition,
+    UnknownSchema,
     UnknownTopic,
 )
 from headrace.wire.flymq.messages import Failure
@@ -48,6 +51,12 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
             lambda found, topic: NotAuthorized(principal=found[1], action=found[2], resource=found[3]),
         ),
         (r"topic '(.*)' already exists", lambda found, topic: TopicExists(topic or found[1])),
+        (r"schema not found: (.*?)(?: v(\d+))?$", lambda found, topic: UnknownSchema(found[1], int(found[2] or 0))),
+        (
+            r"not compatible with (.*?) v(\d+): (.*)",
+            lambda found, topic: IncompatibleSchema(found[1], int(found[2]), (found[3],)),
+        ),
+        (r"schema validation failed: (.*)", lambda found, topic: InvalidRecord(index=0, faults=(found[1],), schema="")),
         (r"message not found: (.*)", lambda found, topic: UnknownMessage(found[1])),
         (r"transaction not found|transaction '", lambda found, topic: InvalidTransaction(found.string)),
         (r"consumer group not found", lambda found, topic: UnknownGroup(found.string)),
