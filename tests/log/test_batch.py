@@ -112,6 +112,18 @@ def test_fitting_counts_keys_and_values(bytes_max: int, records: int) -> None:
     assert batch.fitting(bytes_max) == records
 
 
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("odd", [None, 0, -1])
+def test_values_of_one_size_and_almost_one_size_come_back_alike(count: int, odd: int | None) -> None:
+    values = [b"%07d" % number for number in range(count)]
+    if odd is not None:
+        values[odd] += b"!"
+    batch = Batch.parse(encode(1, 0, Run(values), now=0))
+    assert batch.values() == values
+    assert batch.window(count // 3, count).values() == values[count // 3 :]
+    assert batch.window(count, count).values() == []
+
+
 def test_gaps_of_compaction_stay_in_their_place() -> None:
     batch = Batch.parse(encode(1, 100, Run([b"a", b"b"]), now=0, deltas=[3, 8], span=10))
     assert list(batch.offsets()) == [103, 108]

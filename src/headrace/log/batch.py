@@ -37,7 +37,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
 from typing import Final
 
 from google_crc32c import extend as crc32c_extend
@@ -70,6 +71,8 @@ assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _FRONT = struct.Struct("<4sII")
 _CRC = struct.Struct("<I")
 _HEADER_COUNT, _NAME_LENGTH, _VALUE_LENGTH = struct.Struct("<H"), struct.Struct("<H"), struct.Struct("<I")
+_BLOCK: Final = 256
+_EQUAL_SIZE_MAX: Final = 4096
 _NO_NONCE: Final = bytes(NONCE_BYTES)
 _PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
 assert sys.byteorder == "little", "columns are little-endian and used in place"
@@ -304,12 +307,8 @@ class Batch:
         return self._body[begin : begin + offsets.cast("I")[-1]]
 
     def _binary(self, flag: int, nulls: int) -> list[bytes | None]:
-        ends = self._column(flag).cast("I")[self.start : self.stop + 1].tolist()
-        data = bytes(self._column_data(flag)[ends[0] : ends[-1]])
-        if ends[0]:
-            first = ends[0]
-            ends = [end - first for end in ends]
-        items: list[bytes | None] = [data[begin:end] for begin, end in pairwise(ends)]
+        ends = self._column(flag).cast("I")[self.start : self.stop + 1]
+        items = _slices(ends, bytes(self._column_data(flag)[ends[0] : ends[-1]]))
         if nulls and self.header.flags & nulls:
             bits = self._column(nulls)
             for index in range(len(items)):
@@ -335,6 +334,28 @@ class Batch:
             raise CorruptData(f"log {header.log}: the body at offset {header.base_offset} has {len(body)} of {header.raw_size} bytes")
         self._layout = _layout(header, body)
         self._body = body
+
+
+def _slices(ends: memoryview, content: bytes) -> list[bytes | None]:
+    """The items of a binary column; `content` starts where the first one does."""
+    count, first = len(ends) - 1, ends[0]
+    size = len(content) // count if count else 0
+    if 0 < size <= _EQUAL_SIZE_MAX and ends == array("I", range(first, first + size * count + 1, size)):
+        # All of one size, as many topics are: unpacking blocks is four times as fast as slicing.
+        block = _block(size)
+        in_blocks = count // _BLOCK * block.size
+        items = list(chain.from_iterable(block.iter_unpack(content[:in_blocks])))
+        items += [content[at : at + size] for at in range(in_blocks, size * count, size)]
+        return items
+    places = ends.tolist()
+    if first:
+        places = [end - first for end in places]
+    return [content[begin:end] for begin, end in pairwise(places)]
+
+
+@lru_cache(64)
+def _block(size: int) -> struct.Struct:
+    return struct.Struct(f"{size}s" * _BLOCK)
 
 
 def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
