@@ -1,0 +1,184 @@
+"""`headrace user|acl|key|audit` against a broker that enforces access, and what becomes of the secrets on the way."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.process import BrokerProcess
+
+ADMIN_PASSWORD = "canary-admin-0d5a1c"
+ANN_PASSWORD = "canary-ann-77b0e2"
+ENFORCED = ("--set", "access.mode=enforced")
+
+
+class Desk:
+    """A person at a terminal, logged in or not."""
+
+    def __init__(self, directory: Path, broker: BrokerProcess) -> None:
+        self.directory, self.broker = directory, broker
+        host, port = broker.addresses[0]
+        self._server = f"{host}:{port}"
+
+    def run(
+        self, *arguments: str, user: str = "admin", password: str = ADMIN_PASSWORD, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")}
+        if user:
+            environment |= {"HEADRACE_USER": user, "HEADRACE_PASSWORD_FILE": str(self.secret(password))}
+        return subprocess.run(
+            [sys.executable, "-m", "headrace", *arguments, "--server", self._server],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            check=False,
+        )
+
+    def rows(self, *arguments: str, **login: str) -> list[dict[str, object]]:
+        done = self.run(*arguments, "-o", "json", **login)
+        assert done.returncode == 0, done.stderr
+        rows: list[dict[str, object]] = json.loads(done.stdout)
+        return rows
+
+    def secret(self, text: str) -> Path:
+        path = self.directory / f"secret-{abs(hash(text))}"
+        path.touch(0o600)
+        path.write_text(text + "\n")
+        return path
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    directory = tmp_path_factory.mktemp("access")
+    password = directory / "admin-password"
+    password.touch(0o600)
+    password.write_text(ADMIN_PASSWORD)
+    arguments = (*ENFORCED, "--set", f"access.admin_password_file={password}", "--set", "log.level=debug")
+    with BrokerProcess(directory, *arguments) as broker:
+        yield Desk(directory, broker)
+
+
+def test_a_user_from_beginning_to_end(desk: Desk) -> None:
+    made = desk.run("user", "create", "ann", "--role", "producer", "--new-password-file", "-", stdin=ANN_PASSWORD + "\n")
+    assert made.returncode == 0, made.stderr
+    assert [(row["name"], row["roles"]) for row in desk.rows("user", "list")] == [("admin", ["admin"]), ("ann", ["producer"])]
+    assert desk.rows("user", "describe", "ann", user="ann", password=ANN_PASSWORD)[0]["permissions"] == ["write"]
+    assert desk.run("user", "alter", "ann", "--role", "consumer", "--disable").returncode == 0
+    assert desk.run("user", "describe", "ann", user="ann", password=ANN_PASSWORD).returncode == 4
+    assert desk.run("user", "alter", "ann", "--enable").returncode == 0
+    changed = desk.run("user", "password", "ann", "--new-password-file", "-", stdin="canary-second-91c3\n")
+    assert changed.returncode == 0, changed.stderr
+    assert desk.run("user", "describe", "ann", user="ann", password="canary-second-91c3").returncode == 0
+    assert desk.run("user", "delete", "ann", "--yes").returncode == 0
+    assert desk.run("user", "describe", "ann").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "login", "code", "words"),
+    [
+        (("user", "describe", "nobody"), {}, 3, 'user "nobody" not found'),
+        (("user", "create", "admin", "--no-password"), {}, 7, 'user "admin" already exists'),
+        (("user", "list"), {"password": "canary-wrong-5e5e"}, 4, "invalid username or password"),
+        (("user", "list"), {"user": ""}, 4, "anonymous may not admin"),
+        (("user", "delete", "admin"), {}, 2, "--yes"),
+        (("user", "delete", "admin", "--yes"), {}, 1, "cannot delete your own account"),
+        (("user", "alter", "admin"), {}, 2, "nothing to alter"),
+        (("acl", "create", "fly", "topic:x", "--for-everybody"), {}, 2, "'fly' is none of"),
+        (("acl", "create", "read", "x", "--for-everybody"), {}, 2, "is not KIND:NAME"),
+        (("acl", "create", "read", "topic:x"), {}, 2, "give one of --for-user"),
+        (("acl", "delete", "read", "topic:x", "--for-everybody", "--yes"), {}, 3, "not found"),
+        (("key", "describe", "none"), {}, 3, 'key "none" not found'),
+        (("key", "create", "nobody"), {}, 3, 'user "nobody" not found'),
+        (("audit", "list"), {"user": ""}, 4, "anonymous may not admin"),
+    ],
+)
+def test_a_failure_is_one_line_and_its_kind_is_the_exit_code(
+    desk: Desk, arguments: tuple[str, ...], login: dict[str, str], code: int, words: str
+) -> None:
+    done = desk.run(*arguments, **login)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert words in done.stderr and done.stderr.startswith("headrace: ") and done.stderr.count("\n") == 1
+
+
+def test_rules_are_made_checked_and_taken_away(desk: Desk) -> None:
+    def check(resource: str) -> int:
+        return desk.run("acl", "check", "bob", "read", resource).returncode
+
+    assert check("topic:orders.eu") == 4
+    desk.run("acl", "create", "read,describe", "topic:orders.*", "--for-user", "bob")
+    desk.run("acl", "create", "read", "topic:orders.secret", "--for-everybody", "--deny")
+    assert [check(f"topic:{name}") for name in ("orders.eu", "orders.secret", "orders")] == [0, 4, 4]
+    assert desk.rows("acl", "list", "--for-user", "bob") == [
+        {"effect": "allow", "subject": "user:bob", "actions": ["describe", "read"], "resource": "topic:orders.*"}
+    ]
+    desk.run("acl", "create", "read", "topic:star\\*", "--for-user", "bob")
+    assert [check("topic:star\\*"), check("topic:stars")] == [0, 4]
+    desk.run("acl", "delete", "read,describe", "topic:orders.*", "--for-user", "bob", "--yes")
+    assert check("topic:orders.eu") == 4
+    assert desk.run("acl", "role", "clerk", "--grant", "read@topic:orders*", "--description", "reads").returncode == 0
+    assert "clerk" in {row["name"] for row in desk.rows("acl", "roles")}
+    assert desk.run("acl", "delete-role", "clerk", "--yes").returncode == 0
+
+
+def test_a_key_is_shown_once_and_then_never(desk: Desk) -> None:
+    desk.run("user", "create", "lorry", "--no-password", "--role", "producer")
+    (made,) = desk.rows("key", "create", "lorry", "--scope", "publish@topic:gps*", "--expires-in", "1h", "--description", "no. 7")
+    key, id = str(made["key"]), str(made["id"])
+    (listed,) = desk.rows("key", "list", "--owner", "lorry")
+    assert (listed["id"], listed["scopes"], listed["in_force"]) == (id, ["publish@topic:gps*"], True)
+    everything = "".join(
+        desk.run(*words).stdout for words in (("key", "list"), ("key", "describe", id), ("audit", "list"), ("audit", "export"))
+    )
+    assert id in everything and key not in everything and key.rpartition("_")[2] not in everything
+    assert desk.run("key", "alter", id, "--expires-in", "0").returncode == 0
+    assert desk.run("key", "revoke", id, "--yes").returncode == 0
+    assert desk.rows("key", "describe", id)[0]["in_force"] is False
+    assert desk.run("key", "delete", id, "--yes").returncode == 0
+    assert desk.run("key", "describe", id).returncode == 3
+
+
+def test_the_audit_log_tells_who_did_what(desk: Desk) -> None:
+    desk.run("user", "create", "temporary", "--no-password")
+    desk.run("user", "list", password="canary-wrong-5e5e")
+    (row,) = desk.rows("audit", "list", "--type", "user", "--resource", "user:temporary")
+    assert (row["user"], row["action"], row["door"], row["address"], row["result"]) == ("admin", "create", "flymq", "127.0.0.1", "success")
+    assert desk.rows("audit", "list", "--type", "login", "--result", "failure", "--by", "admin")
+    lines = list(csv.DictReader(desk.run("audit", "export", "--format", "csv", "-n", "3").stdout.splitlines()))
+    assert len(lines) == 3 and lines[0]["user"] == "admin"
+
+
+def test_records_need_a_login_too(desk: Desk) -> None:
+    assert desk.run("topic", "create", "gps").returncode == 0
+    assert desk.run("pub", "gps", "hello", "--door", "flymq", user="").returncode == 4
+    assert desk.run("pub", "gps", "hello", "--door", "flymq").returncode == 0
+    assert desk.run("fetch", "gps", "--from", "start", "--door", "flymq").stdout == "hello\n"
+    assert desk.run("pub", "gps", "hello", "--door", "rustlog", user="").returncode != 0
+
+
+def command_lines() -> Iterator[bytes]:
+    """What everybody on this machine can see of every process."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield path.read_bytes()
+        except OSError:
+            continue  # it has just ended
+
+
+def test_no_secret_is_in_a_log_an_answer_the_configuration_the_process_list_or_on_disk(desk: Desk) -> None:
+    """Runs last: everything above has passed secrets around."""
+    assert not any(b"canary-" in line for line in command_lines())
+    stored = b"".join(path.read_bytes() for path in desk.broker.data.rglob("*") if path.is_file())
+    assert b"canary-" not in stored
+    code, out, errors = desk.broker.stop()
+    assert code == 0
+    assert "canary-" not in out and "canary-" not in errors
+    assert "hr_" not in errors

@@ -1,0 +1,162 @@
+"""Access as a process enforces it: the first password, the doors, and how fast a change arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.clients.blipmq import BlipMqClient
+from headrace.clients.errors import ConnectFailed, Refused
+from headrace.clients.figg import FiggClient
+from headrace.clients.flymq import FlyMqClient, FlyMqOptions
+from headrace.clients.flymq_login import LoginRefused
+from headrace.errors import ConfigError, NotAuthorized
+from headrace.server.addresses import require_caution
+from headrace.server.config import resolve
+from headrace.wire.figg import encode
+from tests.server.process import BrokerProcess, refusal
+
+ENFORCED = ("--set", "access.mode=enforced")
+PASSWORD = "a decent password"
+
+
+def admin_password(directory: Path, mode: int = 0o600) -> Path:
+    path = directory / "admin-password"
+    path.touch(mode)
+    path.write_text(PASSWORD + "\n")
+    path.chmod(mode)
+    return path
+
+
+def enforced(directory: Path, *arguments: str) -> BrokerProcess:
+    return BrokerProcess(directory, *ENFORCED, "--set", f"access.admin_password_file={admin_password(directory)}", *arguments)
+
+
+async def log_in(broker: BrokerProcess, user: str = "admin", password: str = PASSWORD) -> FlyMqClient:
+    return await FlyMqClient.connect(*broker.addresses[0], FlyMqOptions(user=user, password=password))
+
+
+def test_the_banner_says_when_access_is_open(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        _, out, _ = broker.stop()
+    assert "  access open: whoever can reach an address may do everything (access.mode)\n" in out
+    assert "password" not in out
+
+
+async def test_the_first_start_shows_a_password_and_the_second_none(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, *ENFORCED) as broker:
+        _, out, errors = broker.stop()
+    (line,) = [line for line in out.splitlines() if "password shown this once" in line]
+    password = line.split()[-1]
+    assert password not in errors
+    with BrokerProcess(tmp_path, *ENFORCED) as broker:
+        async with await log_in(broker, password=password) as client:
+            assert (await client.who_am_i()).roles == ["admin"]
+        _, out, errors = broker.stop()
+    assert "shown this once" not in out and password not in out + errors
+    assert not any(password.encode() in path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+
+
+def test_a_password_file_that_others_can_read_stops_the_start(tmp_path: Path) -> None:
+    path = admin_password(tmp_path, 0o604)
+    text = refusal(tmp_path, *ENFORCED, "--set", f"access.admin_password_file={path}")
+    assert text == f"access.admin_password_file: {path} can be read by others (mode 604); chmod 600 it"
+    assert refusal(tmp_path, *ENFORCED, "--set", "access.admin_password_file=absent").endswith("No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"listen.tcp": ["0.0.0.0:0"]}, "nothing is encrypted"),
+        ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k"}, r"nobody is asked who they are \(flymq, rustlog, figg\)"),
+        ({"listen.tcp": ["0.0.0.0:0=blipmq"], "tls.certificate": "c", "tls.key": "k"}, "everybody may do everything"),
+        ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a"}, "set access.mode to enforced"),
+        ({"listen.tcp": ["0.0.0.0:0=flymq"], "tls.certificate": "c", "tls.key": "k", "access.mode": "enforced"}, None),
+        ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "access.mode": "enforced"}, None),
+        ({"listen.tcp": ["127.0.0.1:0"]}, None),
+    ],
+)
+def test_open_access_stays_on_loopback(settings: dict[str, object], words: str | None) -> None:
+    config = resolve(flags={name: ("--set", value) for name, value in settings.items()}).config
+    if words is None:
+        require_caution(config)
+    else:
+        with pytest.raises(ConfigError, match=words):
+            require_caution(config)
+
+
+async def test_each_door_knows_who_comes(tmp_path: Path) -> None:
+    with enforced(tmp_path, "--set", "figg.principal=sensors") as broker:
+        address = broker.addresses[0]
+        async with await log_in(broker) as root:
+            await root.create_topic("t")
+            with pytest.raises(LoginRefused, match="invalid username or password"):
+                await log_in(broker, password="wrong password")
+            await root.create_user("lorry", "", ["producer"])
+            key = (await root.manage("key.create", owner="lorry"))["key"]
+            with pytest.raises((ConnectFailed, Refused)):
+                await BlipMqClient.connect(*address, api_key="hr_aaaaaaaaaaaa_no")
+            async with await BlipMqClient.connect(*address, api_key=key) as blipmq:
+                await blipmq.publish("t", b"by key")
+            await root.manage("rule.add", subject="user:sensors", actions=["publish"], kind="topic", name="t")
+            async with await FiggClient.connect(*address) as figg:
+                await figg.publish("t", b"by the door")
+            async with await FlyMqClient.connect(*address) as nobody:
+                with pytest.raises(NotAuthorized, match="anonymous may not publish"):
+                    await nobody.publish("t", b"by nobody")
+            assert [message.value for message in await root.fetch("t", 0)] == [b"by key", b"by the door"]
+        assert broker.stop()[0] == 0
+
+
+async def test_a_change_reaches_open_connections_within_a_second(tmp_path: Path) -> None:
+    with enforced(tmp_path) as broker:
+        async with await log_in(broker) as root:
+            await root.create_topic("t")
+            await root.create_user("ann", PASSWORD, ["producer", "consumer"])
+            ann = await log_in(broker, "ann")
+            await ann.publish("t", b"x")
+            changes: dict[str, Callable[[], Awaitable[object]]] = {
+                "deny": lambda: root.manage("rule.add", subject="user:ann", effect="deny", actions=["publish"], kind="topic", name="t"),
+                "allow": lambda: root.manage("rule.remove", subject="user:ann", effect="deny", actions=["publish"], kind="topic", name="t"),
+                "disable": lambda: root.alter_user("ann", ["producer"], enabled=False),
+                "enable": lambda: root.alter_user("ann", ["producer"], enabled=True),
+                "password": lambda: root.change_password("ann", "another password"),
+            }
+            for name, change in changes.items():
+                await change()
+                began = time.monotonic()
+                if name in ("allow", "enable"):
+                    await ann.publish("t", b"x")
+                else:
+                    with pytest.raises(NotAuthorized):
+                        await ann.publish("t", b"x")
+                assert time.monotonic() - began < 1
+            ann.abandon()
+        assert broker.stop()[0] == 0
+
+
+async def test_a_reader_that_is_followed_by_a_denial_hears_nothing_more(tmp_path: Path) -> None:
+    """A Figg reader has a cursor open: it is closed, not merely left without news."""
+    with enforced(tmp_path) as broker:
+        async with await log_in(broker) as root:
+            await root.create_topic("t")
+            await root.manage("rule.add", subject="user:anonymous", actions=["read"], kind="topic", name="t")
+            reader, writer = await asyncio.open_connection(*broker.addresses[0])
+            writer.write(encode.attach("t", 0))
+            await root.publish("t", b"before")
+            received = b""
+            async with asyncio.timeout(10):
+                while b"before" not in received:
+                    received += await reader.read(1000)
+            began = time.monotonic()
+            await root.manage("rule.remove", subject="user:anonymous", actions=["read"], kind="topic", name="t")
+            async with asyncio.timeout(10):
+                rest = await reader.read(-1)
+            assert time.monotonic() - began < 1
+            assert rest == b""
+            writer.close()
+        assert broker.stop()[0] == 0
