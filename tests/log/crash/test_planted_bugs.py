@@ -1,0 +1,203 @@
+"""Planted bugs: the harness lets the shipped code pass and catches the mistakes that logs are known for.
+
+A harness that never complained would prove nothing. Each mistake of `bugs.PLANTS` is tried by the short run that is meant to find
+it, and the same run must be content with the code as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, TypeAlias
+
+import pytest
+
+from headrace.errors import BrokerError
+from headrace.log.journal import journal_path
+from headrace.log.partition import LogOptions
+from headrace.log.power_cut import barest
+from headrace.log.simulated import Fault, SimulatedFiles
+from headrace.records import Run
+from tests.conftest import Proof
+from tests.log.crash.bugs import PLANTS
+from tests.log.crash.damage import inspect, original, units
+from tests.log.crash.history import Anomaly
+from tests.log.crash.survival import survive
+from tests.log.crash.test_mutations import hit
+from tests.log.crash.trouble import endure
+from tests.log.crash.workload import Shape
+from tests.log.stores import new_log, opened, put, staged
+
+Trial: TypeAlias = Callable[[], None]
+"""Raises `Anomaly` when the code breaks a promise."""
+
+
+@dataclass(frozen=True)
+class PowerCut:
+    """Take these steps, cut the power everywhere, recover every image."""
+
+    name: str
+    steps: str
+    options: LogOptions = LogOptions(segment_bytes=300)
+    compacted: int = 0
+
+    @property
+    def shape(self) -> Shape:
+        weights = Counter(self.steps.split())  # for the images that live on
+        return Shape(self.name, weights, logs=2, options=self.options, compacted=self.compacted, journal_bytes=8 * 1024, sizes=(1, 60, 200))
+
+    def __call__(self) -> None:
+        survive(self.shape, 1, steps=self.steps.split())
+
+
+@dataclass(frozen=True)
+class FailingSync(PowerCut):
+    """One sync of a journal file fails; see `endure`."""
+
+    def __call__(self) -> None:
+        for nth in range(1, 6):
+            endure(self.shape, self.steps.split(), Fault("sync", nth, "journal/*", errno.EIO))
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """Flip some bits of each file of a kind; see `test_mutations`."""
+
+    kind: str
+    every: int
+
+    def __call__(self) -> None:
+        before = original("plain", closed=True)
+        for path in before.paths(self.kind):
+            content = before.contents[path]
+            for index in range(0, 8 * len(content), self.every):
+                changed = bytearray(content)
+                changed[index // 8] ^= 1 << index % 8
+                risk = hit(units(path, content), index // 8, index // 8 + 1)
+                try:
+                    inspect(before.damaged(path, bytes(changed)), before, risk, silent=False, thorough=False)
+                except BrokerError as failure:
+                    raise Anomaly(f"{path}, bit {index} flipped: {failure}") from failure
+
+
+def a_reader_sees_only_what_stays() -> None:
+    """What a flush could not sync must not have been shown to anybody."""
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store)
+    put(store, log, b"safe")
+    files.inject(Fault("sync"))
+    outcome = staged(store, (log, Run([b"doubtful"])))
+    store.flush()
+    assert isinstance(outcome[0], BrokerError)
+    seen, kept = store.bounds(log).end, opened(barest(files)).bounds(log).end
+    if seen > kept:
+        raise Anomaly(f"readers were shown {seen} records, the disk has {kept}")
+
+
+def a_torn_frame_of_a_used_file_is_the_end() -> None:
+    """The first frame of a file that is used again is torn: what lies behind it is of another life, and no sign of damage."""
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store)
+    for _ in range(4):
+        put(store, log, b"old" * 100)
+    store.close()
+    store = opened(files)
+    put(store, log, b"torn" * 100)
+    path = journal_path(store.journal.current)
+    disk = barest(files)
+    content = disk.contents()[path]
+    assert content[4096:8192].strip(b"\0"), "the file has an earlier life"
+    torn = content[:200] + bytes(4096 - 200) + content[4096:]
+    report = opened(SimulatedFiles({**disk.contents(), path: torn}, disk.directories())).report
+    if report.damages:
+        raise Anomaly(f"a torn end was taken for damage: {report.damages[0]}")
+
+
+def the_number_of_a_log_is_given_once() -> None:
+    """What is left of a deleted log would otherwise be the first records of another one."""
+    files = SimulatedFiles()
+    store = opened(files)
+    kept, gone = new_log(store), new_log(store)
+    put(store, kept, b"here")
+    put(store, gone, b"there")
+    store.delete_log(gone)
+    store.checkpoint()
+    if (number := new_log(opened(barest(files)))) <= gone:
+        raise Anomaly(f"number {number} was given again")
+
+
+WRITES: Final = PowerCut("writes", "append flush atomic flush append atomic flush checkpoint append flush atomic flush")
+CHECKPOINTS: Final = PowerCut(
+    "checkpoints", "append flush atomic flush checkpoint append flush append flush checkpoint append flush checkpoint"
+)
+ROLLS: Final = PowerCut("journal rolls", "append flush append_written flush append_written flush append_written flush append flush")
+FREED: Final = PowerCut("many journal files", "append flush " * 9 + "checkpoint append flush checkpoint")
+REUSED: Final = PowerCut("a journal file used again", "append flush checkpoint append flush append flush append flush")
+AGES: Final = PowerCut(
+    "retention by age", "append flush append flush checkpoint append flush maintain", LogOptions(segment_bytes=300, retention_ms=2000)
+)
+MIXED: Final = PowerCut("old and new in one segment", "append flush " * 6 + "maintain", LogOptions(segment_bytes=3000, retention_ms=4000))
+TABLES: Final = PowerCut(
+    "tables",
+    "append flush append flush checkpoint append flush maintain append flush",
+    LogOptions(segment_bytes=300, tombstone_retention_ms=1),
+    compacted=2,
+)
+DELETIONS: Final = PowerCut("deletion", "append flush checkpoint append flush delete append flush delete append flush")
+DEATHS: Final = PowerCut("deaths", "append flush append_written flush die append flush append_written flush die append flush")
+FAILING: Final = FailingSync("failing syncs", "append flush append flush atomic flush append flush")
+SEGMENT_BITS: Final = Flipped("segment", 37)
+
+CAUGHT_BY: Final[dict[str, Trial]] = {
+    "an append is acknowledged before the sync": WRITES,
+    "the sync of the journal does nothing": WRITES,
+    "readers see a batch before the sync": a_reader_sees_only_what_stays,
+    "each batch of an append gets a frame of its own": WRITES,
+    "a failed sync is tried again": FAILING,
+    "the name of a new journal file is not synced": WRITES,
+    "a full journal file is left without a last sync": ROLLS,
+    "journal files are freed before the checkpoint": FREED,
+    "the journal file in use is freed by a checkpoint": REUSED,
+    "the name of a new segment is not synced": CHECKPOINTS,
+    "a checkpoint vouches for segments it has not synced": CHECKPOINTS,
+    "a full segment is closed without a sync": FREED,
+    "the manifest gets its name before its content is synced": DELETIONS,
+    "retention removes the active segment as well": AGES,
+    "retention goes by the oldest record of a segment": MIXED,
+    "compaction renames before the sync": TABLES,
+    "compaction keeps the oldest record of a key": TABLES,
+    "the number of a deleted log is given again": the_number_of_a_log_is_given_once,
+    "recovery keeps what is whole of a torn frame": WRITES,
+    "the checksum of a frame is not looked at": WRITES,
+    "frames of a journal file's earlier life are taken for new ones": a_torn_frame_of_a_used_file_is_the_end,
+    "the checksum of a batch is not looked at": SEGMENT_BITS,
+    "what follows a hole in a segment is given up": SEGMENT_BITS,
+    "recovery does not ask the manifest where a log ended": SEGMENT_BITS,
+    "an index is believed whatever its checksum and its segment say": Flipped("index", 1),
+    "recovery does not sync the frames that a dead process left": DEATHS,
+}
+
+
+@cache
+def contented(trial: Trial) -> None:
+    """The code as it is passes; found out once for all bugs of a trial."""
+    trial()
+
+
+def test_every_planted_bug_has_a_trial() -> None:
+    assert PLANTS.keys() == CAUGHT_BY.keys()
+
+
+@pytest.mark.parametrize("bug", PLANTS)
+def test_the_harness_catches(bug: str, monkeypatch: pytest.MonkeyPatch, proof: Proof) -> None:
+    trial = CAUGHT_BY[bug]
+    contented(trial)
+    PLANTS[bug](monkeypatch)
+    with pytest.raises(Anomaly):
+        trial()
+    proof("planted bugs caught", 1)
