@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
-from headrace.errors import BrokerError, UnknownTopic, WireError
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.limits import (
     BLIPMQ_BAD_KEYS_MAX,
     BLIPMQ_FRAME_BYTES_MAX,
@@ -32,12 +32,13 @@ from headrace.limits import (
     OUTPUT_HIGH_WATER_BYTES,
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
 )
-from headrace.records import Run
+from headrace.records import Headers, Run
 from headrace.sessions import blipmq_refusals as refusals
 from headrace.sessions.blipmq_outbox import Outbox, Slot
 from headrace.sessions.blipmq_refusals import Refusal
 from headrace.sessions.blipmq_subscriptions import QOS_0_HEADERS, Subscription, Subscriptions
 from headrace.sessions.contract import Link
+from headrace.sessions.pieces import pieces
 from headrace.wire.blipmq import (
     PROTOCOL_VERSION,
     AckRun,
@@ -285,11 +286,23 @@ class BlipMqSession:
             if may_create:
                 return partial(self._publish_to_new_topic, run, who)
             self._outbox.reply(_refused_publish(run, error))
+        except InvalidRecord:
+            self._publish_in_pieces(run, who, headers)
         except BrokerError as error:
             self._outbox.reply(_refused_publish(run, error))
         else:
             self._stage(run, published)
         return None
+
+    def _publish_in_pieces(self, run: PublishRun, who: Principal, headers: list[Headers] | None) -> None:
+        whole = Run(run.values, headers=headers)
+        outcomes = pieces(lambda begin, end: self._broker.publish(who, run.topic, whole[begin:end], partition=PARTITION), len(whole))
+        for begin, end, outcome in outcomes:
+            piece = PublishRun(run.qos, run.topic, run.cids[begin:end], run.values[begin:end])
+            if isinstance(outcome, BrokerError):
+                self._outbox.reply(_refused_publish(piece, outcome))
+            else:
+                self._stage(piece, outcome)
 
     async def _publish_to_new_topic(self, run: PublishRun, who: Principal) -> None:
         try:

@@ -46,6 +46,7 @@ _CODES: Final = {
     "invalid_topic_name": 400,
     "limit_exceeded": 400,
     "record_too_large": 400,
+    "invalid_record": 400,
     "not_authorized": 401,
     "unknown_topic": 404,
     "unknown_partition": 404,

@@ -20,7 +20,7 @@ from headrace import limits
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
-from headrace.errors import BrokerError, UnknownTopic, WireError
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.records import Run
 from headrace.sessions.contract import Link
 from headrace.sessions.figg_attachments import PARTITION, Attachments
@@ -168,7 +168,13 @@ class FiggSession:
     # Publishes and their acknowledgements.
 
     def _publish(self, run: PublishRun) -> None:
-        future = self._broker.publish(self._who, run.topic, Run(run.values), partition=PARTITION)
+        try:
+            future = self._broker.publish(self._who, run.topic, Run(run.values), partition=PARTITION)
+        except InvalidRecord as failure:
+            if failure.index:
+                # Nothing is wrong with those before it: they were published before this connection came to its end.
+                self._publish(PublishRun(run.topic, run.seqs[: failure.index], run.values[: failure.index]))
+            raise
         size_bytes = sum(map(len, run.values)) + RECORD_OVERHEAD_BYTES * len(run.values)
         self._in_flight.append(InFlight(future, run.seqs, size_bytes))
         self._in_flight_bytes += size_bytes

@@ -17,6 +17,7 @@ from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordToo
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import Run
 from headrace.sessions.flymq_refusals import publish_refusal
+from headrace.sessions.pieces import pieces
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import AUTO, ProduceRun, RecordMetadataRun
@@ -66,9 +67,9 @@ class Staged:
             if isinstance(outcome, BrokerError):
                 refused |= dict.fromkeys(part.indexes, encode_failure(publish_refusal(outcome), dialect))
             elif len(self.parts) == 1:
-                partitions, offsets, timestamps = _columns(outcome)
+                partitions, offsets, timestamps = columns(outcome)
             else:
-                for index, *row in zip(part.indexes, *_columns(outcome), strict=True):
+                for index, *row in zip(part.indexes, *columns(outcome), strict=True):
                     partitions[index], offsets[index], timestamps[index] = row
         if len(refused) == count:
             return b"".join([refused[index] for index in range(count)])
@@ -91,7 +92,7 @@ def _resolved(outcome: asyncio.Future[Published] | BrokerError) -> Published | B
     raise error
 
 
-def _columns(published: Published) -> tuple[list[int], list[int], list[int]]:
+def columns(published: Published) -> tuple[list[int], list[int], list[int]]:
     count, timestamps = published.count, [published.timestamp] * published.count
     if published.placements is None:
         return [published.partition] * count, list(range(published.base_offset, published.base_offset + count)), timestamps
@@ -135,31 +136,14 @@ def _stage_part(broker: Broker, who: Principal, run: ProduceRun, indexes: Sequen
             return [Part(indexes, error)]
         # One record, or all of them together, are too much: each one is tried for itself.
         return [part for index in indexes for part in _stage_part(broker, who, run, [index], partition)]
-    except InvalidRecord as error:
-        return _stage_around(broker, who, run, indexes, partition, error)
+    except InvalidRecord:
+
+        def publish(begin: int, end: int) -> asyncio.Future[Published]:
+            return broker.publish(who, run.topic, _pick(run, indexes[begin:end]), partition=partition)
+
+        return [Part(indexes[begin:end], outcome) for begin, end, outcome in pieces(publish, len(indexes))]
     except BrokerError as error:
         return [Part(indexes, error)]
-
-
-def _stage_around(
-    broker: Broker, who: Principal, run: ProduceRun, indexes: Sequence[int], partition: int | None, error: InvalidRecord
-) -> list[Part]:
-    """The frames of a run know nothing of each other: those before and after a record that does not fit its schema are taken."""
-    parts: list[Part] = []
-    while True:
-        at = error.index
-        if at:
-            parts += _stage_part(broker, who, run, indexes[:at], partition)
-        parts.append(Part([indexes[at]], InvalidRecord(index=0, faults=error.faults, schema=error.schema)))
-        indexes = indexes[at + 1 :]
-        if not indexes:
-            return parts
-        try:
-            return [*parts, Part(indexes, broker.publish(who, run.topic, _pick(run, indexes), partition=partition))]
-        except InvalidRecord as next_error:
-            error = next_error
-        except BrokerError as refusal:
-            return [*parts, Part(indexes, refusal)]
 
 
 def _pick(run: ProduceRun, indexes: Sequence[int]) -> Run:

@@ -18,11 +18,12 @@ from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
 from headrace.broker.transactions import Transaction
-from headrace.errors import BrokerError, UnknownTopic
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import Run
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin_refusals import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text
 from headrace.sessions.fujin_settings import FujinSettings
+from headrace.sessions.pieces import pieces
 from headrace.wire.fujin import Reply, Request, Transact, WriteRun, encode
 
 Step: TypeAlias = Callable[[], Awaitable[None]]
@@ -132,11 +133,22 @@ class Writer:
             if may_create:
                 return partial(self._create, run, topic, self._publish)
             self._refuse(run, text(error, WRITER_NOT_FOUND))
+        except InvalidRecord:
+            self._publish_in_pieces(run, topic)
         except BrokerError as error:
             self._refuse(run, text(error, WRITER_NOT_FOUND))
         else:
             self._await(run, published)
         return None
+
+    def _publish_in_pieces(self, run: WriteRun, topic: str) -> None:
+        whole = Run(run.values, headers=run.headers)
+        for begin, end, outcome in pieces(lambda begin, end: self._broker.publish(self._who, topic, whole[begin:end]), len(whole)):
+            piece = WriteRun(run.name, run.cids[begin:end], run.values[begin:end], None if run.headers is None else run.headers[begin:end])
+            if isinstance(outcome, BrokerError):
+                self._refuse(piece, text(outcome, WRITER_NOT_FOUND))
+            else:
+                self._await(piece, outcome)
 
     async def _create(self, run: WriteRun, topic: str, then: Callable[..., Step | None]) -> None:
         """A topic is there as soon as anybody writes to it. One that is deleted again meanwhile is refused, not chased."""

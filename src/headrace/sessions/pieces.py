@@ -1,0 +1,33 @@
+"""A run of frames that know nothing of each other: one whose record does not fit its topic's schema takes no other down with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from headrace.errors import BrokerError, InvalidRecord
+
+T = TypeVar("T")
+
+
+def pieces(publish: Callable[[int, int], T], count: int) -> Iterator[tuple[int, int, T | BrokerError]]:
+    """(begin, end, outcome) of the stretches of a run in order: published, or refused. `publish` takes the records from begin to end."""
+    begin = 0
+    while begin < count:
+        try:
+            yield begin, count, publish(begin, count)
+            return
+        except InvalidRecord as error:
+            found = error
+        except BrokerError as error:
+            yield begin, count, error
+            return
+        at = begin + found.index
+        if at > begin:
+            try:
+                before: T | BrokerError = publish(begin, at)
+            except BrokerError as error:
+                before = error
+            yield begin, at, before
+        yield at, at + 1, InvalidRecord(index=0, faults=found.faults, schema=found.schema)
+        begin = at + 1
