@@ -349,7 +349,7 @@ def test_the_planned_call_fails_and_no_other() -> None:
     one.write_at(1, [b"3"])
     assert one.read_at(0, 9) == b"13"
     assert files.calls["write_at"] == 4
-    assert [(kind, path) for kind, path, _ in files.fired] == [("write_at", "a")]
+    assert [(fired.kind, fired.path, fired.after) for fired in files.fired] == [("write_at", "a", 2)]
 
 
 def test_a_failing_read_is_an_os_error() -> None:

@@ -62,6 +62,17 @@ class Fault:
     silent: bool = False
 
 
+class Fired(NamedTuple):
+    """A call that a planned fault hit."""
+
+    kind: str
+    path: str
+    site: str
+    """module:line of the caller"""
+    after: int
+    """How many operations came before it."""
+
+
 class _Inode:
     """A content, shared with whoever has the same bytes until it is written to."""
 
@@ -171,8 +182,8 @@ class SimulatedFiles:
         self.sites: Counter[tuple[str, str]] = Counter()
         """(method, module:line) of the callers, counted while `trace_sites` is on."""
         self.trace_sites = False
-        self.fired: builtins.list[tuple[str, str, str]] = []
-        """(method, path, module:line) of the calls that a planned fault hit."""
+        self.fired: builtins.list[Fired] = []
+        """The calls that a planned fault hit."""
         self.cold = False
         """Nothing is in the page cache: `cached_only` reads raise `NotCached`."""
         self.room_bytes = ROOM_BYTES
@@ -361,7 +372,7 @@ class SimulatedFiles:
                 if self._faults[fault] == fault.nth or (fault.lasting and self._faults[fault] > fault.nth):
                     due = fault
         if due is not None:
-            self.fired.append((kind, path, _caller()))
+            self.fired.append(Fired(kind, path, _caller(), len(self.operations)))
         if due is not None and not due.silent:
             raise _Failing(due, path)
         return due

@@ -8,6 +8,7 @@ from headrace.log.partition import LogOptions
 from tests.log.crash.workload import Shape
 
 _SMALL: Final = LogOptions(segment_bytes=3000)
+_AGED: Final = LogOptions(segment_bytes=1000, retention_ms=5_000)
 _TABLE: Final = LogOptions(segment_bytes=800, tombstone_retention_ms=4_000)
 _WRITES: Final = {"append": 6, "atomic": 3, "append_written": 1, "checkpoint": 1}
 
@@ -20,9 +21,23 @@ SHAPES: Final = (
     Shape("segment rolls", {"append": 6, "atomic": 2, "checkpoint": 4, "reopen": 1}, options=LogOptions(segment_bytes=600)),
     Shape("large frames", {"append": 3, "atomic": 2, "checkpoint": 1}, logs=2, journal_bytes=8 * 1024, sizes=(1, 6000, 20_000)),
     Shape("written only", {"append_written": 6, "append_unacked": 3, "checkpoint": 2}, journal_bytes=16 * 1024),
-    Shape("retention by age", {**_WRITES, "checkpoint": 3, "maintain": 3}, options=LogOptions(segment_bytes=1000, retention_ms=5_000)),
+    Shape(
+        "retention by age",
+        {**_WRITES, "checkpoint": 3, "maintain": 3},
+        options=LogOptions(segment_bytes=1000, retention_ms=5_000),
+        steps=20,
+    ),
     Shape("retention by bytes", {**_WRITES, "checkpoint": 3, "maintain": 3}, options=LogOptions(segment_bytes=1000, retention_bytes=3_000)),
     Shape("compaction", {**_WRITES, "checkpoint": 3, "maintain": 3}, options=_TABLE, compacted=2),
+    Shape(
+        "tombstones",
+        {"append": 5, "checkpoint": 1, "maintain": 3},
+        logs=1,
+        options=LogOptions(segment_bytes=3000, tombstone_retention_ms=1),
+        compacted=1,
+        sizes=(20, 100),
+        tombstones=0.5,
+    ),
     Shape("deletion", {**_WRITES, "delete": 3, "checkpoint": 2, "reopen": 1}, options=_SMALL),
     Shape("clean restarts", {"append": 5, "atomic": 2, "reopen": 3, "checkpoint": 1}, options=_SMALL, journal_bytes=16 * 1024),
     Shape("dying processes", {"append": 4, "append_written": 3, "atomic": 1, "die": 3, "checkpoint": 2}, options=_SMALL),

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from headrace.errors import BrokerError
+from headrace.log.batch import parse_header
 from headrace.log.check import check
+from headrace.log.journal import HEADER_BYTES, SUFFIX, journal_number, read_journal
 from headrace.log.power_cut import PowerCuts, barest
-from headrace.log.simulated import SimulatedFiles
+from headrace.log.simulated import Operation, SimulatedFiles
 from headrace.log.store import Store
 from headrace.records import Ack, Appended, Run
 from tests.log.crash.history import Anomaly, Content, Event, Facts, Given, adopt, judge, read_log, read_store
@@ -54,10 +56,10 @@ def survive(shape: Shape, seed: int, *, steps: Sequence[str] | None = None) -> S
     return outcome
 
 
-def _cut_everywhere(workload: Workload, rng: random.Random, outcome: Survival, *, lives: int, start: int = 0) -> None:
-    """`start` is where this life began in the history of the disk."""
+def _cut_everywhere(workload: Workload, rng: random.Random, outcome: Survival, *, lives: int) -> None:
     operations = workload.files.operations
     facts, cuts = workload.facts.copy(), PowerCuts(workload.files)
+    start = workload.began
     outcome.acked += workload.acked
     outcome.operations += len(operations) - start
     for cut in range(start, len(operations) + 1):
@@ -69,13 +71,13 @@ def _cut_everywhere(workload: Workload, rng: random.Random, outcome: Survival, *
                 outcome.images += 1
                 content = recover(image, workload.shape, workload.given, facts, now=workload.now)
                 if lives > 1 and outcome.images % SECOND_LIFE_EVERY == 0:
-                    _cut_everywhere(_live_on(image.rewound(), workload, content, facts), rng, outcome, lives=lives - 1)
+                    _cut_everywhere(_live_on(image.rewound(), workload, cut, content, facts), rng, outcome, lives=lives - 1)
                     outcome.second_lives += 1
             if lives > 1 and cut % KILLED_EVERY == KILLED_EVERY - 1:
                 label = f"killed at {cut}"
                 content = recover(workload.files.killed(cut), workload.shape, workload.given, facts, now=workload.now)
-                heir = _live_on(workload.files.killed(cut), workload, content, facts)
-                _cut_everywhere(heir, rng, outcome, lives=lives - 1, start=cut)
+                heir = _live_on(workload.files.killed(cut), workload, cut, content, facts)
+                _cut_everywhere(heir, rng, outcome, lives=lives - 1)
                 outcome.second_lives += 1
         except (Anomaly, BrokerError, OSError) as failure:
             raise Anomaly(f"{label}: {failure}") from failure
@@ -88,6 +90,7 @@ def recover(image: SimulatedFiles, shape: Shape, given: dict[int, Given], facts:
     content = read_store(store)
     judge(content, given, facts)
     second = barest(image)
+    _verify_journals(second)
     if not store.report.damages and facts.deleting == facts.deleted:
         _verify(second, shape)
     store = Store.open(second, shape.store_options(), threads=False)
@@ -104,6 +107,36 @@ def _verify(files: SimulatedFiles, shape: Shape) -> None:
     report = check(files, shape.store_options().key)
     if not report.clean:
         raise Anomaly(f"the checker says: {report.problems[0]}")
+
+
+def _verify_journals(files: SimulatedFiles) -> None:
+    """A file that is used again shows what it held in an earlier life: none of that may be read as if it were new."""
+    for name in files.list("journal"):
+        number = journal_number(name)
+        assert number is not None, "nothing else is in that directory"
+        for frame in read_journal(files, number, None, lambda damage: None):
+            if frame.journal != number:
+                raise Anomaly(f"frame {frame.number} of journal {frame.journal} is read in journal {number}")
+
+
+def _verify_nonces(first: Workload, upto: int, heir: Workload) -> None:
+    """No two lives seal with the same nonce."""
+    again = _nonces(first.files.operations[:upto]) & _nonces(heir.files.operations[heir.began :])
+    if again:
+        raise Anomaly(f"the nonce {min(again).hex()} is used twice")
+
+
+def _nonces(operations: Sequence[Operation]) -> set[bytes]:
+    """Of all batches that went to a journal."""
+    found: set[bytes] = set()
+    for operation in operations:
+        if operation.kind == "write" and operation.path.endswith(SUFFIX):
+            at = HEADER_BYTES
+            while at < len(operation.data):
+                header = parse_header(operation.data, at, operation.path)
+                found.add(header.nonce)
+                at += header.size
+    return found
 
 
 def _differing(one: Content, other: Content) -> str:
@@ -125,7 +158,7 @@ def _go_on(store: Store, content: Content, now: int) -> None:
             raise Anomaly(f"log {log}: an append after recovery changed what was there")
 
 
-def _live_on(image: SimulatedFiles, first: Workload, content: Content, before: Facts) -> Workload:
+def _live_on(image: SimulatedFiles, first: Workload, cut: int, content: Content, before: Facts) -> Workload:
     """The workload goes on where the recovered store stands, with what it found."""
     given = {log: Given(known.options) for log, known in first.given.items() if log in before.created}
     for log, (bounds, records) in content.items():
@@ -140,4 +173,6 @@ def _live_on(image: SimulatedFiles, first: Workload, content: Content, before: F
         facts.must = dict(facts.may)
     workload = Workload(replace(first.shape, steps=SECOND_LIFE_STEPS), first.rng, image, given, facts, now=first.now + 1000)
     workload.run()
+    if first.shape.encrypted:
+        _verify_nonces(first, cut, workload)
     return workload

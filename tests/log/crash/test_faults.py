@@ -56,7 +56,7 @@ def test_a_failing_disk_breaks_no_promise(lasting: bool, proof: Proof) -> None:
         proof("crash images recovered", images)
         if not files.fired:
             break
-        sites.update((kind, site) for kind, _, site in files.fired)
+        sites.update((fired.kind, fired.site) for fired in files.fired)
         proof("disk faults endured", 1)
     assert len(sites) > 20, "the faults hit only a few of the places that use the disk"
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from headrace.errors import BrokerError, CorruptData, DiskFull
 from headrace.log.power_cut import PowerCuts
 from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.log.store import Store
 from headrace.records import Ack, Appended
-from tests.log.crash.history import Anomaly, Facts, Part, adopt, deleted, deleting, judge, read_store
+from tests.log.crash.history import Anomaly, Event, Facts, Given, Part, adopt, deleted, deleting, judge, read_store
 from tests.log.crash.survival import recover
 from tests.log.crash.workload import Shape, Workload
+
+SOON = 12
+"""So many operations after a fault, a power cut is still soon."""
 
 
 @dataclass
@@ -26,6 +30,8 @@ class Troubled(Workload):
 
     known: Facts = field(default_factory=Facts)
     """What holds now."""
+    archive: list[tuple[int, dict[int, Given]]] = field(default_factory=list)
+    """(operations so far, what was given) at the end of each life."""
     _outcomes: list[BrokerError] = field(default_factory=list)
 
     def _mark(self, event: Callable[[Facts], None]) -> None:
@@ -104,10 +110,17 @@ class Troubled(Workload):
             self.files.heal()
             content = read_store(self.store)
         judge(content, self.given, self.known)
+        self.archive.append(
+            (len(self.files.operations), {log: Given(known.options, list(known.records)) for log, known in self.given.items()})
+        )
         ends = {log: bounds.end for log, (bounds, _) in content.items()}
         for log, end in ends.items():
             del self.given[log].records[end:]
         self._mark(_settled(ends))
+
+    def given_at(self, cut: int) -> dict[int, Given]:
+        """What the writers knew then: doubtful records of an earlier life are forgotten when a new one begins."""
+        return next((given for until, given in self.archive if cut <= until), self.given)
 
     def _open(self) -> Store:
         try:
@@ -127,7 +140,7 @@ def _settled(ends: dict[int, int]) -> Callable[[Facts], None]:
 
 def endure(shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int = 12, seed: int = 1) -> tuple[SimulatedFiles, int]:
     """Take the steps with a fault armed. Raise `Anomaly` unless all promises hold then: for readers now, after a restart, and on
-    the disks that a power cut may leave. Returns the disk and how many images were recovered."""
+    disks that a power cut may leave soon after the fault or at the end. Returns the disk and how many images were recovered."""
     files = SimulatedFiles()
     files.inject(fault)
     rng = random.Random(seed)
@@ -136,11 +149,22 @@ def endure(shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int 
         workload.take(steps)
         files.heal()
         judge(read_store(workload.store), workload.given, workload.known)
-        images = list(PowerCuts(files).images(len(files.operations), rng))
-        chosen = images if len(images) <= images_max else rng.sample(images, images_max)
-        for _, image in chosen:
-            recover(image, shape, workload.given, workload.known, now=workload.now)
+        images = _recover_some(workload, rng, images_max)
         workload.die()
     except (Anomaly, BrokerError, OSError) as failure:
         raise Anomaly(f"{fault}: {failure}") from failure
-    return files, len(chosen)
+    return files, images
+
+
+def _recover_some(workload: Troubled, rng: random.Random, images_max: int) -> int:
+    operations, cuts, facts = workload.files.operations, PowerCuts(workload.files), Facts()
+    fired = workload.files.fired[0].after if workload.files.fired else len(operations)
+    chosen: list[tuple[int, Facts, SimulatedFiles]] = []
+    for cut in range(len(operations) + 1):
+        if cut and operations[cut - 1].kind == "mark":
+            cast(Event, operations[cut - 1].value)(facts)
+        if fired < cut < fired + SOON or cut == len(operations):
+            chosen += [(cut, facts.copy(), image) for _, image in cuts.images(cut, rng)]
+    for cut, then, image in chosen if len(chosen) <= images_max else rng.sample(chosen, images_max):
+        recover(image, workload.shape, workload.given_at(cut), then, now=workload.now)
+    return min(len(chosen), images_max)

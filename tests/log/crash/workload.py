@@ -33,6 +33,8 @@ class Shape:
     journal_bytes: int = 64 * 1024
     encrypted: bool = False
     sizes: Sequence[int] = SIZES
+    tombstones: float = 0.2
+    """How many of a table's records delete their key."""
 
     def store_options(self) -> StoreOptions:
         return StoreOptions(journal_bytes=self.journal_bytes, headroom_bytes=0, key=KEY if self.encrypted else None)
@@ -57,6 +59,8 @@ class Workload:
     acked: int = 0
 
     def __post_init__(self) -> None:
+        self.began = len(self.files.operations)
+        """Where this life starts in the history of the disk."""
         self.store = self._open()
         adopt(self.store, self.given, self.facts)
         self.live = sorted(self.facts.created - self.facts.deleting)
@@ -228,7 +232,7 @@ class Workload:
         keys: list[bytes | None] | None = None
         if self.given[log].options.compact:
             keys = [b"key %d" % rng.randrange(5) for _ in range(count)]
-            values = [None if rng.random() < 0.2 else value for value in values]
+            values = [None if rng.random() < self.shape.tombstones else value for value in values]
         elif rng.random() < 0.3:
             keys = [rng.choice((None, b"", b"k")) for _ in range(count)]
         headers: list[Headers] | None = None
