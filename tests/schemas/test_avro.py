@@ -47,7 +47,7 @@ EVERYTHING = record(
     ("next", ["null", "R"]),
     ("when", {"type": "int", "logicalType": "date"}),
 )
-datums = st.deferred(
+datums: st.SearchStrategy[dict[str, Any]] = st.deferred(
     lambda: st.fixed_dictionaries(
         {
             "n": st.none(),
