@@ -40,9 +40,9 @@ async def test_records_offsets_and_their_places_come_with_the_commit() -> None:
         other = home.peer()
         assert await _values(other, "a") == [] and await _values(other, "b", 2) == []
         assert home.broker.committed(DEV, "g", "a", 0) is None
-        assert await peer.one(TxnCommit(id)) == TxnEnded(
-            id, True, [Placed("a", 0, 0, NOW, -1, 1), Placed("a", 0, 1, NOW, -1, 2), Placed("b", 2, 0, NOW, 1, 3)]
-        )
+        ended = await peer.one(TxnCommit(id))
+        assert isinstance(ended, TxnEnded) and (ended.transaction, ended.success) == (id, True)
+        assert ended.records == [Placed("a", 0, 0, NOW, -1, 1), Placed("a", 0, 1, NOW, -1, 2), Placed("b", 2, 0, NOW, 1, 3)]
         assert await _values(other, "a") == [b"1", b"22"] and await _values(other, "b", 2) == [b"333"]
         assert home.broker.committed(DEV, "g", "a", 0) == 1
 

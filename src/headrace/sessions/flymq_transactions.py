@@ -14,9 +14,9 @@ from headrace.broker import Broker, Principal, Published, Transaction
 from headrace.errors import BrokerError, InvalidTransaction, RecordTooLarge
 from headrace.records import Run
 from headrace.sessions.flymq_refusals import publish_refusal
-from headrace.sessions.flymq_staging import RECORD_BYTES_MAX
+from headrace.sessions.flymq_staging import RECORD_BYTES_MAX, columns
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
-from headrace.wire.flymq.advanced_messages import Placed, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
+from headrace.wire.flymq.advanced_messages import PlacedRun, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
 from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataRun, Reply
 
 TIMEOUT_MS_DEFAULT: Final = 60_000
@@ -35,13 +35,9 @@ class _Open:
         self.key_sizes: list[list[int]] = []
         self.value_sizes: list[list[int]] = []
 
-    def placed(self, published: list[Published]) -> list[Placed]:
+    def placed(self, published: list[Published]) -> list[PlacedRun]:
         rows = zip(published, self.topics, self.key_sizes, self.value_sizes, strict=True)
-        return [
-            Placed(topic, *one.placement(index), one.timestamp, sizes[0], sizes[1])
-            for one, topic, key_sizes, value_sizes in rows
-            for index, sizes in enumerate(zip(key_sizes, value_sizes, strict=True))
-        ]
+        return [PlacedRun(topic, *columns(one), key_sizes, value_sizes) for one, topic, key_sizes, value_sizes in rows]
 
 
 class TransactionVerbs:

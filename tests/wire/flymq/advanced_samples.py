@@ -44,7 +44,14 @@ REPLIES: list[tuple[int, Reply]] = [
     (0x31, Done(True, "OK")),
     (0x35, _PLACED),
     (0x40, v.TxnBegun("txn-1-1")),
-    (0x41, v.TxnEnded("txn-1-1", True, [_PLACED, _PLACED])),
+    (
+        0x41,
+        v.TxnEnded(
+            "txn-1-1",
+            True,
+            [v.PlacedRun("orders", [2, 2], [41, 42], [1, 2], [-1, 3], [5, 6]), v.PlacedRun("other", [0], [0], [1], [-1], [0])],
+        ),
+    ),
     (0x42, v.TxnEnded("txn-1-1")),
     (0x43, _PLACED),
     (0x50, Done(False, "no")),

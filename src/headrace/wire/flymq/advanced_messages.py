@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -191,12 +192,35 @@ class TxnBegun:
     success: bool = True
 
 
+@dataclass(slots=True)
+class PlacedRun:
+    """RecordMetadata of adjacent records of one topic, column by column."""
+
+    topic: str
+    partitions: list[int]
+    offsets: list[int]
+    timestamps: list[int]
+    key_sizes: list[int]
+    value_sizes: list[int]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def rows(self) -> Iterator[Placed]:
+        columns = (self.partitions, self.offsets, self.timestamps, self.key_sizes, self.value_sizes)
+        return (Placed(self.topic, *row) for row in zip(*columns, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class TxnEnded:
     transaction: str
     success: bool = True
-    records: list[Placed] = field(default_factory=list)
+    runs: list[PlacedRun] = field(default_factory=list)
     """Where the records of a committed transaction are, in the order they were sent."""
+
+    @property
+    def records(self) -> list[Placed]:
+        return [row for run in self.runs for row in run.rows()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,22 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 from headrace.errors import InvalidRequest
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
-from headrace.wire.flymq.advanced_messages import TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
-from headrace.wire.flymq.delayed import PLACED
-from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader, Repeated, Trailing
+from headrace.wire.flymq.advanced_messages import PlacedRun, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
+from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader, Trailing
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO
 from headrace.wire.flymq.opcodes import Opcode
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
-_LENGTH, _PARTITION = struct.Struct(">I"), struct.Struct(">i")
+_LENGTH, _PARTITION, _PLACE = struct.Struct(">I"), struct.Struct(">i"), struct.Struct(">iQqii")
+_STRETCH_MIN: Final = 16
+_STRETCH_GROWTH: Final = 4
 _TAIL_BYTES: Final = 8
 """An empty key and a partition."""
 
@@ -53,23 +55,55 @@ TXN_ROLLBACK = Layout(TxnRollback, transaction=S16)
 TXN_PRODUCE = TxnProduceLayout()
 
 TXN_BEGUN = Layout(TxnBegun, transaction=S16, success=BOOL)
-_NO_RECORDS: list[object] = []
-TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, records=Trailing(Repeated(PLACED), _NO_RECORDS))
+
+
+class PlacesLayout:
+    """The list of RecordMetadata behind TXN_COMMIT's reply, by the run. Missing: none."""
+
+    def read(self, reader: Reader, /) -> list[PlacedRun]:
+        runs: list[PlacedRun] = []
+        for _ in range(U32.read(reader) if reader.left else 0):
+            topic, row = S16.read(reader), _PLACE.unpack(reader.take(_PLACE.size))
+            if not runs or runs[-1].topic != topic:
+                runs.append(PlacedRun(topic, [], [], [], [], []))
+            run = runs[-1]
+            for column, number in zip((run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes), row, strict=True):
+                column.append(number)
+        return runs
+
+    def write(self, value: list[PlacedRun], /) -> bytes:
+        if not value:
+            return b""
+        parts = [U32.write(sum(map(len, value)))]
+        for run in value:
+            field = S16.write(run.topic)
+            rows = map(_PLACE.pack, run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes)
+            parts += (field, field.join(rows))
+        return b"".join(parts)
+
+
+TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, runs=PlacesLayout())
 
 
 def encode_run(run: TxnProduceRun) -> bytes:
     """A TXN_PRODUCE frame for each record. Key and partition are left out where no record has one."""
     field = S16.write(run.transaction) + S16.write(run.topic)
-    keys: list[bytes | None] = run.keys or [None] * len(run)
-    partitions = run.partitions or [AUTO] * len(run)
-    is_plain = run.keys is None and run.partitions is None
-    parts: list[bytes] = []
-    for value, key, partition in zip(run.values, keys, partitions, strict=True):
-        tail = b"" if is_plain else B32.write(key or b"") + _PARTITION.pack(partition)
-        size = len(field) + 4 + len(value) + len(tail)
-        if size > FLYMQ_PAYLOAD_BYTES_MAX:
-            raise InvalidRequest(f"no payload exceeds {FLYMQ_PAYLOAD_BYTES_MAX} bytes")
-        parts += (_HEADER.pack(_HEAD, size), field, _LENGTH.pack(len(value)), value, tail)
+    count, values = len(run), run.values
+    if run.keys is None and run.partitions is None:
+        tails: list[bytes] = []
+        sizes = [len(field) + 4 + len(value) for value in values]
+    else:
+        keys, partitions = run.keys or [None] * count, run.partitions or [AUTO] * count
+        tails = [B32.write(key or b"") + _PARTITION.pack(partition) for key, partition in zip(keys, partitions, strict=True)]
+        sizes = [len(field) + 4 + len(value) + len(tail) for value, tail in zip(values, tails, strict=True)]
+    if not count or max(sizes) > FLYMQ_PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(f"a run has records, and no payload exceeds {FLYMQ_PAYLOAD_BYTES_MAX} bytes")
+    width = 3 if tails else 2
+    parts = [b""] * (width * count)
+    parts[0::width] = map(_front_layout(len(field)).pack, repeat(_HEAD), sizes, repeat(field), map(len, values))
+    parts[1::width] = values
+    if tails:
+        parts[2::width] = tails
     return b"".join(parts)
 
 
@@ -106,13 +140,18 @@ def _extend(run: TxnProduceRun, field: bytes, buffer: bytes, position: int, end:
     values = run.values
     # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
     end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
+    stretch = _STRETCH_MIN
     while end - position >= front_bytes:
+        if run.keys is None and run.partitions is None and (ahead := _take_stretch(values, field, buffer, position, end, stretch)):
+            position, stretch = ahead, stretch * _STRETCH_GROWTH
+            continue
         head, length, named, value_bytes = unpack(buffer, position)
         behind, value_end = position + HEADER_BYTES + length, position + front_bytes + value_bytes
         if head != _HEAD or named != field or behind > end:
             break
         if value_end == behind:
-            _put(run, None, AUTO)
+            if run.keys is not None or run.partitions is not None:
+                _put(run, None, AUTO)
         else:
             tail = behind - value_end
             if tail < _TAIL_BYTES or _LENGTH.unpack_from(buffer, value_end)[0] != tail - _TAIL_BYTES:
@@ -121,6 +160,26 @@ def _extend(run: TxnProduceRun, field: bytes, buffer: bytes, position: int, end:
         values.append(buffer[position + front_bytes : value_end])
         position = behind
     return position
+
+
+def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: int, end: int, count_max: int) -> int:
+    """Many plain frames of the same sizes at once: between two values always lie the same bytes. 0: not here, and nothing was taken."""
+    layout = _front_layout(len(field))
+    front_bytes, front = layout.size, buffer[position : position + layout.size]
+    head, length, named, value_bytes = layout.unpack(front)
+    frame_bytes = front_bytes + value_bytes
+    count = min(count_max, (end - position) // frame_bytes)
+    if count < _STRETCH_MIN or head != _HEAD or named != field or length != frame_bytes - HEADER_BYTES:
+        return 0
+    if not buffer.startswith(front, position + frame_bytes) or not buffer.startswith(front, position + (count - 1) * frame_bytes):
+        return 0
+    stop: int = position + count * frame_bytes
+    pieces = buffer[position + front_bytes : stop].split(front)
+    # As many pieces as frames and none too long: then none is too short either, and every separator is where a frame begins.
+    if len(pieces) != count or max(map(len, pieces)) != value_bytes:
+        return 0
+    values += pieces
+    return stop
 
 
 def _put(run: TxnProduceRun, key: bytes | None, partition: int) -> None:
