@@ -62,6 +62,10 @@ class Facts:
     deleted: set[int] = field(default_factory=set)
     maintained: bool = False
     """Whether compaction may have run."""
+    promised: dict[int, set[int]] = field(default_factory=dict)
+    """log → the offsets that were acknowledged as durable themselves, not only by what came after them."""
+    strict: bool = True
+    """Whether an acknowledgement stands for everything before it as well. Once a sync has failed, it does not."""
 
     def copy(self) -> Facts:
         return Facts(
@@ -73,7 +77,12 @@ class Facts:
             set(self.deleting),
             set(self.deleted),
             self.maintained,
+            {log: set(offsets) for log, offsets in self.promised.items()},
+            self.strict,
         )
+
+    def needs(self, log: int, offset: int) -> bool:
+        return offset < self.must.get(log, 0) and (self.strict or offset in self.promised.get(log, ()))
 
 
 Event: TypeAlias = Callable[[Facts], None]
@@ -105,6 +114,7 @@ def durable(parts: tuple[Part, ...]) -> Event:
         facts.unsure.remove(parts)
         for part in parts:
             facts.must[part.log] = max(part.end, facts.must.get(part.log, 0))
+            facts.promised.setdefault(part.log, set()).update(range(part.base, part.end))
 
     return change
 
@@ -209,17 +219,18 @@ def _judge_log(log: int, bounds: Bounds, records: Sequence[Record], given: Given
             raise Anomaly(f"log {log}: {record} stands where {given.records[record.offset]} was put")
     kept = {record.offset for record in records}
     if given.options.compact and facts.maintained:
-        _judge_view(log, bounds, records, given, must)
+        _judge_view(log, bounds, records, given, facts)
         return
     for offset in range(bounds.first, must):
-        if offset not in kept and given.records[offset] is not None:
+        if offset not in kept and given.records[offset] is not None and facts.needs(log, offset):
             raise Anomaly(f"log {log}: offset {offset} was acknowledged and is lost")
 
 
-def _judge_view(log: int, bounds: Bounds, records: Sequence[Record], given: Given, must: int) -> None:
+def _judge_view(log: int, bounds: Bounds, records: Sequence[Record], given: Given, facts: Facts) -> None:
     """A compacted log may lose records, as long as the newest one of each key says the same."""
     kept = {record.offset for record in records}
-    wanted = view(record for record in given.records[: bounds.end] if record and (record.offset < must or record.offset in kept))
+    known = [record for record in given.records[: bounds.end] if record]
+    wanted = view(record for record in known if record.offset in kept or facts.needs(log, record.offset))
     found = view(records)
     if wanted != found:
         keys = [key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)]

@@ -28,7 +28,7 @@ SOON = 12
 class Troubled(Workload):
     """A workload that goes on after errors, as the clients of a broker do."""
 
-    known: Facts = field(default_factory=Facts)
+    known: Facts = field(default_factory=lambda: Facts(strict=False))
     """What holds now."""
     archive: list[tuple[int, dict[int, Given]]] = field(default_factory=list)
     """(operations so far, what was given) at the end of each life."""
@@ -157,7 +157,7 @@ def endure(shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int 
 
 
 def _recover_some(workload: Troubled, rng: random.Random, images_max: int) -> int:
-    operations, cuts, facts = workload.files.operations, PowerCuts(workload.files), Facts()
+    operations, cuts, facts = workload.files.operations, PowerCuts(workload.files), Facts(strict=False)
     fired = workload.files.fired[0].after if workload.files.fired else len(operations)
     chosen: list[tuple[int, Facts, SimulatedFiles]] = []
     for cut in range(len(operations) + 1):
