@@ -5,6 +5,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 DATA  ?= data
 LISTEN ?=
+QUIC ?= $(if $(LISTEN),,127.0.0.1:4848)
 DURATION ?=
 SERVE_ARGS ?=
 PYTEST_ARGS ?= -q -n 2
@@ -22,8 +23,8 @@ help: ## list the verbs
 	@echo "make VERB [NAME=value ...]"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: $(RUN_STAMP) ## start the broker on DATA=data (DURATION=60: stop by itself; LISTEN="host:port ..."; SERVE_ARGS=...)
-	@$(BIN)/headrace serve --data $(DATA) $(addprefix --listen ,$(LISTEN)) $(if $(DURATION),--duration $(DURATION)) $(SERVE_ARGS)
+run: $(RUN_STAMP) ## start the broker on DATA=data (DURATION=60: stop by itself; LISTEN="host:port ..."; QUIC=host:port; SERVE_ARGS=...)
+	@$(BIN)/headrace serve --data $(DATA) $(addprefix --listen ,$(LISTEN)) $(addprefix --listen-quic ,$(QUIC)) $(if $(DURATION),--duration $(DURATION)) $(SERVE_ARGS)
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
 	@tools/setup system strace
@@ -51,7 +52,7 @@ clean: ## remove .venv, caches and build products (data/ stays)
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN_STAMP): $(MANIFESTS)
-	@tools/setup install $(VENV) .
+	@tools/setup install $(VENV) ".[quic,schemas]"
 	@touch $@
 
 $(DEV_STAMP): $(MANIFESTS)
