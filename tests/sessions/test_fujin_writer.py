@@ -282,3 +282,14 @@ async def test_a_transaction_that_takes_too_long_is_rolled_back() -> None:
         assert isinstance(failed, Failed) and "took too long" in failed.error
         writer.say(rollback() + begin())
         assert await writer.hears() == [Transacted(Reply.ROLLBACK, cid(3)), Transacted(Reply.BEGIN, cid(1))]
+
+
+@pytest.mark.parametrize("later", range(12))
+async def test_a_write_that_comes_in_any_turn_of_a_topics_creation_is_answered(later: int) -> None:
+    async with fujin_door() as door:
+        writer = await door.writer()
+        writer.say(encode.writes("new", [cid(1)], [b"x"]))
+        await turns(later)
+        writer.say(encode.writes("new", [cid(2)], [b"y"]))
+        await until(lambda: len(writer.link.sent) == 12)
+        assert await values(door, "new") == [b"x", b"y"]

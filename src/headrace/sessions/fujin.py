@@ -12,6 +12,7 @@ clients break on a second one. A stream that never connected, or whose reader wa
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -38,6 +39,8 @@ from headrace.wire.fujin import (
     WriteRun,
     encode,
 )
+
+log = logging.getLogger(__name__)
 
 PING_ERROR_CODE: Final = 3
 """What a connection is closed with when its client does not answer pings."""
@@ -132,7 +135,7 @@ class FujinSession:
         if step is not None:
             self._start(step)
 
-    def _start(self, step: Step) -> None:
+    def _start(self, step: Step | None) -> None:
         self._task = self._loop.create_task(self._work(step))
         self._task.add_done_callback(self._worked)
 
@@ -148,11 +151,16 @@ class FujinSession:
         self._task = None
         if task.cancelled() or self._is_lost:
             return
-        if task.exception() is not None:
-            # A fault of ours. It must not hang in a session that answers nothing; the loop's handler reports it.
+        if (failure := task.exception()) is not None:
+            # A fault of ours. The peer must not be left waiting for an answer that never comes.
+            log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
             self._inbox.clear()
             self._is_closed = True
             self._link.close("internal error: the request could not be completed")
+            return
+        if self._inbox:
+            # The task is done a turn before this is called, and something came in that turn.
+            self._start(None)
             return
         if self._is_paused:
             self._is_paused = False
