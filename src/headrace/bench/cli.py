@@ -21,6 +21,8 @@ PUBLISH_TARGETS = {"figg": Target(at_least=600_000)}
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 AGAINST_ONE_TARGET = Target(at_least=0.7)
 """Many connections lose less than 30 % of what one can do."""
+SCHEMA_TARGET = Target(at_least=0.5)
+"""Checking every value costs no more than everything else does."""
 
 
 def cpu_note(seconds: float, records: int) -> dict[str, NoteValue]:
@@ -76,9 +78,11 @@ def log(
 )
 @options.streams()
 @click.option("--against-one", is_flag=True, help="Take turns with a single connection that publishes as much, and show the ratio.")
+@click.option("--schema", type=click.Choice(["json"]), help="Take turns with a topic that requires a schema, and show the ratio (FlyMQ).")
 def publish(
     door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, streams: int, against_one: bool,
+    schema: str | None,
 ) -> None:  # fmt: skip
     """Publish through a door, from the first byte to the last acknowledgement.
 
@@ -87,6 +91,7 @@ def publish(
     """
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
+    from headrace.bench.doors.flymq_schema import FlyMqJsonLoad
 
     config: dict[str, NoteValue] = {
         "door": door_name,
@@ -98,6 +103,8 @@ def publish(
     }
     if against_one and connections == 1:
         raise click.UsageError("--against-one needs --connections above 1")
+    if schema and (door_name != "flymq" or against_one):
+        raise click.UsageError("--schema is for --door flymq, and not for --against-one")
     if door_name in QUIC_DOORS:
         _quic_only(server, window, against_one)
         _publish_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config, streams)
@@ -111,6 +118,12 @@ def publish(
             figure = Figure(f"{name}, {connections} connections" if connections > 1 else name, "records/s", [])
             alone = Figure(f"{name}, 1 connection", "records/s", [])
             kinds = [(figure, plan), (alone, replace(plan, connections=1))] if against_one else [(figure, plan)]
+            held = Figure(f"{name}, {schema} schema", "records/s", [])
+            if schema:
+                kinds = [
+                    (figure, replace(plan, load=FlyMqJsonLoad(required=False))),
+                    (held, replace(plan, load=FlyMqJsonLoad(required=True))),
+                ]
             cpu = dict.fromkeys((shown.name for shown, _ in kinds), 0.0)
             for turn in range(repeat):
                 for shown, kind in kinds:
@@ -122,6 +135,9 @@ def publish(
         for shown, _ in kinds:
             shown.notes = cpu_note(cpu[shown.name], records * repeat)
             run.report.add(shown)
+        if schema:
+            ratios = [checked / plain for checked, plain in zip(held.runs, figure.runs, strict=True)]
+            run.report.add(Figure("flymq publish: with a schema ÷ without", "×", ratios, SCHEMA_TARGET))
         if against_one:
             ratios = [many / one for many, one in zip(figure.runs, alone.runs, strict=True)]
             run.report.add(Figure(f"{door_name} publish: {connections} connections ÷ 1", "×", ratios, AGAINST_ONE_TARGET))

@@ -61,7 +61,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records that a topic holds, and end."),
     "topic": Entry("headrace.cli.topics", "topic", "Look after topics: list, describe, create, alter, delete."),
     "group": Entry("headrace.cli.groups", "group", "Look after groups: list, describe, lag, reset, delete."),
-    "schema": Entry("headrace.cli.schemas", "schema", "Look after schemas: list, describe, register, check, require, delete."),
+    "schema": Entry("headrace.cli.schemas", "schema", "Look after schemas: list, describe, register, check, delete."),
     "dlq": Entry("headrace.cli.dlq", "dlq", "Look after dead letters: list, fetch, replay, purge."),
     "delayed": Entry("headrace.cli.delayed", "delayed", "Look after delayed messages: list, publish, cancel."),
     "user": Entry("headrace.cli.users", "user", "Look after users, their roles and passwords."),

@@ -35,7 +35,7 @@ class FlyMqLoad:
     def open_topic(self, sock: socket.socket, topic: str) -> None:
         sock.sendall(encode_request(CreateTopic(topic, 1)))
         head = receive_exactly(sock, HEADER_BYTES)
-        reply = decode_reply(ReplyFrame(head[2], receive_exactly(sock, _payload_bytes(head))))
+        reply = decode_reply(ReplyFrame(head[2], receive_exactly(sock, payload_bytes(head))))
         if not isinstance(reply, Done) or not reply.success:
             raise BenchFailed(f"flymq: CREATE_TOPIC was answered by {reply}")
 
@@ -61,11 +61,11 @@ class FlyMqLoad:
             return encode_request(Fetch(topic, 0, begin, count))
 
         size = page_records(value_bytes + RECORD_OVERHEAD_BYTES)
-        meter = Pages(records, size, request, _next_offset, head_bytes=HEADER_BYTES, rest_bytes=_payload_bytes)
+        meter = Pages(records, size, request, _next_offset, head_bytes=HEADER_BYTES, rest_bytes=payload_bytes)
         return ConsumePlan(meter.first_requests(), meter)
 
 
-def _payload_bytes(head: bytes) -> int:
+def payload_bytes(head: bytes) -> int:
     return int(HEADER.unpack(head)[4])
 
 
