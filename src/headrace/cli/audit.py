@@ -18,7 +18,7 @@ _COLUMNS = ("time", "type", "action", "user", "door", "address", "resource", "re
 
 @click.group()
 def audit() -> None:
-    """Read the audit log: list, export."""
+    """Read the audit log: who did what."""
 
 
 def _query_options(command: Callable[..., int]) -> Callable[..., int]:

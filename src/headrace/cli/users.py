@@ -16,7 +16,7 @@ _COLUMNS = ("name", "roles", "enabled", "updated")
 
 @click.group()
 def user() -> None:
-    """Look after users: list, describe, create, alter, password, delete."""
+    """Look after users, their roles and passwords."""
 
 
 @user.command("list")
