@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from headrace.log.check import check
+from headrace.log.power_cut import barest
 from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import Store
-from tests.log.stores import crashed, new_log, opened, put, records, values
+from headrace.records import Ack, Run
+from tests.log.stores import crashed, new_log, opened, put, records, staged, values
 
 
 def filled(files: SimulatedFiles, count: int = 60, **options: object) -> tuple[Store, int]:
@@ -109,3 +111,17 @@ def test_a_reader_in_the_middle_of_a_gap_goes_on_behind_it() -> None:
     found = records(store, log)
     gap = next(left.offset + 1 for left, right in pairwise(found) if right.offset > left.offset + 1)
     assert records(store, log, gap)[0].offset > gap
+
+
+def test_compaction_gives_up_no_record_for_one_that_a_power_cut_may_take() -> None:
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store, segment_bytes=2000, compact=True)
+    put(store, log, b"first", keys=[b"a"])
+    put(store, log, b"large" * 400, keys=[b"b"])
+    store.checkpoint()
+    staged(store, (log, Run([b"newer"], [b"a"])), ack=Ack.WRITTEN)
+    store.flush()
+    store.maintain(0)
+    assert b"first" not in values(store, log), "compaction has run"
+    assert {b"first", b"newer"} & set(values(opened(barest(files)), log)), "the key is lost"

@@ -227,6 +227,8 @@ class Keeper:
             self._checkpoint(closing=False)
             for _, segments in expired:
                 self._remove_segments(segments)
+        # A record must not go for the sake of a newer one that a power cut may take: all that segments hold is in frames synced here.
+        self._store.journal.sync()
         for partition in partitions:
             if partition.options.compact:
                 self._unsynced.add(partition)
