@@ -37,9 +37,9 @@ def plant(name: str) -> Callable[[Plant], Plant]:
     return enter
 
 
-def _without(patch: pytest.MonkeyPatch, owner: object, step: str, disk: type, call: str) -> None:
-    """Inside `owner.step` the disk's `call` does nothing: as if nobody had written that line."""
-    whole, effect, depth = getattr(owner, step), getattr(disk, call), 0
+def _without(patch: pytest.MonkeyPatch, owner: object, step: str, below: type, call: str) -> None:
+    """Inside `owner.step` a `call` to what is below does nothing: as if nobody had written that line."""
+    whole, effect, depth = getattr(owner, step), getattr(below, call), 0
 
     def careless(*arguments: Any, **named: Any) -> Any:
         nonlocal depth
@@ -55,7 +55,7 @@ def _without(patch: pytest.MonkeyPatch, owner: object, step: str, disk: type, ca
 
     # A class method is bound already when it is looked up, so it must not be bound again.
     patch.setattr(owner, step, staticmethod(careless) if hasattr(whole, "__self__") else careless)
-    patch.setattr(disk, call, absent)
+    patch.setattr(below, call, absent)
 
 
 # Appending.
@@ -205,6 +205,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @plant("compaction renames before the sync")
 def _(patch: pytest.MonkeyPatch) -> None:
     _without(patch, compaction, "_rewrite", SimulatedFile, "sync")
+
+
+@plant("compaction gives up a record for one that is not durable")
+def _(patch: pytest.MonkeyPatch) -> None:
+    _without(patch, Keeper, "_maintain", Journal, "sync")
 
 
 @plant("compaction keeps the oldest record of a key")

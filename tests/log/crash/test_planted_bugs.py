@@ -20,7 +20,7 @@ from headrace.log.journal import journal_path
 from headrace.log.partition import LogOptions
 from headrace.log.power_cut import barest
 from headrace.log.simulated import Fault, SimulatedFiles
-from headrace.records import Run
+from headrace.records import Ack, Run
 from tests.conftest import Proof
 from tests.log.crash.bugs import PLANTS
 from tests.log.crash.damage import inspect, original, units
@@ -29,7 +29,7 @@ from tests.log.crash.survival import survive
 from tests.log.crash.test_mutations import hit
 from tests.log.crash.trouble import endure
 from tests.log.crash.workload import Shape
-from tests.log.stores import new_log, opened, put, staged
+from tests.log.stores import new_log, opened, put, staged, values
 
 Trial: TypeAlias = Callable[[], None]
 """Raises `Anomaly` when the code breaks a promise."""
@@ -131,6 +131,22 @@ def the_number_of_a_log_is_given_once() -> None:
         raise Anomaly(f"number {number} was given again")
 
 
+def a_key_survives_compaction_and_a_power_cut() -> None:
+    """The newer of two records was only written: when the power cut takes it, the older one must be there."""
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store, segment_bytes=2000, compact=True)
+    put(store, log, b"older", keys=[b"key"])
+    put(store, log, bytes(2000), keys=[b"another key"])
+    store.checkpoint()
+    staged(store, (log, Run([b"newer"], [b"key"])), ack=Ack.WRITTEN)
+    store.flush()
+    store.maintain(0)
+    found = values(opened(barest(files)), log)
+    if b"older" not in found and b"newer" not in found:
+        raise Anomaly("a key was acknowledged and is lost")
+
+
 WRITES: Final = PowerCut("writes", "append flush atomic flush append atomic flush checkpoint append flush atomic flush")
 CHECKPOINTS: Final = PowerCut(
     "checkpoints", "append flush atomic flush checkpoint append flush append flush checkpoint append flush checkpoint"
@@ -170,6 +186,7 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
     "retention removes the active segment as well": AGES,
     "retention goes by the oldest record of a segment": MIXED,
     "compaction renames before the sync": TABLES,
+    "compaction gives up a record for one that is not durable": a_key_survives_compaction_and_a_power_cut,
     "compaction keeps the oldest record of a key": TABLES,
     "the number of a deleted log is given again": the_number_of_a_log_is_given_once,
     "recovery keeps what is whole of a torn frame": WRITES,
