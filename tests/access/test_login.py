@@ -181,6 +181,17 @@ async def test_a_hundred_guesses_at_once_are_a_hundred_guesses() -> None:
         assert sum(isinstance(outcome, LoginThrottled) for outcome in outcomes) >= 94
 
 
+async def test_an_attempt_that_found_no_room_does_not_count_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with guarded() as stand:
+        await stand.administration.create_user(ADMIN, "ann", PASSWORD, [])
+        monkeypatch.setattr(stand.passwords, "_jobs", PASSWORD_JOBS_RUNNING + PASSWORD_JOBS_QUEUED_MAX)
+        for _ in range(50):
+            with pytest.raises(Unavailable):
+                await stand.log_in("ann")
+        monkeypatch.setattr(stand.passwords, "_jobs", 0)
+        await stand.log_in("ann")
+
+
 # Keys.
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.access.administration import Caller
-from headrace.access.policy import Effect, Grant, Match, Rule
+from headrace.access.policy import Effect, Grant, Match, Rule, decide
 from headrace.broker import Action, Batch, Principal, SettlementPolicy
 from headrace.errors import BrokerError, NotAuthorized
 from headrace.records import Run
@@ -182,3 +182,19 @@ async def test_a_change_counts_even_if_whoever_made_it_has_gone_away() -> None:
         await turns()
         with pytest.raises(NotAuthorized):
             stand.broker.publish(who, "t", Run([b"x"]))
+
+
+async def test_the_rules_are_asked_once_however_much_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is why they cost a publish nothing: from the second on it is one look into a dictionary, with rules or without."""
+    async with guarded() as stand:
+        who = await reader(stand)
+        asked: list[Action] = []
+
+        def counting(*question: object) -> bool:
+            asked.append(question[2])  # type: ignore[arg-type]  # (policy, who, action, resource)
+            return decide(*question)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("headrace.access.access.decide", counting)
+        for _ in range(1_000):
+            await stand.broker.publish(who, "t", Run([b"x"]))
+        assert asked == [Action.PUBLISH]

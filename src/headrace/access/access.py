@@ -28,7 +28,7 @@ from headrace.access.throttle import Throttle
 from headrace.broker.access import Action, Principal, Resource
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.contract import Engine
-from headrace.errors import BrokerError, LoginFailed, LoginThrottled
+from headrace.errors import BrokerError, LoginFailed, LoginThrottled, Unavailable
 
 _log = logging.getLogger(__name__)
 _PASSWORD_BYTES: Final = 18
@@ -162,7 +162,11 @@ class Access:
             raise LoginThrottled(wait_ms=pause)
         self._throttle.begin(name, caller.address, now)
         row = self._directory.user(name)
-        fits = await self._passwords.verify(row.hash if row is not None else "", password)
+        try:
+            fits = await self._passwords.verify(row.hash if row is not None else "", password)
+        except Unavailable:
+            self._throttle.unseen(name, caller.address)
+            raise
         claimed = Principal(name[:249], door)
         if row is None or not fits or not row.enabled or self._directory.user(name) != row:
             self._audit.note(event_of(claimed, caller.address, "login", "login", f"user:{claimed.name}", "failure"))

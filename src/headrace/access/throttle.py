@@ -76,6 +76,11 @@ class Throttle:
         if account is not None:
             self._accounts.failed(account, now)
 
+    def unseen(self, account: str, address: str) -> None:
+        """The attempt was never looked at: it counts for nothing."""
+        self._addresses.forgive(address)
+        self._accounts.forgive(account)
+
     def succeeded(self, account: str | None, address: str) -> None:
         """The account is clean again. The address is only forgiven this attempt, or one good login would pay for guessing at others."""
         self._addresses.forgive(address)

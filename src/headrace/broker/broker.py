@@ -236,6 +236,10 @@ class Broker:
             self._gate.check(who, Action.READ, "topic", topic)  # it may have waited for longer than the permission was there
         return fetched
 
+    def check_reads(self, who: Principal, topic: str) -> None:
+        """For doors that hold records back: may they still be handed out? Raises `NotAuthorized`."""
+        self._gate.check(who, Action.READ, "topic", topic)
+
     def bounds(self, who: Principal, topic: str, partition: int) -> Bounds:
         """The first offset there is and the end, the next one to be given."""
         self._check_sees(who, topic)

@@ -82,6 +82,8 @@ class LiveSubscription:
         async with self._taking:
             while len(self._values) < count and await self._read():
                 pass
+            # What was read ahead was allowed then; whether it still is counts now.
+            self._broker.check_reads(self.owner, self.topic)
             values = [self._values.popleft() for _ in range(min(count, len(self._values)))]
         return [Deliveries(None, values)] if values else []
 
