@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import pytest
 
-from headrace.broker import Broker, ProducerStamp, Published, SettlementPolicy
+from headrace.broker import NOWHERE, Broker, OnInvalid, ProducerStamp, Published, SchemaType, SettlementPolicy
 from headrace.engine.contract import Ack, Batch
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import UnknownTopic
@@ -131,3 +131,17 @@ async def test_every_ack_is_answered(opened: Open, ack: Ack) -> None:
         await broker.create_topic(ANN, "t")
         published = await broker.publish(ANN, "t", Run([b"a"]), ack=ack)
         assert (published.base_offset, published.count) == (0, 1)
+
+
+async def test_schemas_and_what_topics_require_survive_a_restart(opened: Open) -> None:
+    async with opened() as broker:
+        await broker.create_topic(ANN, "t")
+        await broker.schemas.register(ANN, "n", SchemaType.JSON, b'{"type":"integer"}')
+        await broker.schemas.require(ANN, "t", "n", on_invalid=OnInvalid.DEAD_LETTER)
+        kept = broker.schemas.versions(ANN)
+    async with opened() as broker:
+        assert broker.schemas.versions(ANN) == kept
+        published = await broker.publish(ANN, "t", Run([b"x", b"1"]))
+        assert published.placements == [NOWHERE, (0, 0)]
+    async with opened() as broker:
+        assert await _values(broker) == [b"1"] and await _values(broker, "t.dlq") == [b"x"]
