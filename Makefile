@@ -24,7 +24,7 @@ help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(RUN_STAMP) ## start the broker on DATA=data (DURATION=60: stop by itself; LISTEN="host:port ..."; QUIC=host:port; SERVE_ARGS=...)
-	@$(BIN)/headrace serve --data $(DATA) $(addprefix --listen ,$(LISTEN)) $(addprefix --listen-quic ,$(QUIC)) $(if $(DURATION),--duration $(DURATION)) $(SERVE_ARGS)
+	@$(BIN)/headrace serve --data $(DATA) $(strip $(addprefix --listen ,$(LISTEN)) $(addprefix --listen-quic ,$(QUIC)) $(if $(DURATION),--duration $(DURATION)) $(SERVE_ARGS))
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
 	@tools/setup system strace
