@@ -209,7 +209,7 @@ async def test_no_broker_is_one_clear_line_with_a_hint(command: list[str]) -> No
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     done = await run(None, *command, "--server", f"127.0.0.1:{port}")
-    assert (done.code, done.out) == (1, b"")
+    assert (done.code, done.out) == (5, b"")
     assert done.err == (
         f"headrace: cannot connect to 127.0.0.1:{port}: connection refused; is the broker running there? "
         "(headrace serve; --server names another)\n"
