@@ -191,7 +191,7 @@ class StoreModel(RuleBasedStateMachine):
         for held in self.held.values():
             held.safe = held.end
 
-    @rule(ms=st.integers(0, 4_000))
+    @rule(ms=st.integers(0, 9_000))
     def time_passes(self, ms: int) -> None:
         self.now += ms
 
@@ -337,7 +337,7 @@ class StoreModel(RuleBasedStateMachine):
 
 
 StoreModel.TestCase.settings = settings(
-    max_examples=EXAMPLES or 120,
+    max_examples=EXAMPLES or 250,
     stateful_step_count=40,
     deadline=None,
     derandomize=not EXAMPLES,
