@@ -59,8 +59,9 @@ class Life:
     async def tick(self, ms: int) -> None:
         """Let time pass until nothing is due any more."""
         self.clock.tick(ms)
-        while (delivering := self.broker._schedule._delivering) is not None:
-            await asyncio.wait([delivering])
+        while under_way := self.broker._schedule._under_way:
+            await asyncio.wait(under_way)
+            await asyncio.sleep(0)
             self.clock.tick(0)
 
     async def records(self, topic: str) -> list[Record]:

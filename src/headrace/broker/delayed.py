@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from typing import Final, TypeAlias
 
@@ -19,7 +20,7 @@ import msgspec
 
 from headrace.broker.publish import Placing, Publisher
 from headrace.broker.rules import Divert
-from headrace.broker.tables import TableLog
+from headrace.broker.tables import Staged, TableLog
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_run, headers_bytes
 from headrace.engine.contract import Ack, Engine, Write
@@ -86,7 +87,8 @@ class Schedule(TableLog[_Key, Delayed]):
         self._run_number, self._scheduled = 0, 0
         self._timer: Timer | None = None
         self._timer_at = 0
-        self._delivering: asyncio.Task[None] | None = None
+        self._under_way: set[Staged] = set()
+        """Deliveries on their way to the disk. The next ones do not wait for them: their order is that of the appends."""
         self._is_stopped = True
         """Before it was opened and after it was drained."""
 
@@ -181,8 +183,8 @@ class Schedule(TableLog[_Key, Delayed]):
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._delivering is not None:
-            await asyncio.wait([self._delivering])
+        if self._under_way:
+            await asyncio.wait(self._under_way)
 
     # Delivering
 
@@ -193,7 +195,7 @@ class Schedule(TableLog[_Key, Delayed]):
 
     def _arm(self) -> None:
         """Set the timer for the first message, if it is not set already."""
-        if self._is_stopped or self._delivering is not None:
+        if self._is_stopped:
             return
         while self._due and ((first := self._waiting.get(self._due[0][2])) is None or first.is_leaving):
             heappop(self._due)
@@ -209,18 +211,9 @@ class Schedule(TableLog[_Key, Delayed]):
 
     def _ring(self) -> None:
         self._timer = None
-        if self._due and self._due[0][0] <= self._clock():
-            self._delivering = asyncio.get_running_loop().create_task(self._deliver_all())
-        else:
-            self._arm()
-
-    async def _deliver_all(self) -> None:
-        try:
-            while not self._is_stopped and (due := self._take_due()):
-                await self._deliver(due)
-        finally:
-            self._delivering = None
-            self._arm()
+        while due := self._take_due():
+            self._deliver(due)
+        self._arm()
 
     def _take_due(self) -> list[Waiting]:
         now, taken, size_bytes = self._clock(), list[Waiting](), 0
@@ -232,7 +225,7 @@ class Schedule(TableLog[_Key, Delayed]):
                 size_bytes += waiting.message.size_bytes
         return taken
 
-    async def _deliver(self, due: list[Waiting]) -> None:
+    def _deliver(self, due: list[Waiting]) -> None:
         """Records and the removal of their entries, in one append. What cannot be placed keeps nobody else waiting."""
         by_place: dict[tuple[str, int | None], list[Waiting]] = {}
         for waiting in due:
@@ -245,14 +238,22 @@ class Schedule(TableLog[_Key, Delayed]):
                 leaving += group
             except BrokerError:
                 self._stay(group)
+        if not leaving:
+            return
         changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None) for waiting in leaving]
         try:
-            if changes:
-                staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE)
-                self.follow(staged, changes)
-                await asyncio.shield(staged)
+            staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE)
         except BrokerError:
             self._stay(leaving)
+            return
+        self._under_way.add(staged)
+        self.follow(staged, changes)
+        staged.add_done_callback(partial(self._landed, leaving))
+
+    def _landed(self, left: list[Waiting], staged: Staged) -> None:
+        self._under_way.discard(staged)
+        if staged.cancelled() or staged.exception() is not None:
+            self._stay(left)
 
     def _writes(self, topic: str, partition: int | None, group: list[Waiting]) -> list[Write]:
         now, messages = self._clock(), [waiting.message for waiting in group]
