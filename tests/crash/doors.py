@@ -6,13 +6,22 @@ acknowledgement is on its wire: a reply for each value (FlyMQ), one for a batch 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
+import headrace
+from headrace.clients.api import Client
+from headrace.clients.messages import ConnectionState
+from headrace.errors import HeadraceError
 from tests.crash.peer import Numbered, Peer
 
+_Answer = TypeVar("_Answer")
 BLIPMQ_KEY: Final = "crash-test-key"
 
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
@@ -132,4 +141,60 @@ class BlipMqPeer(_Framed):
             yield
 
 
-PEERS: Final[tuple[type[Peer], ...]] = (Peer, FlyMqPeer, BlipMqPeer, RustLogPeer)
+class FujinPeer(Peer):
+    """Writes over QUIC. Nobody writes QUIC by hand, so this one is our own client, given up with its first connection."""
+
+    NAME = "fujin"
+    IS_QUIC = True
+
+    def __init__(self, address: tuple[str, int], *, timeout: float = 10.0) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lost = asyncio.Event()
+        self._acknowledged = -1
+        self._timeout = timeout
+        self._client = self._wait(self._connect(f"fujin://{address[0]}:{address[1]}"))
+
+    async def _connect(self, url: str) -> Client:
+        def changed(state: ConnectionState, reason: str) -> None:
+            if state is ConnectionState.DISCONNECTED:
+                self._lost.set()
+
+        return await headrace.connect(url, on_state=changed)
+
+    def _wait(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """The answer, unless the connection is lost before it comes."""
+
+        async def first() -> _Answer:
+            answer, lost = asyncio.ensure_future(work), asyncio.ensure_future(self._lost.wait())
+            await asyncio.wait({answer, lost}, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+            lost.cancel()
+            if not answer.done():
+                answer.cancel()
+                raise ConnectionError("the broker is gone")
+            return answer.result()
+
+        try:
+            return self._loop.run_until_complete(first())
+        except HeadraceError as failure:
+            raise ConnectionError(str(failure)) from failure
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with contextlib.suppress(HeadraceError, OSError):
+            self._loop.run_until_complete(asyncio.wait_for(self._client.close(), 2))
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, HeadraceError, OSError):
+                self._loop.run_until_complete(task)
+        self._loop.close()
+
+    def publish(self, values: Sequence[Numbered]) -> None:
+        for topic, run in itertools.groupby(values, key=lambda numbered: numbered[0]):
+            numbered = list(run)
+            self._wait(self._client.publish_many(topic, [value for _, _, value in numbered]))
+            self._acknowledged = numbered[-1][1]
+
+    def acknowledged(self) -> int:
+        return self._acknowledged
+
+
+PEERS: Final[tuple[type[Peer], ...]] = (Peer, FlyMqPeer, BlipMqPeer, RustLogPeer, FujinPeer)

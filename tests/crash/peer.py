@@ -35,6 +35,7 @@ class Peer:
     """One connection. A broken one raises `ConnectionError`; a silent one `TimeoutError`."""
 
     NAME: ClassVar = "figg"
+    IS_QUIC: ClassVar = False
 
     def __init__(self, address: tuple[str, int], *, timeout: float = 10.0) -> None:
         self._socket = socket.create_connection(address, timeout=timeout)

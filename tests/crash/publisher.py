@@ -20,12 +20,13 @@ class Board:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._address: tuple[str, int] | None = None
+        self.quic = ("", 0)
         self._life = 0
         self._over = False
 
-    def open(self, address: tuple[str, int]) -> None:
+    def open(self, address: tuple[str, int], quic: tuple[str, int]) -> None:
         with self._changed:
-            self._address, self._life = address, self._life + 1
+            self._address, self.quic, self._life = address, quic, self._life + 1
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -63,7 +64,7 @@ class Publisher(threading.Thread):
             address, life = found
             connection += 1
             try:
-                with self._door(address) as peer:
+                with self._door(self._board.quic if self._door.IS_QUIC else address) as peer:
                     self._publish(peer, connection)
             except OSError:
                 continue  # the broker died: whatever is unsure stays so until the next life

@@ -32,6 +32,11 @@ class BrokerDied(AssertionError):
     """The broker went away by itself."""
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
 class Broker:
     """One life of the broker on a data directory. `tracer` is a command that runs it, such as strace and its flags."""
 
@@ -40,7 +45,7 @@ class Broker:
         self._ready_file.unlink(missing_ok=True)
         self._output = (directory / "broker.log").open("ab")
         command = [*tracer, sys.executable, "-m", "headrace", "serve", "--data", str(directory / "data")]
-        command += ["--listen", "127.0.0.1:0", "--ready-file", str(self._ready_file)]
+        command += ["--listen", "127.0.0.1:0", "--listen-quic", "127.0.0.1:0", "--ready-file", str(self._ready_file)]
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **settings},
@@ -52,6 +57,8 @@ class Broker:
         self._directory = directory
         self.pid = 0
         """Of the broker itself, also when a tracer runs it; known once it is ready."""
+        self.quic = ("", 0)
+        """The address of its QUIC door; known once it is ready."""
 
     def wait_ready(self) -> tuple[str, int]:
         """The address of its TCP door."""
@@ -64,8 +71,8 @@ class Broker:
             time.sleep(0.005)
         ready = json.loads(self._ready_file.read_text())
         self.pid = ready["pid"]
-        host, _, port = ready["doors"]["tcp"][0].rpartition(":")
-        return host, int(port)
+        self.quic = _address(ready["doors"]["quic"][0])
+        return _address(ready["doors"]["tcp"][0])
 
     def output(self) -> str:
         return (self._directory / "broker.log").read_text(errors="replace")

@@ -7,6 +7,7 @@ import pytest
 from headrace.errors import CorruptData
 from headrace.log.check import check
 from headrace.log.dump import dump
+from headrace.log.partition import LogOptions
 from headrace.log.segment import HEADER_BYTES, segment_path
 from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import Store
@@ -161,6 +162,35 @@ def test_a_gap_after_unsynced_frames_is_reported_and_its_offsets_are_not_given_a
     assert values(again, log) == [b"value 0", b"value 2"]
     assert any("offsets 1 to 1" in str(damage) for damage in again.report.damages)
     assert put(again, log, b"next").base_offset == 3
+
+
+def test_a_log_of_which_the_manifest_says_nothing_is_no_deleted_one() -> None:
+    files = SimulatedFiles()
+    store = opened(files)
+    early, late = new_log(store), new_log(store)
+    put(store, late, b"late")
+    again = crashed(files)
+    store = opened(again)  # knows of the later log only, by its record in the journal
+    store.checkpoint()
+    store.open_log(early, LogOptions())
+    put(store, early, b"early")
+    recovered = opened(crashed(again))
+    assert values(recovered, early) == [b"early"]
+    assert values(recovered, late) == [b"late"]
+
+
+def test_a_deleted_log_stays_deleted_as_long_as_a_journal_file_could_bring_it_back() -> None:
+    files = SimulatedFiles()
+    store = opened(files)
+    kept, gone = new_log(store), new_log(store)
+    put(store, gone, b"gone")
+    put(store, kept, b"kept")
+    store.delete_log(gone)
+    for _ in range(3):
+        put(store, kept, b"kept")
+        store.checkpoint()
+        assert gone not in opened(crashed(files)).partitions
+        assert check(crashed(files)).clean
 
 
 def test_dump_shows_batches_and_records_for_people() -> None:

@@ -75,13 +75,14 @@ class EmbeddedEngine:
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._store = await asyncio.to_thread(Store.open, self._files, self._options)
+        self._store = await asyncio.to_thread(Store.open, self._files, self._options, threads=False)
         self._store.deliver = self._deliver
         try:
             await asyncio.to_thread(self._load_catalog)
         except BaseException:
             await asyncio.to_thread(self._store.close)
             raise
+        self._store.start()
         for first, logs in list(self._catalog.deleted.items()):
             self._spawn(self._remove(first, logs))
         self._spawn(self._maintain_forever())
@@ -161,9 +162,7 @@ class EmbeddedEngine:
 
     async def _remove(self, first: int, logs: list[int]) -> None:
         """Give the space of deleted logs back. The note in the catalog goes only when no journal file could bring them back."""
-        for log in logs:
-            await asyncio.to_thread(self.store.delete_log, log)
-        await asyncio.to_thread(self.store.checkpoint)
+        await asyncio.to_thread(self.store.delete_logs, logs)
         with contextlib.suppress(BrokerError):  # the next start finds the note and tries again
             await self._record(removed_record(first))
             self._catalog.deleted.pop(first, None)

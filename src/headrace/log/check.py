@@ -69,7 +69,7 @@ def check(files: Files, key: bytes | None = None) -> CheckReport:
     known = manifest or Manifest()
     logs: dict[int, _Log] = {}
     for log in sorted(logs_on_disk(files) | known.logs.keys()):
-        if log < known.next_log and log not in known.logs:
+        if log in known.deleted:
             report.notes.append(f"{log_directory(log)}: what is left of a deleted log; removed at the next start")
             continue
         logs[log] = _check_segments(files, log, known.logs.get(log), keyring, report)
@@ -214,7 +214,7 @@ def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring
             for batch in frame.batches:
                 _read_all(batch, f"{journal_path(number)} at byte {frame.position}", report)
                 state = logs.get(batch.header.log)
-                if state is None and batch.header.log >= known.next_log:
+                if state is None and batch.header.log not in known.deleted:
                     state = logs[batch.header.log] = _Log(0, [])
                 if state is not None:
                     state.beyond.append(batch)

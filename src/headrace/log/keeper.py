@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -129,7 +129,10 @@ class Keeper:
             for partition in partitions.values():
                 if partition.segments:
                     partition.segments[-1].store_index()
-        write_manifest(store.files, Manifest(journal, store.journal.next_frame, store.next_log, known))
+        deleted = {log: number for log, number in store.deleted.items() if number >= journal}
+        write_manifest(store.files, Manifest(journal, store.journal.next_frame, store.next_log, known, deleted))
+        for log in store.deleted.keys() - deleted.keys():
+            del store.deleted[log]
         store.journal.recycle(journal, SPARE_JOURNALS)
         self._checkpointed_journal = journal
         store.counters.checkpoints += 1
@@ -269,15 +272,19 @@ class Keeper:
         if segments:
             self._store.files.sync_dir(log_directory(segments[0].log))
 
-    def remove(self, partition: Partition) -> None:
-        """All files of a deleted log."""
+    def remove(self, partitions: Sequence[Partition]) -> None:
+        """All files of deleted logs, after a checkpoint that says so."""
         with self._mutex:
-            directory = log_directory(partition.id)
-            self._unsynced.discard(partition)
-            self._settle(partition.drop())
-            for name in self._store.files.list(directory):
-                self._store.files.remove(f"{directory}/{name}")
-            self._store.files.remove_dir(directory)
+            for partition in partitions:
+                self._unsynced.discard(partition)
+                self._settle(partition.drop())
+            self.checkpoint()
+            files = self._store.files
+            for partition in partitions:
+                directory = log_directory(partition.id)
+                for name in files.list(directory):
+                    files.remove(f"{directory}/{name}")
+                files.remove_dir(directory)
 
 
 def _checkpointed(partition: Partition) -> Checkpointed:

@@ -6,9 +6,12 @@
     | 4 B   | u32   | u32   | u16     | u16      | u64     | u64   | u32   | u32  |           |
     +-------+-------+-------+---------+----------+---------+-------+-------+------+-----------+
     entry: log u32, reserved u32, first offset u64, end offset u64, segment base u64, segment size u64       (40 bytes)
+    then, up to `size`, deleted logs: log u32, reserved u32, journal u64                                     (16 bytes)
 
-All that journal files numbered below `journal` hold is in synced segments. `next` is the lowest log number never given; a log below it
-that has no entry was deleted. An entry says which offsets its log held at the checkpoint, and how much of which segment was synced last.
+All that journal files numbered below `journal` hold is in synced segments. `next` is the lowest log number never given.
+An entry says which offsets its log held at the checkpoint, and how much of which segment was synced last. A log that has neither kind of
+entry is younger than the checkpoint. A deleted one is named as long as journal files that are still needed, those up to its `journal`,
+may hold batches of it.
 
 The file is replaced by rename, so there is always a whole one. Without one, recovery reads every segment and every journal file.
 """
@@ -29,7 +32,8 @@ MAGIC: Final = b"HRM\x01"
 VERSION: Final = 1
 _HEADER = struct.Struct("<4sIIHHQQII")
 _ENTRY = struct.Struct("<IIQQQQ")
-assert _HEADER.size == 40 and _ENTRY.size == 40, "the drawing says 40"
+_DELETED = struct.Struct("<IIQ")
+assert _HEADER.size == 40 and _ENTRY.size == 40 and _DELETED.size == 16, "the drawing says 40, 40 and 16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,14 @@ class Manifest:
     frame: int = 0
     next_log: int = 0
     logs: dict[int, Checkpointed] = field(default_factory=dict)
+    deleted: dict[int, int] = field(default_factory=dict)
+    """Deleted logs, and the last journal file that may hold batches of each."""
 
     def encode(self) -> bytes:
         entries = b"".join(
             _ENTRY.pack(log, 0, known.first, known.end, known.segment_base, known.segment_size) for log, known in sorted(self.logs.items())
         )
+        entries += b"".join(_DELETED.pack(log, 0, journal) for log, journal in sorted(self.deleted.items()))
         size = _HEADER.size + len(entries)
         header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.journal, self.frame, self.next_log, len(self.logs))
         tail = header[8:] + entries
@@ -64,15 +71,16 @@ class Manifest:
         if len(content) < _HEADER.size:
             return None
         magic, crc, size, version, _, journal, frame, next_log, count = _HEADER.unpack_from(content)
-        if magic != MAGIC or version != VERSION or size != len(content) or size != _HEADER.size + count * _ENTRY.size:
+        if magic != MAGIC or version != VERSION or size != len(content) or crc != crc32c(content[8:]):
             return None
-        if crc != crc32c(content[8:]):
+        gone = _HEADER.size + count * _ENTRY.size
+        if gone > size or (size - gone) % _DELETED.size:
             return None
         logs = {
             log: Checkpointed(first, end, base, segment_size)
-            for log, _, first, end, base, segment_size in _ENTRY.iter_unpack(content[_HEADER.size :])
+            for log, _, first, end, base, segment_size in _ENTRY.iter_unpack(content[_HEADER.size : gone])
         }
-        return cls(journal, frame, next_log, logs)
+        return cls(journal, frame, next_log, logs, {log: number for log, _, number in _DELETED.iter_unpack(content[gone:])})
 
 
 def write_manifest(files: Files, manifest: Manifest) -> None:

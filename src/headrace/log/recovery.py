@@ -56,6 +56,8 @@ class RecoveryReport:
     frames: int = 0
     batches_replayed: int = 0
     next_log: int = 0
+    deleted: dict[int, int] = field(default_factory=dict)
+    """As the manifest has them."""
 
     def damaged(self, damage: Damage) -> None:
         if damage not in self.damages:
@@ -74,7 +76,7 @@ def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partiti
     replayed, start = _read_journals(files, keyring, known, report)
     partitions: dict[int, Partition] = {}
     for log in sorted(logs_on_disk(files) | known.logs.keys() | replayed.keys()):
-        if log < known.next_log and log not in known.logs:
+        if log in known.deleted:
             _remove_deleted(files, log)
             continue
         partition = partitions[log] = Partition(commons, log, LogOptions())
@@ -83,6 +85,7 @@ def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partiti
         behind = _find_end(partition, known.logs.get(log), batches, keyring, report)
         _build_tail(partition, [*batches, *behind], report)
     report.next_log = max([known.next_log, *(log + 1 for log in partitions)])
+    report.deleted = dict(known.deleted)
     return partitions, start
 
 

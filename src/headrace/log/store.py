@@ -104,6 +104,8 @@ class Store:
         self.journal = journal
         self.deliver: Deliver = _deliver_here
         self._next_log = report.next_log
+        self.deleted = dict(report.deleted)
+        """Deleted logs, and the last journal file that may hold batches of each."""
         self._staged: deque[Staged] = deque()
         self._staged_bytes = 0
         self._wake = threading.Event()
@@ -129,10 +131,15 @@ class Store:
             raise
         store = cls(commons, options, journal, partitions, report)
         if threads:
-            store._writer = threading.Thread(target=store._write_forever, name="headrace-writer", daemon=True)
-            store._writer.start()
-            store.keeper.start()
+            store.start()
         return store
+
+    def start(self) -> None:
+        """Begin to write and to keep by itself. Whoever knows of logs that recovery did not find opens them first: a checkpoint
+        names all the logs there are."""
+        self._writer = threading.Thread(target=self._write_forever, name="headrace-writer", daemon=True)
+        self._writer.start()
+        self.keeper.start()
 
     # Logs.
 
@@ -155,11 +162,16 @@ class Store:
         self._next_log = max(self._next_log, log + 1)
 
     def delete_log(self, log: int) -> None:
-        """Forget a log and give its space back. May wait for the keeper."""
-        partition = self.partitions.pop(log, None)
-        self._commons.partial_reads.forget(log)
-        if partition is not None:
-            self.keeper.remove(partition)
+        self.delete_logs([log])
+
+    def delete_logs(self, logs: Sequence[int]) -> None:
+        """Forget these logs and give their space back. Takes a checkpoint, so that no crash can bring them back."""
+        gone = [partition for log in logs if (partition := self.partitions.pop(log, None)) is not None]
+        for partition in gone:
+            self.deleted[partition.id] = self.journal.current + 1  # a flush that is under way may open one more file
+            self._commons.partial_reads.forget(partition.id)
+        if gone:
+            self.keeper.remove(gone)
 
     def bounds(self, log: int) -> Bounds:
         return self.partitions[log].bounds
