@@ -163,6 +163,10 @@ def _open_segments(files: Files, partition: Partition, known: Checkpointed | Non
         if name.endswith(TEMPORARY_SUFFIX):
             files.remove(f"{log_directory(log)}/{name}")
     bases = sorted(base for name in names if (base := segment_base(name)) is not None)
+    if known and known.segment_size:  # one that could not be made, and stands where the active one went on
+        for base in [base for base in bases if known.segment_base < base < known.end]:
+            files.remove(segment_path(log, base))
+            bases.remove(base)
     partition.segments = _without_left_overs(files, [_open_segment(files, log, base, known, report) for base in bases], known)
     kept = {segment.base_offset for segment in partition.segments}
     if kept and (known is None or not known.segment_size or max(kept) > known.segment_base):

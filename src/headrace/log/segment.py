@@ -189,8 +189,12 @@ class Segment:
         files.remove(path)
         segment = cls(files, log, base_offset, size=HEADER_BYTES, covers_to=covers_to)
         segment._file = files.open(path, create=True)
-        segment._file.write_at(0, [encode_segment_header(log, base_offset, covers_to)])
-        files.sync_dir(log_directory(log))
+        try:
+            segment._file.write_at(0, [encode_segment_header(log, base_offset, covers_to)])
+            files.sync_dir(log_directory(log))
+        except OSError:
+            files.remove(path)  # left behind, it would stand where the segment before it goes on
+            raise
         segment.index = SparseIndex(base_offset)
         segment.dirty = True
         return segment
