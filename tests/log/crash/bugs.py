@@ -12,9 +12,10 @@ from typing import Any, Final, TypeAlias
 import pytest
 from google_crc32c import value as crc32c
 
-from headrace.errors import CorruptData
+from headrace.errors import CorruptData, DiskFull
 from headrace.log import compaction, journal, keeper, recovery, segment, store
 from headrace.log.batch import Batch, BatchHeader
+from headrace.log.crypt import Keyring
 from headrace.log.journal import Frame, Journal, SyncFailed
 from headrace.log.keeper import SPARE_JOURNALS, Keeper
 from headrace.log.partition import Partition, Pending
@@ -119,6 +120,20 @@ def _(patch: pytest.MonkeyPatch) -> None:
             sync(self)
 
     patch.setattr(Journal, "sync", hopeful)
+
+
+@plant("an append that found no room keeps its offsets")
+def _(patch: pytest.MonkeyPatch) -> None:
+    append = Journal.append
+
+    def leaking(self: Journal, batches: list[bytes]) -> None:
+        try:
+            append(self, batches)
+        except OSError as failure:
+            raise SyncFailed(str(failure)) from failure
+
+    patch.setattr(Journal, "append", leaking)
+    patch.setattr(Store, "fence", lambda self, why: DiskFull(why))
 
 
 # The journal's files.
@@ -327,3 +342,53 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @plant("recovery does not sync the frames that a dead process left")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "sync_file", lambda files, path: None)
+
+
+@plant("recovery misses the last batch of the journal")
+def _(patch: pytest.MonkeyPatch) -> None:
+    build = recovery._build_tail
+
+    def impatient(partition: Partition, batches: list[Batch], report: recovery.RecoveryReport) -> None:
+        build(partition, sorted(batches, key=lambda batch: batch.header.base_offset)[:-1], report)
+
+    patch.setattr(recovery, "_build_tail", impatient)
+
+
+@plant("recovery gives the last offset again")
+def _(patch: pytest.MonkeyPatch) -> None:
+    build = recovery._build_tail
+
+    def low(partition: Partition, batches: list[Batch], report: recovery.RecoveryReport) -> None:
+        build(partition, batches, report)
+        partition.next = max(partition.first, partition.next - 1)
+
+    patch.setattr(recovery, "_build_tail", low)
+
+
+@plant("recovery takes what the page cache shows of a segment for durable")
+def _(patch: pytest.MonkeyPatch) -> None:
+    find, start = recovery._find_segment_end, Keeper.__init__
+
+    def believing(one: Segment, known: Any, batches: list[Batch], *rest: Any) -> tuple[int, list[Batch]]:
+        return find(one, known, [], *rest)
+
+    def forgetful(self: Keeper, owner: Store) -> None:
+        start(self, owner)
+        self._unsynced.clear()
+        for partition in owner.partitions.values():
+            for one in partition.segments:
+                one.dirty = False
+
+    patch.setattr(recovery, "_find_segment_end", believing)
+    patch.setattr(Keeper, "__init__", forgetful)
+
+
+@plant("recovery builds upon names that are not synced")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "_sync_names", lambda files: None)
+
+
+@plant("every life seals with the same nonces")
+def _(patch: pytest.MonkeyPatch) -> None:
+    start = Keyring.start_epoch
+    patch.setattr(Keyring, "start_epoch", lambda self, epoch: start(self, 1))

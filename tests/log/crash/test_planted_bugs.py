@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, TypeAlias
 
@@ -43,23 +43,28 @@ class PowerCut:
     steps: str
     options: LogOptions = LogOptions(segment_bytes=300)
     compacted: int = 0
+    encrypted: bool = False
 
     @property
     def shape(self) -> Shape:
         weights = Counter(self.steps.split())  # for the images that live on
-        return Shape(self.name, weights, logs=2, options=self.options, compacted=self.compacted, journal_bytes=8 * 1024, sizes=(1, 60, 200))
+        small = Shape(self.name, weights, logs=2, options=self.options, journal_bytes=8 * 1024, sizes=(1, 60, 200))
+        return replace(small, compacted=self.compacted, encrypted=self.encrypted)
 
     def __call__(self) -> None:
         survive(self.shape, 1, steps=self.steps.split())
 
 
 @dataclass(frozen=True)
-class FailingSync(PowerCut):
-    """One sync of a journal file fails; see `endure`."""
+class Failing(PowerCut):
+    """One call to the disk fails, then another one instead; see `endure`."""
+
+    fault: Fault = Fault("sync", path="journal/*")
+    count: int = 5
 
     def __call__(self) -> None:
-        for nth in range(1, 6):
-            endure(self.shape, self.steps.split(), Fault("sync", nth, "journal/*", errno.EIO))
+        for nth in range(1, self.count + 1):
+            endure(self.shape, self.steps.split(), replace(self.fault, nth=nth))
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,22 @@ TABLES: Final = PowerCut(
 )
 DELETIONS: Final = PowerCut("deletion", "append flush checkpoint append flush delete append flush delete append flush")
 DEATHS: Final = PowerCut("deaths", "append flush append_written flush die append flush append_written flush die append flush")
-FAILING: Final = FailingSync("failing syncs", "append flush append flush atomic flush append flush")
+FAILING: Final = Failing("failing syncs", "append flush append flush atomic flush append flush")
+FULL: Final = Failing(
+    "a full disk", "append flush append flush atomic flush", fault=Fault("write_at", path="journal/*", error=errno.ENOSPC)
+)
+SEGMENTS_FAILING: Final = Failing(
+    "failing syncs of segments",
+    "append flush append flush checkpoint append flush checkpoint reopen append flush checkpoint append flush checkpoint",
+    fault=Fault("sync", path="logs/*"),
+)
+NAMES_FAILING: Final = Failing(
+    "failing syncs of names",
+    "append flush append flush checkpoint append flush reopen append flush checkpoint append flush checkpoint",
+    fault=Fault("sync_dir"),
+    count=12,
+)
+SEALED: Final = PowerCut("sealed", "append flush checkpoint " * 12, encrypted=True)
 SEGMENT_BITS: Final = Flipped("segment", 37)
 
 CAUGHT_BY: Final[dict[str, Trial]] = {
@@ -197,6 +217,12 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
     "recovery does not ask the manifest where a log ended": SEGMENT_BITS,
     "an index is believed whatever its checksum and its segment say": Flipped("index", 1),
     "recovery does not sync the frames that a dead process left": DEATHS,
+    "recovery misses the last batch of the journal": WRITES,
+    "recovery gives the last offset again": WRITES,
+    "recovery takes what the page cache shows of a segment for durable": SEGMENTS_FAILING,
+    "recovery builds upon names that are not synced": NAMES_FAILING,
+    "every life seals with the same nonces": SEALED,
+    "an append that found no room keeps its offsets": FULL,
 }
 
 
