@@ -13,7 +13,7 @@ from headrace.log.files import DISK_FULL_ERRNOS, File
 from headrace.log.journal import SyncFailed
 from headrace.log.manifest import Checkpointed, Manifest, write_manifest
 from headrace.log.partition import Partition
-from headrace.log.segment import HEADER_BYTES, Segment, index_path, log_directory
+from headrace.log.segment import HEADER_BYTES, Segment, index_path, log_directory, remove_logs
 from headrace.records import NEVER
 
 if TYPE_CHECKING:
@@ -279,12 +279,7 @@ class Keeper:
                 self._unsynced.discard(partition)
                 self._settle(partition.drop())
             self.checkpoint()
-            files = self._store.files
-            for partition in partitions:
-                directory = log_directory(partition.id)
-                for name in files.list(directory):
-                    files.remove(f"{directory}/{name}")
-                files.remove_dir(directory)
+            remove_logs(self._store.files, [partition.id for partition in partitions])
 
 
 def _checkpointed(partition: Partition) -> Checkpointed:

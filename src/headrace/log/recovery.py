@@ -19,7 +19,6 @@ are left-overs. A second recovery finds the same.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from headrace.errors import CorruptData
 from headrace.log import journal as journal_format
@@ -34,17 +33,17 @@ from headrace.log.partition import Commons, LogOptions, Partition
 from headrace.log.segment import (
     HEADER_BYTES,
     INDEX_SUFFIX,
+    LOGS,
     TEMPORARY_SUFFIX,
     Segment,
     encode_segment_header,
     index_path,
     log_directory,
     parse_segment_header,
+    remove_logs,
     segment_base,
     segment_path,
 )
-
-LOGS: Final = "logs"
 
 
 @dataclass(slots=True)
@@ -74,10 +73,10 @@ def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partiti
         report.damaged(Damage(MANIFEST_PATH, 0, size, "unreadable; every segment and journal file is read instead"))
     known = manifest or Manifest()
     replayed, start = _read_journals(files, keyring, known, report)
+    remove_logs(files, sorted(known.deleted))  # finishes what a crash interrupted
     partitions: dict[int, Partition] = {}
     for log in sorted(logs_on_disk(files) | known.logs.keys() | replayed.keys()):
         if log in known.deleted:
-            _remove_deleted(files, log)
             continue
         partition = partitions[log] = Partition(commons, log, LogOptions())
         batches = sorted(replayed.get(log, []), key=lambda batch: batch.header.base_offset)
@@ -148,13 +147,6 @@ def logs_on_disk(files: Files) -> set[int]:
     return {int(name) for name in files.list(LOGS) if len(name) == 8 and name.isascii() and name.isdigit()}
 
 
-def _remove_deleted(files: Files, log: int) -> None:
-    """The manifest says that this log was deleted: finish what a crash interrupted."""
-    for name in files.list(log_directory(log)):
-        files.remove(f"{log_directory(log)}/{name}")
-    files.remove_dir(log_directory(log))
-
-
 def _open_segments(files: Files, partition: Partition, known: Checkpointed | None, report: RecoveryReport) -> None:
     """Fill in the partition's segments and its first offset."""
     log = partition.id
@@ -166,6 +158,7 @@ def _open_segments(files: Files, partition: Partition, known: Checkpointed | Non
     if known and known.segment_size:  # one that could not be made, and stands where the active one went on
         for base in [base for base in bases if known.segment_base < base < known.end]:
             files.remove(segment_path(log, base))
+            files.sync_dir(log_directory(log))
             bases.remove(base)
     partition.segments = _without_left_overs(files, [_open_segment(files, log, base, known, report) for base in bases], known)
     kept = {segment.base_offset for segment in partition.segments}

@@ -27,7 +27,7 @@ import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from google_crc32c import value as crc32c
@@ -44,6 +44,7 @@ MAGIC: Final = b"HRS\x01"
 INDEX_MAGIC: Final = b"HRI\x01"
 VERSION: Final = 1
 HEADER_BYTES: Final = 40
+LOGS: Final = "logs"
 SUFFIX: Final = ".seg"
 INDEX_SUFFIX: Final = ".idx"
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -61,7 +62,19 @@ Damaged = Callable[[Damage], None]
 
 
 def log_directory(log: int) -> str:
-    return f"logs/{log:08d}"
+    return f"{LOGS}/{log:08d}"
+
+
+def remove_logs(files: Files, logs: Sequence[int]) -> None:
+    """All files of deleted logs. They are gone for good when this returns: the manifest does not name them for ever."""
+    there = {f"{LOGS}/{name}" for name in files.list(LOGS)}
+    directories = [directory for log in logs if (directory := log_directory(log)) in there]
+    for directory in directories:
+        for name in files.list(directory):
+            files.remove(f"{directory}/{name}")
+        files.remove_dir(directory)
+    if directories:
+        files.sync_dir(LOGS)
 
 
 def segment_path(log: int, base_offset: int) -> str:
