@@ -48,8 +48,11 @@ def cli_page() -> str:
 
 
 def _help(path: str, command: click.Command) -> str:
-    # A fixed width and no colour: the page must not depend on the terminal it was made in.
-    context = click.Context(command, info_name=path, terminal_width=100, max_content_width=100, color=False)
+    # A fixed width, no colour, and the names of the help option that a user sees: click remembers on the command whichever it was first
+    # asked with, so the page must not depend on who asked.
+    context = click.Context(
+        command, info_name=path, terminal_width=100, max_content_width=100, color=False, help_option_names=["-h", "--help"]
+    )
     return "\n".join(line.rstrip() for line in command.get_help(context).splitlines()).rstrip()
 
 
