@@ -14,7 +14,7 @@ from headrace.sessions import flymq_filter
 from headrace.sessions.flymq_staging import RECORD_BYTES_MAX
 from headrace.wire.flymq import Opcode, ReplyDecoder, RequestDecoder, opcode_of
 from headrace.wire.flymq.failure import MESSAGE_BYTES_MAX
-from headrace.wire.flymq.messages import Broken, Malformed, UnknownOpcode, Unsupported
+from headrace.wire.flymq.messages import Broken, Malformed, UnknownOpcode
 from headrace.wire.flymq.opcodes import SPECIFIED
 from headrace.wire.flymq.table import SPOKEN
 from tests.clients.flymq_support import WAIT_SECONDS, serving
@@ -39,7 +39,7 @@ REPLIES = [parted(line) for line in LINES[1::2]]
 def test_every_request_is_one_whole_frame_and_named_by_its_caption(frame: bytes, caption: str) -> None:
     (event,) = RequestDecoder().feed(frame)
     assert not isinstance(event, Broken | UnknownOpcode)
-    opcode = event.opcode if isinstance(event, Malformed | Unsupported) else opcode_of(event)
+    opcode = event.opcode if isinstance(event, Malformed) else opcode_of(event)
     assert re.split(r"[ ,]", caption)[0] == Opcode(opcode).name
 
 

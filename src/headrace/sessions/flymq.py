@@ -37,7 +37,6 @@ from headrace.wire.flymq.messages import (
     Request,
     RequestEvent,
     UnknownOpcode,
-    Unsupported,
 )
 
 
@@ -265,7 +264,7 @@ class FlyMqSession:
         match event:
             case Broken():
                 self._decoder_broke(event)
-            case Malformed() | Unsupported() | UnknownOpcode():
+            case Malformed() | UnknownOpcode():
                 self._link.send(encode_failure(not_understood(event), self._dialect))
             case _:
                 if speaks_sdk(event):

@@ -12,8 +12,7 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.wire.flymq.messages import Failure, Malformed, UnknownOpcode, Unsupported
-from headrace.wire.flymq.opcodes import Opcode
+from headrace.wire.flymq.messages import Failure, Malformed, UnknownOpcode
 
 
 class UnknownGroup(BrokerError):
@@ -50,12 +49,10 @@ def publish_refusal(error: BrokerError) -> Failure:
     return refusal(error)
 
 
-def not_understood(event: Malformed | Unsupported | UnknownOpcode) -> Failure:
+def not_understood(event: Malformed | UnknownOpcode) -> Failure:
     """The ERROR for a frame that never became a request."""
     match event:
         case Malformed():
             return Failure(f"invalid binary format: {event.reason}")
-        case Unsupported():
-            return Failure(f"{Opcode(event.opcode).name} (0x{event.opcode:02X}) is not supported yet")
         case UnknownOpcode():
             return Failure(f"unknown opcode: {event.opcode}")

@@ -25,9 +25,8 @@ from headrace.wire.flymq.messages import (
     ReplyFrame,
     RequestEvent,
     UnknownOpcode,
-    Unsupported,
 )
-from headrace.wire.flymq.opcodes import SPECIFIED, Opcode
+from headrace.wire.flymq.opcodes import Opcode
 from headrace.wire.flymq.produce import read_produce, take_metadata, take_run
 from headrace.wire.flymq.table import BY_OPCODE
 
@@ -188,7 +187,7 @@ class RequestDecoder(_Decoder[RequestEvent]):
             return run
         row = BY_OPCODE.get(opcode)
         if row is None:
-            return Unsupported(opcode) if opcode in SPECIFIED else UnknownOpcode(opcode)
+            return UnknownOpcode(opcode)
         event: RequestEvent = row.request.read(reader)
         return event
 

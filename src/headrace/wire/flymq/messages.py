@@ -22,13 +22,6 @@ AUTO = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
-    """The opcode is in the specification, but this release does not speak it."""
-
-    opcode: int
-
-
-@dataclass(frozen=True, slots=True)
 class UnknownOpcode:
     """The opcode is nowhere in the specification."""
 
@@ -362,7 +355,7 @@ Request: TypeAlias = (
     | SchemaRequest
     | AdvancedRequest
 )
-RequestEvent: TypeAlias = Request | Unsupported | UnknownOpcode | Malformed | Broken
+RequestEvent: TypeAlias = Request | UnknownOpcode | Malformed | Broken
 Reply: TypeAlias = (
     RecordMetadataRun
     | Consumed
