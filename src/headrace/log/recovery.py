@@ -287,6 +287,8 @@ def _build_tail(partition: Partition, batches: list[Batch], report: RecoveryRepo
         if header.base_offset > partition.end:
             hole = f"offsets {partition.end} to {header.base_offset - 1} of log {partition.id} are missing"
             report.damaged(Damage(segment_path(partition.id, partition.end), 0, 0, hole))
+            if not partition.segments and not partition.tail:
+                partition.first = header.base_offset
         partition.next = header.next_offset
         partition.push([(header, batch.encoded)])
         report.batches_replayed += 1

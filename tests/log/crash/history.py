@@ -208,7 +208,7 @@ def _judge_log(log: int, bounds: Bounds, records: Sequence[Record], given: Given
     must, may, floor = facts.must.get(log, 0), facts.may.get(log, 0), facts.floor.get(log, 0)
     if not must <= bounds.end <= may:
         raise Anomaly(f"log {log} ends at {bounds.end}; {must} were acknowledged and {may} sent")
-    if bounds.first > max(floor, 0):
+    if any(facts.needs(log, offset) and given.records[offset] for offset in range(floor, bounds.first)):
         raise Anomaly(f"log {log} starts at {bounds.first}, retention went no further than {floor}")
     previous = bounds.first - 1
     for record in records:
