@@ -27,7 +27,7 @@ run: $(RUN_STAMP) ## start the broker on DATA=data (DURATION=60: stop by itself;
 	@$(BIN)/headrace serve --data $(DATA) $(strip $(addprefix --listen ,$(LISTEN)) $(addprefix --listen-quic ,$(QUIC)) $(if $(DURATION),--duration $(DURATION)) $(SERVE_ARGS))
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
-	@tools/setup system strace
+	@tools/setup system strace java
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP) ## ruff (rules and format) and mypy --strict over sources and tests
@@ -52,9 +52,10 @@ clean: ## remove .venv, caches and build products (data/ stays)
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN_STAMP): $(MANIFESTS)
-	@tools/setup install $(VENV) ".[quic,schemas]"
+	@tools/setup system java
+	@tools/setup install $(VENV) ".[quic,schemas,spark,tables]"
 	@touch $@
 
 $(DEV_STAMP): $(MANIFESTS)
-	@tools/setup install $(VENV) ".[quic,schemas,bench,test,lint]"
+	@tools/setup install $(VENV) ".[quic,schemas,spark,tables,bench,test,lint]"
 	@touch $(RUN_STAMP) $@
