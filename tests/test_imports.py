@@ -223,7 +223,7 @@ def test_the_walk_sees_the_whole_tree() -> None:
         ("net/listener.py", "from ..wire.figg import frames", "net must not know headrace.wire.figg.frames"),
         ("clients/figg.py", "from headrace.broker.broker import Broker", "clients must not know headrace.broker.broker.Broker"),
         ("spark/source.py", "from headrace.log.batch import Batch", "spark must not know headrace.log.batch.Batch"),
-        ("server/wiring.py", "import pyspark.sql", "pyspark belongs to bench, spark"),
+        ("server/wiring.py", "import pyspark.sql", "pyspark belongs to bench and spark"),
         ("server/wiring.py", "from headrace.cli import cli", "server must not know headrace.cli.cli"),
         ("cli/config.py", "from headrace.log.store import Store", "cli must not know headrace.log.store.Store"),
         ("errors.py", "from headrace.log import batch", "the vocabulary must not know headrace.log.batch"),
