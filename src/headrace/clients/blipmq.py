@@ -19,16 +19,16 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar, Final
 
 from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.blipmq_subscription import Subscription
-from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
-from headrace.clients.messages import ConnectionState, Key, OnState, Receipt, Settlement, Start
-from headrace.clients.partial import READERS, PartialClient
+from headrace.clients.errors import ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.lasting import StreamClient
+from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start
+from headrace.clients.partial import READERS
 from headrace.clients.runs import runs_of, then
-from headrace.clients.stream import Stream, open_stream
+from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
 from headrace.clients.window import Unacknowledged, Window
 from headrace.errors import RecordTooLarge, WireError
@@ -77,7 +77,7 @@ class _Fence:
     """Whose POLLs are before it; deliveries that come while this is the oldest fence are theirs."""
 
 
-class BlipMqClient(PartialClient):
+class BlipMqClient(StreamClient):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "BlipMQ"
@@ -87,10 +87,9 @@ class BlipMqClient(PartialClient):
     }
 
     def __init__(self, host: str, port: int, api_key: bytes, options: BlipMqOptions) -> None:
-        self._host, self._port, self._api_key, self._options = host, port, api_key, options
-        self._loop = asyncio.get_running_loop()
         self._window = Window(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
-        self._stream: Stream | None = None
+        super().__init__(host, port, self._window, backoff=options.backoff, on_state=options.on_state)
+        self._api_key, self._options = api_key, options
         self._decoder = Decoder()
         self._handshake: asyncio.Future[None] | None = None
         self._next_cid = _FIRST_REQUEST
@@ -102,11 +101,7 @@ class BlipMqClient(PartialClient):
         self._subscriptions: list[Subscription] = []
         self._subscribing: dict[int, tuple[Subscription, asyncio.Future[None]]] = {}
         self._connected = asyncio.Event()
-        self._attempt = 0
         self._silences = 0
-        self._ping_timer: asyncio.TimerHandle | None = None
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._is_closed = False
         self.refused_acks = 0
         """ACKs that came too late: the message had been delivered again or given up."""
 
@@ -118,19 +113,6 @@ class BlipMqClient(PartialClient):
         client = cls(host, port, api_key.encode() if isinstance(api_key, str) else api_key, options)
         await client._open()
         return client
-
-    async def __aenter__(self) -> BlipMqClient:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        if failure is None:
-            await self.close()
-        else:
-            self.abandon()
-
-    @property
-    def is_connected(self) -> bool:
-        return self._stream is not None
 
     @property
     def unacknowledged(self) -> int:
@@ -411,9 +393,7 @@ class BlipMqClient(PartialClient):
         options = self._options
         self._decoder, self._handshake, self._next_cid = Decoder(), self._loop.create_future(), _FIRST_REQUEST
         self._handshake.add_done_callback(_look_at)
-        stream = await open_stream(
-            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
-        )
+        stream = await self._connect(options.connect_seconds, options.tls)
         hello, auth = self._cid(), self._cid()
         assert (hello, auth) == _HANDSHAKE
         stream.write(encoder.hello(hello) + encoder.auth(auth, self._api_key))
@@ -431,10 +411,10 @@ class BlipMqClient(PartialClient):
             return
         self._stream = stream
         self._silences = 0
-        self._ping_timer = self._loop.call_later(options.ping_seconds, self._keep_alive)
+        self._look_again(options.ping_seconds, self._keep_alive)
         self._connected.set()
         self._send_again(stream)
-        options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
+        self._opened()
 
     def _send_again(self, stream: Stream) -> None:
         """What was published and is neither confirmed nor refused, in order."""
@@ -447,16 +427,15 @@ class BlipMqClient(PartialClient):
     def _lost(self, reason: str) -> None:
         if self._stream is None:
             self._fail_handshake(reason)
-            return
-        self._stream = None
+        else:
+            super()._lost(reason)
+
+    def _part(self) -> None:
+        super()._part()
         self._connected.clear()
         self._is_confirming = False
         self._loose_bytes = 0
-        self._stop_pinging()
         self._fail_answers()
-        self._options.on_state(ConnectionState.DISCONNECTED, reason)
-        if not self._is_closed:
-            self._reconnecting = self._loop.create_task(self._reconnect())
 
     def _fail_handshake(self, reason: str) -> None:
         if self._handshake is not None and not self._handshake.done():
@@ -471,16 +450,6 @@ class BlipMqClient(PartialClient):
                 answer.set_exception(OutcomeUnknown(0))
                 answer.exception()
 
-    async def _reconnect(self) -> None:
-        """Attempts are counted until a connection proves useful, so a server that hangs up on every resend is not pressed."""
-        while self._stream is None and not self._is_closed:
-            attempt, self._attempt = self._attempt, self._attempt + 1
-            await asyncio.sleep(self._options.backoff(attempt))
-            try:
-                await self._open()
-            except (ConnectFailed, Refused):
-                continue
-
     def _keep_alive(self) -> None:
         """A connection is lost when an answer is due and not a byte comes; with no answer due, one is asked for."""
         stream = self._stream
@@ -492,57 +461,21 @@ class BlipMqClient(PartialClient):
                 return
         else:
             self._ping(stream)
-        self._ping_timer = self._loop.call_later(self._options.ping_seconds, self._keep_alive)
-
-    def _stop_pinging(self) -> None:
-        if self._ping_timer is not None:
-            self._ping_timer.cancel()
-            self._ping_timer = None
+        self._look_again(self._options.ping_seconds, self._keep_alive)
 
     # The end.
 
-    async def close(self, timeout: float = 10.0) -> None:
-        """Wait for the outstanding confirmations, then close.
-
-        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
-        """
-        if self._is_closed:
-            return
+    async def _finish(self) -> None:
         for subscription in self._subscriptions:
             await subscription.close()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._window.emptied()
-        except TimeoutError:
-            pass
-        unknown, unsent = self.abandon()
-        if unknown:
-            raise OutcomeUnknown(unknown)
-        if unsent:
-            raise NotSent(unsent)
+        await super()._finish()
 
-    def abandon(self) -> tuple[int, int]:
-        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
-        if self._is_closed:
-            return 0, 0
-        self._is_closed = True
-        self._stop_pinging()
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
+    def _release(self) -> None:
         for subscription in self._subscriptions:
             subscription.stop()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        super()._release()
         self._connected.set()  # whoever waits for a connection finds the client closed
         self._fail_answers()
-        left = self._window.close()
-        self._options.on_state(ConnectionState.CLOSED, "closed by its user")
-        return left
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClientClosed("the client is closed")
 
 
 def _look_at(done: asyncio.Future[None]) -> None:

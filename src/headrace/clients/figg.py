@@ -16,16 +16,16 @@ import time
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar, Final
 
 from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.errors import AlreadySubscribed, ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown
+from headrace.clients.errors import AlreadySubscribed, ClientClosed, NotSupported
 from headrace.clients.figg_subscription import PARTITION, Subscription
-from headrace.clients.messages import ConnectionState, Key, OnState, Receipt, Settlement, Start
-from headrace.clients.partial import READERS, PartialClient
+from headrace.clients.lasting import StreamClient
+from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start
+from headrace.clients.partial import READERS
 from headrace.clients.runs import runs_of, then
-from headrace.clients.stream import Stream, open_stream
+from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
 from headrace.clients.window import Unacknowledged, Window
 from headrace.errors import InvalidTopicName, RecordTooLarge, WireError
@@ -69,7 +69,7 @@ class _Topic:
     receiver: Subscription | None = None
 
 
-class FiggClient(PartialClient):
+class FiggClient(StreamClient):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "Figg"
@@ -79,24 +79,19 @@ class FiggClient(PartialClient):
     }
 
     def __init__(self, host: str, port: int, options: FiggOptions) -> None:
-        self._host, self._port, self._options = host, port, options
-        self._loop = asyncio.get_running_loop()
         self._window = Window(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
+        super().__init__(host, port, self._window, backoff=options.backoff, on_state=options.on_state)
+        self._options = options
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: dict[str, asyncio.Future[None]] = {}
         self._full: set[str] = set()
         """Topics whose subscription has enough for now."""
-        self._stream: Stream | None = None
         self._decoder = client_decoder()
         self._topics: dict[str, _Topic] = {}
-        self._attempt = 0
         self._owes_progress = False
         """Connected with records to send again, and none of them acknowledged yet."""
         self._pings_out = 0
-        self._ping_timer: asyncio.TimerHandle | None = None
         self._heard = asyncio.Event()
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._is_closed = False
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FiggOptions = FiggOptions()) -> FiggClient:
@@ -104,19 +99,6 @@ class FiggClient(PartialClient):
         client = cls(host, port, options)
         await client._open()
         return client
-
-    async def __aenter__(self) -> FiggClient:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        if failure is None:
-            await self.close()
-        else:
-            self.abandon()
-
-    @property
-    def is_connected(self) -> bool:
-        return self._stream is not None
 
     @property
     def unacknowledged(self) -> int:
@@ -289,8 +271,7 @@ class FiggClient(PartialClient):
             for message in self._decoder.feed(data):
                 self._handle(message)
         except WireError as failure:
-            assert self._stream is not None, "bytes come from a stream"
-            self._stream.drop(f"the server cannot be understood: {failure}")
+            self._misunderstood(failure)
 
     def _handle(self, message: ServerMessage) -> None:
         match message:
@@ -332,9 +313,7 @@ class FiggClient(PartialClient):
 
     async def _open(self) -> None:
         options = self._options
-        stream = await open_stream(
-            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
-        )
+        stream = await self._connect(options.connect_seconds, options.tls)
         if self._is_closed:
             stream.close()
             return
@@ -342,7 +321,7 @@ class FiggClient(PartialClient):
         self._pings_out = 0
         self._ping()
         self._take_up(stream)
-        options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
+        self._opened()
 
     def _take_up(self, stream: Stream) -> None:
         """Say on a new connection what the last one left open: attachments, detachments, then publishes, in order."""
@@ -358,23 +337,6 @@ class FiggClient(PartialClient):
         if self._full:
             stream.pause_reading()
 
-    def _lost(self, reason: str) -> None:
-        self._stream = None
-        self._stop_pinging()
-        self._options.on_state(ConnectionState.DISCONNECTED, reason)
-        if not self._is_closed:
-            self._reconnecting = self._loop.create_task(self._reconnect())
-
-    async def _reconnect(self) -> None:
-        """Attempts are counted until a connection proves useful, so a server that hangs up on every resend is not pressed."""
-        while self._stream is None and not self._is_closed:
-            attempt, self._attempt = self._attempt, self._attempt + 1
-            await asyncio.sleep(self._options.backoff(attempt))
-            try:
-                await self._open()
-            except ConnectFailed:
-                continue
-
     def _ping(self) -> None:
         """The first ping goes out at once: a server that shares its port learns by it which protocol this is."""
         stream = self._stream
@@ -384,56 +346,15 @@ class FiggClient(PartialClient):
             return
         stream.write(encode.ping(self._options.clock() & ((1 << 64) - 1)))
         self._pings_out += 1
-        self._ping_timer = self._loop.call_later(self._options.ping_seconds, self._ping)
+        self._look_again(self._options.ping_seconds, self._ping)
 
-    def _stop_pinging(self) -> None:
-        if self._ping_timer is not None:
-            self._ping_timer.cancel()
-            self._ping_timer = None
-
-    # The end.
-
-    async def close(self, timeout: float = 10.0) -> None:
-        """Wait for the outstanding acknowledgements, then close.
-
-        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
-        """
-        if self._is_closed:
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                await self._window.emptied()
-        except TimeoutError:
-            pass
-        unknown, unsent = self.abandon()
-        if unknown:
-            raise OutcomeUnknown(unknown)
-        if unsent:
-            raise NotSent(unsent)
-
-    def abandon(self) -> tuple[int, int]:
-        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
-        if self._is_closed:
-            return 0, 0
-        self._is_closed = True
-        self._stop_pinging()
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
+    def _release(self) -> None:
         for subscription in self._subscriptions.values():
             subscription.stop()
         for detached in self._detaching.values():
             _resolve(detached)
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
         self._heard.set()
-        left = self._window.close()
-        self._options.on_state(ConnectionState.CLOSED, "closed by its user")
-        return left
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClientClosed("the client is closed")
+        super()._release()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

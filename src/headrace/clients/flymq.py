@@ -22,22 +22,21 @@ from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
 from typing import ClassVar, Final, TypeVar
 
 from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.errors import NotSupported, Refused
 from headrace.clients.flymq_access import AccessCalls
 from headrace.clients.flymq_advanced import AdvancedCalls
 from headrace.clients.flymq_calls import Call, Calls, Places, Publication, Question, Speech
 from headrace.clients.flymq_login import Login
 from headrace.clients.flymq_refusals import error_of
 from headrace.clients.flymq_schemas import SchemaCalls
-from headrace.clients.messages import ConnectionState, Key, Message, MessageRun, OnState, Receipt, Settlement, Start
-from headrace.clients.partial import PartialClient
+from headrace.clients.lasting import StreamClient
+from headrace.clients.messages import Key, Message, MessageRun, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.runs import keys_of, runs_of, then
-from headrace.clients.stream import Stream, open_stream
+from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
 from headrace.errors import WireError
 from headrace.limits import MIB
@@ -80,25 +79,20 @@ class FlyMqOptions:
     on_state: OnState = lambda state, reason: None
 
 
-class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls, SchemaCalls):
+class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "FlyMQ"
 
     def __init__(self, host: str, port: int, options: FlyMqOptions) -> None:
-        self._host, self._port, self._options = host, port, options
-        self._loop = asyncio.get_running_loop()
         self._calls = Calls(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
-        self._stream: Stream | None = None
+        super().__init__(host, port, self._calls, backoff=options.backoff, on_state=options.on_state)
+        self._options = options
         self._login: Login | None = None
         self._decoder = ReplyDecoder()
         self._speech = Speech(options.dialect)
-        self._attempt = 0
         self._heard_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
         self._probing: asyncio.Task[None] | None = None
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._is_closed = False
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FlyMqOptions = FlyMqOptions()) -> FlyMqClient:
@@ -106,19 +100,6 @@ class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls, SchemaCalls):
         client = cls(host, port, options)
         await client._open()
         return client
-
-    async def __aenter__(self) -> FlyMqClient:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        if failure is None:
-            await self.close()
-        else:
-            self.abandon()
-
-    @property
-    def is_connected(self) -> bool:
-        return self._stream is not None
 
     @property
     def unacknowledged(self) -> int:
@@ -373,16 +354,13 @@ class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls, SchemaCalls):
                 self._calls.take(event)
                 self._attempt = 0
         except WireError as failure:
-            assert self._stream is not None, "bytes come from a stream"
-            self._stream.drop(f"the server cannot be understood: {failure}")
+            self._misunderstood(failure)
 
     # The connection.
 
     async def _open(self) -> None:
         options = self._options
-        stream = await open_stream(
-            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
-        )
+        stream = await self._connect(options.connect_seconds, options.tls)
         if options.user:
             await self._log_in(stream)
         if self._is_closed:
@@ -394,7 +372,7 @@ class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls, SchemaCalls):
             stream.write(self._speech.say(call))
         self._probe()
         self._watch()
-        options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
+        self._opened()
 
     async def _log_in(self, stream: Stream) -> None:
         login = self._login = Login(self._host, self._port, self._options.dialect)
@@ -410,23 +388,12 @@ class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls, SchemaCalls):
     def _lost(self, reason: str) -> None:
         if self._login is not None:
             self._login.lost(reason)
-            return
-        self._stream = None
-        self._stop_watching()
-        self._calls.give_up_unrepeatable(writes=not self._options.resend_writes)
-        self._options.on_state(ConnectionState.DISCONNECTED, reason)
-        if not self._is_closed:
-            self._reconnecting = self._loop.create_task(self._reconnect())
+        else:
+            super()._lost(reason)
 
-    async def _reconnect(self) -> None:
-        """Attempts are counted until a connection brings a reply, so a server that hangs up on every resend is not pressed."""
-        while self._stream is None and not self._is_closed:
-            attempt, self._attempt = self._attempt, self._attempt + 1
-            await asyncio.sleep(self._options.backoff(attempt))
-            try:
-                await self._open()
-            except ConnectFailed:
-                continue
+    def _part(self) -> None:
+        super()._part()
+        self._calls.give_up_unrepeatable(writes=not self._options.resend_writes)
 
     def _probe(self) -> None:
         """One goes out at once: a server that shares its port learns by it which protocol this is."""
@@ -449,51 +416,7 @@ class FlyMqClient(PartialClient, AdvancedCalls, AccessCalls, SchemaCalls):
             return
         if silent_seconds >= options.probe_seconds:
             self._probe()
-        self._timer = self._loop.call_later(min(options.probe_seconds, options.reply_seconds) / 2, self._watch)
-
-    def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    # The end.
-
-    async def close(self, timeout: float = 10.0) -> None:
-        """Wait for the outstanding replies, then close.
-
-        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
-        """
-        if self._is_closed:
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                await self._calls.emptied()
-        except TimeoutError:
-            pass
-        unknown, unsent = self.abandon()
-        if unknown:
-            raise OutcomeUnknown(unknown)
-        if unsent:
-            raise NotSent(unsent)
-
-    def abandon(self) -> tuple[int, int]:
-        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
-        if self._is_closed:
-            return 0, 0
-        self._is_closed = True
-        self._stop_watching()
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-        left = self._calls.close()
-        self._options.on_state(ConnectionState.CLOSED, "closed by its user")
-        return left
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClientClosed("the client is closed")
+        self._look_again(min(options.probe_seconds, options.reply_seconds) / 2, self._watch)
 
 
 def _receipts(topic: str, places: Places) -> list[Receipt]:

@@ -18,18 +18,17 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar, Final
 
 from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.errors import NotSupported, OutcomeUnknown, Refused
 from headrace.clients.fujin_connection import Connection, open_connection, trust
 from headrace.clients.fujin_streams import ReaderStream, WriterStream
 from headrace.clients.fujin_subscription import Delivery, Subscription
 from headrace.clients.fujin_transaction import Transaction
 from headrace.clients.fujin_window import WriteWindow, Written
-from headrace.clients.messages import ConnectionState, Key, Message, OnState, Receipt, Settlement, Start
-from headrace.clients.partial import PartialClient
+from headrace.clients.lasting import LastingClient
+from headrace.clients.messages import Key, Message, OnState, Receipt, Settlement, Start
 from headrace.clients.runs import runs_of, then
 from headrace.clients.tls import TlsOptions
 from headrace.errors import InvalidRequest
@@ -67,26 +66,23 @@ class FujinOptions:
     on_state: OnState = lambda state, reason: None
 
 
-class FujinClient(PartialClient):
+class FujinClient(LastingClient):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "Fujin"
     instead: ClassVar[Mapping[str, str]] = {"create_topic": "writing creates the topic, if the broker allows it"}
 
     def __init__(self, host: str, port: int, options: FujinOptions) -> None:
-        self._host, self._port, self._options = host, port, options
         self._tls = trust(host, options.tls, options.fingerprint)
-        self._loop = asyncio.get_running_loop()
         self._window = WriteWindow(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
+        super().__init__(host, port, self._window, backoff=options.backoff, on_state=options.on_state)
+        self._options = options
         self._connection: Connection | None = None
         self._writer: WriterStream | None = None
         self._readers: dict[Subscription, ReaderStream | None] = {}
         self._pullers: dict[str, ReaderStream] = {}
         self._connected = asyncio.Event()
-        self._attempt = 0
-        self._reconnecting: asyncio.Task[None] | None = None
         self._following: set[asyncio.Task[None]] = set()
-        self._is_closed = False
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FujinOptions = FujinOptions()) -> FujinClient:
@@ -94,15 +90,6 @@ class FujinClient(PartialClient):
         client = cls(host, port, options)
         await client._open()
         return client
-
-    async def __aenter__(self) -> FujinClient:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        if failure is None:
-            await self.close()
-        else:
-            self.abandon()
 
     @property
     def is_connected(self) -> bool:
@@ -334,7 +321,7 @@ class FujinClient(PartialClient):
             if stream is not None:
                 self._spawn(self._follow_again(connection, subscription))
         self._connected.set()
-        options.on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
+        self._opened()
 
     async def _follow_again(self, connection: Connection, subscription: Subscription) -> None:
         try:
@@ -355,48 +342,20 @@ class FujinClient(PartialClient):
         if self._connection is not None:
             self._connection.drop(reason)
 
-    def _lost(self, reason: str) -> None:
+    def _part(self) -> None:
         self._connection = self._writer = None
         self._connected.clear()
         self._pullers.clear()
         for subscription in self._readers:
             subscription.interrupted()
-        self._options.on_state(ConnectionState.DISCONNECTED, reason)
-        if not self._is_closed and (self._reconnecting is None or self._reconnecting.done()):
-            self._reconnecting = self._loop.create_task(self._reconnect())
-
-    async def _reconnect(self) -> None:
-        """Attempts are counted until a connection proves useful, so a server that hangs up on every resend is not pressed."""
-        while self._connection is None and not self._is_closed:
-            attempt, self._attempt = self._attempt, self._attempt + 1
-            await asyncio.sleep(self._options.backoff(attempt))
-            try:
-                await self._open()
-            except ConnectFailed:
-                continue
 
     # The end.
 
-    async def close(self, timeout: float = 10.0) -> None:
-        """Wait for the outstanding answers, say goodbye on every stream, then close.
-
-        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
-        """
-        if self._is_closed:
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                for subscription in list(self._readers):
-                    await subscription.close()
-                await self._window.emptied()
-                await self._say_goodbye()
-        except TimeoutError:
-            pass
-        unknown, unsent = self.abandon()
-        if unknown:
-            raise OutcomeUnknown(unknown)
-        if unsent:
-            raise NotSent(unsent)
+    async def _finish(self) -> None:
+        for subscription in list(self._readers):
+            await subscription.close()
+        await super()._finish()
+        await self._say_goodbye()
 
     async def _say_goodbye(self) -> None:
         streams = [stream for stream in (self._writer, *self._pullers.values()) if stream is not None and stream.is_open]
@@ -405,27 +364,15 @@ class FujinClient(PartialClient):
         for stream in streams:
             await stream.gone
 
-    def abandon(self) -> tuple[int, int]:
-        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
-        if self._is_closed:
-            return 0, 0
-        self._is_closed = True
-        for task in (self._reconnecting, *self._following):
-            if task is not None:
-                task.cancel()
+    def _release(self) -> None:
+        for task in self._following:
+            task.cancel()
         for subscription in self._readers:
             subscription.stop()
         if self._connection is not None:
             self._connection.close()
             self._connection = self._writer = None
         self._connected.set()  # whoever waits for a connection finds the client closed
-        left = self._window.close()
-        self._options.on_state(ConnectionState.CLOSED, "closed by its user")
-        return left
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClientClosed("the client is closed")
 
 
 class _Puller:
