@@ -41,6 +41,10 @@ DEAD_LETTER_ERROR_BYTES_MAX: Final = 1 * KIB
 """What a dead letter keeps of the words of whoever refused it."""
 DEAD_LETTERS_REPLAYED_MAX: Final = 1_000
 """Dead letters of one replay."""
+DEAD_LETTERS_MOVED_MAX: Final = 10_000
+"""Records of one move to the dead letters."""
+DEAD_LETTERS_REMEMBERED_MAX: Final = 1_000_000
+"""Dead letters whose origin is held in memory, of all topics but the one that is being added to."""
 DELAYED_MAX: Final = 100_000
 """Delayed messages that wait for their time."""
 DELAYED_BYTES_MAX: Final = 256 * MIB
@@ -142,6 +146,26 @@ QUIC_PING_SECONDS: Final = 5.0
 """From the answer to one ping to the next."""
 QUIC_PONG_SECONDS_MAX: Final = 5.0
 """How long a peer may take to answer a ping."""
+
+# Bulk lane
+BULK_REQUEST_BYTES_MAX: Final = 4 * MIB
+"""A ticket, a command or the body of an action."""
+BULK_READ_ROWS_MAX: Final = 1 << 20
+"""Rows of one record batch, whatever a reader asks for."""
+BULK_BATCH_BYTES_TARGET: Final = 16 * MIB
+"""Keys and values of one record batch on its way out; more only if a single record has more."""
+BULK_READ_AHEAD_BYTES: Final = 8 * MIB
+"""What is read from the log while the batches before it are being sent: a reader holds about twice this."""
+BULK_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
+"""Records of one put that are on their way to the disk before the next are read from its connection."""
+BULK_CALLS_MAX: Final = 128
+"""Calls that are served at once, each on a thread of its own."""
+BULK_WAITS_MAX: Final = 96
+"""How many of them may be waiting for records to come: the rest is kept for those who have something to do."""
+BULK_TOKENS_MAX: Final = 10_000
+"""Logins that are remembered; the oldest goes first."""
+BULK_TOKEN_SECONDS_MAX: Final = 3_600.0
+"""How long a login is good for."""
 
 # Schemas
 SCHEMA_BYTES_MAX: Final = 256 * KIB

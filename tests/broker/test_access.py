@@ -49,6 +49,7 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "begin": (lambda broker: broker.begin(BOB, id="tx"), Action.PUBLISH, "transaction"),
     "dead_letters": (lambda broker: broker.dead_letters(BOB, "t", records_max=1), Action.READ, "topic"),
     "move_to_dead_letters": (lambda broker: broker.move_to_dead_letters(BOB, "t", 0, 0), Action.READ, "topic"),
+    "move_many_to_dead_letters": (lambda broker: broker.move_many_to_dead_letters(BOB, "t", [(0, 0, "")]), Action.READ, "topic"),
     "replay": (lambda broker: broker.replay(BOB, "t", ["0-0"]), Action.READ, "topic"),
     "purge_dead_letters": (lambda broker: broker.purge_dead_letters(BOB, "t"), Action.DELETE, "topic"),
     "publish_delayed": (lambda broker: broker.publish_delayed(BOB, "t", b"x", delay_ms=1), Action.PUBLISH, "topic"),

@@ -8,11 +8,13 @@ from functools import partial
 
 from headrace.broker.access import Action, Authorize, Gate, Principal, Witness, allow_all
 from headrace.broker.cursor import Cursor, Cursors
+from headrace.broker.dead_letter_moves import Moves
 from headrace.broker.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
 from headrace.broker.delayed import Delayed, Schedule, Waiting
 from headrace.broker.expiry import Sweep
 from headrace.broker.fetch import Fetched, Fetcher
 from headrace.broker.groups import GroupLag, Groups
+from headrace.broker.names import check_name
 from headrace.broker.producers import Producers
 from headrace.broker.publish import ProducerStamp, Published, Publisher
 from headrace.broker.rules import Rule
@@ -27,7 +29,7 @@ from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
-from headrace.limits import DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
+from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
 from headrace.records import Headers, Run
 
 _DEFAULTS = BrokerSettings()
@@ -63,6 +65,7 @@ class Broker:
         self._clock = clock
         self._opened_at = clock()
         self._dead_letters = DeadLetters(engine, publisher, self._topics, clock)
+        self._moves = Moves(engine, publisher, self._dead_letters, clock)
         self._schemas = SchemaRegistry(
             engine,
             clock=clock,
@@ -350,6 +353,24 @@ class Broker:
         self._topics.find_partition(topic, partition)
         await self._dead_letters.move(topic, partition, offset, "moved", error)
 
+    async def move_many_to_dead_letters(
+        self, who: Principal, topic: str, entries: Sequence[tuple[int, int, str]], *, reason: str = "pipeline"
+    ) -> int:
+        """Keep copies of records, each (partition, offset, error), among the dead letters. Returns how many were not there yet for this
+        reason, so that whoever is not sure may ask again. What the log does not hold any more is left out."""
+        self._gate.check(who, Action.READ, "topic", topic)
+        self._gate.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
+        check_name("reason", reason)
+        if len(entries) > DEAD_LETTERS_MOVED_MAX:
+            raise InvalidRequest(f"a move takes at most {DEAD_LETTERS_MOVED_MAX} records")
+        self._topics.find(topic)
+        wanted: dict[int, dict[int, str]] = {}
+        for partition, offset, error in entries:
+            wanted.setdefault(partition, {})[offset] = error
+        for partition in wanted:
+            self._topics.find_partition(topic, partition)
+        return await self._moves.move(topic, wanted, reason)
+
     async def replay(self, who: Principal, topic: str, ids: Sequence[str]) -> Replayed:
         """Publish dead letters again, with their keys and headers, and mark them, all in one append.
 
@@ -455,6 +476,7 @@ class Broker:
         await self._groups.topic_gone(name)
         await self._producers.topic_gone(name)
         await self._dead_letters.topic_gone(name)
+        self._moves.topic_gone(name)
         await self._schemas.release(name)
         await self._sweep.topic_gone(name)
         await self._schedule.topic_gone(name)

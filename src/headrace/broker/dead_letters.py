@@ -235,7 +235,7 @@ class DeadLetters:
                     for row in rows_of(batch):
                         mark = self._marks.mark(name, partition, row.offset)
                         if replayed or mark is None:
-                            yield _entry(topic, partition, row, mark)
+                            yield entry_of(topic, partition, row, mark)
                 position = batches[-1].next_offset if batches else bounds.end
 
     async def replay(self, route: Route, ids: Sequence[str]) -> Replayed:
@@ -258,7 +258,7 @@ class DeadLetters:
         for id, row in rows.items():
             if row is None:
                 raise UnknownMessage(id)
-            entry = _entry(route.topic, places[id].partition, row, None)
+            entry = entry_of(route.topic, places[id].partition, row, None)
             source = entry.source_partition
             partition = source if source is not None and source < route.partitions else None
             placings.append(Placing(route, Run([entry.value], [entry.key], [entry.headers]), partition, Divert.NEVER))
@@ -308,7 +308,7 @@ def _headers(topic: str, letter: DeadLetter) -> Headers:
     return own + named
 
 
-def _entry(topic: str, partition: int, row: Row, mark: int | None) -> DeadLetterEntry:
+def entry_of(topic: str, partition: int, row: Row, mark: int | None) -> DeadLetterEntry:
     """Ours are the last headers. A record that somebody published to the topic by hand has none of them."""
     stop = len(row.headers)
     while stop and row.headers[stop - 1][0] in _NOTES:
