@@ -8,7 +8,7 @@ LISTEN ?=
 QUIC ?= $(if $(LISTEN),,127.0.0.1:4848)
 DURATION ?=
 SERVE_ARGS ?=
-PYTEST_ARGS ?= -q -n 2
+PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 BENCH_ARGS ?= log
 FILES ?= src tests
 

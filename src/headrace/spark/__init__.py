@@ -1,0 +1,29 @@
+"""Spark reads topics and writes them: the format `headrace`, with the columns and options of Spark's Kafka source.
+
+    import headrace.spark
+
+    spark = headrace.spark.session()
+    orders = spark.readStream.format("headrace").option("servers", "127.0.0.1:8815").option("subscribe", "orders").load()
+
+A session of your own learns the format by `register(spark)`, or by itself if this package is installed beside pyspark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.spark.session import session
+from headrace.spark.source import HeadraceSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DefaultSource = HeadraceSource
+"""The name by which Spark's discovery finds a source in a module `pyspark_…`."""
+
+__all__ = ["DefaultSource", "HeadraceSource", "register", "session"]
+
+
+def register(spark: SparkSession) -> None:
+    """Teach this session the format `headrace`, whatever discovery finds or fails to find."""
+    spark.dataSource.register(HeadraceSource)

@@ -1,0 +1,67 @@
+"""What tests of Spark run against: a broker process with its bulk lane, and a home for Spark that starts in half the time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyspark
+
+from tests.server.process import BrokerProcess
+
+
+class BulkBroker(BrokerProcess):
+    """A broker on free ports with the bulk lane open; `bulk="127.0.0.1:PORT"` opens it where an earlier life had it."""
+
+    def __init__(self, directory: Path, *arguments: str, bulk: str = "127.0.0.1:0", data: Path | None = None, **environment: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        super().__init__(directory, "--bulk", bulk, *arguments, data=data, log=directory / "broker.log", **environment)  # type: ignore[arg-type]  # texts
+
+    def __enter__(self) -> BulkBroker:
+        super().__enter__()
+        return self
+
+    @property
+    def address(self) -> str:
+        """Of the bulk lane, as the option `kafka.bootstrap.servers` wants it."""
+        return self.door("bulk")
+
+    @property
+    def tcp(self) -> str:
+        """Of the TCP door, as the command line wants it."""
+        return self.door("tcp")
+
+    def door(self, kind: str) -> str:
+        doors = self.ready["doors"]
+        assert isinstance(doors, dict)
+        return str(doors[kind][0])
+
+
+def shadow_home(directory: Path) -> Path:
+    """A SPARK_HOME whose Python is the installed package, not a zip of it.
+
+    Each of the four to seven Python processes of a session imports pyspark; from the zip, which holds no compiled code, that takes
+    a second of CPU each.
+    """
+    package = Path(pyspark.__file__).parent
+    (directory / "python" / "lib").mkdir(parents=True)
+    for name in ("bin", "jars", "sbin", "data"):
+        (directory / name).symlink_to(package / name)
+    for archive in (package / "python" / "lib").glob("*.zip"):
+        (directory / "python" / "lib" / archive.name).symlink_to(package.parent, target_is_directory=True)
+    return directory
+
+
+def session_settings(directory: Path) -> dict[str, object]:
+    """For a session that is started often and computes little: a small heap, no compiler for long runs, no web pages."""
+    return {
+        "spark.driver.memory": "768m",
+        "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Dderby.system.home={directory}",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": False,
+        "spark.sql.shuffle.partitions": 2,
+        "spark.sql.warehouse.dir": directory / "warehouse",
+        "spark.local.dir": directory / "local",
+        "spark.pyspark.python": sys.executable,
+    }

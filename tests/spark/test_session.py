@@ -1,0 +1,57 @@
+"""The session helper: what it sets, and what it says when Java is not what Spark needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.errors import ConfigError
+from headrace.spark.session import check_java
+
+
+def java_home(directory: Path, release: str, *, script: str = "") -> Path:
+    (directory / "bin").mkdir()
+    (directory / "bin" / "java").write_text(f"#!/bin/sh\n{script}\n")
+    (directory / "bin" / "java").chmod(0o755)
+    if release:
+        (directory / "release").write_text(release)
+    return directory
+
+
+def test_the_session_has_the_settings_for_short_micro_batches(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    assert str(spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")).endswith("FileSystemBasedCheckpointFileManager")
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_what_the_caller_sets_wins_over_the_defaults(spark: SparkSession) -> None:
+    assert spark.sparkContext.master == "local[2]"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert spark.conf.get("spark.ui.enabled") == "false"
+
+
+def test_a_machine_without_java_gets_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="Java 17 or newer.*apt-get install openjdk-17-jre-headless"):
+        check_java()
+
+
+@pytest.mark.parametrize("version, major", [("1.8.0_392", 8), ("11.0.2", 11)])
+def test_an_old_java_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, major: int) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_home(tmp_path, f'JAVA_VERSION="{version}"\n')))
+    with pytest.raises(ConfigError, match=f"is version {major}: .*JAVA_HOME"):
+        check_java()
+
+
+def test_a_java_without_a_release_file_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = java_home(tmp_path, "", script="""echo 'openjdk version "21.0.1" 2023-10-17' >&2""")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert check_java() == 21
+
+
+def test_a_java_that_does_not_tell_its_version_is_given_a_chance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_home(tmp_path, "", script="exit 1")))
+    assert check_java() == 17
