@@ -21,9 +21,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import ClassVar, Final, TypeVar
 
+from headrace.clients.asking import AskingClient, check_seek, check_settlement, poll_pause
 from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.errors import NotSupported, Refused
 from headrace.clients.flymq_access import AccessCalls
@@ -32,7 +32,6 @@ from headrace.clients.flymq_calls import Call, Calls, Places, Publication, Quest
 from headrace.clients.flymq_login import Login
 from headrace.clients.flymq_refusals import error_of
 from headrace.clients.flymq_schemas import SchemaCalls
-from headrace.clients.lasting import StreamClient
 from headrace.clients.messages import Key, Message, MessageRun, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.runs import keys_of, runs_of, then
@@ -79,20 +78,26 @@ class FlyMqOptions:
     on_state: OnState = lambda state, reason: None
 
 
-class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
+class FlyMqClient(AskingClient, AdvancedCalls, AccessCalls, SchemaCalls):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "FlyMQ"
 
     def __init__(self, host: str, port: int, options: FlyMqOptions) -> None:
         self._calls = Calls(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
-        super().__init__(host, port, self._calls, backoff=options.backoff, on_state=options.on_state)
+        super().__init__(
+            host,
+            port,
+            self._calls,
+            idle_seconds=options.probe_seconds,
+            reply_seconds=options.reply_seconds,
+            backoff=options.backoff,
+            on_state=options.on_state,
+        )
         self._options = options
         self._login: Login | None = None
         self._decoder = ReplyDecoder()
         self._speech = Speech(options.dialect)
-        self._heard_at = 0.0
-        self._probing: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FlyMqOptions = FlyMqOptions()) -> FlyMqClient:
@@ -173,9 +178,7 @@ class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
 
         `pattern` is a filter that runs on the server.
         """
-        known = None if group is None else await self.committed(topic, group=group, partition=partition)
-        begin = await self._place(topic, partition, offset) if known is None or isinstance(offset, int) else known
-        begin = max(begin, known or 0)
+        begin = await self._next_to_read(topic, partition, offset, group)
         run, _ = await self.read(topic, begin, partition=partition, records_max=records_max, pattern=pattern)
         return [run.message(index) for index in range(len(run))]
 
@@ -209,8 +212,7 @@ class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
         A group goes on from where it has committed. Its progress is committed with `Message.ack`, `Subscription.commit`, or with
         `settlement="auto"` whenever the iteration goes on behind a fetched run.
         """
-        if settlement == "auto" and group is None:
-            raise ValueError("automatic settlement needs a group")
+        check_settlement(settlement, group)
         partitions = list(await self.describe_topic(topic)) if partition is None else [partition]
         known = {} if group is None else await self._committed(topic, group)
         options = self._options
@@ -225,19 +227,19 @@ class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
             {number: known[number] if number in known else await self._place(topic, number, start) for number in partitions},
             group=group,
             settlement=settlement,
-            idle_seconds=lambda attempt: min(options.poll_seconds_min * 2.0 ** min(attempt, 32), options.poll_seconds_max),
+            idle_seconds=lambda attempt: poll_pause(attempt, options.poll_seconds_min, options.poll_seconds_max),
         )
 
     async def first_offset(self, topic: str, *, partition: int = 0) -> int:
         """The oldest there is."""
-        return await self._place(topic, partition, "start")
+        return await self._bound(topic, partition, "earliest")
 
-    async def _place(self, topic: str, partition: int, start: Start) -> int:
-        if isinstance(start, int):
-            return start
-        if isinstance(start, datetime):
-            return await self.offset_for_time(topic, int(start.timestamp() * 1000), partition=partition)
-        mode = m.Mode({"start": "earliest", "end": "latest"}[start], narrow=self._options.dialect is Dialect.SDK)
+    async def end_offset(self, topic: str, *, partition: int = 0) -> int:
+        """The offset the next record will get."""
+        return await self._bound(topic, partition, "latest")
+
+    async def _bound(self, topic: str, partition: int, which: str) -> int:
+        mode = m.Mode(which, narrow=self._options.dialect is Dialect.SDK)
         return (await self._ask(m.Subscribe(topic, "", partition, mode), m.OffsetReply)).offset
 
     # Groups.
@@ -264,8 +266,7 @@ class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
 
         Returns where it is now.
         """
-        if (offset is None) == (timestamp is None):
-            raise ValueError("seek to an offset or to a timestamp")
+        check_seek(offset, timestamp)
         if timestamp is None:
             assert offset is not None
             await self.commit(topic, offset, group=group, partition=partition)
@@ -345,7 +346,7 @@ class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
     # Receiving.
 
     def _receive(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self._heard()
         if self._login is not None:
             self._login.receive(data)
             return
@@ -367,11 +368,9 @@ class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
             stream.close()
             return
         self._stream, self._decoder, self._speech = stream, ReplyDecoder(), Speech(options.dialect)
-        self._heard_at = self._loop.time()
         for call in self._calls.unanswered():
             stream.write(self._speech.say(call))
-        self._probe()
-        self._watch()
+        self._begin_watch()
         self._opened()
 
     async def _log_in(self, stream: Stream) -> None:
@@ -394,29 +393,6 @@ class FlyMqClient(StreamClient, AdvancedCalls, AccessCalls, SchemaCalls):
     def _part(self) -> None:
         super()._part()
         self._calls.give_up_unrepeatable(writes=not self._options.resend_writes)
-
-    def _probe(self) -> None:
-        """One goes out at once: a server that shares its port learns by it which protocol this is."""
-        if len(self._calls) == 0 and self._probing is None:
-            self._probing = self._loop.create_task(self.ping())
-            self._probing.add_done_callback(self._probed)
-
-    def _probed(self, task: asyncio.Task[None]) -> None:
-        self._probing = None
-        if not task.cancelled():
-            task.exception()  # a lost connection is told elsewhere
-
-    def _watch(self) -> None:
-        """Every now and then: try an idle connection, give up a silent one."""
-        stream, options = self._stream, self._options
-        assert stream is not None, "the watch stops with its connection"
-        silent_seconds = self._loop.time() - self._heard_at
-        if len(self._calls) and silent_seconds >= options.reply_seconds:
-            stream.drop(f"no reply for {silent_seconds:.0f} s")
-            return
-        if silent_seconds >= options.probe_seconds:
-            self._probe()
-        self._look_again(min(options.probe_seconds, options.reply_seconds) / 2, self._watch)
 
 
 def _receipts(topic: str, places: Places) -> list[Receipt]:

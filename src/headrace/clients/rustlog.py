@@ -20,12 +20,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import ClassVar, Final, TypeVar
 
+from headrace.clients.asking import AskingClient, check_seek, check_settlement, poll_pause
 from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.errors import NotSupported
-from headrace.clients.lasting import StreamClient
 from headrace.clients.messages import Key, Message, MessageRun, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.runs import runs_of, then
@@ -82,18 +81,24 @@ class RustLogOptions:
     on_state: OnState = lambda state, reason: None
 
 
-class RustLogClient(StreamClient):
+class RustLogClient(AskingClient):
     """Use `connect`. All methods are for one event loop."""
 
     protocol: ClassVar[str] = "RustLog"
 
     def __init__(self, host: str, port: int, options: RustLogOptions) -> None:
         self._calls = Calls(calls_max=options.window_calls_max, bytes_max=options.window_bytes_max)
-        super().__init__(host, port, self._calls, backoff=options.backoff, on_state=options.on_state)
+        super().__init__(
+            host,
+            port,
+            self._calls,
+            idle_seconds=options.ping_seconds,
+            reply_seconds=options.reply_seconds,
+            backoff=options.backoff,
+            on_state=options.on_state,
+        )
         self._options = options
         self._decoder = ReplyDecoder()
-        self._heard_at = 0.0
-        self._pinging: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: RustLogOptions = RustLogOptions()) -> RustLogClient:
@@ -180,9 +185,7 @@ class RustLogClient(StreamClient):
         bytes_max: int | None = None,
     ) -> list[Message]:
         """Records from a place on, or from the group's committed offset if that is behind it; an empty list when there are none."""
-        known = None if group is None else await self.committed(topic, group=group, partition=partition)
-        begin = await self._place(topic, partition, offset) if known is None or isinstance(offset, int) else known
-        begin = max(begin, known or 0)
+        begin = await self._next_to_read(topic, partition, offset, group)
         run, _ = await self.read(topic, begin, partition=partition, bytes_max=bytes_max)
         return [run.message(index) for index in range(min(len(run), records_max or len(run)))]
 
@@ -222,8 +225,7 @@ class RustLogClient(StreamClient):
         `settlement="auto"` whenever the iteration goes on behind a fetched run. In the JSON dialect, which cannot ask for the
         partitions of a topic, partition 0 is followed unless another is named.
         """
-        if settlement == "auto" and group is None:
-            raise ValueError("automatic settlement needs a group")
+        check_settlement(settlement, group)
         if partition is None:
             partitions = [0] if self._options.dialect is Dialect.JSON else list(await self.describe_topic(topic))
         else:
@@ -240,7 +242,7 @@ class RustLogClient(StreamClient):
             {number: await self._start(topic, number, start, group) for number in partitions},
             group=group,
             settlement=settlement,
-            idle_seconds=lambda attempt: min(options.poll_seconds_min * 2.0 ** min(attempt, 32), options.poll_seconds_max),
+            idle_seconds=lambda attempt: poll_pause(attempt, options.poll_seconds_min, options.poll_seconds_max),
         )
 
     async def _start(self, topic: str, partition: int, start: Start, group: str | None) -> int:
@@ -249,15 +251,6 @@ class RustLogClient(StreamClient):
         if known is not None:
             return known
         return 0 if start == "start" else await self._place(topic, partition, start)
-
-    async def _place(self, topic: str, partition: int, start: Start) -> int:
-        if isinstance(start, int):
-            return start
-        if isinstance(start, datetime):
-            return await self.offset_for_time(topic, int(start.timestamp() * 1000), partition=partition)
-        if start == "start":
-            return await self.first_offset(topic, partition=partition)
-        return await self.end_offset(topic, partition=partition)
 
     # Groups.
 
@@ -274,8 +267,7 @@ class RustLogClient(StreamClient):
 
     async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
         """Move the group to an offset, which is returned. Times raise `NotSupported`."""
-        if (offset is None) == (timestamp is None):
-            raise ValueError("seek to an offset or to a timestamp")
+        check_seek(offset, timestamp)
         if timestamp is not None:
             offset = await self.offset_for_time(topic, timestamp, partition=partition)
         assert offset is not None
@@ -332,7 +324,7 @@ class RustLogClient(StreamClient):
     # Receiving.
 
     def _receive(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self._heard()
         try:
             for reply in self._decoder.feed(data):
                 self._take(reply)
@@ -359,40 +351,15 @@ class RustLogClient(StreamClient):
             stream.close()
             return
         self._stream, self._decoder = stream, ReplyDecoder()
-        self._heard_at = self._loop.time()
         for call in self._calls.unanswered():
             _write(stream, call)
-        self._ping()
-        self._watch()
+        self._begin_watch()
         self._opened()
 
     def _part(self) -> None:
         super()._part()
         if not self._options.resend_writes:
             self._calls.give_up_writes()
-
-    def _ping(self) -> None:
-        """One goes out at once: a server that shares its port learns by it which protocol this is."""
-        if len(self._calls) == 0 and self._pinging is None:
-            self._pinging = self._loop.create_task(self.ping())
-            self._pinging.add_done_callback(self._pinged)
-
-    def _pinged(self, task: asyncio.Task[None]) -> None:
-        self._pinging = None
-        if not task.cancelled():
-            task.exception()  # an error is an answer too, and a lost connection is told elsewhere
-
-    def _watch(self) -> None:
-        """Every second or so: try an idle connection, give up a silent one."""
-        stream, options = self._stream, self._options
-        assert stream is not None, "the watch stops with its connection"
-        silent_seconds = self._loop.time() - self._heard_at
-        if len(self._calls) and silent_seconds >= options.reply_seconds:
-            stream.drop(f"no reply for {silent_seconds:.0f} s")
-            return
-        if silent_seconds >= options.ping_seconds:
-            self._ping()
-        self._look_again(min(options.ping_seconds, options.reply_seconds) / 2, self._watch)
 
 
 def _write(stream: Stream, call: Call) -> None:
