@@ -27,6 +27,7 @@ from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
+from headrace.broker.watermarks import Ends, Watermarks
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
@@ -60,6 +61,7 @@ class Broker:
         self._publisher = publisher = Publisher(engine, gate, self._topics.find, clock, self._schema_rule)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
         self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
+        self._watermarks = Watermarks(engine, later=later, waiting_max=settings.waiting_fetches_max)
         self._cursors = Cursors(engine, clock)
         self._groups = groups = Groups(engine, clock=clock, groups_max=settings.groups_max)
         self._clock = clock
@@ -118,6 +120,7 @@ class Broker:
             self._expiry_timer.cancel()
         staged = asyncio.get_running_loop().create_task(self._publisher.drain())
         self._fetcher.drain()
+        self._watermarks.drain()
         self._cursors.drain()
         self._transactions.drain()
         if self._making_room:
@@ -254,6 +257,21 @@ class Broker:
         self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
         return await self._engine.offset_for_time(topic, partition, timestamp_ms)
+
+    def size_bytes(self, who: Principal, topic: str, partition: int) -> int:
+        """What the partition takes on disk, about."""
+        self._check_sees(who, topic)
+        self._topics.find_partition(topic, partition)
+        return self._engine.size_bytes(topic, partition)
+
+    async def wait_for_growth(self, who: Principal, ends: Ends, wait_ms: int) -> bool:
+        """Until a partition of these topics ends behind what is known of it (topic → partition → end), or there is one that is not known.
+
+        False when the time is over first. Raises `UnknownTopic`, also while waiting.
+        """
+        for topic in ends:
+            self._check_sees(who, topic)
+        return await self._watermarks.moved(ends, wait_ms)
 
     def cursor(
         self,
@@ -463,6 +481,7 @@ class Broker:
 
     def _topic_changed(self, name: str) -> None:
         self._publisher.forget(name)
+        self._watermarks.topic_changed(name)
         self._sweep.consider()
         self._settlement.partitions_added(name, self._engine.topics()[name].partitions)
 
@@ -471,6 +490,7 @@ class Broker:
         gone = UnknownTopic(name)
         self._publisher.forget(name)
         self._fetcher.topic_gone(gone)
+        self._watermarks.topic_gone(gone)
         self._cursors.topic_gone(gone)
         self._settlement.topic_gone(gone)
         await self._groups.topic_gone(name)

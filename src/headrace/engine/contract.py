@@ -1,4 +1,4 @@
-"""The engine contract: a partitioned log, whoever keeps it, in twelve verbs.
+"""The engine contract: a partitioned log, whoever keeps it, in thirteen verbs.
 
 The broker talks to this and to nothing below it. One behaviour suite (`tests/engine/`) runs over every engine.
 
@@ -71,7 +71,7 @@ class Write:
 
 
 class Engine(Protocol):
-    """Twelve verbs."""
+    """Thirteen verbs."""
 
     async def open(self) -> None:
         """Recover and be ready. Raises `StorageFailed`, `CorruptData` or `DirectoryLocked`."""
@@ -106,6 +106,9 @@ class Engine(Protocol):
         """
 
     def bounds(self, topic: str, partition: int) -> Bounds: ...
+
+    def size_bytes(self, topic: str, partition: int) -> int:
+        """What the records of a partition take where they are kept, about; readers plan by it."""
 
     async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
         """The first offset whose record is at or after `timestamp` (Unix ms); `end` if there is none."""

@@ -277,6 +277,9 @@ class EmbeddedEngine:
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self._partition(topic, partition).bounds
 
+    def size_bytes(self, topic: str, partition: int) -> int:
+        return self._partition(topic, partition).size_bytes
+
     async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
         assert self._loop is not None
         return await self._loop.run_in_executor(self._readers, self._partition(topic, partition).offset_for_time, timestamp)

@@ -205,6 +205,9 @@ class MemoryEngine:
         log = self._find(topic, partition)
         return Bounds(log.first, log.end)
 
+    def size_bytes(self, topic: str, partition: int) -> int:
+        return sum(batch.header.size for batch in self._find(topic, partition).batches)
+
     async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
         log = self._find(topic, partition)
         for batch in log.batches:
