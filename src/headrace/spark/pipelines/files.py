@@ -1,0 +1,145 @@
+"""Pipelines from files: `.toml` declares one, `.py` defines one called `pipeline`.
+
+An error names the file, the key, and the line if the key can be found there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from headrace.errors import ConfigError
+from headrace.spark.pipelines.keys import Misfit, nearest
+from headrace.spark.pipelines.model import Pipeline
+
+_FILE_BYTES_MAX: Final = 1 << 20
+_TABLES: Final = ("sources", "steps", "sinks")
+
+
+def load(file: Path, **overrides: object) -> Pipeline:
+    """The pipeline of a file, complete and checked; `overrides` replace keys of `[pipeline]`. Raises `ConfigError`."""
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file")
+    if file.suffix == ".py":
+        return _from_python(file, overrides)
+    if file.suffix != ".toml":
+        raise ConfigError(f"{file}: a pipeline is a .toml or a .py file")
+    text = _read(file)
+    try:
+        return from_document(tomllib.loads(text), file, overrides)
+    except tomllib.TOMLDecodeError as failure:
+        raise ConfigError(f"{file}: {failure}") from None
+    except Misfit as failure:
+        line = line_of(text, failure.path)
+        raise ConfigError(f"{file}{f':{line}' if line else ''}: {failure}") from None
+
+
+def from_document(document: Mapping[str, Any], file: Path, overrides: Mapping[str, object] | None = None) -> Pipeline:
+    """The pipeline a TOML document declares; raises `Misfit`."""
+    for section in document:
+        if section not in ("pipeline", *_TABLES):
+            raise Misfit(section, f"unknown section{nearest(section, ['pipeline', *_TABLES])}")
+    head = _table(document, "pipeline")
+    pipeline = Pipeline(head.pop("name", file.stem), **head).at(file.parent, **(overrides or {}))
+    for section, add in (("sources", pipeline.source), ("steps", pipeline.step), ("sinks", pipeline.sink)):
+        for name, keys in _table(document, section).items():
+            if not isinstance(keys, Mapping):
+                raise Misfit(f"{section}.{name}", f"expected a section [{section}.NAME]")
+            add(name, **keys)
+    pipeline.check()
+    return pipeline
+
+
+def line_of(text: str, path: str) -> int | None:
+    """Where `sources.orders.format` stands, or at least its section; None if it is written in a way this does not see."""
+    parts = path.split(".")
+    section, best = "", None
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            section = re.sub(r"[\s\"']", "", header[1])
+            if path == section or path.startswith(section + "."):
+                best = number
+        elif section and path.startswith(section + "."):
+            key = parts[len(section.split("."))]
+            if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
+                return number
+    return best
+
+
+def module_at(file: Path, name: str) -> ModuleType:
+    """Import a file as a module. Its functions travel to the executors by value: they have no such file."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, f"{file} has no loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return travelling(module)
+
+
+def travelling(module: ModuleType) -> ModuleType:
+    """Mark a module so that Spark sends what it defines along with the tasks instead of its name."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # pyspark ships it without types
+    return module
+
+
+def _from_python(file: Path, overrides: Mapping[str, object]) -> Pipeline:
+    sys.path.insert(0, str(file.parent.absolute()))
+    try:
+        module = module_at(file, f"pipeline_{re.sub(r'[^A-Za-z0-9_]', '_', file.stem)}")
+    except Misfit as failure:
+        raise ConfigError(f"{file}{_line_in(failure, file)}: {failure}") from None
+    except SyntaxError as failure:
+        raise ConfigError(f"{file}:{failure.lineno}: {failure.msg}") from None
+    except ImportError as failure:
+        raise ConfigError(f"{file}{_line_in(failure, file)}: {failure}") from None
+    pipeline = getattr(module, "pipeline", None)
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"{file}: defines no pipeline: expected pipeline = Pipeline(...)")
+    try:
+        pipeline.at(file.parent, **overrides)
+        pipeline.check()
+    except Misfit as failure:
+        raise ConfigError(f"{file}: {failure}") from None
+    return pipeline
+
+
+def _line_in(failure: BaseException, file: Path) -> str:
+    """The line of the file that led to it: the last frame that is in the file."""
+    trace, line = failure.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(file):
+            line = f":{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+def _read(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as failure:
+        raise ConfigError(f"{file}: {failure.strerror or failure}") from None
+    if len(content) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{file}: larger than {_FILE_BYTES_MAX} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as failure:
+        raise ConfigError(f"{file}: not UTF-8 (byte {failure.start})") from None
+
+
+def _table(document: Mapping[str, Any], section: str) -> dict[str, Any]:
+    found = document.get(section, {})
+    if not isinstance(found, Mapping):
+        raise Misfit(section, f"expected a section [{section}]")
+    return dict(found)

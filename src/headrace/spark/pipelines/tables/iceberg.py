@@ -1,0 +1,100 @@
+"""Iceberg tables through `pyiceberg`, with a catalog in a SQLite file inside the directory.
+
+The last batch of a query is a property of the table, set in the same commit that adds the files; each snapshot names its batch too.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.table import Table as IcebergTable
+
+from headrace.spark.pipelines.tables.columns import added_columns, widened
+from headrace.spark.pipelines.tables.parts import Part, sync_directory
+
+CATALOG_FILE: Final = "catalog.db"
+_APP, _BATCH, _LAST = "headrace.query", "headrace.batch", "headrace.last."
+_SMALL: Final = {pa.int8(): pa.int32(), pa.int16(): pa.int32()}
+
+
+class Iceberg:
+    """One table of the catalog of a directory; `name` is `namespace.table`."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.path, self.name = path, name
+        self._catalog: SqlCatalog | None = None
+
+    def schema(self, rows: pa.Schema) -> pa.Schema:
+        return widened(rows, _SMALL, "Iceberg")
+
+    def last(self, app: str) -> int | None:
+        table = self._load()
+        return None if table is None else _last(table, app)
+
+    def parts_directory(self, app: str) -> str:
+        return os.path.join(self.path, *self.name.split("."), "data")
+
+    def commit(self, app: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
+        table = self._ready(schema)
+        if _is_done(table, app, version):
+            return
+        directory = self.parts_directory(app)
+        sync_directory(directory)
+        mark = {_APP: app, _BATCH: str(version)}
+        with table.transaction() as change:
+            if overwrite and table.current_snapshot() is not None:
+                change.delete(AlwaysTrue(), snapshot_properties=mark)
+            if parts:
+                # Names hold a random number: there is nothing to look for among the files that are there.
+                change.add_files([os.path.join(directory, part.name) for part in parts], mark, check_duplicate_files=False)
+            change.set_properties({_LAST + app: str(version)})
+
+    def merge(self, app: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
+        table = self._ready(rows.schema)
+        if _is_done(table, app, version):
+            return
+        with table.transaction() as change:
+            change.upsert(rows, join_cols=list(keys), snapshot_properties={_APP: app, _BATCH: str(version)})
+            change.set_properties({_LAST + app: str(version)})
+
+    def catalog(self) -> SqlCatalog:
+        """The catalog of the directory, made if it is not there."""
+        if self._catalog is None:
+            os.makedirs(self.path, exist_ok=True)
+            place = os.path.abspath(self.path)
+            self._catalog = SqlCatalog("headrace", uri=f"sqlite:///{place}/{CATALOG_FILE}", warehouse=f"file://{place}")
+        return self._catalog
+
+    def _load(self) -> IcebergTable | None:
+        if not os.path.exists(os.path.join(self.path, CATALOG_FILE)):
+            return None
+        try:
+            return self.catalog().load_table(self.name)
+        except NoSuchTableError:
+            return None
+
+    def _ready(self, schema: pa.Schema) -> IcebergTable:
+        table = self._load()
+        if table is None:
+            self.catalog().create_namespace_if_not_exists(self.name.partition(".")[0])
+            return self.catalog().create_table(self.name, schema, location=f"file://{os.path.dirname(self.parts_directory(''))}")
+        if added_columns(table.schema().as_arrow(), schema, f"the Iceberg table {self.name} in {self.path}"):
+            with table.update_schema() as change:
+                change.union_by_name(schema)
+            table.refresh()
+        return table
+
+
+def _last(table: IcebergTable, app: str) -> int | None:
+    found = table.properties.get(_LAST + app)
+    return None if found is None else int(found)
+
+
+def _is_done(table: IcebergTable, app: str, version: int) -> bool:
+    last = _last(table, app)
+    return last is not None and last >= version

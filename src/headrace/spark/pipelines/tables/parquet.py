@@ -1,0 +1,90 @@
+"""A directory of Parquet files that any reader may take as a table: `*.parquet` is the data, nothing else is.
+
+    DIR/part-….parquet                      committed
+    DIR/_headrace/QUERY.json                the last batch of a query, and the names of its files
+    DIR/_headrace/QUERY/part-….parquet      written, not committed
+
+Replacing QUERY.json is the commit. The files it names are then moved up, one by one; after a crash in between, the next start moves
+the rest. So a reader never sees a row twice, nor one that is not committed; it may see a part of the last batch, while it moves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.spark.pipelines.tables.columns import widened
+from headrace.spark.pipelines.tables.parts import Part, sync_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The last batch of a query that was committed."""
+
+    batch: int
+    files: list[str]
+
+
+class Parquet:
+    """One directory."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._marks = self.path / "_headrace"
+
+    def schema(self, rows: pa.Schema) -> pa.Schema:
+        return widened(rows, {}, "Parquet")
+
+    def last(self, app: str) -> int | None:
+        mark = self._mark(app)
+        if mark is None:
+            return None
+        self._move(app, mark.files)
+        return mark.batch
+
+    def parts_directory(self, app: str) -> str:
+        directory = self._marks / app
+        directory.mkdir(parents=True, exist_ok=True)
+        mark = self._mark(app)
+        if mark is not None:
+            self._move(app, mark.files)
+        for left in directory.iterdir():
+            left.unlink()
+        return str(directory)
+
+    def commit(self, app: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
+        assert not overwrite, "the model allows append only"
+        mark = self._mark(app)
+        if mark is not None and mark.batch >= version:
+            return
+        sync_directory(str(self._marks / app))
+        names = [part.name for part in parts]
+        temporary = self._marks / f".{app}.json"
+        with temporary.open("w", encoding="utf-8") as stream:
+            json.dump({"batch": version, "files": names}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(self._marks / f"{app}.json")
+        sync_directory(str(self._marks))
+        self._move(app, names)
+
+    def merge(self, app: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
+        raise AssertionError("the model allows append only")
+
+    def _mark(self, app: str) -> Mark | None:
+        try:
+            found = json.loads((self._marks / f"{app}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return Mark(found["batch"], found["files"])
+
+    def _move(self, app: str, names: list[str]) -> None:
+        waiting = [name for name in names if (self._marks / app / name).exists()]
+        for name in waiting:
+            (self._marks / app / name).rename(self.path / name)
+        if waiting:
+            sync_directory(str(self.path))

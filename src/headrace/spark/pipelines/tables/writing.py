@@ -1,0 +1,62 @@
+"""A table as the end of a streaming query: what `foreachBatch` calls for each micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from headrace.spark.pipelines.model import Sink
+from headrace.spark.pipelines.tables import Table
+from headrace.spark.pipelines.tables.parts import write_parts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def open_table(sink: Sink, path: str) -> Table:
+    """The table of a sink; each kind imports its own library."""
+    if sink.kind == "delta":
+        from headrace.spark.pipelines.tables.delta import Delta
+
+        return Delta(path)
+    if sink.kind == "iceberg":
+        from headrace.spark.pipelines.tables.iceberg import Iceberg
+
+        return Iceberg(path, sink.table or f"headrace.{sink.name.replace('.', '_')}")
+    from headrace.spark.pipelines.tables.parquet import Parquet
+
+    return Parquet(path)
+
+
+@dataclass(frozen=True, slots=True)
+class TableWriter:
+    """Write a batch to a table once, however often it comes."""
+
+    table: Table
+    mode: str
+    keys: tuple[str, ...] = ()
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        # Both names are the query's for its whole life, over restarts; the checkpoint keeps them.
+        app = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        assert app, "foreachBatch runs inside a query"
+        last = self.table.last(app)
+        if last is not None and last >= batch:
+            # The rows are there. The plan must run all the same: it is what moves the state of aggregations and joins forward.
+            frame.write.format("noop").mode("overwrite").save()
+            return
+        schema = self.table.schema(arrow_schema(frame))
+        if self.mode == "update":
+            self.table.merge(app, batch, frame.toArrow().cast(schema), self.keys)
+            return
+        parts = write_parts(frame, self.table.parts_directory(app), f"part-{batch:08}", schema)
+        if parts or self.mode == "complete":
+            self.table.commit(app, batch, parts, schema, overwrite=self.mode == "complete")
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The columns as Arrow sees them, times in UTC."""
+    return to_arrow_schema(frame.schema, timezone="UTC")
