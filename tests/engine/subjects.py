@@ -13,7 +13,7 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
 from headrace.log.files import DiskFiles
 from headrace.log.store import StoreOptions
-from headrace.records import Record, Run
+from headrace.records import AnyRun, Record, Run
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Subject:
     async def topic(self, name: str = "t", partitions: int = 1, **settings: object) -> Topic:
         return await self.engine.create_topic(name, partitions, TopicConfig(**settings))  # type: ignore[arg-type]  # named by the tests
 
-    async def append(self, run: Run, topic: str = "t", partition: int = 0, *, ack: Ack | None = None) -> Appended:
+    async def append(self, run: AnyRun, topic: str = "t", partition: int = 0, *, ack: Ack | None = None) -> Appended:
         (appended,) = await self.engine.append([Write(topic, partition, run)], ack=ack)
         return appended
 

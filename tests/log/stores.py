@@ -6,7 +6,7 @@ from headrace.errors import BrokerError
 from headrace.log.partition import LogOptions
 from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import Store, StoreOptions
-from headrace.records import Ack, Appended, Record, Run
+from headrace.records import Ack, AnyRun, Appended, Record, Run
 
 SMALL = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
 
@@ -20,7 +20,7 @@ def crashed(files: SimulatedFiles) -> SimulatedFiles:
     return SimulatedFiles(files.contents(), files.directories())
 
 
-def staged(store: Store, *appends: tuple[int, Run], ack: Ack = Ack.DURABLE, now: int = 0) -> list[list[Appended] | BrokerError]:
+def staged(store: Store, *appends: tuple[int, AnyRun], ack: Ack = Ack.DURABLE, now: int = 0) -> list[list[Appended] | BrokerError]:
     """Stage without flushing; the list gets the outcome."""
     outcome: list[list[Appended] | BrokerError] = []
     store.stage(appends, ack=ack, now=now, done=outcome.append, size_bytes=sum(run.size_bytes for _, run in appends))

@@ -22,7 +22,7 @@ from headrace.log.power_cut import barest
 from headrace.log.segment import log_directory
 from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import LateRun, Store, StoreOptions
-from headrace.records import Ack, Appended, Record, Run
+from headrace.records import Ack, AnyRun, Appended, ColumnRun, Record, Run
 from tests.log.stores import crashed, opened, records
 
 EXAMPLES = int(os.environ.get("HEADRACE_STORE_MODEL_EXAMPLES", "0"))
@@ -92,6 +92,8 @@ VALUES = st.sampled_from([b"", b"x", b"value" * 4, b"long " * 30, b"longer " * 9
 PICK = st.integers(0, 1 << 16)
 STAMPS = st.none() | st.integers(-4_000, 4_000)
 COLUMNS = st.lists(st.tuples(st.none() | VALUES, st.sampled_from([None, *KEYS])), min_size=1, max_size=6)
+FORMS = st.sampled_from(["plain", "late", "columns"])
+"""How the last run of an append comes."""
 ACKS = st.sampled_from([Ack.DURABLE, Ack.DURABLE, Ack.WRITTEN, Ack.NONE])
 
 
@@ -146,32 +148,34 @@ class StoreModel(RuleBasedStateMachine):
 
     # Writers.
 
-    def _stage(self, appends: list[tuple[int, Run]], ack: Ack, late: bool) -> None:
+    def _stage(self, appends: list[tuple[int, Run]], ack: Ack, form: str) -> None:
         outcome: Outcome = []
-        built: list[tuple[int, Run | LateRun]] = [*appends]
-        if late:
-            *others, (log, last) = appends
+        built: list[tuple[int, AnyRun | LateRun]] = [*appends]
+        *others, (log, last) = appends
 
-            def build(landed: Sequence[Appended]) -> Run:
-                assert [appended.count for appended in landed] == [len(run) for _, run in others]
-                return last
+        def build(landed: Sequence[Appended]) -> Run:
+            assert [appended.count for appended in landed] == [len(run) for _, run in others]
+            return last
 
+        if form == "late":
             built[-1] = (log, build)
+        elif form == "columns":
+            built[-1] = (log, ColumnRun.of(last))
         self.store.stage(built, ack=ack, now=self.now, done=outcome.append, size_bytes=1000)
         self.waiting.append(Waiting(appends, ack, self.now, outcome))
 
-    @rule(pick=PICK, columns=COLUMNS, shift=STAMPS, ack=ACKS, late=st.booleans(), flush=st.booleans())
-    def append(self, pick: int, columns: Columns, shift: int | None, ack: Ack, late: bool, flush: bool) -> None:
+    @rule(pick=PICK, columns=COLUMNS, shift=STAMPS, ack=ACKS, form=FORMS, flush=st.booleans())
+    def append(self, pick: int, columns: Columns, shift: int | None, ack: Ack, form: str, flush: bool) -> None:
         log = self._log(pick)
-        self._stage([(log, self._run(log, columns, shift))], ack, late)
+        self._stage([(log, self._run(log, columns, shift))], ack, form)
         if flush:
             self.flush()
 
-    @rule(picks=st.lists(st.tuples(PICK, COLUMNS, STAMPS), min_size=2, max_size=4), late=st.booleans(), flush=st.booleans())
-    def append_to_several(self, picks: list[tuple[int, Columns, int | None]], late: bool, flush: bool) -> None:
+    @rule(picks=st.lists(st.tuples(PICK, COLUMNS, STAMPS), min_size=2, max_size=4), form=FORMS, flush=st.booleans())
+    def append_to_several(self, picks: list[tuple[int, Columns, int | None]], form: str, flush: bool) -> None:
         logs = [self._log(pick) for pick, _, _ in picks]
         appends = [(log, self._run(log, columns, shift)) for log, (_, columns, shift) in zip(logs, picks, strict=True)]
-        self._stage(appends, Ack.DURABLE, late)
+        self._stage(appends, Ack.DURABLE, form)
         if flush:
             self.flush()
 

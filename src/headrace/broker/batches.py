@@ -19,15 +19,17 @@ def size_bytes(batch: Batch) -> int:
 
 def unexpired(batches: list[Batch], now: int) -> list[Batch]:
     """The batches without the records whose time is over. Costs nothing where nothing expires."""
-    if all(batch.expiries() is None for batch in batches):
+    if not any(batch.expires for batch in batches):
         return batches
     return [part for batch in batches for part in _living_stretches(batch, now)]
 
 
 def _living_stretches(batch: Batch, now: int) -> list[Batch]:
     expiries = batch.expiries()
-    if expiries is None:
+    if expiries is None or min(expiries) > now:
         return [batch]
+    if NEVER not in expiries and max(expiries) <= now:
+        return []
     living = [expiry == NEVER or expiry > now for expiry in expiries]
     if all(living):
         return [batch]

@@ -28,7 +28,7 @@ from headrace.broker.timers import Clock
 from headrace.engine.contract import Ack, Appended, Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OutOfSequence
 from headrace.limits import PRODUCER_RUNS_REMEMBERED
-from headrace.records import Run
+from headrace.records import AnyRun
 
 ANY_PARTITION: Final = -1
 """The scope of a producer that leaves the choice of the partition to the broker."""
@@ -146,7 +146,7 @@ class Producers:
         self._loading.clear()
         await self._log.put([(key, None) for key in orphans])
 
-    def publish(self, route: Route, run: Run, partition: int | None, stamp: ProducerStamp, ack: Ack | None) -> asyncio.Future[Published]:
+    def publish(self, route: Route, run: AnyRun, partition: int | None, stamp: ProducerStamp, ack: Ack | None) -> asyncio.Future[Published]:
         """As `Publisher.publish`. Raises `OutOfSequence` after a gap, and for a resend that is no longer remembered."""
         if stamp.sequence < 0:
             raise InvalidRequest(f"producer {stamp.id}: sequence {stamp.sequence} is negative")
@@ -168,7 +168,7 @@ class Producers:
         return answers[0] if len(answers) == 1 else _joined(answers)
 
     def _begin(
-        self, key: _ScopeKey, route: Route, run: Run, partition: int | None, stamp: ProducerStamp, ack: Ack | None
+        self, key: _ScopeKey, route: Route, run: AnyRun, partition: int | None, stamp: ProducerStamp, ack: Ack | None
     ) -> asyncio.Future[Published]:
         """A producer not heard of may start at any number: it may have been forgotten for its silence."""
         check_name("producer", stamp.id)
@@ -180,7 +180,7 @@ class Producers:
         return answer
 
     def _append(
-        self, key: _ScopeKey, scope: _Scope, route: Route, run: Run, partition: int | None, sequence: int, ack: Ack | None
+        self, key: _ScopeKey, scope: _Scope, route: Route, run: AnyRun, partition: int | None, sequence: int, ack: Ack | None
     ) -> asyncio.Future[Published]:
         placing = Placing(route, run, partition)
         slot = scope.next_slot

@@ -18,7 +18,7 @@ from headrace.broker.rules import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
 from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
-from headrace.records import Run
+from headrace.records import AnyRun, ColumnRun, Run
 
 _ROUTES_MAX: Final = 65_536
 
@@ -67,22 +67,29 @@ class Route:
         self._ttl_ms = topic.config.ttl_ms
         self._clock = clock
 
-    def check(self, run: Run) -> None:
+    def check(self, run: AnyRun) -> None:
         """Raises `InvalidRecord` for what the topic's rule would refuse; what it would keep among the dead letters passes."""
         if self.rule is not None and self.rule.on_invalid is OnInvalid.REJECT:
-            self.rule.sift(run, Divert.NEVER)
+            self.rule.sift(_listed(run), Divert.NEVER)
 
     def next_turn(self) -> int:
         self.turn = turn = (self.turn + 1) % self.partitions
         return turn
 
-    def stamped(self, run: Run) -> Run:
+    def stamped(self, run: AnyRun) -> AnyRun:
         """The run as it is to be written: with the topic's expiry where a record has none of its own."""
         if not self._ttl_ms:
             return run
         expiry = self._clock() + self._ttl_ms
+        if isinstance(run, ColumnRun):
+            return run.expiring(expiry)
         expiries = [expiry] * len(run) if run.expiries is None else [own or expiry for own in run.expiries]
         return replace(run, expiries=expiries)
+
+
+def _listed(run: AnyRun) -> Run:
+    """For the few who look at single records: a rule, and the partitioner."""
+    return run.run() if isinstance(run, ColumnRun) else run
 
 
 class Placing:
@@ -90,41 +97,42 @@ class Placing:
 
     __slots__ = ("_sifted", "assigned", "partition", "rule", "topic", "writes")
 
-    def __init__(self, route: Route, run: Run, partition: int | None, divert: Divert = Divert.AS_RULED) -> None:
+    def __init__(self, route: Route, run: AnyRun, partition: int | None, divert: Divert = Divert.AS_RULED) -> None:
         """Raises `UnknownPartition`, and `InvalidRecord` for the first record that the topic's rule does not let pass."""
-        if not run.values:
+        if not len(run):
             raise InvalidRequest("a run needs at least one record")
         run = route.stamped(run)
         self.assigned: dict[int, list[int]] | None = None
         self.topic = route.topic
         self.rule = route.rule
-        self._sifted = None if route.rule is None else route.rule.sift(run, divert)
+        self._sifted = None if route.rule is None else route.rule.sift(_listed(run), divert)
         if self._sifted is not None:
             run = self._sifted.run
         self._assign(route, run, partition)
         if self._sifted is not None:
             self.writes += self._sifted.writes
 
-    def _assign(self, route: Route, run: Run, partition: int | None) -> None:
+    def _assign(self, route: Route, run: AnyRun, partition: int | None) -> None:
         if partition is not None:
             if not 0 <= partition < route.partitions:
                 raise UnknownPartition(route.topic, partition)
-        elif route.partitions == 1 or not run.values:
+        elif route.partitions == 1 or not len(run):
             partition = 0
         elif run.keys is None:
             partition = route.next_turn()
         else:
+            run = _listed(run)
             assigned = assign(run, route.partitions, route.next_turn())
             if len(assigned) > 1:
                 self.assigned = assigned
             partition = next(iter(assigned))
         self.partition = partition
-        if not run.values:
+        if not len(run):
             self.writes = []
         elif self.assigned is None:
             self.writes = [Write(route.topic, partition, run)]
         else:
-            self.writes = [Write(route.topic, place, pick(run, indexes)) for place, indexes in self.assigned.items()]
+            self.writes = [Write(route.topic, place, pick(_listed(run), indexes)) for place, indexes in self.assigned.items()]
 
     def partitions(self, count: int) -> list[int]:
         """Where each of the run's `count` records goes; -1 to the dead letters."""
@@ -147,8 +155,8 @@ class Placing:
         if route.rule is None or route.rule is self.rule:
             return
         for write in self.writes:
-            if write.topic == route.topic and isinstance(write.run, Run):
-                route.rule.sift(write.run, Divert.NEVER)
+            if write.topic == route.topic and isinstance(write.run, (Run, ColumnRun)):
+                route.rule.sift(_listed(write.run), Divert.NEVER)
 
     def landed(self, appended: Sequence[Appended]) -> Published:
         """`appended` begins with the answers to `writes`."""
@@ -192,7 +200,7 @@ class Publisher:
         self._staged = 0
         self._drained: asyncio.Future[None] | None = None
 
-    def publish(self, who: Principal, topic: str, run: Run, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
+    def publish(self, who: Principal, topic: str, run: AnyRun, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self._allowed.get((who, topic)) or self.route(who, topic)
         placing = Placing(route, run, partition)
         staged = self._engine.append(placing.writes, ack=ack)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge
-from headrace.limits import HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
-from headrace.log.runs import headers_bytes
-from headrace.records import Headers, Run
+from headrace.columns import headers_bytes
+from headrace.errors import InvalidRequest, RecordTooLarge
+from headrace.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.records import AnyRun, ColumnRun, check_headers
 
 __all__ = ["check_run", "headers_bytes"]
 
 _TIME_MAX = (1 << 63) - 1
 
 
-def check_run(run: Run) -> int:
+def check_run(run: AnyRun) -> int:
     """The size of keys and values together. Raises `RecordTooLarge`, `LimitExceeded` or `InvalidRequest`.
 
-    Its cost is a C loop over each column, headers excepted.
+    Its cost is a C loop over each column, headers excepted; a run of columns was checked when it was made.
     """
+    if isinstance(run, ColumnRun):
+        return run.size_bytes
     count = len(run.values)
     if count == 0:
         raise InvalidRequest("a run needs at least one record")
@@ -30,7 +32,7 @@ def check_run(run: Run) -> int:
         size_bytes += _check_sizes(run.keys, KEY_BYTES_MAX)
     if run.headers is not None:
         for pairs in {id(pairs): pairs for pairs in run.headers if pairs}.values():
-            _check_headers(pairs)
+            check_headers(pairs)
     for times in (run.timestamps, run.expiries):
         if times is not None and not 0 <= min(times) <= max(times) <= _TIME_MAX:
             raise InvalidRequest("a time is before 1970 or too far ahead")
@@ -46,11 +48,3 @@ def _check_sizes(items: Sequence[bytes | None], bytes_max: int) -> int:
     if largest > bytes_max:
         raise RecordTooLarge(size_bytes=largest, bytes_max=bytes_max)
     return sum(sizes)
-
-
-def _check_headers(pairs: Headers) -> None:
-    if len(pairs) > HEADERS_MAX:
-        raise LimitExceeded(f"a record of {len(pairs)} headers exceeds the limit of {HEADERS_MAX}")
-    size = headers_bytes(pairs)
-    if size > HEADERS_BYTES_MAX:
-        raise LimitExceeded(f"headers of {size} bytes exceed the limit of {HEADERS_BYTES_MAX} bytes")

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from headrace.log.batch import Batch
-from headrace.records import Ack, Appended, Bounds, Run
+from headrace.records import Ack, AnyRun, Appended, Bounds
 
 __all__ = ["Ack", "Appended", "Batch", "Bounds", "Cleanup", "Engine", "Topic", "TopicConfig", "Write"]
 
@@ -67,7 +67,7 @@ class Write:
 
     topic: str
     partition: int
-    run: Run | Callable[[Sequence[Appended]], Run]
+    run: AnyRun | Callable[[Sequence[Appended]], AnyRun]
 
 
 class Engine(Protocol):

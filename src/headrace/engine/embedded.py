@@ -30,7 +30,7 @@ from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.log.files import Files, NotCached
 from headrace.log.partition import LogOptions, Partition
 from headrace.log.store import Completion, LateRun, Store, StoreOptions
-from headrace.records import Run
+from headrace.records import AnyRun, ColumnRun, Run
 
 _READ_THREADS: Final = 4
 _CATALOG_READ_BYTES: Final = 1024 * 1024
@@ -40,7 +40,7 @@ _STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
 def _checked(build: LateRun) -> LateRun:
     """A run that is built on the writer thread passes the same admission as any other."""
 
-    def built(placed: Sequence[Appended]) -> Run:
+    def built(placed: Sequence[Appended]) -> AnyRun:
         run = build(placed)
         check_run(run)
         return run
@@ -207,13 +207,13 @@ class EmbeddedEngine:
     # Appending.
 
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
-        appends: list[tuple[int, Run | LateRun]] = []
+        appends: list[tuple[int, AnyRun | LateRun]] = []
         size_bytes, strongest, reserve = 0, Ack.NONE, True
         for write in writes:
             entry, run = self._entry(write.topic), write.run
             if not 0 <= write.partition < len(entry.logs):
                 raise UnknownPartition(write.topic, write.partition)
-            if isinstance(run, Run):
+            if isinstance(run, (Run, ColumnRun)):
                 size_bytes += check_run(run)
             else:
                 run = _checked(run)
@@ -231,7 +231,7 @@ class EmbeddedEngine:
 
     def _stage(
         self,
-        appends: list[tuple[int, Run | LateRun]],
+        appends: list[tuple[int, AnyRun | LateRun]],
         ack: Ack,
         future: asyncio.Future[list[Appended]],
         *,

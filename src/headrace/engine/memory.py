@@ -28,8 +28,8 @@ from headrace.errors import (
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.log.batch import encode
-from headrace.log.runs import cut
-from headrace.records import NEVER, Run
+from headrace.log.runs import pieces
+from headrace.records import NEVER, ColumnRun, Run
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +130,7 @@ class MemoryEngine:
             raise Unavailable("the engine is not open")
         found = [(write, self._find(write.topic, write.partition), self._topics[write.topic].config) for write in writes]
         for write in writes:
-            if isinstance(write.run, Run):
+            if isinstance(write.run, (Run, ColumnRun)):
                 check_run(write.run)
         loop = asyncio.get_running_loop()
         if not self._staged:
@@ -169,11 +169,11 @@ class MemoryEngine:
             if partition.gone:
                 raise UnknownTopic(write.topic)
             run = write.run
-            if not isinstance(run, Run):
+            if not isinstance(run, (Run, ColumnRun)):
                 run = run(list(appended))
                 check_run(run)
             base = offset = ends.get(partition, partition.end)
-            for piece in cut(run):
+            for piece in pieces([run], now, small=False):
                 batches.append((partition, Batch.parse(encode(partition.number, offset, piece, now=now, compress=config.compress))))
                 offset += len(piece)
             ends[partition] = offset

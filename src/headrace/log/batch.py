@@ -25,30 +25,29 @@ The body holds columns, each one starting at a multiple of 8, in this order (tho
     [expiries i64 × count]            0 = never
     [offset deltas u32 × count]       without it, offsets are dense from the base offset
 
-Offsets array and data block are laid out as Arrow's binary arrays are, so that they can be wrapped without a copy.
-The headers of one record are u16 count, then for each u16 + name in UTF-8, u32 + value; a record without headers has none of these bytes.
+Offsets array and data block are laid out as Arrow's binary arrays are, so that they can be wrapped without a copy. What the headers of
+one record look like is said in `headrace.columns`.
 """
 
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
+from headrace.columns import Column, blank_nulls, decode_headers, encode_headers, packed, slices
 from headrace.errors import CorruptData
 from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from headrace.log import zstd
 from headrace.log.crypt import NONCE_BYTES, TAG_BYTES, Keyring
-from headrace.records import NEVER, Headers, Record, Run
+from headrace.records import NEVER, AnyRun, ColumnRun, Headers, Record, Run
 
 MAGIC: Final = b"HRB\x01"
 VERSION: Final = 1
@@ -70,13 +69,8 @@ _HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _FRONT = struct.Struct("<4sII")
 _CRC = struct.Struct("<I")
-_HEADER_COUNT, _NAME_LENGTH, _VALUE_LENGTH = struct.Struct("<H"), struct.Struct("<H"), struct.Struct("<I")
-_BLOCK: Final = 256
-_EQUAL_SIZE_MAX: Final = 4096
 _NO_NONCE: Final = bytes(NONCE_BYTES)
 _PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
-assert sys.byteorder == "little", "columns are little-endian and used in place"
-assert array("I").itemsize == 4 and array("q").itemsize == 8
 
 
 @dataclass(slots=True)
@@ -260,6 +254,19 @@ class Batch:
         """The window as columns to append elsewhere, timestamps kept."""
         return Run(self.values(), self.keys(), self.headers(), self.timestamps(), self.expiries())
 
+    def column_run(self) -> ColumnRun:
+        """As `run`, without a look at single records where the window is the whole batch."""
+        if len(self) < self.header.count:
+            return ColumnRun.of(self.run())
+        keys, headers, times = self.key_buffers(), self.header_buffers(), self.timestamp_buffer()
+        return ColumnRun(
+            Column(*self.value_buffers()),
+            None if keys is None else Column(*keys),
+            None if headers is None else Column(*headers),
+            (array("q", [self.header.min_timestamp]) * len(self)).tobytes() if times is None else times,
+            self.expiry_buffer(),
+        )
+
     def value_sizes(self) -> list[int]:
         """The size of each value, without decoding any."""
         ends = self._column(0).cast("I")[self.start : self.stop + 1].tolist()
@@ -291,6 +298,27 @@ class Batch:
             return None
         return self._column(KEYS), self._column_data(KEYS), self._column(KEY_NULLS) if self.header.flags & KEY_NULLS else None
 
+    def header_buffers(self) -> tuple[memoryview, memoryview] | None:
+        """(offsets u32 × (header.count + 1), data) of the whole batch's headers, one blob a record; None when no record has any."""
+        return (self._column(HEADERS), self._column_data(HEADERS)) if self.header.flags & HEADERS else None
+
+    def timestamp_buffer(self) -> memoryview | None:
+        """i64 × header.count of the whole batch; None when every record has the batch's `header.min_timestamp`."""
+        return self._column(TIMESTAMPS).cast("q") if self.header.flags & TIMESTAMPS else None
+
+    def expiry_buffer(self) -> memoryview | None:
+        """i64 × header.count of the whole batch, `NEVER` for a record that does not expire; None when none does."""
+        return self._column(EXPIRIES).cast("q") if self.header.flags & EXPIRIES else None
+
+    def delta_buffer(self) -> memoryview | None:
+        """u32 × header.count of the whole batch: how far each offset is from `header.base_offset`; None when they are dense."""
+        return self._column(OFFSETS).cast("I") if self.header.flags & OFFSETS else None
+
+    @property
+    def expires(self) -> bool:
+        """Whether any record of the batch has an expiry. Looks at the header alone."""
+        return bool(self.header.flags & EXPIRIES)
+
     # The body.
 
     def _column(self, flag: int) -> memoryview:
@@ -308,13 +336,9 @@ class Batch:
 
     def _binary(self, flag: int, nulls: int) -> list[bytes | None]:
         ends = self._column(flag).cast("I")[self.start : self.stop + 1]
-        items = _slices(ends, bytes(self._column_data(flag)[ends[0] : ends[-1]]))
+        items = slices(ends, bytes(self._column_data(flag)[ends[0] : ends[-1]]))
         if nulls and self.header.flags & nulls:
-            bits = self._column(nulls)
-            for index in range(len(items)):
-                at = index + self.start
-                if not bits[at >> 3] >> (at & 7) & 1:
-                    items[index] = None
+            blank_nulls(items, self._column(nulls), self.start)
         return items
 
     def _decode(self) -> None:
@@ -334,28 +358,6 @@ class Batch:
             raise CorruptData(f"log {header.log}: the body at offset {header.base_offset} has {len(body)} of {header.raw_size} bytes")
         self._layout = _layout(header, body)
         self._body = body
-
-
-def _slices(ends: memoryview, content: bytes) -> list[bytes | None]:
-    """The items of a binary column; `content` starts where the first one does."""
-    count, first = len(ends) - 1, ends[0]
-    size = len(content) // count if count else 0
-    if 0 < size <= _EQUAL_SIZE_MAX and ends == array("I", range(first, first + size * count + 1, size)):
-        # All of one size, as many topics are: unpacking blocks is four times as fast as slicing.
-        block = _block(size)
-        in_blocks = count // _BLOCK * block.size
-        items = list(chain.from_iterable(block.iter_unpack(content[:in_blocks])))
-        items += [content[at : at + size] for at in range(in_blocks, size * count, size)]
-        return items
-    places = ends.tolist()
-    if first:
-        places = [end - first for end in places]
-    return [content[begin:end] for begin, end in pairwise(places)]
-
-
-@lru_cache(64)
-def _block(size: int) -> struct.Struct:
-    return struct.Struct(f"{size}s" * _BLOCK)
 
 
 def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
@@ -401,7 +403,7 @@ def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]
 def encode(
     log: int,
     base_offset: int,
-    run: Run,
+    run: AnyRun,
     *,
     now: int,
     compress: bool = False,
@@ -416,7 +418,7 @@ def encode(
 def build(
     log: int,
     base_offset: int,
-    run: Run,
+    run: AnyRun,
     *,
     now: int,
     compress: bool = False,
@@ -427,29 +429,16 @@ def build(
     """As `encode`, with the header as the reader would parse it."""
     count = len(run.values)
     assert count > 0, "an empty batch has no place in the log"
-    if not (compress or keyring or deltas or run.keys or run.headers or run.timestamps or run.expiries):
-        try:
-            return _build_plain(log, base_offset, run.values, now)  # type: ignore[arg-type]  # a tombstone is found by the TypeError
-        except TypeError:
-            pass
-    flags = 0
     columns: list[bytes] = []
-    flags |= _put_binary(columns, run.values, 0, VALUE_NULLS)
-    if run.keys is not None:
-        flags |= _put_binary(columns, run.keys, KEYS, KEY_NULLS)
-    if run.headers is not None:
-        # Publishers that mark all their records alike share one object, and it is encoded once.
-        blobs = {mark: encode_headers(pairs) if pairs else b"" for mark, pairs in {id(pairs): pairs for pairs in run.headers}.items()}
-        flags |= _put_binary(columns, [blobs[id(pairs)] for pairs in run.headers], HEADERS, 0)
-    low = high = now
-    if run.timestamps is not None:
-        low, high = min(run.timestamps), max(run.timestamps)
-        if low != high:
-            flags |= TIMESTAMPS
-            columns.append(array("q", run.timestamps).tobytes())
-    if run.expiries is not None and any(run.expiries):
-        flags |= EXPIRIES
-        columns.append(array("q", run.expiries).tobytes())
+    if isinstance(run, ColumnRun):
+        flags, low, high = _lay_buffers(columns, run, now)
+    else:
+        if not (compress or keyring or deltas or run.keys or run.headers or run.timestamps or run.expiries):
+            try:
+                return _build_plain(log, base_offset, run.values, now)  # type: ignore[arg-type]  # a tombstone is found by the TypeError
+            except TypeError:
+                pass
+        flags, low, high = _lay_lists(columns, run, now)
     if deltas is not None:
         flags |= OFFSETS
         _put(columns, array("I", deltas).tobytes())
@@ -498,47 +487,60 @@ def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> b
     return b"".join((MAGIC, _CRC.pack(crc), front, *parts))
 
 
+def _lay_lists(columns: list[bytes], run: Run, now: int) -> tuple[int, int, int]:
+    """The columns of a run one after the other; returns flags, lowest and highest timestamp."""
+    flags = _put_binary(columns, packed(run.values), 0, VALUE_NULLS)
+    if run.keys is not None:
+        flags |= _put_binary(columns, packed(run.keys), KEYS, KEY_NULLS)
+    if run.headers is not None:
+        # Publishers that mark all their records alike share one object, and it is encoded once.
+        blobs = {mark: encode_headers(pairs) if pairs else b"" for mark, pairs in {id(pairs): pairs for pairs in run.headers}.items()}
+        flags |= _put_binary(columns, packed([blobs[id(pairs)] for pairs in run.headers]), HEADERS, 0)
+    low = high = now
+    if run.timestamps is not None:
+        low, high = min(run.timestamps), max(run.timestamps)
+        if low != high:
+            flags |= TIMESTAMPS
+            columns.append(array("q", run.timestamps).tobytes())
+    if run.expiries is not None and any(run.expiries):
+        flags |= EXPIRIES
+        columns.append(array("q", run.expiries).tobytes())
+    return flags, low, high
+
+
+def _lay_buffers(columns: list[bytes], run: ColumnRun, now: int) -> tuple[int, int, int]:
+    """As `_lay_lists`, byte for byte, for a run that has its columns already."""
+    flags = _put_binary(columns, (run.values.offsets, run.values.data, run.values.validity), 0, VALUE_NULLS)
+    if run.keys is not None:
+        flags |= _put_binary(columns, (run.keys.offsets, run.keys.data, run.keys.validity), KEYS, KEY_NULLS)
+    if run.headers is not None:
+        flags |= _put_binary(columns, (run.headers.offsets, run.headers.data, None), HEADERS, 0)
+    low = high = now
+    if run.timestamps is not None:
+        low, high = run.oldest, run.newest
+        if low != high:
+            flags |= TIMESTAMPS
+            columns.append(run.timestamps.tobytes())
+    if run.expiries is not None:
+        expiries = run.expiries.tobytes()
+        if expiries != bytes(len(expiries)):
+            flags |= EXPIRIES
+            columns.append(expiries)
+    return flags, low, high
+
+
 def _put(columns: list[bytes], data: bytes) -> None:
     columns.append(data)
     if len(data) % ALIGN:
         columns.append(_PADDING[len(data) % ALIGN])
 
 
-def _put_binary(columns: list[bytes], items: Sequence[bytes | None], flag: int, nulls: int) -> int:
-    """Append an offsets array, its data and, where an item is None, its validity bits."""
-    try:
-        data = b"".join(items)  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
-        _put(columns, array("I", accumulate(map(len, items), initial=0)).tobytes())  # type: ignore[arg-type]
-        _put(columns, data)
+def _put_binary(columns: list[bytes], column: tuple[bytes, bytes, bytes | None], flag: int, nulls: int) -> int:
+    """Append an offsets array, its data and its validity bits, if it has any."""
+    offsets, data, validity = column
+    _put(columns, offsets)
+    _put(columns, data)
+    if validity is None:
         return flag
-    except TypeError:
-        filled = [b"" if item is None else item for item in items]
-    _put(columns, array("I", accumulate(map(len, filled), initial=0)).tobytes())
-    _put(columns, b"".join(filled))
-    bits = bytearray((len(items) + 7) // 8)
-    for index, item in enumerate(items):
-        if item is not None:
-            bits[index >> 3] |= 1 << (index & 7)
-    _put(columns, bytes(bits))
+    _put(columns, validity)
     return flag | nulls
-
-
-def encode_headers(pairs: Headers) -> bytes:
-    parts = [_HEADER_COUNT.pack(len(pairs))]
-    for name, value in pairs:
-        raw = name.encode()
-        parts += (_NAME_LENGTH.pack(len(raw)), raw, _VALUE_LENGTH.pack(len(value)), value)
-    return b"".join(parts)
-
-
-def decode_headers(blob: bytes) -> Headers:
-    (count,) = _HEADER_COUNT.unpack_from(blob, 0)
-    position, pairs = 2, []
-    for _ in range(count):
-        (size,) = _NAME_LENGTH.unpack_from(blob, position)
-        name = blob[position + 2 : position + 2 + size].decode()
-        position += 2 + size
-        (size,) = _VALUE_LENGTH.unpack_from(blob, position)
-        pairs.append((name, blob[position + 4 : position + 4 + size]))
-        position += 4 + size
-    return tuple(pairs)

@@ -27,7 +27,7 @@ from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
-from headrace.limits import FRAME_BYTES_MAX
+from headrace.limits import FRAME_BYTES_MAX, KIB
 from headrace.log.batch import Batch
 from headrace.log.crypt import Keyring
 from headrace.log.files import File, Files
@@ -43,7 +43,8 @@ _HEADER = struct.Struct("<4sIIHHQQII")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 40"
 _CRC = struct.Struct("<I")
 _JOIN_ABOVE: Final = 16
-"""From so many batches on, one copy of all is cheaper than a checksum call and a write vector for each."""
+_JOIN_BELOW_BYTES: Final = 64 * KIB
+"""From so many batches on, unless they are large, one copy of all is cheaper than a checksum call and a write vector for each."""
 
 
 def journal_path(journal: int) -> str:
@@ -156,7 +157,7 @@ class Journal:
             self._open(self.current + 1, max(self._file_bytes, size))
         header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), 0)
         crc = crc32c(header[8:])
-        if len(batches) > _JOIN_ABOVE:
+        if len(batches) > _JOIN_ABOVE and size < _JOIN_BELOW_BYTES * len(batches):
             batches = [b"".join(batches)]
         for batch in batches:
             crc = crc32c_extend(crc, batch)

@@ -23,7 +23,7 @@ from headrace.log.crypt import Keyring
 from headrace.log.files import Files, NotCached
 from headrace.log.journal import Damage
 from headrace.log.segment import HEADER_BYTES, Segment, log_directory
-from headrace.records import Bounds, Run
+from headrace.records import AnyRun, Bounds
 
 _HINTS_MAX = 64
 _DAMAGED = -1
@@ -85,7 +85,7 @@ class Pending:
 
     partition: Partition
     base_offset: int
-    runs: list[Run] = field(default_factory=list)
+    runs: list[AnyRun] = field(default_factory=list)
 
 
 class Partition:

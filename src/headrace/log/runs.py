@@ -6,8 +6,37 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
+from headrace.columns import headers_bytes
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
-from headrace.records import Headers, Run
+from headrace.records import AnyRun, ColumnRun, Run
+
+
+def pieces(runs: Sequence[AnyRun], now: int, *, small: bool) -> list[AnyRun]:
+    """The records of these runs, in order, as runs that each make one batch. `small`: together they are below the target.
+
+    A run of columns is as good as a batch: it is neither joined nor cut.
+    """
+    found: list[AnyRun] = []
+    waiting: list[Run] = []
+    for run in runs:
+        if isinstance(run, ColumnRun):
+            _join(waiting, now, small, found)
+            waiting = []
+            found.append(run)
+        else:
+            waiting.append(run)
+    _join(waiting, now, small, found)
+    return found
+
+
+def _join(runs: list[Run], now: int, small: bool, found: list[AnyRun]) -> None:
+    if not runs:
+        return
+    run = merge(runs, now)
+    if small and run.headers is None and len(run.values) <= BATCH_RECORDS_MAX:
+        found.append(run)
+    else:
+        found += cut(run)
 
 
 def merge(runs: Sequence[Run], now: int) -> Run:
@@ -50,8 +79,3 @@ def _sizes(run: Run) -> Iterator[int]:
     nothing: Sequence[None] = [None] * len(run)
     for value, key, pairs in zip(run.values, run.keys or nothing, run.headers or nothing, strict=True):
         yield len(value or b"") + len(key or b"") + (headers_bytes(pairs) + 8 * len(pairs) if pairs else 0)
-
-
-def headers_bytes(pairs: Headers) -> int:
-    """Names and values together: what `limits.HEADERS_BYTES_MAX` counts."""
-    return sum(len(name.encode()) + len(value) for name, value in pairs)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
-from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, MIB
+from headrace.limits import BATCH_BYTES_TARGET, MIB
 from headrace.log.batch import Batch, BatchHeader, build
 from headrace.log.crypt import Keyring
 from headrace.log.files import DISK_FULL_ERRNOS, Files
@@ -26,14 +26,14 @@ from headrace.log.journal import Journal, SyncFailed
 from headrace.log.keeper import Keeper
 from headrace.log.partition import Commons, LogOptions, Partition, Pending
 from headrace.log.recovery import RecoveryReport, recover
-from headrace.log.runs import cut, merge
-from headrace.records import Ack, Appended, Bounds, Run
+from headrace.log.runs import pieces
+from headrace.records import Ack, AnyRun, Appended, Bounds, ColumnRun, Run
 
 FLUSH_BYTES_MAX: Final = 32 * MIB
 """A flush takes no more than this at once (but always one append whole)."""
 STAGED_BYTES_MAX: Final = 512 * MIB
 
-LateRun: TypeAlias = Callable[[Sequence[Appended]], Run]
+LateRun: TypeAlias = Callable[[Sequence[Appended]], AnyRun]
 Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
 Completion: TypeAlias = tuple[Done, "list[Appended] | BrokerError"]
 Deliver: TypeAlias = Callable[[list[Completion], list[int]], None]
@@ -57,7 +57,7 @@ class StoreOptions:
 class Staged:
     """One atomic append on its way to the journal."""
 
-    appends: Sequence[tuple[int, Run | LateRun]]
+    appends: Sequence[tuple[int, AnyRun | LateRun]]
     ack: Ack
     now: int
     done: Done
@@ -182,7 +182,7 @@ class Store:
     # Appending.
 
     def stage(
-        self, appends: Sequence[tuple[int, Run | LateRun]], *, ack: Ack, now: int, done: Done, size_bytes: int, reserve: bool = False
+        self, appends: Sequence[tuple[int, AnyRun | LateRun]], *, ack: Ack, now: int, done: Done, size_bytes: int, reserve: bool = False
     ) -> None:
         """Queue one atomic append; `done` gets its placements or the reason why not. `reserve` lets it use the headroom."""
         refusal = self._refusal(size_bytes, reserve)
@@ -250,14 +250,14 @@ class Store:
     def _place(self, item: Staged, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:
         """Give each run of one append its offsets; all of it or nothing."""
         placed: list[Appended] = []
-        taken: list[tuple[int, Partition, Run]] = []
+        taken: list[tuple[int, Partition, AnyRun]] = []
         ends: dict[int, int] = {}
         for log, run in item.appends:
             partition = self.partitions.get(log)
             if partition is None:
                 return Unavailable(f"log {log} was deleted while the append was under way")
             try:
-                run = run if isinstance(run, Run) else run(placed)
+                run = run if isinstance(run, (Run, ColumnRun)) else run(placed)
             except BrokerError as refusal:
                 return refusal
             base = ends.get(log, partition.next)
@@ -302,12 +302,11 @@ class Store:
         self.deliver(waiting, list(pending))
 
     def _build(self, pending: Pending, now: int, small: bool) -> list[tuple[BatchHeader, bytes]]:
-        """Batches of about `BATCH_BYTES_TARGET` from the runs of one log; one if the whole flush is `small`."""
+        """Batches of about `BATCH_BYTES_TARGET` from the runs of one log; one if the whole flush is `small` and has no columns."""
         batches: list[tuple[BatchHeader, bytes]] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
-        run = merge(pending.runs, now)
-        for part in (run,) if small and run.headers is None and len(run.values) <= BATCH_RECORDS_MAX else cut(run):
+        for part in pieces(pending.runs, now, small=small):
             batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring))
             offset += len(part.values)
         assert offset == partition.next, "every record has the offset it was promised"

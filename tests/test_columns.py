@@ -1,0 +1,98 @@
+"""Columns that anybody may hand over: what is wrong with them is found before they are near a log."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.columns import Column, checked_headers, encode_headers, is_natural, never_falls
+from headrace.errors import InvalidRequest
+from headrace.records import Headers
+
+
+def u32(*numbers: int) -> bytes:
+    return array("I", numbers).tobytes()
+
+
+optional_items = st.lists(st.none() | st.binary(max_size=20), min_size=1, max_size=40)
+halves = st.sampled_from([0, 1, 2, 0x7FFFFFFE, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]) | st.integers(0, 0xFFFFFFFF)
+wholes = st.sampled_from([-(1 << 63), -1, 0, 1, (1 << 63) - 1]) | st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@given(optional_items)
+def test_items_come_back_as_they_were(items: list[bytes | None]) -> None:
+    column = Column.of(items)
+    assert column.items() == items
+    assert len(column) == len(items)
+    assert column.largest == max(len(item or b"") for item in items)
+    assert (column.validity is None) == (None not in items)
+
+
+@given(st.lists(halves, min_size=1, max_size=30) | st.lists(halves, min_size=1, max_size=30).map(sorted))
+def test_order_is_judged_as_one_by_one(numbers: list[int]) -> None:
+    expected = numbers == sorted(numbers) and max(numbers) < 1 << 31
+    assert never_falls(array("I", numbers).tobytes(), 4) == expected
+
+
+@given(st.lists(wholes, min_size=1, max_size=30) | st.lists(wholes, min_size=1, max_size=30).map(sorted))
+def test_times_are_judged_as_one_by_one(numbers: list[int]) -> None:
+    lanes = array("q", numbers).tobytes()
+    assert is_natural(lanes) == (min(numbers) >= 0)
+    assert never_falls(lanes, 8) == (numbers == sorted(numbers) and numbers[0] >= 0)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "content", "reason"),
+    [
+        (b"", b"", "no offsets array"),
+        (u32(0), b"", "no offsets array"),
+        (u32(0, 1)[:-1], b"a", "no offsets array"),
+        (u32(1, 2), b"ab", "start at 0"),
+        (u32(0, 2, 1), b"ab", "never fall"),
+        (u32(0, 0xFFFFFFFF), b"ab", "never fall"),
+        (u32(0, 0x80000000, 1), b"ab", "never fall"),
+        (u32(0, 1, 3), b"ab", "claims 3 bytes and has 2"),
+    ],
+)
+def test_offsets_that_would_lead_a_reader_astray_are_refused(offsets: bytes, content: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        Column(offsets, content)
+
+
+def test_longer_buffers_are_cut_to_what_the_offsets_say() -> None:
+    column = Column(memoryview(u32(0, 1, 2)), memoryview(b"abXXXX"), bytearray(b"\xfe\xff"))
+    assert (column.data, column.validity, column.items()) == (b"ab", b"\x02", [None, b"b"])
+
+
+def test_bits_that_say_nothing_is_null_are_left_out() -> None:
+    assert Column(u32(*range(10)), bytes(9), b"\xff\x01").validity is None
+    assert Column(u32(*range(9)), bytes(8), b"\xff").validity is None
+
+
+def test_too_few_bits_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="1 bytes of validity do not cover 9 items"):
+        Column(u32(*range(10)), bytes(9), b"\xff")
+
+
+def test_a_column_does_not_change_with_the_buffers_it_was_made_of() -> None:
+    offsets, content, bits = bytearray(u32(0, 1, 2)), bytearray(b"ab"), bytearray(b"\x01")
+    column = Column(offsets, content, bits)
+    offsets[4], content[0], bits[0] = 9, 0, 0
+    assert column.items() == [b"a", None]
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), min_size=1, max_size=3).map(tuple), st.data())
+def test_headers_that_were_cut_or_lengthened_are_refused(pairs: Headers, chance: st.DataObject) -> None:
+    blob = encode_headers(pairs)
+    assert checked_headers(blob) == pairs
+    for bad in (blob[: chance.draw(st.integers(0, len(blob) - 1))], blob + b"\0"):
+        with pytest.raises(InvalidRequest, match="headers of a record"):
+            checked_headers(bad)
+
+
+def test_a_header_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        checked_headers(b"\x01\0\x01\0\xff\0\0\0\0")
