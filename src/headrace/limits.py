@@ -32,6 +32,22 @@ FRAME_BYTES_MAX: Final = 1024 * MIB
 # Broker
 TRANSACTION_BYTES_MAX: Final = 256 * MIB
 TRANSACTIONS_OPEN_MAX: Final = 1_000
+FLYMQ_TRANSACTIONS_MAX: Final = 100
+"""Open ones of one FlyMQ connection: no client takes all that there may be."""
+STAGED_MEMORY_BYTES_MAX: Final = 256 * MIB
+"""What all stages of exactly-once writers hold in memory together; the rest of them is on disk."""
+STAGES_MAX: Final = 10_000
+"""Stages that wait to be published."""
+STAGE_IDLE_MS_MAX: Final = 6 * 3600 * 1000
+"""A stage is dropped when its writer has staged and sealed nothing for so long."""
+STAGES_REMEMBERED_MAX: Final = 65_536
+"""Handles of stages that are gone, and stay so."""
+SINK_APPS_MAX: Final = 100_000
+"""Exactly-once writers whose last version is remembered."""
+SINK_IDLE_MS: Final = 30 * 24 * 3600 * 1000
+"""One that has published nothing for so long is forgotten."""
+SINK_RUNS_REMEMBERED: Final = 16
+"""Superseded runs of one writer that are told so."""
 FETCH_BYTES_MAX: Final = 32 * MIB
 FETCH_WAIT_MS_MAX: Final = 60_000
 GROUPS_MAX: Final = 50_000
@@ -142,6 +158,8 @@ QUIC_CONNECTION_WINDOW_BYTES: Final = 16 * MIB
 """The same for all streams of a connection together."""
 QUIC_STREAMS_MAX: Final = 1_000
 """Streams that one connection may have open at once."""
+QUIC_UNPROVEN_MAX: Final = 100
+"""Unfinished handshakes on one address, before a client has to show that it is where it says it is."""
 QUIC_PING_SECONDS: Final = 5.0
 """From the answer to one ping to the next."""
 QUIC_PONG_SECONDS_MAX: Final = 5.0

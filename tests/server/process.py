@@ -38,6 +38,8 @@ class BrokerProcess:
         self.ready_file = directory / f"ready-{time.monotonic_ns()}"
         python = [sys.executable, "-m", "headrace"] if uvloop else [sys.executable, "-c", WITHOUT_UVLOOP]
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
+        # Arrow takes longer to load than all the rest, and the default port is one for the whole machine: only those who ask get the lane.
+        environment.setdefault("HEADRACE__LISTEN__BULK", "")
         command = [*python, "serve", "--data", str(self.data), "--ready-file", str(self.ready_file), *listen, *arguments]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")}
         self._log = log

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 
-def _seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+def to_seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     """A plain number means seconds here: that is what scripts pass."""
     if text is None:
         return None
@@ -55,6 +55,12 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
     help="Take QUIC connections there (listen.quic), for Fujin; may be repeated. Port 0 takes a free one.",
 )
 @click.option(
+    "--bulk",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="Open the bulk lane (Arrow Flight) there (listen.bulk); may be repeated. Port 0 takes a free one.",
+)
+@click.option(
     "--blipmq-key",
     "blipmq_keys",
     metavar="KEY",
@@ -67,13 +73,14 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
 @click.option(
     "--ready-file", metavar="PATH", type=click.Path(path_type=Path), help="Write process and doors there, as JSON, once every door is open."
 )
-@click.option("--duration", metavar="SECONDS", callback=_seconds, help="Drain and exit with 0 after so long.")
+@click.option("--duration", metavar="SECONDS", callback=to_seconds, help="Drain and exit with 0 after so long.")
 @click.option("--insecure", is_flag=True, help="Allow addresses beyond loopback without TLS or without authentication.")
 def serve(
     data: str | None,
     file: Path | None,
     listen: tuple[str, ...],
     listen_quic: tuple[str, ...],
+    bulk: tuple[str, ...],
     blipmq_keys: tuple[str, ...],
     chosen: dict[str, str],
     ready_file: Path | None,
@@ -97,6 +104,8 @@ def serve(
         flags["listen.tcp"] = ("--listen", list(listen))
     if listen_quic:
         flags["listen.quic"] = ("--listen-quic", list(listen_quic))
+    if bulk:
+        flags["listen.bulk"] = ("--bulk", list(bulk))
     config = resolve(file=file, environment=os.environ, flags=flags).config
     if not insecure:
         require_caution(config)

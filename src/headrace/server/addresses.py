@@ -28,6 +28,16 @@ def require_caution(config: Config) -> None:
     for bind in config.listen.quic:
         if not _is_loopback(bind.address.host):
             raise ConfigError(f"{bind} can be reached from the network, and fujin asks nobody who they are; add --insecure if meant")
+    for bind in config.listen.bulk:
+        if _is_loopback(bind.address.host):
+            continue
+        if not config.tls.certificate:
+            wrong = "nothing is encrypted: set tls.certificate and tls.key"
+        elif config.access.mode is AccessMode.OPEN:
+            wrong = "everybody may do everything: set access.mode to enforced"
+        else:
+            continue
+        raise ConfigError(f"{bind} can be reached from the network, and {wrong}, or add --insecure if that is meant")
 
 
 def _is_loopback(host: str) -> bool:

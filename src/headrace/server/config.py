@@ -47,6 +47,8 @@ TCP_DOORS: Final = ("flymq", "rustlog", "blipmq", "figg")
 """The protocols of a TCP address."""
 QUIC_DOORS: Final = ("fujin",)
 """The protocols of a QUIC address."""
+BULK_DOORS: Final = ("flight",)
+"""The protocols of a bulk address."""
 
 
 class LogLevel(enum.StrEnum):
@@ -174,6 +176,12 @@ class Listen:
         [],
         "Where QUIC connections (UDP) are taken; Fujin's own port is 4848. They are always encrypted: with tls.certificate, or with a "
         "self-signed one that is made in the data directory. Needs the extra headrace[quic]. The flag --listen-quic replaces the list.",
+    )
+    bulk: tuple[Bind, ...] = setting(
+        Binds(BULK_DOORS, kind="bulk", least=0),
+        ["127.0.0.1:8815"],
+        "Where the bulk lane (Arrow Flight over gRPC) is: for Spark, pandas, Polars, DuckDB. Needs the extra headrace[bulk]; unless it was "
+        "asked for, the broker starts without it where that or the port is not to be had, and says so. The flag --bulk replaces the list.",
     )
 
 
@@ -377,6 +385,13 @@ class Fujin:
 
 
 @dataclass(frozen=True, slots=True)
+class Bulk:
+    """The bulk lane."""
+
+    principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What the broker says about itself on stderr. Payloads are never logged."""
 
@@ -399,6 +414,7 @@ class Config:
     blipmq: BlipMq = BlipMq()
     flymq: FlyMq = FlyMq()
     fujin: Fujin = Fujin()
+    bulk: Bulk = Bulk()
     log: Log = Log()
 
 
@@ -446,6 +462,12 @@ def resolve(
     config = _tree(values)
     _check_together(config)
     return Resolved(config, origins)
+
+
+def is_default(config: Config, name: str) -> bool:
+    """Whether nobody has chosen this key: a chosen value may be equal to the default, but never is the same object."""
+    section, _, leaf = name.partition(".")
+    return getattr(getattr(config, section), leaf) is SETTINGS[name].default
 
 
 def explain(name: str) -> Setting:
@@ -550,6 +572,7 @@ def _tree(values: Mapping[str, object]) -> Config:
         blipmq=section(BlipMq, "blipmq"),
         flymq=section(FlyMq, "flymq"),
         fujin=section(Fujin, "fujin"),
+        bulk=section(Bulk, "bulk"),
         log=section(Log, "log"),
     )
 

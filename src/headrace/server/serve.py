@@ -164,6 +164,8 @@ def _print_banner(config: Config, opened: Sequence[Opened], server: Server, seco
     for found in opened:
         cover = f"  ({found.cover})" if found.cover else ""
         lines.append(f"  {found.kind:<5}{found.address:<22}{' '.join(found.protocols)}{cover}")
+    if server.left_out:
+        lines.append(f"  {server.left_out}")
     lines.append(f"  access {_ACCESS[config.access.mode]}")
     if server.made_password is not None:
         lines.append(f"  made the user admin, password shown this once:  {server.made_password}")

@@ -28,14 +28,14 @@ from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
-from headrace.server.config import TCP_DOORS, Config
+from headrace.server.config import TCP_DOORS, Config, is_default
 from headrace.server.doors import Doors
 from headrace.server.settings import Bind
 from headrace.server.tls import TlsWatch, tls_of
 
 _log = logging.getLogger(__name__)
 _CANNOT_BIND: Final = {
-    errno.EADDRINUSE: "the port is taken by another process; --listen chooses another",
+    errno.EADDRINUSE: "the port is taken by another process; {flag} chooses another",
     errno.EADDRNOTAVAIL: "this machine does not have that address",
     errno.EACCES: "not permitted (ports below 1024 need a privilege)",
 }
@@ -83,6 +83,8 @@ class Server:
         self._doors: Doors | None = None
         self._tls: Tls | None = None
         self._watch: TlsWatch | None = None
+        self.left_out = ""
+        """Why there is no bulk lane although the default has one; empty: nothing is missing."""
 
     async def open(self) -> list[Opened]:
         """Recover the log, then open every door. When one fails, what was opened is closed again."""
@@ -95,6 +97,7 @@ class Server:
             self._doors = doors
             opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, doors)]
             opened += await self._listen_quic()
+            opened += await self._listen_bulk()
         except BaseException:
             await self.close()
             raise
@@ -203,11 +206,40 @@ class Server:
                 opened.append(Opened("quic", listener.address, (doors.door.name,), doors.cover))
         return opened
 
+    async def _listen_bulk(self) -> list[Opened]:
+        """A lane that nobody asked for may be missing: a second broker on the machine, or one without Arrow, is still a broker."""
+        if not self._config.listen.bulk:
+            return []
+        try:
+            return await self._open_lanes()
+        except StartFailed as failure:
+            if not is_default(self._config, "listen.bulk"):
+                raise
+            self.left_out = f"no bulk lane: {failure}"
+            return []
 
-def _cannot_listen(bind: Bind, failure: OSError) -> StartFailed:
+    async def _open_lanes(self) -> list[Opened]:
+        try:
+            from headrace.server.bulk import BulkLanes
+        except ImportError as failure:
+            raise StartFailed(f"listen.bulk needs the module {failure.name}: pip install 'headrace[bulk]'") from None
+        lanes = BulkLanes(self._broker, self._config, self._access)
+        opened: list[Opened] = []
+        for bind in self._config.listen.bulk:
+            for host in await _numeric(bind):
+                try:
+                    lane = await lanes.listen(host, bind.address.port)
+                except OSError as failure:
+                    raise _cannot_listen(bind, failure, "--bulk") from None
+                self._listeners.append(lane)
+                opened.append(Opened("bulk", lane.address, ("flight",), lanes.cover))
+        return opened
+
+
+def _cannot_listen(bind: Bind, failure: OSError, flag: str = "--listen") -> StartFailed:
     # asyncio wraps the reason in a sentence of its own; the errno alone is what it knew.
     reason = _CANNOT_BIND.get(failure.errno or 0, os.strerror(failure.errno) if failure.errno else str(failure))
-    return StartFailed(f"cannot listen on {bind.address}: {reason}")
+    return StartFailed(f"cannot listen on {bind.address}: {reason.format(flag=flag)}")
 
 
 def _certificates(config: Config) -> Tls | None:

@@ -1,0 +1,146 @@
+"""From batches of the log to Arrow record batches.
+
+Keys and values are laid out in a batch as Arrow lays them out, so they are wrapped where they lie; a window of a batch is a slice.
+Offsets and timestamps are made or wrapped by numpy. Only headers cost Python for each record, and only when somebody asks for them.
+Batches of a few records each are joined, because a message costs as much as some thousand rows; large ones are sliced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.bulk.request import HEADERS, TIMESTAMP, stored_schema
+from headrace.engine.contract import Batch
+from headrace.limits import BATCH_BYTES_MAX, BULK_BATCH_BYTES_TARGET
+from headrace.records import Headers
+
+assert BATCH_BYTES_MAX < 1 << 31, "a column of one batch never needs 64-bit offsets"
+_JOIN_BYTES: Final = 1 << 20
+"""A piece that is at least so large is sent as it is: joining would copy it, and saves nothing."""
+_JOIN_ROWS: Final = 8_192
+_MS: Final = 1_000
+
+
+class Arrows:
+    """Turns batches into record batches of some columns, none with more than `rows_max` rows or much more than the target size."""
+
+    def __init__(self, columns: tuple[str, ...], rows_max: int, bytes_max: int = BULK_BATCH_BYTES_TARGET) -> None:
+        self.schema = stored_schema(columns)
+        self._columns = columns
+        self._rows_max, self._bytes_max = rows_max, bytes_max
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self._pending_bytes = 0
+
+    def feed(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
+        """What can be sent now. Small ends are kept for the next call."""
+        for batch in batches:
+            for part in self._parts(batch):
+                yield from self._take(self._wrap(part), part.size_bytes)
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """What is left."""
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._pending_rows = self._pending_bytes = 0
+            yield pending[0] if len(pending) == 1 else self._joined(pending)
+
+    def _take(self, piece: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
+        rows = piece.num_rows
+        if self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
+            yield from self.flush()
+        self._pending.append(piece)
+        self._pending_rows += rows
+        self._pending_bytes += size_bytes
+        if self._pending_rows >= min(_JOIN_ROWS, self._rows_max) or self._pending_bytes >= _JOIN_BYTES:
+            yield from self.flush()
+
+    def _parts(self, batch: Batch) -> Iterator[Batch]:
+        """The batch in windows that respect the bounds; a single record may be larger than they are."""
+        while len(batch):
+            count = min(max(batch.fitting(self._bytes_max), 1), self._rows_max)
+            if count >= len(batch):
+                yield batch
+                return
+            yield batch.window(0, count)
+            batch = batch.window(count, len(batch))
+
+    def _joined(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+        arrays = [pa.concat_arrays([piece.column(index) for piece in pieces]) for index in range(len(self._columns))]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _wrap(self, batch: Batch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([_COLUMNS[name](batch) for name in self._columns], schema=self.schema)
+
+
+def _binary(buffers: tuple[memoryview, memoryview, memoryview | None], batch: Batch) -> pa.Array:
+    offsets, content, validity = buffers
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(batch),
+        [None if validity is None else pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(content)],
+        offset=batch.start,
+    )
+
+
+def _values(batch: Batch) -> pa.Array:
+    return _binary(batch.value_buffers(), batch)
+
+
+def _keys(batch: Batch) -> pa.Array:
+    buffers = batch.key_buffers()
+    return pa.nulls(len(batch), pa.binary()) if buffers is None else _binary(buffers, batch)
+
+
+def _offsets(batch: Batch) -> pa.Array:
+    known = batch.offsets()
+    if isinstance(known, range):
+        return pa.array(np.arange(known.start, known.stop, dtype=np.int64))
+    return pa.array(np.array(known, dtype=np.int64))
+
+
+def _timestamps(batch: Batch) -> pa.Array:
+    header = batch.header
+    if header.min_timestamp == header.max_timestamp:
+        times = np.full(len(batch), header.min_timestamp * _MS, dtype=np.int64)
+    else:
+        times = np.array(batch.timestamps(), dtype=np.int64) * _MS
+    return pa.Array.from_buffers(TIMESTAMP, len(batch), [None, pa.py_buffer(times)])
+
+
+def _headers(batch: Batch) -> pa.Array:
+    rows = batch.headers()
+    if rows is None:
+        return pa.nulls(len(batch), HEADERS)
+    return headers_array(rows)
+
+
+def headers_array(rows: list[Headers]) -> pa.Array:
+    """A list of pairs for each record; null where it has none."""
+    pairs = [pair for row in rows for pair in row]
+    ends = pa.array(list(accumulate(map(len, rows), initial=0)), pa.int32())
+    entries = pa.StructArray.from_arrays(
+        [pa.array([name for name, _ in pairs], pa.string()), pa.array([value for _, value in pairs], pa.binary())], ["key", "value"]
+    )
+    return pa.ListArray.from_arrays(ends, entries, type=HEADERS, mask=pa.array([not row for row in rows], pa.bool_()))
+
+
+_COLUMNS: Final = {"key": _keys, "value": _values, "offset": _offsets, "timestamp": _timestamps, "headers": _headers}
+
+
+def below(batches: list[Batch], stop: int) -> list[Batch]:
+    """The records of a read with offsets below `stop`."""
+    kept: list[Batch] = []
+    for batch in batches:
+        if batch.first_offset >= stop:
+            break
+        if batch.next_offset > stop:
+            offsets = batch.offsets()
+            count = stop - offsets.start if isinstance(offsets, range) else int(np.searchsorted(np.array(offsets), stop))
+            batch = batch.window(0, min(count, len(batch)))
+        kept.append(batch)
+    return kept

@@ -1,0 +1,228 @@
+"""The Flight server: tickets, commands and actions become verbs of the broker.
+
+    Flight thread ── Bridge ──► loop: broker.fetch ──► batches ──► Flight thread: wrap, send     (DoGet, one chunk read ahead)
+    Flight thread: record batch ──► runs ── Bridge ──► loop: broker.publish ──► durable          (DoPut, a window of bytes in flight)
+
+gRPC has one thread for each call and its own flow control: a reader that does not read stops the generator here, a writer that floods is
+not read while its window is full.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from headrace.broker.access import Principal
+from headrace.broker.broker import Broker
+from headrace.bulk import request
+from headrace.bulk.bridge import Bridge
+from headrace.bulk.fault import flight_error
+from headrace.bulk.puts import AppendPut
+from headrace.bulk.reading import Arrows, below
+from headrace.bulk.request import Append, Range, check_stored, decode, decode_put, encode, stored_schema
+from headrace.bulk.verbs import Verbs
+from headrace.bulk.writing import Cutter
+from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, Unavailable
+from headrace.limits import BULK_CALLS_MAX, BULK_READ_AHEAD_BYTES
+
+_log = logging.getLogger(__name__)
+_ENDPOINTS: Final = 8
+"""Into how many ranges GetFlightInfo divides a partition at most."""
+_ENDPOINT_ROWS_MIN: Final = 100_000
+
+
+class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """`who` says who the caller of a call is."""
+
+    def __init__(
+        self, location: str, broker: Broker, bridge: Bridge, who: Callable[[flight.ServerCallContext], Principal], **options: Any
+    ) -> None:
+        self._broker, self._bridge, self._who = broker, bridge, who
+        self._verbs = Verbs(broker, bridge)
+        self._calls = threading.BoundedSemaphore(BULK_CALLS_MAX)
+        super().__init__(location, **options)
+
+    # What there is
+
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        """One for each partition of each topic that the caller may see; `criteria` is what their names begin with."""
+        with self._call(context) as who:
+            prefix = bytes(criteria or b"").decode(errors="replace")
+            return iter(self._bridge.call(lambda: self._flights(who, prefix)))
+
+    def _flights(self, who: Principal, prefix: str) -> list[flight.FlightInfo]:
+        topics = [topic for topic in self._broker.topics(who) if topic.name.startswith(prefix)]
+        return [self._flight(who, topic.name, partition) for topic in topics for partition in range(topic.partitions)]
+
+    def _flight(self, who: Principal, topic: str, partition: int) -> flight.FlightInfo:
+        bounds = self._broker.bounds(who, topic, partition)
+        size = self._broker.size_bytes(who, topic, partition)
+        descriptor = flight.FlightDescriptor.for_path(topic, str(partition))
+        return flight.FlightInfo(stored_schema(request.STORED), descriptor, [], bounds.end - bounds.first, size)
+
+    def get_flight_info(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        with self._call(context) as who:
+            wanted = _ranges(descriptor)
+            schema = stored_schema(check_stored(wanted[0].columns))
+            return self._bridge.wait(lambda: self._info(who, descriptor, wanted[0], len(wanted) > 1, schema))
+
+    async def _info(
+        self, who: Principal, descriptor: flight.FlightDescriptor, wanted: Range, whole_topic: bool, schema: pa.Schema
+    ) -> flight.FlightInfo:
+        topic = self._broker.topic(who, wanted.topic)
+        places = range(topic.partitions) if whole_topic else [wanted.partition]
+        endpoints: list[flight.FlightEndpoint] = []
+        rows = size = 0
+        for partition in places:
+            bounds = self._broker.bounds(who, topic.name, partition)
+            start, stop = _bounded(wanted, bounds.first, bounds.end)
+            held = bounds.end - bounds.first
+            rows += stop - start
+            size += self._broker.size_bytes(who, topic.name, partition) * (stop - start) // held if held else 0
+            parts = max(1, min(_ENDPOINTS, (stop - start) // _ENDPOINT_ROWS_MIN))
+            for begin, end in await self._verbs.split(who, topic.name, partition, start, stop, parts):
+                ticket = Range(topic.name, partition, begin, end, wanted.columns, wanted.rows_max)
+                endpoints.append(flight.FlightEndpoint(encode(ticket), []))
+        return flight.FlightInfo(schema, descriptor, endpoints, rows, size)
+
+    def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
+        with self._call(context) as who:
+            wanted = _ranges(descriptor)[0]
+            self._bridge.call(lambda: self._broker.topic(who, wanted.topic))
+            return flight.SchemaResult(stored_schema(check_stored(wanted.columns)))
+
+    # Reading
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with self._call(context) as who:
+            wanted = decode(ticket.ticket, Range, "ticket")
+            columns = check_stored(wanted.columns)
+            bounds = self._bridge.call(lambda: self._checked_bounds(who, wanted))
+            start, stop = _bounded(wanted, bounds[0], bounds[1])
+            arrows = Arrows(columns, wanted.rows_max)
+            return flight.GeneratorStream(arrows.schema, self._rows(who, wanted, start, stop, arrows))
+
+    def _checked_bounds(self, who: Principal, wanted: Range) -> tuple[int, int]:
+        self._broker.check_reads(who, wanted.topic)
+        bounds = self._broker.bounds(who, wanted.topic, wanted.partition)
+        return bounds.first, bounds.end
+
+    def _rows(self, who: Principal, wanted: Range, position: int, stop: int, arrows: Arrows) -> Iterator[pa.RecordBatch]:
+        """Runs on the thread of the call, as far as its reader keeps up; one chunk is read ahead."""
+
+        def fetch(offset: int) -> Any:
+            return self._bridge.start(
+                lambda: self._broker.fetch(who, wanted.topic, wanted.partition, offset, bytes_max=BULK_READ_AHEAD_BYTES)
+            )
+
+        if not self._calls.acquire(blocking=False):
+            raise flight_error(Unavailable(f"{BULK_CALLS_MAX} calls are being served already"))
+        coming = None
+        try:
+            coming = fetch(position) if position < stop else None
+            while coming is not None:
+                fetched = self._bridge.result(coming, None)
+                coming = fetch(fetched.next_offset) if fetched.next_offset < stop else None
+                yield from arrows.feed(below(fetched.batches, stop))
+            yield from arrows.flush()
+        except BrokerError as error:
+            raise flight_error(error) from None
+        finally:
+            if coming is not None:
+                coming.cancel()
+            self._calls.release()
+
+    # Writing
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        with self._call(context) as who:
+            asked = _put(descriptor)
+            if isinstance(asked, Append):
+                cutter = Cutter(reader.schema, asked.topic, asked.partition)
+                put = AppendPut(self._bridge, self._broker, who)
+            else:
+                raise InvalidRequest("not yet")
+            try:
+                while True:
+                    try:
+                        chunk = reader.read_chunk()
+                    except StopIteration:
+                        break
+                    if chunk.data is not None:
+                        put.take(cutter.pieces(chunk.data))
+                answer = put.finish()
+            except BrokerError as error:
+                raise flight_error(error, put.durable()) from None
+            writer.write(encode(answer))
+
+    # Verbs
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        return [(name, (kind.__doc__ or "").strip()) for name, kind in request.ACTIONS.items()]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
+        with self._call(context) as who:
+            body = b"" if action.body is None else action.body.to_pybytes()
+            return iter([encode(self._verbs.answer(who, action.type, body))])
+
+    @contextmanager
+    def _call(self, context: flight.ServerCallContext) -> Iterator[Principal]:
+        """A call within the bounds of how many there may be; what the broker raises inside leaves as a Flight error."""
+        if not self._calls.acquire(blocking=False):
+            raise flight_error(Unavailable(f"{BULK_CALLS_MAX} calls are being served already"))
+        try:
+            yield self._who(context)
+        except BrokerError as error:
+            raise flight_error(error) from None
+        finally:
+            self._calls.release()
+
+
+def _path(descriptor: flight.FlightDescriptor) -> list[str]:
+    try:
+        return [part.decode() for part in descriptor.path]
+    except UnicodeDecodeError:
+        raise InvalidRequest("a path must be UTF-8") from None
+
+
+def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
+    """What a descriptor means: one range, or (two, to say so) all partitions of a topic."""
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return [decode(descriptor.command, Range, "command")]
+    path = _path(descriptor)
+    if len(path) == 1:
+        whole = decode(encode({"topic": path[0]}), Range, "path")
+        return [whole, whole]
+    if len(path) == 2 and path[1].isascii() and path[1].isdigit() and len(path[1]) < 10:
+        return [decode(encode({"topic": path[0], "partition": int(path[1])}), Range, "path")]
+    raise InvalidRequest("a path is [topic] or [topic, partition]")
+
+
+def _put(descriptor: flight.FlightDescriptor) -> request.Put:
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return decode_put(descriptor.command)
+    wanted = _ranges(descriptor)
+    return Append(wanted[0].topic, None if len(wanted) > 1 else wanted[0].partition)
+
+
+def _bounded(wanted: Range, first: int, end: int) -> tuple[int, int]:
+    """The range with its open ends filled in. Raises `OffsetOutOfRange`, `InvalidRequest`."""
+    start = first if wanted.start is None else wanted.start
+    stop = end if wanted.stop is None else wanted.stop
+    if wanted.stop is not None and start > stop:
+        raise InvalidRequest(f"a range cannot end at {stop} before it starts at {start}")
+    if not first <= start <= end or stop > end:
+        raise OffsetOutOfRange(wanted=stop if first <= start <= end else start, first=first, end=end)
+    return start, stop

@@ -1,0 +1,31 @@
+"""The bulk lane of a broker. Imported only where one is asked for: its libraries are an extra."""
+
+from __future__ import annotations
+
+import socket
+
+from headrace.access.access import Access
+from headrace.broker.broker import Broker
+from headrace.bulk.lane import Lane, LaneSettings
+from headrace.server.config import Config
+
+
+class BulkLanes:
+    """Lanes on any number of addresses."""
+
+    def __init__(self, broker: Broker, config: Config, access: Access) -> None:
+        self._broker, self._access = broker, access
+        self._settings = LaneSettings(principal=config.bulk.principal)
+
+    @property
+    def cover(self) -> str:
+        """How it is sealed, for the people who start it."""
+        return "TLS" if self._settings.certificate else ""
+
+    async def listen(self, host: str, port: int) -> Lane:
+        """Raises `OSError`: gRPC only says that it failed, so the address is tried before."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+        return await Lane.open(host, port, self._broker, self._access, self._settings)
