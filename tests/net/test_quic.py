@@ -7,15 +7,20 @@ import random
 import socket
 from pathlib import Path
 
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+
+from headrace.limits import QUIC_UNPROVEN_MAX
 from headrace.net.connection import NetLimits
 from headrace.net.quic import QuicLimits
 from headrace.net.quic_carrier import Windows
 from headrace.net.quic_certificate import fingerprint, self_signed
-from headrace.net.quic_endpoint import ClientTls
+from headrace.net.quic_endpoint import ClientTls, Retry, ServerTls
 from tests.net.polling import until
 from tests.net.quic_peer import NOW, quic_server
 from tests.net.udp_proxy import UdpProxy
 
+PROVING = QuicLimits(NetLimits(linger_seconds=0.5), retry=Retry.ALWAYS)
 QUICK = QuicLimits(NetLimits(linger_seconds=0.5))
 
 
@@ -219,3 +224,61 @@ async def test_a_client_knows_its_server_by_fingerprint_or_by_who_vouches_for_it
         assert vouched.reason is None
         stranger = await server.client(tls=ClientTls())
         assert stranger.reason is not None
+
+
+async def test_a_client_that_is_asked_to_prove_its_address_does_so_and_is_served(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, PROVING) as server:
+        client = await server.client()
+        stream = client.say(b"here I am")
+        await until(lambda: client.said(stream) == b"here I am")
+        assert client.carrier._quic._retry_count == 1, "the library saw one Retry"
+
+
+async def test_nothing_is_kept_for_an_address_that_does_not_answer_a_retry(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, PROVING) as server:
+        for _ in range(50):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forged:
+                forged.sendto(_initial(), ("127.0.0.1", server.listener.port))
+        client = await server.client()
+        await until(lambda: client.carrier._quic._handshake_confirmed)
+        assert server.counters.accepted == 1
+
+
+async def test_a_flood_of_unfinished_handshakes_makes_newcomers_prove_themselves(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        for _ in range(QUIC_UNPROVEN_MAX + 20):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forged:
+                forged.sendto(_initial(), ("127.0.0.1", server.listener.port))
+        await until(lambda: server.counters.accepted == QUIC_UNPROVEN_MAX)
+        client = await server.client()
+        assert client.carrier._quic._retry_count == 1
+        assert server.counters.accepted == QUIC_UNPROVEN_MAX + 1, "nothing was kept for the rest of the flood"
+
+
+async def test_a_token_from_elsewhere_is_not_believed(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, PROVING) as server:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forged:
+            forged.sendto(_initial(token=random.Random(1).randbytes(80)), ("127.0.0.1", server.listener.port))
+        await server.client()
+        assert server.counters.accepted == 1
+
+
+async def test_a_renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        staying = await server.client()
+        (tmp_path / "new").mkdir()
+        renewed: ServerTls = self_signed(tmp_path / "new", now=NOW)
+        server.listener.renew(renewed)
+        arriving = await server.client(tls=ClientTls(fingerprint=fingerprint(renewed)))
+        assert arriving.endpoint.distrust() is None
+        stream = staying.say(b"still here")
+        await until(lambda: staying.said(stream) == b"still here")
+
+
+def _initial(token: bytes = b"") -> bytes:
+    """The first datagram of a connection whose sender will never be heard of again."""
+    quic = QuicConnection(configuration=QuicConfiguration(alpn_protocols=["test"], is_client=True))
+    quic._peer_token = token
+    quic.connect(("127.0.0.1", 1), now=0.0)
+    ((datagram, _),) = quic.datagrams_to_send(now=0.0)
+    return datagram

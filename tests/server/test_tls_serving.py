@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import ssl
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.clients.errors import ConnectFailed
+from headrace.clients.fujin import FujinClient, FujinOptions
+from headrace.clients.tls import TlsOptions
 from headrace.server import certificates
 from headrace.server.certificates import LEAF_DAYS
 from headrace.server.tls import mind_expiry
@@ -74,6 +78,27 @@ def test_a_renewed_certificate_is_used_after_sighup_and_no_connection_is_dropped
         staying.close()
         arriving.close()
         assert broker.stop()[0] == 0
+
+
+async def test_quic_uses_the_renewed_certificate_too(tmp_path: Path) -> None:
+    old, new = certs(tmp_path / "old"), certs(tmp_path / "new")
+    old_ca, new_ca = (TlsOptions(ca_file=directory / "ca.pem") for directory in (old, new))
+    with BrokerProcess(tmp_path, *tls(old), "--listen-quic", "127.0.0.1:0") as broker:
+        doors = broker.ready["doors"]
+        assert isinstance(doors, dict)
+        port = int(doors["quic"][0].rpartition(":")[2])
+        staying = await FujinClient.connect("localhost", port, FujinOptions(tls=old_ca))
+        await staying.publish("demo", b"before")
+        for name in ("server.pem", "server.key"):
+            (new / name).replace(old / name)
+        broker.process.send_signal(signal.SIGHUP)
+        await asyncio.to_thread(wait_for_line, broker, "certificate reloaded")
+        async with await FujinClient.connect("localhost", port, FujinOptions(tls=new_ca)) as arriving:
+            await arriving.publish("demo", b"after")
+        with pytest.raises(ConnectFailed):
+            await FujinClient.connect("localhost", port, FujinOptions(tls=old_ca))
+        await staying.publish("demo", b"still here")
+        await staying.close()
 
 
 def test_a_renewed_certificate_is_noticed_without_a_signal(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from headrace import limits
 from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
 from headrace.net.quic_carrier import Carrier, Windows
-from headrace.net.quic_endpoint import NO_ERROR, ServerEndpoint, ServerTls
+from headrace.net.quic_endpoint import NO_ERROR, Retry, ServerEndpoint, ServerTls
 from headrace.sessions.contract import Link, Session
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class QuicLimits:
     """A connection on which nothing arrives for so long is over."""
     ping_seconds: float = limits.QUIC_PING_SECONDS
     pong_seconds: float = limits.QUIC_PONG_SECONDS_MAX
+    retry: Retry = Retry.AUTO
 
 
 class StreamLink:
@@ -211,6 +212,7 @@ class QuicPeer:
     # What the carrier tells.
 
     def connected(self) -> None:
+        self._listener.connected(self)
         self._stop_timer()
         self._ping_later()
 
@@ -326,8 +328,13 @@ class QuicListener:
             windows=limits.windows,
             idle_seconds=limits.idle_seconds,
             accept=listener._accept,
+            retry=limits.retry,
         )
         return listener
+
+    def renew(self, tls: ServerTls) -> None:
+        """Use this certificate for connections from now on. Raises `OSError` or `ValueError`; the old one then stays in use."""
+        self._endpoint.renew(tls)
 
     @property
     def host(self) -> str:
@@ -383,6 +390,9 @@ class QuicListener:
         if self.counters.open_by_host.get(host, 0) >= net.connections_per_ip_max:
             return f"too many connections from one address: {net.connections_per_ip_max} are open"
         return None
+
+    def connected(self, peer: QuicPeer) -> None:
+        self._endpoint.proven(peer.carrier)
 
     def closing(self, peer: QuicPeer) -> None:
         """Its end has been said; the library still answers latecomers for a while."""

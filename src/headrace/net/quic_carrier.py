@@ -71,8 +71,18 @@ class Hearer(Protocol):
 class _CreditedConnection(QuicConnection):
     """The library's connection, with credit that follows what was taken."""
 
-    def __init__(self, windows: Windows, configuration: QuicConfiguration, original_cid: bytes | None = None) -> None:
-        super().__init__(configuration=configuration, original_destination_connection_id=original_cid)
+    def __init__(
+        self,
+        windows: Windows,
+        configuration: QuicConfiguration,
+        original_cid: bytes | None = None,
+        retried_cid: bytes | None = None,
+    ) -> None:
+        super().__init__(
+            configuration=configuration,
+            original_destination_connection_id=original_cid,
+            retry_source_connection_id=retried_cid,
+        )
         self._windows = windows
         self._local_max_streams_bidi.value = self._local_max_streams_bidi.sent = windows.streams_max
         # Fujin has no unidirectional streams, so a peer may not open any.
@@ -150,10 +160,17 @@ class Carrier:
     """One connection. Made by a server's endpoint or a client's."""
 
     def __init__(
-        self, configuration: QuicConfiguration, windows: Windows, send_datagram: SendDatagram, *, original_cid: bytes | None = None
+        self,
+        configuration: QuicConfiguration,
+        windows: Windows,
+        send_datagram: SendDatagram,
+        *,
+        original_cid: bytes | None = None,
+        retried_cid: bytes | None = None,
     ) -> None:
+        """`original_cid` is what a server's peer called it first, `retried_cid` what it was told to call it by a Retry."""
         self._loop = asyncio.get_running_loop()
-        self._quic = _CreditedConnection(windows, configuration, original_cid)
+        self._quic = _CreditedConnection(windows, configuration, original_cid, retried_cid)
         self._send_datagram = send_datagram
         self._hearer: Hearer
         self._timer: asyncio.TimerHandle | None = None

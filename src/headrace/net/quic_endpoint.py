@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import enum
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -13,9 +16,18 @@ from typing import Final, cast
 
 from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.packet import QuicErrorCode, QuicPacketType, encode_quic_version_negotiation, pull_quic_header
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.retry import QuicRetryTokenHandler
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from headrace import limits
 from headrace.net.quic_carrier import INITIAL_DATAGRAM_BYTES, Carrier, NetworkAddress, Windows
 
 log = logging.getLogger(__name__)
@@ -34,6 +46,18 @@ class ServerTls:
     key_file: Path
 
 
+class Retry(enum.StrEnum):
+    """Whether a client has to show that it gets mail at the address it writes from, before anything is kept for it.
+
+    It costs one round trip. Without it, whoever forges addresses fills the table of connections with handshakes that never end.
+    """
+
+    AUTO = "auto"
+    """Once many handshakes are unfinished."""
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class ClientTls:
     """Whom the client believes: a server with this SHA-256 fingerprint, one vouched for by `ca_file` or the system, or any."""
@@ -48,9 +72,18 @@ class ClientTls:
 class ServerEndpoint(asyncio.DatagramProtocol):
     """A socket, and the connections on it. `accept` gets each new connection before its first datagram is looked at."""
 
-    def __init__(self, configuration: QuicConfiguration, windows: Windows, accept: Callable[[Carrier, str], str | None]) -> None:
+    def __init__(
+        self,
+        configuration: QuicConfiguration,
+        windows: Windows,
+        retry: Retry,
+        accept: Callable[[Carrier, str], str | None],
+    ) -> None:
         self._configuration, self._windows, self._accept = configuration, windows, accept
+        self._retry, self._tokens = retry, QuicRetryTokenHandler()
         self._carriers: dict[bytes, Carrier] = {}
+        self._unproven: set[Carrier] = set()
+        """Those whose handshake is not done: nobody knows yet whether they exist."""
         self._transport: asyncio.DatagramTransport
         self._is_deaf = False
         self._closed = asyncio.Event()
@@ -66,6 +99,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         windows: Windows,
         idle_seconds: float,
         accept: Callable[[Carrier, str], str | None],
+        retry: Retry = Retry.AUTO,
     ) -> ServerEndpoint:
         """`host` is numeric. `accept` returns why the connection is refused, or None. Raises `OSError` when the address cannot be had."""
         configuration = _configuration(alpn, windows, idle_seconds, is_client=False)
@@ -76,7 +110,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         try:
             sock.setblocking(False)
             sock.bind((host, port))
-            _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, accept), sock=sock)
+            _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, retry, accept), sock=sock)
         except BaseException:
             sock.close()
             raise
@@ -86,6 +120,16 @@ class ServerEndpoint(asyncio.DatagramProtocol):
     def bound(self) -> tuple[str, int]:
         host, port = self._transport.get_extra_info("sockname")[:2]
         return host, port
+
+    def renew(self, tls: ServerTls) -> None:
+        """Connections from now on see this certificate. Raises `OSError` or `ValueError` when it cannot be used: the old one stays."""
+        renewed = copy.copy(self._configuration)
+        renewed.load_cert_chain(tls.certificate_file, tls.key_file)
+        self._configuration = renewed
+
+    def proven(self, carrier: Carrier) -> None:
+        """Its handshake is done."""
+        self._unproven.discard(carrier)
 
     def refuse_new(self) -> None:
         """From now on, connections that are not known are not answered."""
@@ -102,6 +146,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         self._closed.set()
 
     def forget(self, carrier: Carrier) -> None:
+        self._unproven.discard(carrier)
         for cid in [cid for cid, known in self._carriers.items() if known is carrier]:
             del self._carriers[cid]
 
@@ -137,11 +182,24 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         carrier = self._carriers.get(header.destination_cid)
         if carrier is not None or self._is_deaf or header.packet_type is not QuicPacketType.INITIAL or len(data) < INITIAL_DATAGRAM_BYTES:
             return carrier
-        return self._new(header.destination_cid, data, address)
+        return self._new(header, data, address)
 
-    def _new(self, cid: bytes, data: bytes, address: NetworkAddress) -> Carrier | None:
-        carrier = Carrier(self._configuration, self._windows, self._send, original_cid=cid)
+    def _new(self, header: QuicHeader, data: bytes, address: NetworkAddress) -> Carrier | None:
+        cid = original_cid = header.destination_cid
+        if header.token:
+            try:
+                original_cid = self._tokens.validate_token(
+                    address=address, destination_cid=cid, token=header.token, now=asyncio.get_running_loop().time()
+                )
+            except ValueError:
+                return None  # forged, borrowed or too old: its sender may begin anew
+        elif self._wants_proof():
+            self._ask_for_proof(header, address)
+            return None
+        retried_cid = cid if header.token else None
+        carrier = Carrier(self._configuration, self._windows, self._send, original_cid=original_cid, retried_cid=retried_cid)
         carrier.address = address
+        self._unproven.add(carrier)
 
         def on_cid(cid: bytes, is_new: bool) -> None:
             if is_new:
@@ -157,6 +215,32 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         carrier.receive_datagram(data, address)
         carrier.refuse(refusal)
         return None
+
+    def _wants_proof(self) -> bool:
+        if self._retry is Retry.AUTO:
+            return len(self._unproven) >= limits.QUIC_UNPROVEN_MAX
+        return self._retry is Retry.ALWAYS
+
+    def _ask_for_proof(self, header: QuicHeader, address: NetworkAddress) -> None:
+        """A Retry packet: whoever sends its token back is where it says. Nothing is kept until then."""
+        assert header.version is not None, "an Initial packet has a version"
+        cid = os.urandom(_CID_BYTES)
+        token = self._tokens.create_token(
+            address=address,
+            original_destination_connection_id=header.destination_cid,
+            retry_source_connection_id=cid,
+            now=asyncio.get_running_loop().time(),
+        )
+        self._send(
+            encode_quic_retry(
+                version=header.version,
+                source_cid=cid,
+                destination_cid=header.source_cid,
+                original_destination_cid=header.destination_cid,
+                retry_token=token,
+            ),
+            address,
+        )
 
     def _send(self, data: bytes, address: NetworkAddress) -> None:
         if not self._transport.is_closing():

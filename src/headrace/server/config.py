@@ -82,6 +82,14 @@ class FujinHeaders(enum.StrEnum):
     ALWAYS = "always"
 
 
+class QuicRetry(enum.StrEnum):
+    """When a QUIC client has to show that it is where it says it is."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class AccessMode(enum.StrEnum):
     """Whether anybody is asked who they are."""
 
@@ -372,6 +380,12 @@ class Fujin:
     )
     attempts: int = setting(
         Count(1, 1_000, zero="no limit"), 5, "How often a message is delivered before it goes to the topic's dead letters."
+    )
+    retry: QuicRetry = setting(
+        Choice(QuicRetry),
+        "auto",
+        "When a client has to show, by one more round trip, that it gets mail at its address (QUIC's Retry). auto: while "
+        f"{limits.QUIC_UNPROVEN_MAX} or more handshakes are unfinished, as under a flood of forged addresses.",
     )
     ping_interval: int = setting(
         Duration(10, _HOUR, zero="never"), f"{limits.QUIC_PING_SECONDS:g}s", "From the answer to one ping to the next."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
 from headrace.net.quic import QuicDoor, QuicLimits, QuicListener, StreamSession
 from headrace.net.quic_certificate import fingerprint, self_signed
-from headrace.net.quic_endpoint import ServerTls
+from headrace.net.quic_endpoint import Retry, ServerTls
 from headrace.server.config import Config
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin import PING_ERROR_CODE, FujinSession
@@ -22,6 +23,8 @@ from headrace.sessions.fujin_settings import Connectors, FujinSettings, ReaderCo
 from headrace.sessions.fujin_shares import Shares
 from headrace.sessions.fujin_writer import WriterIds
 from headrace.wire import fujin
+
+_log = logging.getLogger(__name__)
 
 
 class QuicDoors:
@@ -39,7 +42,9 @@ class QuicDoors:
             idle_seconds=config.fujin.idle_timeout / 1000,
             ping_seconds=config.fujin.ping_interval / 1000,
             pong_seconds=config.fujin.ping_timeout / 1000,
+            retry=Retry(config.fujin.retry.value),
         )
+        self._listeners: list[QuicListener] = []
         self._counters = counters
         settings, ids, shares = fujin_settings(config), WriterIds(), Shares(broker)
 
@@ -55,7 +60,18 @@ class QuicDoors:
         return f"TLS, {kind}certificate SHA-256 {self.fingerprint}"
 
     async def listen(self, host: str, port: int) -> QuicListener:
-        return await QuicListener.open(host, port, self.door, self._tls, self._limits, self._counters)
+        listener = await QuicListener.open(host, port, self.door, self._tls, self._limits, self._counters)
+        self._listeners.append(listener)
+        return listener
+
+    def renew(self) -> None:
+        """The certificate's files are others than before, and have been found to fit: use them for connections from now on."""
+        try:
+            for listener in self._listeners:
+                listener.renew(self._tls)
+            self.fingerprint = fingerprint(self._tls)
+        except (OSError, ValueError) as failure:
+            _log.error("QUIC keeps its old certificate", extra={"reason": str(failure)})
 
 
 def _tls(config: Config, now: datetime.datetime) -> ServerTls:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -55,8 +56,9 @@ def mind_expiry(path: Path, now: datetime) -> None:
 class TlsWatch:
     """Looks at the certificate files now and then. What cannot be used is reported, and the old certificate goes on."""
 
-    def __init__(self, tls: Tls, look_seconds: float = LOOK_SECONDS) -> None:
-        self._tls, self._look_seconds = tls, look_seconds
+    def __init__(self, tls: Tls, look_seconds: float = LOOK_SECONDS, *, renewed: Callable[[], None] = lambda: None) -> None:
+        """`renewed` is called after new files were loaded: for listeners that keep a certificate of their own."""
+        self._tls, self._look_seconds, self._renewed = tls, look_seconds, renewed
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -75,6 +77,7 @@ class TlsWatch:
             # Renewal writes two files, one after the other: between them they do not fit, and the next look finds both.
             _log.error("certificate not reloaded", extra={"reason": str(failure)})
         else:
+            self._renewed()
             _log.info("certificate reloaded", extra={"certificate": self._tls.settings.certificate})
             mind_expiry(self._tls.settings.certificate, datetime.now(UTC))
 

@@ -83,6 +83,7 @@ class Server:
         self._doors: Doors | None = None
         self._tls: Tls | None = None
         self._watch: TlsWatch | None = None
+        self._renew_quic: Callable[[], None] = lambda: None
         self.left_out = ""
         """Why there is no bulk lane although the default has one; empty: nothing is missing."""
 
@@ -102,7 +103,7 @@ class Server:
             await self.close()
             raise
         if self._tls is not None:
-            self._watch = TlsWatch(self._tls)
+            self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
         return opened
 
@@ -195,6 +196,7 @@ class Server:
             doors = QuicDoors(self._broker, self._config, net_limits(self._config), self._counters, now=now)
         except (OSError, ConfigError) as failure:
             raise StartFailed(f"listen.quic: {failure}") from None
+        self._renew_quic = doors.renew
         opened: list[Opened] = []
         for bind in self._config.listen.quic:
             for host in await _numeric(bind):
