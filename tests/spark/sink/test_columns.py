@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pytest
@@ -32,14 +33,14 @@ def pairs(name: str = "key", value: DataType = BYTES) -> ArrayType:
     return ArrayType(StructType().add(name, TEXT).add("value", value))
 
 
-def columns(*, option: str = "orders", include_headers: bool = True, **fields: DataType) -> SinkColumns:
+def columns(fields: Mapping[str, DataType], *, topic: str = "orders", headers: bool = True) -> SinkColumns:
     schema = StructType([StructField(name, kind) for name, kind in fields.items()])
-    return SinkColumns.of(schema, topic=option, headers=include_headers)
+    return SinkColumns.of(schema, topic=topic, headers=headers)
 
 
-def refusal(*, option: str = "orders", **fields: DataType) -> str:
+def refusal(fields: Mapping[str, DataType], *, topic: str = "orders") -> str:
     with pytest.raises(ConfigError) as failure:
-        columns(option=option, **fields)
+        columns(fields, topic=topic)
     return str(failure.value)
 
 
@@ -61,21 +62,21 @@ def refusal(*, option: str = "orders", **fields: DataType) -> str:
 def test_a_column_of_the_wrong_type_is_refused_with_its_name_its_type_and_the_right_one(
     column: str, kind: DataType, found: str, wanted: str
 ) -> None:
-    assert refusal(**{"value": TEXT, column: kind}) == f"column '{column}' is of type {found}, and has to be {wanted}"
+    assert refusal({"value": TEXT, column: kind}) == f"column '{column}' is of type {found}, and has to be {wanted}"
 
 
 def test_a_topic_column_has_to_be_text_unless_the_option_overrides_it() -> None:
-    assert refusal(value=TEXT, topic=INT, option="") == "column 'topic' is of type int, and has to be string"
-    assert columns(value=TEXT, topic=INT).names == ("value",)
+    assert refusal({"value": TEXT, "topic": INT}, topic="") == "column 'topic' is of type int, and has to be string"
+    assert columns({"value": TEXT, "topic": INT}).names == ("value",)
 
 
 def test_a_missing_value_column_is_refused_with_the_columns_there_are() -> None:
-    text = refusal(id=INT, amount=DoubleType())
+    text = refusal({"id": INT, "amount": DoubleType()})
     assert "no column 'value'" in text and "'id', 'amount'" in text and "to_json(struct(*))" in text
 
 
 def test_without_option_and_column_there_is_no_topic_to_write_to() -> None:
-    assert "no topic to write to" in refusal(value=TEXT, option="")
+    assert "no topic to write to" in refusal({"value": TEXT}, topic="")
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
@@ -94,8 +95,8 @@ def test_columns_that_a_record_does_not_have_are_ignored() -> None:
         "headers": pairs(),
         "partition": INT,
     }
-    assert columns(option="", **fields).names == COLUMNS
-    assert columns(include_headers=False, **fields).names == ("key", "value", "partition")
+    assert columns(fields, topic="").names == COLUMNS
+    assert columns(fields, headers=False).names == ("key", "value", "partition")
 
 
 def test_rows_keep_their_order_and_get_the_types_of_the_bulk_lane() -> None:
@@ -112,7 +113,9 @@ def test_rows_keep_their_order_and_get_the_types_of_the_bulk_lane() -> None:
             ),
         }
     )
-    shaped = columns(option="", amount=DoubleType(), topic=TEXT, value=TEXT, key=BYTES, partition=INT, headers=pairs()).shape(batch)
+    shaped = columns(
+        {"amount": DoubleType(), "topic": TEXT, "value": TEXT, "key": BYTES, "partition": INT, "headers": pairs()}, topic=""
+    ).shape(batch)
     assert shaped.schema.names == ["key", "value", "headers", "topic", "partition"]
     assert shaped.schema.field("value").type == shaped.schema.field("key").type == pa.binary()
     assert shaped.to_pydict() == {
@@ -126,19 +129,19 @@ def test_rows_keep_their_order_and_get_the_types_of_the_bulk_lane() -> None:
 
 def test_texts_become_bytes_without_a_copy() -> None:
     batch = pa.RecordBatch.from_pydict({"value": ["text"] * 1000})
-    shaped = columns(value=TEXT).shape(batch)
+    shaped = columns({"value": TEXT}).shape(batch)
     assert shaped.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
 
 
 def test_large_arrow_types_are_taken_too() -> None:
     batch = pa.RecordBatch.from_pydict({"value": pa.array(["a"], pa.large_string()), "key": pa.array([b"k"], pa.large_binary())})
-    assert columns(value=TEXT, key=BYTES).shape(batch).to_pydict() == {"key": [b"k"], "value": [b"a"]}
+    assert columns({"value": TEXT, "key": BYTES}).shape(batch).to_pydict() == {"key": [b"k"], "value": [b"a"]}
 
 
 def test_a_row_without_a_topic_is_refused() -> None:
     batch = pa.RecordBatch.from_pydict({"topic": ["a", None, None], "value": ["x", "y", "z"]})
     with pytest.raises(InvalidRequest, match="column 'topic' is null in 2 of 3 rows"):
-        columns(option="", topic=TEXT, value=TEXT).shape(batch)
+        columns({"topic": TEXT, "value": TEXT}, topic="").shape(batch)
 
 
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"x"}])
@@ -146,9 +149,9 @@ def test_a_header_without_a_name_is_refused(header: object) -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     batch = pa.RecordBatch.from_pydict({"value": ["x", "y"], "headers": pa.array([None, [header]], kind)})
     with pytest.raises(InvalidRequest, match="header without a name"):
-        columns(value=TEXT, headers=pairs()).shape(batch)
+        columns({"value": TEXT, "headers": pairs()}).shape(batch)
 
 
 def test_the_columns_travel_to_the_tasks() -> None:
-    chosen = columns(value=TEXT, key=TEXT)
+    chosen = columns({"value": TEXT, "key": TEXT})
     assert pickle.loads(pickle.dumps(chosen)) == chosen

@@ -1,0 +1,113 @@
+"""A broker of a few lines, for tests of the writers alone: it stages, publishes and forgets as the real one does, and fails on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
+
+from headrace.bulk.client import Publication, StageSize
+from headrace.errors import StaleRun, Unavailable, UnknownStage, UnknownTopic
+from headrace.spark.publishing import TaskPlace
+
+QUERY, RUN = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+SCHEMA = StructType().add("key", StringType()).add("value", StringType()).add("topic", StringType()).add("partition", IntegerType())
+VALUES = StructType().add("value", BinaryType())
+
+
+def rows(*values: bytes | str | None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values)})
+
+
+def task(*, batch: int | None = 0, partition: int = 0, attempt: int = 0, run: str = RUN) -> TaskPlace:
+    return TaskPlace(QUERY if batch is not None else "", run if batch is not None else "", batch, partition, attempt)
+
+
+@dataclass
+class StandIn:
+    """Takes the place of `BulkClient`."""
+
+    topics: set[str] = field(default_factory=lambda: {"orders"})
+    auto_create: bool = False
+    staged: dict[str, tuple[str, int, list[dict[str, Any]]]] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    versions: dict[str, int] = field(default_factory=dict)
+    stale: set[str] = field(default_factory=set)
+    log: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+    """Names of verbs whose next call fails; with a `!` the call is carried out, and its answer is lost."""
+
+    def _call(self, verb: str) -> bool:
+        """Whether the answer is to be lost."""
+        self.calls.append(verb)
+        if verb in self.trouble:
+            self.trouble.remove(verb)
+            raise Unavailable(f"{verb}: nobody answers")
+        if f"{verb}!" in self.trouble:
+            self.trouble.remove(f"{verb}!")
+            return True
+        return False
+
+    def ensure_topic(self, name: str) -> None:
+        self._call("ensure_topic")
+        if name not in self.topics and not self.auto_create:
+            raise UnknownTopic(name)
+        self.topics.add(name)
+
+    def stage(
+        self, handle: str, batches: Iterable[pa.RecordBatch], *, topic: str | None, app: str, run_id: str = "", order: int = 0
+    ) -> StageSize:
+        taken: list[dict[str, Any]] = []
+        for batch in batches:
+            taken += [{"topic": topic, **row} for row in batch.to_pylist()]
+            self._call("batch")
+        if handle in self.dead:
+            raise UnknownStage(handle)
+        if self._call("stage"):
+            raise Unavailable("stage: nobody answers")
+        assert handle not in self.staged, "no two attempts share a handle"
+        self.staged[handle] = (app, order, taken)
+        return StageSize(len(taken), 0)
+
+    def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "") -> Publication:
+        lost = self._call("publish")
+        if run_id in self.stale:
+            raise StaleRun(app=app, run_id=run_id, current="another")
+        answer = self._publish(app, version, handles)
+        if lost:
+            raise Unavailable("publish: nobody answers")
+        return answer
+
+    def _publish(self, app: str, version: int, handles: Sequence[str]) -> Publication:
+        if version <= self.versions.get(app, -1):
+            self.drop(handles)
+            return Publication(app, version, True, 0)
+        for handle in handles:
+            if handle not in self.staged or self.staged[handle][0] != app:
+                raise UnknownStage(handle)
+        found = sorted((self.staged.pop(handle) for handle in handles), key=lambda stage: stage[1])
+        published = [row for _, _, taken in found for row in taken]
+        self.log += published
+        self.versions[app] = version
+        return Publication(app, version, False, len(published))
+
+    def drop(self, handles: Sequence[str]) -> int:
+        self._call("drop")
+        self.dead.update(handles)
+        return sum(self.staged.pop(handle, None) is not None for handle in handles)
+
+    def last_version(self, app: str) -> int | None:
+        self._call("last_version")
+        return self.versions.get(app)
+
+    def restart(self) -> None:
+        """What is staged goes; what is published stays."""
+        self.staged.clear()
+
+    @property
+    def values(self) -> list[object]:
+        return [row["value"] for row in self.log]

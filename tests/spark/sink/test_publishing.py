@@ -1,0 +1,165 @@
+"""The names of writes, and the patience with a broker that goes away."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from headrace.errors import ConfigError, InvalidRequest, Unavailable
+from headrace.spark import publishing
+from headrace.spark.publishing import APP_BYTES_MAX, Edition, Editions, Replay, patiently, stage
+from tests.spark.sink.stand import QUERY, RUN, StandIn, rows, task
+
+LONG_TOPIC = "ü" * 124
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "RETRY_SECONDS", (0.001,))
+
+
+def soon(seconds: float = 5.0) -> float:
+    return time.monotonic() + seconds
+
+
+def test_a_stream_is_known_by_its_query_and_a_version_by_its_batch() -> None:
+    assert Editions("orders").of_stream(task(batch=7, partition=3, attempt=99)) == Edition(f"spark/{QUERY}", 7, RUN)
+
+
+def test_a_stream_may_be_given_a_name_which_holds_for_its_topic() -> None:
+    assert Editions("orders", app="billing").of_stream(task(batch=7)) == Edition("billing/orders", 7, RUN)
+    assert Editions("", app="billing").of_stream(task(batch=7)) == Edition("billing", 7, RUN)
+
+
+def test_a_stream_without_the_names_of_its_query_is_refused_rather_than_written_twice() -> None:
+    with pytest.raises(ConfigError, match="query and batch"):
+        Editions("orders").of_stream(task(batch=None))
+    with pytest.raises(ConfigError, match="query and batch"):
+        Editions("orders").of_stream(task(batch=3, run=""))
+
+
+def test_a_write_in_foreach_batch_is_known_by_query_topic_and_batch() -> None:
+    assert Editions("a", job="j1").of_batch(task(batch=4)) == Edition(f"spark/{QUERY}/a", 4, RUN)
+    assert Editions("b", job="j2").of_batch(task(batch=4)) == Edition(f"spark/{QUERY}/b", 4, RUN)
+    assert Editions("", job="j3").of_batch(task(batch=4)) == Edition(f"spark/{QUERY}", 4, RUN)
+    assert Editions("a", app="second", job="j4").of_batch(task(batch=4)) == Edition("second/a", 4, RUN)
+
+
+def test_the_options_of_the_user_win_over_the_batch() -> None:
+    assert Editions("a", app="import", version=20240229).of_batch(task(batch=4)) == Edition("import/a", 20240229)
+    assert Editions("a", app="import", version=0).of_batch(task(batch=None)) == Edition("import/a", 0)
+
+
+def test_a_plain_batch_job_has_a_name_of_its_own() -> None:
+    assert Editions("a", job="7f").of_batch(task(batch=None)) == Edition("spark/job/7f", 0)
+
+
+def test_an_application_without_a_version_is_refused_outside_of_foreach_batch() -> None:
+    with pytest.raises(ConfigError, match="'txnAppId' needs 'txnVersion'"):
+        Editions("a", app="import").of_batch(task(batch=None))
+
+
+@pytest.mark.parametrize("app", ["", "x" * 200])
+def test_the_longest_names_fit_and_stay_apart(app: str) -> None:
+    names = {Editions(topic, app=app).of_batch(task(batch=1)).app for topic in (LONG_TOPIC, LONG_TOPIC[:-1] + "a")}
+    assert len(names) == 2
+    assert all(len(name.encode()) <= APP_BYTES_MAX for name in names)
+    assert len(Edition("x" * APP_BYTES_MAX, 1, RUN).mark) <= APP_BYTES_MAX
+
+
+def test_a_job_group_that_a_user_has_named_is_no_run() -> None:
+    def run(**named: str) -> str:
+        return publishing._run(lambda name: named.get(name.replace(".", "_")))
+
+    assert run(sql_streaming_runId=RUN, spark_jobGroup_id="mine") == RUN
+    assert run(spark_jobGroup_id=RUN) == RUN
+    assert run(spark_jobGroup_id="mine") == ""
+    assert run() == ""
+
+
+def test_a_broker_that_comes_back_is_asked_again() -> None:
+    failures = [Unavailable("away"), Unavailable("away")]
+
+    def ask() -> str:
+        if failures:
+            raise failures.pop()
+        return "here"
+
+    assert patiently(ask, until=soon()) == "here"
+
+
+def test_patience_ends_at_the_deadline_and_with_what_will_not_change() -> None:
+    asked = itertools.count()
+
+    def away() -> None:
+        next(asked)
+        raise Unavailable("away")
+
+    def wrong() -> None:
+        next(asked)
+        raise InvalidRequest("wrong")
+
+    with pytest.raises(InvalidRequest):
+        patiently(wrong, until=soon())
+    assert next(asked) == 1
+    with pytest.raises(Unavailable):
+        patiently(away, until=soon(0.05))
+    assert next(asked) > 3
+
+
+def test_rows_are_handed_out_again_as_long_as_they_are_few() -> None:
+    taken = iter([rows("a"), rows("b"), rows("c")])
+    replay = Replay(taken)
+    first = iter(replay)
+    assert [next(first).to_pydict(), next(first).to_pydict()] == [{"value": ["a"]}, {"value": ["b"]}]
+    assert [batch.column(0)[0].as_py() for batch in replay] == ["a", "b", "c"]
+    assert replay.whole
+
+
+def test_many_rows_are_not_kept() -> None:
+    batches = [rows(b"x" * 1000) for _ in range(5)]
+    replay = Replay(batches, bytes_max=batches[0].nbytes * 3)
+    sending = iter(replay)
+    whole = []
+    for _ in sending:
+        whole.append(replay.whole)
+    assert whole == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("trouble", [["batch"], ["stage"], ["stage!"], ["batch", "stage", "drop"], ["stage", "drop", "stage", "drop"]])
+def test_staging_starts_again_under_another_handle(trouble: list[str]) -> None:
+    broker = StandIn(trouble=trouble)
+    handle, size = stage(broker, "h", iter([rows("a"), rows("b")]), topic="orders", edition=Edition("app", 1, RUN), order=0, until=soon())
+    assert handle != "h" and size.records == 2
+    broker.publish("app", 1, [handle])
+    assert broker.values == ["a", "b"] and not broker.staged
+
+
+def test_staging_gives_up_at_the_deadline_and_leaves_nothing_behind() -> None:
+    broker = StandIn(trouble=["stage"] * 1000)
+    with pytest.raises(Unavailable):
+        stage(broker, "h", iter([rows("a")]), topic="orders", edition=Edition("app", 1), order=0, until=soon(0.05))
+    assert not broker.staged
+
+
+def test_staging_gives_up_when_the_rows_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "Replay", lambda batches: Replay(batches, bytes_max=10))
+    broker = StandIn(trouble=["stage"])
+    with pytest.raises(Unavailable):
+        stage(broker, "h", iter([rows(b"x" * 100)]), topic="orders", edition=Edition("app", 1), order=0, until=soon())
+    assert broker.calls == ["batch", "stage", "drop"]
+
+
+def test_a_failure_of_the_rows_themselves_drops_the_handle() -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield rows("a")
+        raise ZeroDivisionError
+
+    broker = StandIn()
+    with pytest.raises(ZeroDivisionError):
+        stage(broker, "h", failing(), topic="orders", edition=Edition("app", 1), order=0, until=soon())
+    assert broker.dead == {"h"} and not broker.staged
