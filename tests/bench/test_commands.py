@@ -58,17 +58,26 @@ def test_log_reports_every_part(tmp_path: Path) -> None:
     sizes = ("--records", "5000", "--run", "100", "--log-size", "3 MiB", "--partitions", "10")
     told = measured("log", *sizes, directory=tmp_path)
     shown = values(told)
-    for name in ("append, durable, runs of 100", "read as columns", "read as values", "raw: memcpy"):
+    for name in (
+        "append, durable, runs of 100",
+        "append as columns, durable, runs of 10,485",
+        "read as columns",
+        "read as values",
+        "raw: memcpy",
+    ):
         assert shown[name] > 0
     assert 0 < shown["recovery, 1 partition"] < 60
     assert 0 < shown["recovery, 10 partitions"] < 60
-    assert 0 < shown["flush to 10 partitions ÷ to one"] < 100
+    assert 0 < shown["flush to 10 partitions, 1 record each ÷ to one"] < 100
     assert 10 < shown["idle memory, 10 partitions"] < 1_000
 
 
 def test_only_the_named_parts_of_the_log_are_measured(tmp_path: Path) -> None:
     told = measured("log", "--only", "spread", "--partitions", "5", directory=tmp_path)
-    assert list(values(told)) == ["flush to 5 partitions ÷ to one"]
+    assert list(values(told)) == [
+        "flush to 5 partitions, 1 record each ÷ to one",
+        "flush to 5 partitions, 10 records each ÷ to one",
+    ]
 
 
 def test_compare_puts_nats_beside_every_door(tmp_path: Path) -> None:

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from headrace.bench.progress import Steps
 
 APPEND_TARGET = Target(at_least=1_000_000)
+COLUMNS_TARGET = Target(at_least=3_000_000)
 READ_TARGET = Target(at_least=5_000_000)
 SPREAD_TARGET = Target(at_most=5)
+SPREAD_RECORDS = (1, 10)
+"""For each partition."""
 RECOVERY_TARGET = Target(at_most=2)
 MEMORY_TARGET = Target(at_most=150)
 SYNC_ROUNDS = 100
@@ -34,7 +37,8 @@ def figures(plan: LogPlan, parts: Collection[str], directory: Path, repeat: int,
     if "append" in parts or "read" in parts:
         yield from _append_and_read(plan, parts, directory / "log", repeat, steps)
     if "spread" in parts:
-        yield _spread(plan, directory / "spread", repeat, steps)
+        for each in SPREAD_RECORDS:
+            yield _spread(plan, each, directory / "spread", repeat, steps)
     if "recovery" in parts:
         yield _recovery(plan, 1, directory / "recovery", repeat, steps)
     if "recovery" in parts or "memory" in parts:
@@ -70,22 +74,33 @@ def _append_and_read(plan: LogPlan, parts: Collection[str], directory: Path, rep
         shutil.rmtree(directory)
     if "append" in parts:
         yield Figure(f"append, durable, runs of {plan.run_records:,}", "records/s", appends, APPEND_TARGET)
+        yield _append_columns(plan, directory, repeat, steps)
     if "read" in parts:
         yield Figure("read as columns", "records/s", columns, READ_TARGET)
         yield Figure("read as values", "records/s", values)
 
 
-def _spread(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -> Figure:
+def _append_columns(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -> Figure:
+    rates = []
+    for turn in range(repeat):
+        with steps.step(f"append as columns {turn + 1}/{repeat}", plan.records) as tick:
+            rates.append(on_loop(logs.measure_append(directory, plan, tick, columns=True)))
+        shutil.rmtree(directory)
+    return Figure(f"append as columns, durable, runs of {logs.column_run_records(plan.value_bytes):,}", "records/s", rates, COLUMNS_TARGET)
+
+
+def _spread(plan: LogPlan, each: int, directory: Path, repeat: int, steps: Steps) -> Figure:
     ratios, wide_ms, single_ms = [], [], []
     for turn in range(repeat):
         with steps.step(f"spread {turn + 1}/{repeat}", 1):
-            wide, single = on_loop(logs.measure_spread(directory, plan.partitions, plan.value_bytes))
+            wide, single = on_loop(logs.measure_spread(directory, plan.partitions, plan.value_bytes, each))
         ratios.append(wide / single)
         wide_ms.append(wide * 1e3)
         single_ms.append(single * 1e3)
         shutil.rmtree(directory)
     notes = {"many ms": percentile(sorted(wide_ms), 50), "one ms": percentile(sorted(single_ms), 50)}
-    return Figure(f"flush to {plan.partitions:,} partitions ÷ to one", "×", ratios, SPREAD_TARGET, {**notes})
+    what = "1 record" if each == 1 else f"{each} records"
+    return Figure(f"flush to {plan.partitions:,} partitions, {what} each ÷ to one", "×", ratios, SPREAD_TARGET, {**notes})
 
 
 def _recovery(plan: LogPlan, partitions: int, directory: Path, repeat: int, steps: Steps) -> Figure:

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,10 @@ from headrace.bench.faults import BenchFailed
 from headrace.bench.load import Tick, sample_values
 from headrace.engine.contract import Appended, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
+from headrace.limits import BATCH_BYTES_TARGET
 from headrace.log.files import DiskFiles
 from headrace.log.store import StoreOptions
-from headrace.records import Run
+from headrace.records import AnyRun, ColumnRun, Run
 
 TOPIC = "bench"
 READ_BYTES_MAX = 8 * 1024 * 1024
@@ -31,6 +32,8 @@ RUNS_IN_FLIGHT = 64
 """Runs that wait for their flush at once: what one busy connection, or many small ones, keep staged."""
 RUN_POOL = 64
 """Distinct runs that are appended in turn, so that the values do not all sit in the processor's cache."""
+COLUMN_RUN_POOL = 16
+"""The same for runs of columns, each of which is a whole batch."""
 FLUSH_ROUNDS = 30
 FILL_SECONDS_MAX = 1_200.0
 
@@ -72,7 +75,20 @@ def run_pool(value_bytes: int, run_records: int) -> list[Run]:
     return [Run(fresh[first : first + run_records]) for first in range(0, len(fresh), run_records)]
 
 
-async def append(engine: EmbeddedEngine, runs: list[Run], records: int, *, partitions: int = 1, tick: Tick | None = None) -> int:
+def column_run_records(value_bytes: int) -> int:
+    """How many records fill a batch."""
+    return max(BATCH_BYTES_TARGET // value_bytes, 1)
+
+
+def column_run_pool(value_bytes: int) -> list[ColumnRun]:
+    values, count = sample_values(value_bytes), column_run_records(value_bytes)
+    return [
+        ColumnRun.of(Run([values[(first + index) % len(values)] for index in range(count)]))
+        for first in range(0, COLUMN_RUN_POOL * count, count)
+    ]
+
+
+async def append(engine: EmbeddedEngine, runs: Sequence[AnyRun], records: int, *, partitions: int = 1, tick: Tick | None = None) -> int:
     """Append at least `records` records durably, run by run, `RUNS_IN_FLIGHT` at a time; how many it were."""
     waiting: deque[asyncio.Future[list[Appended]]] = deque()
     done = turn = 0
@@ -88,13 +104,13 @@ async def append(engine: EmbeddedEngine, runs: list[Run], records: int, *, parti
     return done
 
 
-async def measure_append(directory: Path, plan: LogPlan, tick: Tick) -> float:
-    """Records a second."""
+async def measure_append(directory: Path, plan: LogPlan, tick: Tick, *, columns: bool = False) -> float:
+    """Records a second, in runs of the plan or as columns."""
     engine = open_engine(directory)
     await engine.open()
     try:
         await engine.create_topic(TOPIC, 1, TopicConfig())
-        runs = run_pool(plan.value_bytes, plan.run_records)
+        runs: Sequence[AnyRun] = column_run_pool(plan.value_bytes) if columns else run_pool(plan.value_bytes, plan.run_records)
         began = time.perf_counter()
         done = await append(engine, runs, plan.records, tick=tick)
         return done / (time.perf_counter() - began)
@@ -131,14 +147,14 @@ async def _read_all(engine: EmbeddedEngine, *, columns: bool) -> float:
     return count / seconds
 
 
-async def measure_spread(directory: Path, partitions: int, value_bytes: int) -> tuple[float, float]:
-    """Median seconds of a flush with one record for each partition, and of one with the same records for one partition."""
+async def measure_spread(directory: Path, partitions: int, value_bytes: int, each: int) -> tuple[float, float]:
+    """Median seconds of a flush with `each` records for each partition, and of one with the same records for one partition."""
     engine = open_engine(directory)
     await engine.open()
     try:
         await engine.create_topic(TOPIC, partitions, TopicConfig())
-        values = sample_values(value_bytes, partitions)
-        spread = [Write(TOPIC, partition, Run([value])) for partition, value in enumerate(values)]
+        values = sample_values(value_bytes, partitions * each)
+        spread = [Write(TOPIC, partition, Run(values[partition * each : (partition + 1) * each])) for partition in range(partitions)]
         single = [Write(TOPIC, 0, Run(values))]
         times: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(2 * FLUSH_ROUNDS + 2):
