@@ -176,6 +176,8 @@ BULK_READ_AHEAD_BYTES: Final = 8 * MIB
 """What is read from the log while the batches before it are being sent: a reader holds about twice this."""
 BULK_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Records of one put that are on their way to the disk before the next are read from its connection."""
+BULK_SCHEMAS_BYTES_MAX: Final = 1 * MIB
+"""What an answer holds of other versions of a schema."""
 BULK_CALLS_MAX: Final = 128
 """Calls that are served at once, each on a thread of its own."""
 BULK_WAITS_MAX: Final = 96

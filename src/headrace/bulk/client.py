@@ -6,8 +6,10 @@ no harm: reading goes on behind the last row that came, appending is never repea
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -37,6 +39,8 @@ __all__ = [
 T = TypeVar("T")
 _ATTEMPTS: Final = 4
 _BACKOFF_SECONDS: Final = 0.1
+_PUBLISH_SECONDS: Final = 600.0
+"""A publication larger than memory takes its time, and giving up does not make it faster."""
 _OPTIONS: Final = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.max_receive_message_length", -1),
@@ -140,6 +144,8 @@ class TopicSchema:
     definition: bytes
     message: str = ""
     """The message of a Protobuf definition that values are."""
+    others: tuple[bytes, ...] = ()
+    """The definitions of other versions, in the order in which they are to be tried: the older ones from the newest on, then the newer."""
 
 
 class BulkClient:
@@ -245,9 +251,10 @@ class BulkClient:
             return Appended(0, [])
         return Appended(answer["records"], [(place[0], place[1], place[2]) for place in answer["placements"]])
 
-    def _put(self, command: request.Put, batches: Iterable[pa.RecordBatch]) -> Any:
+    def _put(self, command: request.Put, batches: Iterable[pa.RecordBatch], otherwise: pa.RecordBatch | None = None) -> Any:
+        """The answer; None if there is nothing to put."""
         coming = iter(batches)
-        first = next(coming, None)
+        first = next(coming, otherwise)
         if first is None:
             return None
         descriptor = flight.FlightDescriptor.for_command(encode(command))
@@ -264,6 +271,62 @@ class BulkClient:
         if answer is None:
             raise Unavailable("the broker has closed the put without an answer")
         return request.decode(answer.to_pybytes(), dict, "answer")
+
+    # Schemas and dead letters
+
+    def schema(self, topic: str, version: int = 0) -> TopicSchema | None:
+        """What the topic requires, or another version of it; None: nothing. Raises `UnknownTopic`, `UnknownSchema`."""
+        found = self._ask("schema", request.Schema(topic, version))
+        if found is None:
+            return None
+        definition, others = b64decode(found["definition"]), tuple(map(b64decode, found["others"]))
+        return TopicSchema(found["name"], found["version"], found["kind"], definition, others=others)
+
+    def stage(
+        self,
+        handle: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        topic: str | None,
+        app: str,
+        run_id: str = "",
+        order: int = 0,
+    ) -> StageSize:
+        """As `append`, but nobody sees the records before the handle is published. `topic` None: a column `topic` says where to.
+
+        The handle is sealed when this returns, also if there were no batches at all.
+        """
+        command = request.Stage(handle, app, topic, run_id, order)
+        answer = self._put(command, batches, otherwise=_nothing(topic))
+        return StageSize(answer["records"], answer["size_bytes"])
+
+    def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "") -> Publication:
+        """Everything staged under the handles becomes readable at once. A version that has been published before changes nothing, which
+        is why this may be repeated. Raises `UnknownStage`, `StaleRun`."""
+        answer = self._ask("publish", request.Publish(app, version, list(handles), run_id), seconds=_PUBLISH_SECONDS)
+        return Publication(answer["app"], answer["version"], answer["already"], answer["records"])
+
+    def drop(self, handles: Sequence[str]) -> int:
+        """Forget what is staged; returns how many of the handles there were."""
+        return int(self._ask("drop", request.Drop(list(handles))))
+
+    def last_version(self, app: str) -> int | None:
+        """What the application has published last; None: nothing yet."""
+        found: int | None = self._ask("last_version", request.LastVersion(app))
+        return found
+
+    def dead_letters(self, topic: str, batch: pa.RecordBatch) -> int:
+        """Move records to the dead letters of their topic: columns `partition`, `offset`, `error`, `reason`. A record that lies there for
+        the same reason already is left alone; returns how many were moved."""
+        answer = self._put(request.Letters(topic), [batch])
+        return int(answer["moved"])
+
+    def schema(self, topic: str) -> TopicSchema | None:
+        """What the topic requires of its values; None: nothing. Raises `UnknownTopic`."""
+        found = self._ask("schema", request.Schema(topic))
+        if found is None:
+            return None
+        return TopicSchema(found["name"], found["version"], found["kind"], base64.b64decode(found["definition"]))
 
     # Groups
 
@@ -350,6 +413,12 @@ class _Dress:
         if made is None or len(made) < rows:
             made = self._made[name] = pa.repeat(self._constants[name], rows)
         return made.slice(0, rows)
+
+
+def _nothing(topic: str | None) -> pa.RecordBatch:
+    """A put without any batch has no schema; this one is empty and fits nowhere else."""
+    names = ["value"] if topic is not None else ["value", "topic"]
+    return pa.RecordBatch.from_arrays([pa.array([], pa.binary() if name == "value" else pa.string()) for name in names], names=names)
 
 
 def _raised(failure: flight.FlightError) -> BrokerError:

@@ -153,9 +153,11 @@ class Wait(Request):
 
 
 class Schema(Request):
-    """What the topic requires of its values; null: nothing."""
+    """What the topic requires of its values, with other versions of it to read older values by; null: nothing."""
 
     topic: Name
+    version: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] = 0
+    """Another version than the one required."""
 
 
 class CreateTopic(Request):

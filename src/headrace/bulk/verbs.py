@@ -11,7 +11,7 @@ from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
 from headrace.engine.contract import Topic
 from headrace.errors import InvalidRequest, OffsetOutOfRange
-from headrace.limits import BULK_WAITS_MAX
+from headrace.limits import BULK_SCHEMAS_BYTES_MAX, BULK_WAITS_MAX
 
 _PROBE_BYTES: Final = 1
 
@@ -101,6 +101,25 @@ class Verbs:
                 self._waiting -= 1
         return self.states(who, list(asked.ends))
 
+    async def _schema(self, who: Principal, asked: request.Schema) -> object:
+        self._broker.topic(who, asked.topic)
+        schemas = self._broker.schemas
+        wanted = schemas.requirement(who, asked.topic)
+        if wanted is None:
+            return None
+        found = schemas.find(who, wanted.schema, asked.version or wanted.version)
+        versions = schemas.versions(who, wanted.schema)
+        others = [one for one in reversed(versions) if one.version < found.version] + [
+            one for one in versions if one.version > found.version
+        ]
+        room, kept = BULK_SCHEMAS_BYTES_MAX, list[bytes]()
+        for one in others:
+            room -= len(one.definition)
+            if room < 0:
+                break
+            kept.append(one.definition)
+        return {"name": found.name, "version": found.version, "kind": found.type.value, "definition": found.definition, "others": kept}
+
     async def _create_topic(self, who: Principal, asked: request.CreateTopic) -> object:
         topic = await self._broker.create_topic(who, asked.name, partitions=asked.partitions)
         return {"name": topic.name, "partitions": topic.partitions}
@@ -108,3 +127,23 @@ class Verbs:
     async def _ensure_topic(self, who: Principal, asked: request.EnsureTopic) -> object:
         topic = await self._broker.ensure_topic(who, asked.name)
         return {"name": topic.name, "partitions": topic.partitions}
+
+    async def _schema(self, who: Principal, asked: request.Schema) -> object:
+        self._broker.topic(who, asked.topic)
+        required = self._broker.schemas.requirement(who, asked.topic)
+        if required is None:
+            return None
+        found = self._broker.schemas.find(who, required.schema, required.version)
+        return {"name": found.name, "version": found.version, "kind": found.type.value, "definition": found.definition}
+
+    # Exactly-once writers
+
+    async def _publish(self, who: Principal, asked: request.Publish) -> object:
+        done = await self._broker.publish_staged(who, asked.app, asked.version, asked.handles, run_id=asked.run_id)
+        return {"app": done.app, "version": done.version, "already": done.already, "records": done.records}
+
+    async def _drop(self, who: Principal, asked: request.Drop) -> int:
+        return await self._broker.drop_staged(who, asked.handles)
+
+    async def _last_version(self, who: Principal, asked: request.LastVersion) -> int | None:
+        return self._broker.last_version(who, asked.app)
