@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bulk.client import Servers
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InvalidRequest
 from headrace.spark.options import Options
 
 TIMEOUT_MS: Final = 30_000
@@ -28,15 +28,19 @@ def servers_of(options: Options, environment: Mapping[str, str] = os.environ) ->
     user, password = _login(options, environment)
     encrypted = _encrypted(options)
     authority = _authority(options)
-    return Servers.parse(
-        addresses,
-        user=user,
-        password=password,
-        **({"tls": True} if encrypted or authority else {}),
-        ca_file=authority,
-        server_name=options.text("tls.serverName"),
-        timeout_seconds=options.count("kafka.request.timeout.ms", TIMEOUT_MS) / 1000,
-    )
+    more = {"tls": True} if encrypted or authority else {}
+    try:
+        return Servers.parse(
+            addresses,
+            user=user,
+            password=password,
+            ca_file=authority,
+            server_name=options.text("tls.serverName"),
+            timeout_seconds=options.count("kafka.request.timeout.ms", TIMEOUT_MS) / 1000,
+            **more,
+        )
+    except InvalidRequest as failure:
+        raise ConfigError(f"option kafka.bootstrap.servers: {failure}") from None
 
 
 def _login(options: Options, environment: Mapping[str, str]) -> tuple[str, str]:

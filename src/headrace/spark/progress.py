@@ -1,0 +1,58 @@
+"""How far a stream has come, told to the broker: a group whose lag everybody can see (`headrace group lag`).
+
+It is for people. The checkpoint decides where a query goes on, so a commit that fails is a warning, and a query never waits for one
+unless it is about to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from headrace.bulk.client import BulkClient
+from headrace.errors import BrokerError, NotAuthorized
+from headrace.spark.offsets import Offsets, nested
+
+_log = logging.getLogger("headrace.spark")
+
+
+class Progress:
+    """Commits the latest offsets it was told, by a thread of its own; what came in between is passed over."""
+
+    def __init__(self, client: BulkClient, group: str) -> None:
+        self._client, self._group = client, group
+        self._told: Offsets = {}
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._allowed = True
+
+    def tell(self, offsets: Offsets, *, wait: bool) -> None:
+        """With `wait` it is durable on return. Telling the same again costs nothing."""
+        with self._news:
+            if offsets == self._told or not self._allowed:
+                return
+            self._told = dict(offsets)
+            self._news.notify()
+            if wait:
+                self._commit(self._told)
+            elif self._thread is None:
+                self._thread = threading.Thread(target=self._follow, name="headrace-progress", daemon=True)
+                self._thread.start()
+
+    def _follow(self) -> None:
+        done: Offsets = {}
+        while True:
+            with self._news:
+                while self._told == done:
+                    self._news.wait()
+                done = self._told
+            self._commit(done)
+
+    def _commit(self, offsets: Offsets) -> None:
+        try:
+            self._client.commit(self._group, nested(offsets))
+        except NotAuthorized as failure:
+            self._allowed = False
+            _log.warning("the progress of this query will not be shown: %s", failure)
+        except BrokerError as failure:
+            _log.warning("the progress of this query is not shown in group %s for now: %s", self._group, failure)

@@ -1,0 +1,137 @@
+"""What a query is to read: ranges of offsets, one per task, and what to say when some of it is gone.
+
+Records can be gone before they are read: retention has taken them, the topic was deleted, or deleted and made anew. `failOnDataLoss`
+decides whether that ends the query or is only a warning; either names the topic, the partition, the offsets and the retention.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.datasource import InputPartition
+
+from headrace.bulk.client import BulkClient, TopicState
+from headrace.errors import HeadraceError
+from headrace.spark.offsets import Offsets, Place
+
+TASK_BYTES_TARGET: Final = 128 << 20
+"""Above it a range becomes several tasks, as a file of that size does in Spark: one partition should not keep one core busy for hours."""
+SPLIT_PARTS_MAX: Final = 4096
+
+_log = logging.getLogger("headrace.spark")
+
+
+class DataLost(HeadraceError):
+    """Records that should have been read are not there any more."""
+
+
+class Losses:
+    """What is gone: with `fatal` it ends the query, else it is a warning and the rest is read."""
+
+    def __init__(self, *, fatal: bool) -> None:
+        self._fatal = fatal
+
+    def report(self, what: str) -> None:
+        if self._fatal:
+            raise DataLost(f"{what}. With the option failOnDataLoss=false the query goes on with what is left")
+        _log.warning("%s. The query goes on, failOnDataLoss is false", what)
+
+
+@dataclass(frozen=True, slots=True)
+class Range(InputPartition):
+    """The records of one partition with start <= offset < stop: the work of one task."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def present(start: Offsets, stop: Offsets, states: Mapping[str, TopicState], losses: Losses) -> list[Range]:
+    """What is between `start` and `stop` and still there. A partition that `start` does not know is read from its first record."""
+    for topic in sorted({topic for topic, _ in start.keys() - stop.keys()} - states.keys()):
+        losses.report(f"topic {topic} has been deleted while it was read")
+    found = (_present(place, start.get(place, 0), stop[place], states.get(place[0]), losses) for place in sorted(stop))
+    return [one for one in found if one is not None]
+
+
+def _present(place: Place, start: int, stop: int, state: TopicState | None, losses: Losses) -> Range | None:
+    topic, partition = place
+    where = f"topic {topic}, partition {partition}"
+    if state is None or partition >= len(state.partitions):
+        if start < stop:
+            losses.report(f"{where}: {_span(start, stop)} cannot be read, the topic has been deleted")
+        return None
+    first, end = state.partitions[partition].first, state.partitions[partition].end
+    if stop < start or stop > end:
+        losses.report(
+            f"{where}: the query has read up to offset {max(start, stop)}, and the log ends at {end}: it was deleted and made anew"
+        )
+        begin, stop = first if start > min(stop, end) else max(start, first), min(stop, end)
+        return Range(topic, partition, begin, stop) if begin < stop else None
+    if start < first and start < stop:
+        losses.report(f"{where}: {_span(start, min(first, stop))} are gone, the log begins at {first} ({_retention(state)})")
+    start = max(start, first)
+    return Range(topic, partition, start, stop) if start < stop else None
+
+
+def lost(asked: Range, position: int, first: int, state: TopicState | None) -> str:
+    """The words for a task that finds retention ahead of it."""
+    kept = f" ({_retention(state)})" if state is not None else ""
+    where, what = f"topic {asked.topic}, partition {asked.partition}", _span(position, min(first, asked.stop))
+    return f"{where}: {what} are gone, the log begins at {first}{kept}"
+
+
+def _span(start: int, stop: int) -> str:
+    return f"offset {start}" if stop - start == 1 else f"offsets {start} to {stop - 1}"
+
+
+def _retention(state: TopicState) -> str:
+    if state.retention_ms <= 0:
+        return f"cleanup {state.cleanup}, no retention time"
+    units = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+    name, factor = next((name, factor) for name, factor in units if state.retention_ms % factor == 0)
+    return f"retention {state.retention_ms // factor}{name}"
+
+
+def split(
+    ranges: Iterable[Range], states: Mapping[str, TopicState], client: BulkClient, *, tasks_min: int | None, task_records_max: int | None
+) -> list[Range]:
+    """The same records as more tasks, in the same order: that order is what a sink keeps within a partition."""
+    ranges = list(ranges)
+    tasks: list[Range] = []
+    for one, parts in zip(ranges, _parts(ranges, states, tasks_min), strict=True):
+        if parts > 1:
+            bounds = client.split(one.topic, one.partition, one.start, one.stop, min(parts, SPLIT_PARTS_MAX))
+            tasks += [Range(one.topic, one.partition, start, stop) for start, stop in bounds]
+        else:
+            tasks.append(one)
+    if task_records_max is None:
+        return tasks
+    return [piece for one in tasks for piece in _evenly(one, -(-len(one) // task_records_max))]
+
+
+def _parts(ranges: list[Range], states: Mapping[str, TopicState], tasks_min: int | None) -> list[int]:
+    if tasks_min is None:
+        return [_by_size(one, states[one.topic]) for one in ranges]
+    if len(ranges) >= tasks_min:
+        return [1] * len(ranges)
+    total = sum(map(len, ranges))
+    return [max(1, round(len(one) / total * tasks_min)) for one in ranges]
+
+
+def _by_size(one: Range, state: TopicState) -> int:
+    held = state.partitions[one.partition]
+    return int(-(-len(one) * held.size_bytes // (max(held.end - held.first, 1) * TASK_BYTES_TARGET))) or 1
+
+
+def _evenly(one: Range, parts: int) -> Iterator[Range]:
+    for index in range(parts):
+        start, stop = (one.start + len(one) * cut // parts for cut in (index, index + 1))
+        yield Range(one.topic, one.partition, start, stop)

@@ -1,0 +1,100 @@
+"""Which topics and partitions a query reads: `subscribe`, `subscribePattern` or `assign`, exactly one of them."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.bulk.client import BulkClient, TopicState
+from headrace.errors import ConfigError, UnknownTopic
+from headrace.limits import GROUP_NAME_BYTES_MAX
+from headrace.spark.offsets import Offsets, Place, parse_assignment
+from headrace.spark.options import Options
+
+WAYS = ("subscribe", "subscribePattern", "assign")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """The topics of one query; `names` is empty for a pattern, whose topics come and go."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Options) -> Subscription:
+        given = [way for way in WAYS if options.text(way)]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none of them is given"
+            raise ConfigError(f"exactly one of the options subscribe, subscribePattern and assign says what to read; {found}")
+        text = options.text(given[0])
+        if given[0] == "assign":
+            assigned = parse_assignment(text)
+            return cls(names=tuple(sorted(assigned)), assigned=assigned)
+        if given[0] == "subscribe":
+            names = tuple(sorted({name.strip() for name in text.split(",")} - {""}))
+            if not names:
+                raise ConfigError("option subscribe names no topic")
+            return cls(names=names)
+        try:
+            re.compile(text)
+        except re.error as failure:
+            raise ConfigError(f'option subscribePattern: "{text}" is not a regular expression: {failure}') from None
+        return cls(pattern=text)
+
+    def topics(self, client: BulkClient) -> list[str]:
+        """Their names as of now."""
+        if not self.pattern:
+            return list(self.names)
+        matches = re.compile(self.pattern).fullmatch
+        return [name for name in client.topics() if matches(name)]
+
+    def states(self, client: BulkClient) -> dict[str, TopicState]:
+        """The topics as they are now. A name that does not exist is refused with those that look like it."""
+        names = self.topics(client)
+        if not names:
+            return {}
+        try:
+            states = client.describe(names)
+        except UnknownTopic as failure:
+            raise ConfigError(_unknown(failure.topic, client.topics())) from None
+        for topic, partitions in self.assigned.items():
+            if partitions[-1] >= len(states[topic].partitions):
+                there = len(states[topic].partitions)
+                raise ConfigError(f"option assign: topic {topic} has partitions 0 to {there - 1}, and no {partitions[-1]}")
+        return states
+
+    def places(self, states: Mapping[str, TopicState]) -> list[Place]:
+        """The partitions to read of these topics."""
+        return [
+            (topic, partition)
+            for topic, state in states.items()
+            for partition in self.assigned.get(topic, range(len(state.partitions)))
+            if partition < len(state.partitions)
+        ]
+
+    def firsts(self, states: Mapping[str, TopicState]) -> Offsets:
+        return {(topic, partition): states[topic].partitions[partition].first for topic, partition in self.places(states)}
+
+    def ends(self, states: Mapping[str, TopicState]) -> Offsets:
+        return {(topic, partition): states[topic].partitions[partition].end for topic, partition in self.places(states)}
+
+    def group(self, prefix: str) -> str:
+        """The same for every run of the query, and readable: `spark-headrace-orders`."""
+        label = self.pattern or ",".join(self.names)
+        name = f"{prefix}-{label}"
+        if len(name.encode()) > GROUP_NAME_BYTES_MAX or not label.isprintable() or " " in label:
+            name = f"{prefix}-{hashlib.blake2b(label.encode(), digest_size=8).hexdigest()}"
+        return name
+
+
+def _unknown(topic: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(topic, known, n=3, cutoff=0.5)
+    if near:
+        return f"there is no topic {topic}; did you mean {' or '.join(near)}?"
+    some = ", ".join(sorted(known)[:5])
+    return f"there is no topic {topic}" + (f"; there are {some}{' and others' if len(known) > 5 else ''}" if known else ", nor any other")
