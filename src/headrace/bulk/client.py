@@ -6,7 +6,6 @@ no harm: reading goes on behind the last row that came, appending is never repea
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from base64 import b64decode
@@ -320,13 +319,6 @@ class BulkClient:
         the same reason already is left alone; returns how many were moved."""
         answer = self._put(request.Letters(topic), [batch])
         return int(answer["moved"])
-
-    def schema(self, topic: str) -> TopicSchema | None:
-        """What the topic requires of its values; None: nothing. Raises `UnknownTopic`."""
-        found = self._ask("schema", request.Schema(topic))
-        if found is None:
-            return None
-        return TopicSchema(found["name"], found["version"], found["kind"], base64.b64decode(found["definition"]))
 
     # Groups
 

@@ -1,19 +1,43 @@
-"""What becomes of the record batches of one put: appended in order, with a window of bytes on their way to the disk."""
+"""What becomes of the record batches of one put: handed to the broker in order, with a window of bytes on their way to the disk.
+
+Each runs on the thread of its call. `take` blocks while the window is full, and then the connection is not read either.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pyarrow as pa
 
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
-from headrace.bulk.writing import Piece
-from headrace.errors import BrokerError
-from headrace.limits import BULK_IN_FLIGHT_BYTES_MAX
+from headrace.bulk.writing import Cutter, Piece, Target
+from headrace.errors import BrokerError, InvalidRequest
+from headrace.limits import BULK_IN_FLIGHT_BYTES_MAX, DEAD_LETTER_ERROR_BYTES_MAX, DEAD_LETTERS_MOVED_MAX
+
+
+class Put(ABC):
+    """One put. What `take` raises ends it."""
+
+    @abstractmethod
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Raises what the broker raises for this batch or an earlier one."""
+
+    @abstractmethod
+    def finish(self) -> object:
+        """The answer, once everything is safe."""
+
+    def durable(self) -> int | None:
+        """How many records are safe although the put has failed; None where nothing is unless all is."""
+        return None
 
 
 class Placements:
@@ -21,9 +45,13 @@ class Placements:
 
     def __init__(self) -> None:
         self.found: list[list[int]] = []
+        self.records = 0
         self._last: dict[int, list[int]] = {}
 
     def add(self, partition: int, offset: int, count: int) -> None:
+        if partition < 0:
+            return  # among the dead letters: the topic requires a schema that it does not fit
+        self.records += count
         last = self._last.get(partition)
         if last is not None and last[1] + last[2] == offset:
             last[2] += count
@@ -32,54 +60,151 @@ class Placements:
             self.found.append(last)
 
 
-class AppendPut:
-    """Used by one Flight thread. `take` blocks while the window is full: then its connection is not read either."""
+class _Flown(Put):
+    """Cuts record batches into pieces and keeps a window of them in flight."""
 
-    def __init__(self, bridge: Bridge, broker: Broker, who: Principal) -> None:
-        self._bridge, self._broker, self._who = bridge, broker, who
-        self._flying: deque[tuple[concurrent.futures.Future[list[Published]], int]] = deque()
+    def __init__(self, bridge: Bridge, cutter: Cutter) -> None:
+        self._bridge, self._cutter = bridge, cutter
+        self._flying: deque[tuple[concurrent.futures.Future[Any], int]] = deque()
         self._flying_bytes = 0
-        self._records = 0
-        self._placements = Placements()
 
-    def take(self, pieces: Iterable[Piece]) -> None:
-        """Raises what the broker raises for these or earlier ones."""
-        batch = list(pieces)
-        if not batch:
-            return
-        size = sum(piece.run.size_bytes for piece in batch)
+    @abstractmethod
+    async def _send(self, pieces: list[Piece]) -> Any:
+        """On the loop: hand over all pieces before waiting for the first, so that they keep their order and share a flush."""
+
+    @abstractmethod
+    def _landed(self, answer: Any) -> None: ...
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        pieces: list[Piece] = []
+        size = 0
+        for piece in self._cutter.pieces(batch):
+            pieces.append(piece)
+            size += piece.run.size_bytes
+            if size >= BULK_IN_FLIGHT_BYTES_MAX // 4:
+                self._fly(pieces, size)
+                pieces, size = [], 0
+        if pieces:
+            self._fly(pieces, size)
+
+    def _fly(self, pieces: list[Piece], size: int) -> None:
         while self._flying and self._flying_bytes + size > BULK_IN_FLIGHT_BYTES_MAX:
             self._land()
-        self._flying.append((self._bridge.start(lambda: self._publish(batch)), size))
+        self._flying.append((self._bridge.start(lambda: self._send(pieces)), size))
         self._flying_bytes += size
-
-    async def _publish(self, pieces: list[Piece]) -> list[Published]:
-        """All pieces are staged before the first is waited for, so that they keep their order and share a flush."""
-        staged = [self._broker.publish(self._who, piece.topic, piece.run, partition=piece.partition) for piece in pieces]
-        return list(await asyncio.gather(*staged))
-
-    def finish(self) -> object:
-        """Everything is as safe as the topic promises; where it landed."""
-        while self._flying:
-            self._land()
-        return {"records": self._records, "placements": self._placements.found}
-
-    def durable(self) -> int:
-        """How many records are safe, after a failure: waits for those on their way."""
-        while self._flying:
-            try:
-                self._land()
-            except BrokerError:
-                pass  # the first failure is the one that is reported
-        return self._records
 
     def _land(self) -> None:
         future, size = self._flying.popleft()
         self._flying_bytes -= size
-        for published in self._bridge.result(future, None):
-            self._records += published.count
+        self._landed(self._bridge.result(future, None))
+
+    def _land_all(self) -> None:
+        while self._flying:
+            self._land()
+
+    def _give_up(self) -> None:
+        """Wait for what is on its way; the first failure is the one that is reported."""
+        while self._flying:
+            try:
+                self._land()
+            except BrokerError:
+                pass
+
+
+class AppendPut(_Flown):
+    """Records for everybody to see."""
+
+    def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target) -> None:
+        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)))
+        self._broker, self._who = broker, who
+        self._placements = Placements()
+
+    async def _send(self, pieces: list[Piece]) -> list[Published]:
+        staged = [self._broker.publish(self._who, piece.topic, piece.run, partition=piece.partition) for piece in pieces]
+        return list(await asyncio.gather(*staged))
+
+    def _landed(self, answer: list[Published]) -> None:
+        for published in answer:
             if published.placements is None:
                 self._placements.add(published.partition, published.base_offset, published.count)
             else:
                 for partition, offset in published.placements:
                     self._placements.add(partition, offset, 1)
+
+    def finish(self) -> object:
+        self._land_all()
+        return {"records": self._placements.records, "placements": self._placements.found}
+
+    def durable(self) -> int:
+        self._give_up()
+        return self._placements.records
+
+
+class StagePut(_Flown):
+    """Records that nobody sees before their handle is published."""
+
+    def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, asked: request.Stage) -> None:
+        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)))
+        self._broker, self._who, self._asked = broker, who, asked
+
+    async def _send(self, pieces: list[Piece]) -> None:
+        asked = self._asked
+        staged = [
+            self._broker.stage(
+                self._who,
+                asked.handle,
+                piece.topic,
+                piece.run,
+                app=asked.app,
+                run_id=asked.run_id,
+                order=asked.order,
+                partition=piece.partition,
+            )
+            for piece in pieces
+        ]
+        await asyncio.gather(*staged)
+
+    def _landed(self, answer: Any) -> None:
+        pass
+
+    def finish(self) -> object:
+        self._land_all()
+        asked = self._asked
+        size = self._bridge.wait(lambda: self._broker.seal(self._who, asked.handle, app=asked.app, run_id=asked.run_id, order=asked.order))
+        return {"records": size.records, "size_bytes": size.size_bytes}
+
+
+class LettersPut(Put):
+    """Records that somebody could not read, by their places: they go to the dead letters of their topic, each of them once."""
+
+    _TYPES = (("partition", pa.int64()), ("offset", pa.int64()), ("error", pa.string()), ("reason", pa.string()))
+
+    def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, topic: str) -> None:
+        self._bridge, self._broker, self._who, self._topic = bridge, broker, who, topic
+        self._moved = 0
+        names = [name for name, _ in self._TYPES]
+        if sorted(schema.names) != sorted(names):
+            raise InvalidRequest(f"the columns of dead letters are {', '.join(names)}, not {', '.join(schema.names)[:200]}")
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        columns: list[list[Any]] = []
+        for name, kind in self._TYPES:
+            try:
+                array = batch.column(name).cast(kind)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as failure:
+                raise InvalidRequest(f"column {name!r} cannot be read as {kind}: {str(failure)[:200]}") from None
+            if name != "error" and array.null_count:
+                raise InvalidRequest(f"column {name!r} is null in a row")
+            columns.append(array.to_pylist())
+        wanted: dict[str, list[tuple[int, int, str]]] = {}
+        for partition, offset, error, reason in zip(*columns, strict=True):
+            wanted.setdefault(reason, []).append((partition, offset, (error or "")[:DEAD_LETTER_ERROR_BYTES_MAX]))
+        for reason, entries in wanted.items():
+            for start in range(0, len(entries), DEAD_LETTERS_MOVED_MAX):
+                self._moved += self._bridge.wait(self._mover(entries[start : start + DEAD_LETTERS_MOVED_MAX], reason))
+
+    def _mover(self, entries: list[tuple[int, int, str]], reason: str) -> Callable[[], Awaitable[int]]:
+        return lambda: self._broker.move_many_to_dead_letters(self._who, self._topic, entries, reason=reason)
+
+    def finish(self) -> object:
+        return {"moved": self._moved}

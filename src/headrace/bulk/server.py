@@ -9,10 +9,11 @@ not read while its window is full.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,11 +24,11 @@ from headrace.broker.broker import Broker
 from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
 from headrace.bulk.fault import flight_error
-from headrace.bulk.puts import AppendPut
+from headrace.bulk.puts import AppendPut, LettersPut, Put, StagePut
 from headrace.bulk.reading import Arrows, below
-from headrace.bulk.request import Append, Range, check_stored, decode, decode_put, encode, stored_schema
+from headrace.bulk.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
 from headrace.bulk.verbs import Verbs
-from headrace.bulk.writing import Cutter
+from headrace.bulk.writing import Target
 from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, Unavailable
 from headrace.limits import BULK_CALLS_MAX, BULK_READ_AHEAD_BYTES
 
@@ -45,6 +46,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     ) -> None:
         self._broker, self._bridge, self._who = broker, bridge, who
         self._verbs = Verbs(broker, bridge)
+        self._turns = itertools.count()
         self._calls = threading.BoundedSemaphore(BULK_CALLS_MAX)
         super().__init__(location, **options)
 
@@ -121,22 +123,18 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 lambda: self._broker.fetch(who, wanted.topic, wanted.partition, offset, bytes_max=BULK_READ_AHEAD_BYTES)
             )
 
-        if not self._calls.acquire(blocking=False):
-            raise flight_error(Unavailable(f"{BULK_CALLS_MAX} calls are being served already"))
         coming = None
-        try:
-            coming = fetch(position) if position < stop else None
-            while coming is not None:
-                fetched = self._bridge.result(coming, None)
-                coming = fetch(fetched.next_offset) if fetched.next_offset < stop else None
-                yield from arrows.feed(below(fetched.batches, stop))
-            yield from arrows.flush()
-        except BrokerError as error:
-            raise flight_error(error) from None
-        finally:
-            if coming is not None:
-                coming.cancel()
-            self._calls.release()
+        with _Call(self._calls, lambda: who):
+            try:
+                coming = fetch(position) if position < stop else None
+                while coming is not None:
+                    fetched = self._bridge.result(coming, None)
+                    coming = fetch(fetched.next_offset) if fetched.next_offset < stop else None
+                    yield from arrows.feed(below(fetched.batches, stop))
+                yield from arrows.flush()
+            finally:
+                if coming is not None:
+                    coming.cancel()
 
     # Writing
 
@@ -148,24 +146,21 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         writer: flight.FlightMetadataWriter,
     ) -> None:
         with self._call(context) as who:
-            asked = _put(descriptor)
-            if isinstance(asked, Append):
-                cutter = Cutter(reader.schema, asked.topic, asked.partition)
-                put = AppendPut(self._bridge, self._broker, who)
-            else:
-                raise InvalidRequest("not yet")
+            put = self._put(who, _command(descriptor), reader.schema)
             try:
-                while True:
-                    try:
-                        chunk = reader.read_chunk()
-                    except StopIteration:
-                        break
-                    if chunk.data is not None:
-                        put.take(cutter.pieces(chunk.data))
+                for chunk in _chunks(reader):
+                    put.take(chunk)
                 answer = put.finish()
             except BrokerError as error:
                 raise flight_error(error, put.durable()) from None
             writer.write(encode(answer))
+
+    def _put(self, who: Principal, asked: request.Put, schema: pa.Schema) -> Put:
+        if isinstance(asked, Append):
+            return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)))
+        if isinstance(asked, Stage):
+            return StagePut(self._bridge, self._broker, who, schema, Target(asked.topic, None, next(self._turns)), asked)
+        return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
 
     # Verbs
 
@@ -177,17 +172,33 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             body = b"" if action.body is None else action.body.to_pybytes()
             return iter([encode(self._verbs.answer(who, action.type, body))])
 
-    @contextmanager
-    def _call(self, context: flight.ServerCallContext) -> Iterator[Principal]:
-        """A call within the bounds of how many there may be; what the broker raises inside leaves as a Flight error."""
+    def _call(self, context: flight.ServerCallContext) -> _Call:
+        return _Call(self._calls, lambda: self._who(context))
+
+
+class _Call:
+    """A call within the bounds of how many there may be. What the broker raises inside leaves as a Flight error, and a defect of ours as
+    one that tells a stranger nothing of our inside."""
+
+    def __init__(self, calls: threading.BoundedSemaphore, who: Callable[[], Principal]) -> None:
+        self._calls, self._who = calls, who
+
+    def __enter__(self) -> Principal:
         if not self._calls.acquire(blocking=False):
             raise flight_error(Unavailable(f"{BULK_CALLS_MAX} calls are being served already"))
         try:
-            yield self._who(context)
+            return self._who()
         except BrokerError as error:
-            raise flight_error(error) from None
-        finally:
             self._calls.release()
+            raise flight_error(error) from None
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        self._calls.release()
+        if isinstance(failure, BrokerError):
+            raise flight_error(failure) from None
+        if isinstance(failure, Exception) and not isinstance(failure, flight.FlightError):
+            _log.error("defect: a call of the bulk lane failed", exc_info=failure)
+            raise flight.FlightInternalError("internal: the broker has met a defect; its log says more") from None
 
 
 def _path(descriptor: flight.FlightDescriptor) -> list[str]:
@@ -210,7 +221,19 @@ def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
     raise InvalidRequest("a path is [topic] or [topic, partition]")
 
 
-def _put(descriptor: flight.FlightDescriptor) -> request.Put:
+def _chunks(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:
+    while True:
+        try:
+            batch = reader.read_chunk().data
+        except StopIteration:
+            return
+        except pa.ArrowException as failure:
+            raise InvalidRequest(f"the rows of a put cannot be read: {str(failure)[:200]}") from None
+        if batch is not None:
+            yield batch
+
+
+def _command(descriptor: flight.FlightDescriptor) -> request.Put:
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
         return decode_put(descriptor.command)
     wanted = _ranges(descriptor)

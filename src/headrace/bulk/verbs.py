@@ -128,14 +128,6 @@ class Verbs:
         topic = await self._broker.ensure_topic(who, asked.name)
         return {"name": topic.name, "partitions": topic.partitions}
 
-    async def _schema(self, who: Principal, asked: request.Schema) -> object:
-        self._broker.topic(who, asked.topic)
-        required = self._broker.schemas.requirement(who, asked.topic)
-        if required is None:
-            return None
-        found = self._broker.schemas.find(who, required.schema, required.version)
-        return {"name": found.name, "version": found.version, "kind": found.type.value, "definition": found.definition}
-
     # Exactly-once writers
 
     async def _publish(self, who: Principal, asked: request.Publish) -> object:

@@ -1,58 +1,233 @@
-"""From Arrow record batches to runs of the log."""
+"""From Arrow record batches to runs of the log, whole columns at a time.
+
+    record batch ─ columns cast ─ partition of each row ─ rows of one partition side by side (one `take`) ─ cut at the batch size ─ runs
+
+A row's partition is what its `partition` says, else what its key says (the same FNV-1a as for every other door), else the put's turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headrace.errors import InvalidRequest
-from headrace.records import Headers, Run
+from headrace.bulk.arrays import Binary, Int64s, as_binary, fnv1a, header_blobs, is_bytes
+from headrace.errors import InvalidRequest, RecordTooLarge, UnknownPartition
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.records import Column, ColumnRun
 
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp", "topic")
+_EXPECTED: Final = {
+    "key": "binary or string",
+    "value": "binary or string",
+    "topic": "string",
+    "headers": "list<struct<key: string, value: binary>>",
+    "partition": "an integer",
+    "timestamp": "a timestamp",
+}
+_TIME: Final = pa.timestamp("ms")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run and where it goes; None: the broker chooses."""
+    """One batch's worth of records, and where it goes."""
 
     topic: str
+    partition: int
+    run: ColumnRun
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the rows of a put go unless they say it themselves."""
+
+    topic: str | None
+    """None: a column says."""
     partition: int | None
-    run: Run
+    turn: int
+    """Where rows without a key go, counted over all partitions."""
 
 
 class Cutter:
-    """Checks the schema of a put once, then turns each of its record batches into pieces."""
+    """Checks the schema of a put once, then turns each of its record batches into pieces. `partitions` asks how many a topic has."""
 
-    def __init__(self, schema: pa.Schema, topic: str | None, partition: int | None) -> None:
-        for name in schema.names:
-            if name not in COLUMNS:
-                raise InvalidRequest(f"column {name[:60]!r} is not known; there are {', '.join(COLUMNS)}")
-        if "value" not in schema.names:
-            raise InvalidRequest("a column 'value' is needed")
-        self._names = list(schema.names)
-        self._topic, self._partition = topic, partition
+    def __init__(self, schema: pa.Schema, target: Target, partitions: Callable[[str], int]) -> None:
+        _check(schema, target)
+        self._names: list[str] = list(schema.names)
+        self._target = target
+        self._partitions = partitions
+        self._known: dict[str, int] = {}
+        if target.topic is not None:
+            self._count(target.topic)
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
+        """In the order of the rows within each partition.
+
+        Raises `InvalidRequest`, `RecordTooLarge`, `LimitExceeded`, `UnknownPartition`.
+        """
+        if not batch.num_rows:
+            return
         columns = {name: batch.column(index) for index, name in enumerate(self._names)}
-        values = columns["value"].cast(pa.binary()).to_pylist()
-        keys = columns["key"].cast(pa.binary()).to_pylist() if "key" in columns else None
-        headers: list[Headers] | None = None
+        if self._target.topic is not None:
+            yield from self._of_topic(self._target.topic, columns)
+            return
+        topics = columns["topic"]
+        if topics.null_count:
+            raise InvalidRequest("column 'topic' is null in a row, and no topic is given for all")
+        for name in pc.unique(topics).to_pylist():
+            picked = pc.indices_nonzero(pc.equal(topics, pa.scalar(name, topics.type)))
+            rows = {column: array.take(picked) for column, array in columns.items()}
+            yield from self._of_topic(name, rows)
+
+    def _of_topic(self, topic: str, columns: dict[str, pa.Array]) -> Iterator[Piece]:
+        chosen: dict[str, pa.Array] = {name: as_binary(columns[name], name) for name in ("value", "key") if name in columns}
+        places = self._places(topic, columns, chosen)
         if "headers" in columns:
-            headers = [tuple((pair["key"], pair["value"] or b"") for pair in row or ()) for row in columns["headers"].to_pylist()]
-        times = columns["timestamp"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64()).to_pylist() if "timestamp" in columns else None
-        places = columns["partition"].to_pylist() if "partition" in columns else [self._partition] * len(values)
-        topics = columns["topic"].to_pylist() if "topic" in columns else [self._topic] * len(values)
-        found: dict[tuple[str, int | None], list[int]] = {}
-        for index, place in enumerate(zip(topics, places, strict=True)):
-            found.setdefault(place, []).append(index)
-        for (topic, partition), indexes in found.items():
-            run = Run(
-                [values[index] for index in indexes],
-                None if keys is None else [keys[index] for index in indexes],
-                None if headers is None else [headers[index] for index in indexes],
-                None if times is None else [times[index] for index in indexes],
-            )
-            yield Piece(topic, partition, run)
+            chosen["headers"] = columns["headers"]
+        if "timestamp" in columns:
+            chosen["timestamp"] = _times(columns["timestamp"])
+        if isinstance(places, int):
+            yield from _cut(topic, places, chosen)
+            return
+        order = np.argsort(places, kind="stable")
+        picked, sorted_places = pa.array(order), places[order]
+        rows = {name: array.take(picked) for name, array in chosen.items()}
+        borders = np.flatnonzero(np.diff(sorted_places)) + 1
+        for start, stop in zip([0, *borders.tolist()], [*borders.tolist(), len(order)], strict=True):
+            part = {name: array.slice(start, stop - start) for name, array in rows.items()}
+            yield from _cut(topic, int(sorted_places[start]), part)
+
+    def _places(self, topic: str, columns: dict[str, pa.Array], chosen: dict[str, pa.Array]) -> int | npt.NDArray[np.int64]:
+        """The partition of each row, or of all of them."""
+        count = self._count(topic)
+        if self._target.partition is not None:
+            return _within(topic, self._target.partition, count)
+        given = columns.get("partition")
+        if given is not None and given.null_count < len(given):
+            return self._given_places(topic, count, given, chosen.get("key"))
+        return self._keyed_places(count, chosen.get("key"))
+
+    def _given_places(self, topic: str, count: int, given: pa.Array, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
+        lowest, highest = pc.min_max(given).as_py().values()
+        _within(topic, lowest, count)
+        _within(topic, highest, count)
+        if lowest == highest and not given.null_count:
+            return int(lowest)
+        otherwise = self._keyed_places(count, keys)
+        placed: npt.NDArray[np.int64] = pc.fill_null(given.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+        if given.null_count:
+            placed = np.where(pc.is_valid(given).to_numpy(zero_copy_only=False), placed, otherwise)
+        return placed
+
+    def _keyed_places(self, count: int, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
+        turn = self._target.turn % count
+        if count == 1 or keys is None or keys.null_count == len(keys):
+            return turn
+        column = Binary(keys)
+        places: npt.NDArray[np.int64] = (fnv1a(column) % np.uint32(count)).astype(np.int64)
+        return places if column.valid is None else np.where(column.valid, places, turn)
+
+    def _count(self, topic: str) -> int:
+        count = self._known.get(topic)
+        if count is None:
+            count = self._known[topic] = self._partitions(topic)
+        return count
+
+
+def _check(schema: pa.Schema, target: Target) -> None:
+    """Raises `InvalidRequest`, naming the column."""
+    for index, name in enumerate(schema.names):
+        if name not in COLUMNS:
+            raise InvalidRequest(f"column {name[:60]!r} is not known; there are {', '.join(COLUMNS)}")
+        if name in schema.names[:index]:
+            raise InvalidRequest(f"column {name!r} is there twice")
+        if not _fits(name, schema.field(index).type):
+            raise InvalidRequest(f"column {name!r} is {str(schema.field(index).type)[:200]}; expected {_EXPECTED[name]}")
+    if "value" not in schema.names:
+        raise InvalidRequest("a column 'value' is needed")
+    if target.topic is None and "topic" not in schema.names:
+        raise InvalidRequest("neither the request nor a column 'topic' says where the rows go")
+
+
+def _fits(name: str, kind: pa.DataType) -> bool:
+    if name == "partition":
+        return bool(pa.types.is_integer(kind))
+    if name == "timestamp":
+        return bool(pa.types.is_timestamp(kind))
+    if name == "topic":
+        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_string_view(inner))
+    if name == "headers":
+        return _are_headers(kind)
+    return is_bytes(kind)
+
+
+def _are_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    pair = kind.value_type
+    return (
+        pair.num_fields == 2
+        and [pair.field(0).name, pair.field(1).name] == ["key", "value"]
+        and all(is_bytes(pair.field(index).type) for index in (0, 1))
+    )
+
+
+def _within(topic: str, partition: int, count: int) -> int:
+    if not 0 <= partition < count:
+        raise UnknownPartition(topic, partition)
+    return partition
+
+
+def _times(array: pa.Array) -> pa.Array:
+    """Unix ms, rounded down."""
+    if array.null_count:
+        raise InvalidRequest("column 'timestamp' is null in a row; leave it out to have the broker's clock")
+    plain = array.cast(pa.int64())  # units since 1970 in UTC, whatever zone it is shown in
+    per_ms = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}[array.type.unit]
+    numbers = plain.to_numpy(zero_copy_only=False)
+    return pa.array(numbers * per_ms[0] // per_ms[1])
+
+
+def _cut(topic: str, partition: int, rows: dict[str, pa.Array]) -> Iterator[Piece]:
+    """The rows of one partition as batches' worths: so many bytes, or one record that has more."""
+    values = Binary(rows["value"])
+    keys = Binary(rows["key"]) if "key" in rows and rows["key"].null_count < len(rows["key"]) else None
+    headers = header_blobs(rows["headers"]) if "headers" in rows else None
+    times: Int64s | None = rows["timestamp"].to_numpy() if "timestamp" in rows else None
+    _check_sizes(values, VALUE_BYTES_MAX)
+    total: Int64s = values.ends - values.ends[0]
+    for column in (keys, headers):
+        if column is not None:
+            total = total + (column.ends - column.ends[0])
+    if keys is not None:
+        _check_sizes(keys, KEY_BYTES_MAX)
+    start, count = 0, len(values)
+    while start < count:
+        stop = int(np.searchsorted(total, total[start] + BATCH_BYTES_TARGET, "right")) - 1
+        stop = min(max(stop, start + 1), start + BATCH_RECORDS_MAX, count)
+        run = ColumnRun(
+            _column(values, start, stop),
+            None if keys is None else _column(keys, start, stop),
+            None if headers is None else _column(headers, start, stop),
+            None if times is None else times[start:stop].tobytes(),
+        )
+        yield Piece(topic, partition, run)
+        start = stop
+
+
+def _check_sizes(column: Binary, bytes_max: int) -> None:
+    if int(column.ends[-1] - column.ends[0]) > bytes_max and (largest := int(column.lengths.max())) > bytes_max:
+        raise RecordTooLarge(size_bytes=largest, bytes_max=bytes_max)
+
+
+def _column(column: Binary, start: int, stop: int) -> Column:
+    begin, end = int(column.ends[start]), int(column.ends[stop])
+    offsets = (column.ends[start : stop + 1] - begin).astype(np.uint32)
+    validity = None if column.valid is None else np.packbits(column.valid[start:stop], bitorder="little").tobytes()
+    return Column(offsets.tobytes(), column.content[begin:end].tobytes(), validity)
