@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pyspark
@@ -63,5 +62,4 @@ def session_settings(directory: Path) -> dict[str, object]:
         "spark.sql.shuffle.partitions": 2,
         "spark.sql.warehouse.dir": directory / "warehouse",
         "spark.local.dir": directory / "local",
-        "spark.pyspark.python": sys.executable,
     }
