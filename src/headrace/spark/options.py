@@ -103,7 +103,9 @@ SINK_OPTIONS: Final = (
 
 VALUE_OPTIONS: Final = (
     Option("value.format", "raw", "read", "`json`, `avro`, `protobuf`, `string` or `raw`: typed columns instead of bytes"),
-    Option("badRecords", "fail", "read", "a value that does not parse: `fail`, `dlq` (move it to the dead letters) or `null`"),
+    Option("value.schema", "what the topic requires", "read", "the text of the schema of the values, instead of the registry's"),
+    Option("value.version", "the required one", "read", "the version of the required schema that gives the types"),
+    Option("badRecords", "fail", "read", "a value that cannot be read: `fail`, `dlq` (move the record to the dead letters) or `null`"),
 )
 
 OPTIONS: Final = CONNECTION_OPTIONS + SOURCE_OPTIONS + SINK_OPTIONS + VALUE_OPTIONS
@@ -127,6 +129,15 @@ _BY_NAME: Final = {name.lower(): option.name for option in OPTIONS for name in (
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?", re.ASCII | re.IGNORECASE)
 _DURATION_UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
+
+
+def option_table(options: tuple[Option, ...]) -> str:
+    """As `docs/spark.md` shows it."""
+    rows = [
+        f"| {' , '.join(f'`{name}`' for name in (one.name, *one.aliases))} | {one.default} | {one.used_by} | {one.meaning} |"
+        for one in options
+    ]
+    return "\n".join(["| option | default | for | meaning |", "|---|---|---|---|", *rows]).replace("` , `", "`, `")
 
 
 class Options:
