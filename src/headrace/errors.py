@@ -161,6 +161,26 @@ class InvalidTransaction(BrokerError):
     code = "invalid_transaction"
 
 
+class UnknownStage(BrokerError):
+    """No stage of that handle: there never was one, or it was published, dropped, has expired, or went with the broker's last stop."""
+
+    code = "unknown_stage"
+
+    def __init__(self, handle: str) -> None:
+        super().__init__(f"stage {handle[:120]!r} not found")
+        self.handle = handle
+
+
+class StaleRun(BrokerError):
+    """A newer run of the same writer has taken over. The one that asks has to end: whatever it would write, the newer one writes."""
+
+    code = "stale_run"
+
+    def __init__(self, *, app: str, run_id: str, current: str) -> None:
+        super().__init__(f"run {run_id[:80]!r} of {app[:80]!r} was superseded by run {current[:80]!r}")
+        self.app, self.run_id, self.current = app, run_id, current
+
+
 class UnknownDelivery(BrokerError):
     """An ack or nack names a delivery that is not in flight."""
 

@@ -58,6 +58,7 @@ from tests.sessions.rustlog_support import Wire as RustLogWire
 ROOT = Principal("admin")
 EXISTING = [name for name in TOPICS if name != "cafe\u0301"]
 SEES = "describe t | read t | publish t"
+WRITES = "describe a | publish a"
 
 
 class World(Guarded):
@@ -66,6 +67,8 @@ class World(Guarded):
     def __init__(self) -> None:
         super().__init__()
         self.waiting: dict[str, str] = {}
+        self.staged: dict[str, str] = {}
+        self.stages = 0
 
     async def open(self) -> None:
         await self.broker.open()
@@ -94,6 +97,21 @@ class World(Guarded):
                 await self.broker.commit(ROOT, name, {(name, 0): 0})
             if not any(one.id == self.waiting.get(name) for one in self.broker.delayed(ROOT)):
                 self.waiting[name], _ = await self.broker.publish_delayed(ROOT, name, b"later", delay_ms=1_000_000)
+
+            await self.restore_writer(name)
+
+    async def restore_writer(self, name: str) -> None:
+        """An app of that name which has published version 0 and has one stage."""
+        handles = [stage.handle for stage in self.broker.stages(ROOT) if stage.app == name]
+        if self.broker.last_version(ROOT, name) == 0 and handles == [self.staged[name]]:
+            return
+        await self.broker.drop_staged(ROOT, handles)
+        if self.broker.last_version(ROOT, name) is not None:
+            await self.broker.forget_app(ROOT, name)
+        await self.broker.publish_staged(ROOT, name, 0, [])
+        self.stages += 1
+        self.staged[name] = f"stage {self.stages}"
+        await self.broker.stage(ROOT, self.staged[name], name, Run([b"x"]), app=name)
 
 
 @asynccontextmanager
@@ -183,6 +201,12 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "purge_dead_letters": lambda w, b, who, n: b.purge_dead_letters(who, n),
     "publish_delayed": lambda w, b, who, n: b.publish_delayed(who, n, b"x", delay_ms=1_000_000),
     "cancel_delayed": lambda w, b, who, n: b.cancel_delayed(who, w.waiting.get(n, "9-9")),
+    "stage": lambda w, b, who, n: b.stage(who, f"new {who.name} {n}", n, Run([b"x"]), app=n),
+    "seal": lambda w, b, who, n: b.seal(who, w.staged.get(n, "none")),
+    "publish_staged": lambda w, b, who, n: b.publish_staged(who, n, 1, [w.staged.get(n, "none")]),
+    "drop_staged": lambda w, b, who, n: b.drop_staged(who, [w.staged.get(n, "none")]),
+    "last_version": lambda w, b, who, n: b.last_version(who, n),
+    "forget_app": lambda w, b, who, n: b.forget_app(who, n),
     "status": lambda w, b, who, n: b.status(who),
 }
 BROKER_NEEDS = {
@@ -210,11 +234,17 @@ BROKER_NEEDS = {
     "purge_dead_letters": "delete d",
     "publish_delayed": "publish t",
     "cancel_delayed": "publish t",
+    "stage": "publish a & publish t",
+    "seal": "publish a",
+    "publish_staged": "publish a & publish t",
+    "drop_staged": "publish a",
+    "last_version": WRITES,
+    "forget_app": "delete a",
     "status": "describe b",
 }
-ABSENT_NEEDS = {"ensure_topic": "create t", "cancel_delayed": ""}
-"""Where it matters that the topic is not there. An unknown message is unknown to everybody."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed"}
+ABSENT_NEEDS = {"ensure_topic": "create t", "cancel_delayed": "", "seal": "", "publish_staged": "publish a", "drop_staged": ""}
+"""Where it matters that the topic is not there. An unknown message or stage is unknown to everybody."""
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 
 
@@ -254,6 +284,9 @@ async def test_every_verb_answers_as_the_policy_says(who: str, proof: Proof) -> 
         groups = {name for name in EXISTING if needed(who, "internal", "describe g", name)}
         tally.add("groups", set(stand.broker.groups(principal)) == groups, True)
         tally.add("delayed", {one.message.topic for one in stand.broker.delayed(principal)} == visible, True)
+        writers = {name for name in EXISTING if needed(who, "internal", WRITES, name)}
+        tally.add("apps", {entry.app for entry in stand.broker.apps(principal)} == writers, True)
+        tally.add("stages", {entry.app for entry in stand.broker.stages(principal)} == writers, True)
         tally.add("dead letters", stand.broker.dead_letter_counts(principal) == {}, True)
     assert tally.wrong == []
     proof("authorization cases", tally.cases)

@@ -37,6 +37,10 @@ STATEMENTS = [
     "deny  producer publish other",
     "allow clerk read,publish,describe team.*",
     "allow clerk publish transaction:*",
+    "allow alice describe transaction:own",
+    "allow bob publish transaction:own*",
+    "allow frank delete transaction:team.*",
+    "deny  dave publish transaction:own.sub",
     "allow mallory admin,read,publish __*",
 ]
 
@@ -153,14 +157,15 @@ def expected(who: str, door: str, action: str, kind: str, name: str) -> bool:
 def needed(who: str, door: str, needs: str, name: str) -> bool:
     """Whether a requirement such as `read t` or `commit g & read t` is met, or one of several after `|`.
 
-    t is the topic, d its dead letters, g the group and s the schema of the same name, x a transaction without a name, b the broker.
-    Empty: nothing.
+    t is the topic, d its dead letters, g the group, s the schema and a the transaction (an app) of the same name, x a transaction
+    without a name, b the broker. Empty: nothing.
     """
     places = {
         "t": ("topic", name),
         "d": ("topic", f"{name}.dlq"),
         "g": ("group", name),
         "s": ("schema", name),
+        "a": ("transaction", name),
         "x": ("transaction", ""),
         "b": ("broker", "headrace"),
     }

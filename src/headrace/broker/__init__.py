@@ -17,6 +17,8 @@ from headrace.broker.rules import NOWHERE, OnInvalid
 from headrace.broker.schema_registry import Requirement, SchemaVersion
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.sinks import AppEntry
+from headrace.broker.stages import Publication, StageEntry, StageSize
 from headrace.broker.status import Status
 from headrace.broker.transactions import Transaction
 from headrace.engine.contract import Ack, Batch, Bounds, Cleanup, Topic, TopicConfig
@@ -26,6 +28,7 @@ __all__ = [
     "NOWHERE",
     "Ack",
     "Action",
+    "AppEntry",
     "Authorize",
     "Batch",
     "Bounds",
@@ -41,6 +44,7 @@ __all__ = [
     "OnInvalid",
     "Principal",
     "ProducerStamp",
+    "Publication",
     "Published",
     "Replayed",
     "Requirement",
@@ -49,6 +53,8 @@ __all__ = [
     "SchemaVersion",
     "SettlementPolicy",
     "SettlementQueue",
+    "StageEntry",
+    "StageSize",
     "Status",
     "Topic",
     "TopicConfig",

@@ -23,6 +23,8 @@ from headrace.broker.schemas import Schemas
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
 from headrace.broker.shares import Surroundings
+from headrace.broker.sinks import AppEntry
+from headrace.broker.stages import Publication, StageEntry, Stages, StageSize
 from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
@@ -31,7 +33,7 @@ from headrace.broker.watermarks import Ends, Watermarks
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
-from headrace.records import Headers, Run
+from headrace.records import AnyRun, Headers, Run
 
 _DEFAULTS = BrokerSettings()
 _BROKER = "headrace"
@@ -92,6 +94,7 @@ class Broker:
             open_max=settings.transactions_open_max,
             bytes_max=settings.transactions_bytes_max,
         )
+        self._stages = Stages(engine, gate, publisher, clock=clock, later=later, settings=settings)
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -105,6 +108,7 @@ class Broker:
         await self._dead_letters.open()
         await self._sweep.open()
         await self._schedule.open(self._exists)
+        await self._stages.open()
         self._opened_at = self._clock()
         self._schedule_expiry()
 
@@ -123,6 +127,7 @@ class Broker:
         self._watermarks.drain()
         self._cursors.drain()
         self._transactions.drain()
+        await self._stages.drain()
         if self._making_room:
             await asyncio.wait(self._making_room)
         await self._schedule.drain()
@@ -136,6 +141,7 @@ class Broker:
     async def maintain(self) -> None:
         """Retention, compaction and the expiry of idle producers, now. All of it also happens by itself from time to time."""
         await self._producers.expire()
+        await self._stages.expire()
         await self._sweep.now()
         await self._engine.maintain()
 
@@ -199,7 +205,7 @@ class Broker:
         self,
         who: Principal,
         topic: str,
-        run: Run,
+        run: AnyRun,
         *,
         partition: int | None = None,
         producer: ProducerStamp | None = None,
@@ -348,6 +354,60 @@ class Broker:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
         self._gate.check(who, Action.PUBLISH, "transaction", id or "")
         return self._transactions.begin(who, id, timeout_ms)
+
+    # Exactly-once writers
+
+    def stage(
+        self,
+        who: Principal,
+        handle: str,
+        topic: str,
+        run: AnyRun,
+        *,
+        app: str,
+        run_id: str = "",
+        order: int = 0,
+        partition: int | None = None,
+    ) -> asyncio.Future[None]:
+        """Put records where nobody sees them, until `publish_staged`. Resolves when there was room for them, so that whoever waits for
+        it before staging more is not ahead of memory and disk; the runs of a handle keep the order of the calls.
+
+        Raises at once as `publish` does, `StaleRun`, `UnknownStage` for a handle that is gone, `LimitExceeded`, and `InvalidRequest` for
+        one that is sealed or another writer's; the future fails with `DiskFull` or `StorageFailed`. Then nothing of the run is staged.
+        """
+        return self._stages.stage(who, handle, topic, run, app=app, run_id=run_id, order=order, partition=partition)
+
+    async def seal(self, who: Principal, handle: str, *, app: str = "", run_id: str = "", order: int = 0) -> StageSize:
+        """No more may be staged. Idempotent. Raises `UnknownStage`, unless `app` is given: then an empty one is made."""
+        return await self._stages.seal(who, handle, app, run_id, order)
+
+    async def publish_staged(self, who: Principal, app: str, version: int, handles: Sequence[str], *, run_id: str = "") -> Publication:
+        """All records of these handles at once, unless this version or a later one of the app has been published: then nothing, and the
+        handles are dropped. Durable when it returns.
+
+        Raises `UnknownStage`, `StaleRun`, `InvalidRequest` for a handle that is not sealed, and as a transaction's commit does.
+        """
+        return await self._stages.publish(who, app, version, handles, run_id)
+
+    async def drop_staged(self, who: Principal, handles: Sequence[str]) -> int:
+        """Forget what was staged; returns how many handles there were. Nothing can be staged under any of them again."""
+        return await self._stages.drop(who, handles)
+
+    def last_version(self, who: Principal, app: str) -> int | None:
+        """The last version that the app has published whole; None if there is none."""
+        return self._stages.last_version(who, app)
+
+    async def forget_app(self, who: Principal, app: str) -> None:
+        """Its versions, runs and stages: it may begin anew with any version. Raises `NoSuchEntry`."""
+        await self._stages.forget_app(who, app)
+
+    def apps(self, who: Principal) -> list[AppEntry]:
+        """The exactly-once writers that this principal may see, by name."""
+        return self._stages.apps(who)
+
+    def stages(self, who: Principal) -> list[StageEntry]:
+        """What waits to be published by writers that this principal may see, by handle."""
+        return self._stages.stages(who)
 
     # Dead letters
 
@@ -524,6 +584,7 @@ class Broker:
     async def _expire(self) -> None:
         try:
             await self._producers.expire()
+            await self._stages.expire()
         except BrokerError:
             pass  # a full or failed disk is reported by the writes that meet it; the next round tries again
         finally:

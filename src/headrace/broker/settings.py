@@ -28,6 +28,14 @@ class BrokerSettings:
     delayed_max: int = limits.DELAYED_MAX
     delayed_bytes_max: int = limits.DELAYED_BYTES_MAX
     """Delayed messages that may wait, and what they may hold together."""
+    stages_max: int = limits.STAGES_MAX
+    stages_memory_bytes: int = limits.STAGED_MEMORY_BYTES_MAX
+    """Stages of exactly-once writers, and what they may hold in memory together."""
+    stage_idle_ms: int = limits.STAGE_IDLE_MS_MAX
+    """A stage is dropped when its writer was silent for so long."""
+    sinks_max: int = limits.SINK_APPS_MAX
+    sink_idle_ms: int = limits.SINK_IDLE_MS
+    """Exactly-once writers that are remembered, and for how long after their last publication."""
     sweep_every_ms: int = 1_000
     """How often expired records are moved to the dead letters, where a topic asks for it."""
     settlement_commit_ms: int = 100
