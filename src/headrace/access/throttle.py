@@ -58,7 +58,8 @@ class _Tally:
 
 
 class Throttle:
-    """Time is an argument, Unix ms or any other that goes forward. An account of None is an attempt that names none (an API key)."""
+    """Time is an argument, Unix ms or any other that goes forward. An account of None is an attempt that names none (an API key), an
+    address of "" one that the door cannot tell: only the account is counted then, or all who come through that door would wait together."""
 
     def __init__(self, *, account_free: int = 5, address_free: int = 20, names_max: int = LOGINS_REMEMBERED_MAX) -> None:
         """So many failures in a row are free: the next one, however soon, is looked at as well."""
@@ -67,12 +68,13 @@ class Throttle:
 
     def pause_ms(self, account: str | None, address: str, now: int) -> int:
         """How long this attempt has to wait; 0: it may be made."""
-        pause = self._addresses.pause_ms(address, now)
+        pause = self._addresses.pause_ms(address, now) if address else 0
         return pause if account is None else max(pause, self._accounts.pause_ms(account, now))
 
     def begin(self, account: str | None, address: str, now: int) -> None:
         """An attempt counts as failed until it has succeeded: a hundred at once are a hundred attempts, not one."""
-        self._addresses.failed(address, now)
+        if address:
+            self._addresses.failed(address, now)
         if account is not None:
             self._accounts.failed(account, now)
 

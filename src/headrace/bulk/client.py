@@ -11,6 +11,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -45,7 +46,7 @@ _OPTIONS: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
-_REACHED: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightInternalError, flight.FlightCancelledError)
+_LINE_FAILURES: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,15 @@ class Servers:
     addresses: tuple[str, ...]
     user: str = ""
     password: str = field(default="", repr=False)
+    """Of the user; without a user, an API key."""
     tls: bool = False
     ca_file: str = ""
     server_name: str = ""
     """What the certificate is to say, if not the host of the address."""
     timeout_seconds: float = 30.0
+    certificate_file: str = ""
+    """With `key_file`, what the client shows of itself where the broker asks for certificates."""
+    key_file: str = ""
 
     @classmethod
     def parse(cls, text: str, **more: Any) -> Servers:
@@ -215,24 +220,28 @@ class BulkClient:
     def _read(self, topic: str, partition: int, start: int, stop: int, columns: tuple[str, ...], rows_max: int) -> Iterator[pa.RecordBatch]:
         stored = [name for name in dict.fromkeys(columns) if name in STORED] or ["offset"]
         dress = _Dress(topic, partition, columns)
-        failures = 0
+        position, failures = start, 0
         while True:
             try:
-                for batch in self._stream(request.Range(topic, partition, start, stop, stored, rows_max)):
+                for batch, read_on in self._stream(request.Range(topic, partition, position, stop, stored, rows_max)):
+                    position, failures = read_on, 0
                     yield dress(batch)
-                    failures = 0
                 return
             except flight.FlightError as failure:
+                if position >= stop:
+                    return
                 failures = self._failed(failure, failures)
 
-    def _stream(self, wanted: request.Range) -> Iterator[pa.RecordBatch]:
+    def _stream(self, wanted: request.Range) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Each batch with the offset to read on at."""
         reader = self._connected().do_get(flight.Ticket(encode(wanted)), self._options(None))
         try:
             while True:
                 try:
-                    yield reader.read_chunk().data
+                    chunk = reader.read_chunk()
                 except StopIteration:
                     return
+                yield chunk.data, request.decode_place(chunk.app_metadata)
         finally:
             reader.cancel()
 
@@ -350,10 +359,13 @@ class BulkClient:
     def _failed(self, failure: flight.FlightError, failures: int) -> int:
         """Raise, or make ready for another attempt; returns how many there have been."""
         error = broker_error(failure)
+        failures += 1
+        if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < _ATTEMPTS:
+            self._drop_connection(next_address=False)  # the token has expired, or the broker is another one by now
+            return failures
         if error is not None and not isinstance(error, Unavailable):
             raise error from None
-        failures += 1
-        if failures >= _ATTEMPTS or not isinstance(failure, _REACHED):
+        if failures >= _ATTEMPTS or not isinstance(failure, _LINE_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()
         time.sleep(_BACKOFF_SECONDS * 2 ** (failures - 1))
@@ -364,19 +376,43 @@ class BulkClient:
             if self._is_closed:
                 raise Unavailable("the client is closed")
             if self._flight is None:
-                self._flight = self._connect(self._servers.addresses[self._turn % len(self._servers.addresses)])
+                connected = self._connect(self._servers.addresses[self._turn % len(self._servers.addresses)])
+                if self._servers.user:
+                    self._token = self._log_in(connected)
+                self._flight = connected
             return self._flight
 
     def _connect(self, address: str) -> flight.FlightClient:
-        return flight.FlightClient(f"grpc+tcp://{address}", generic_options=_OPTIONS)
+        servers, options = self._servers, dict[str, Any](generic_options=_OPTIONS)
+        if not servers.tls:
+            return flight.FlightClient(f"grpc+tcp://{address}", **options)
+        if servers.ca_file:
+            options["tls_root_certs"] = Path(servers.ca_file).read_bytes()
+        if servers.certificate_file:
+            options["cert_chain"], options["private_key"] = Path(servers.certificate_file).read_bytes(), Path(servers.key_file).read_bytes()
+        if servers.server_name:
+            options["override_hostname"] = servers.server_name
+        return flight.FlightClient(f"grpc+tls://{address}", **options)
 
-    def _drop_connection(self) -> None:
-        """The next call connects anew, to the next address."""
+    def _log_in(self, connected: flight.FlightClient) -> tuple[bytes, bytes]:
+        options = flight.FlightCallOptions(timeout=self._servers.timeout_seconds)
+        try:
+            token: tuple[bytes, bytes] = connected.authenticate_basic_token(self._servers.user, self._servers.password, options)
+        except flight.FlightUnauthenticatedError as failure:
+            raise _raised(failure) from None
+        return token
+
+    def _drop_connection(self, *, next_address: bool = True) -> None:
+        """The next call connects anew, to the next address. Not closed here: other threads may be in the middle of a call."""
         with self._lock:
-            self._flight = None
-            self._turn += 1
+            self._flight = self._token = None
+            self._turn += next_address
 
     def _options(self, seconds: float | None) -> flight.FlightCallOptions:
+        if self._token is not None:
+            return flight.FlightCallOptions(timeout=seconds, headers=[self._token])
+        if self._servers.password and not self._servers.user:
+            return flight.FlightCallOptions(timeout=seconds, headers=[(b"authorization", b"Bearer " + self._servers.password.encode())])
         return flight.FlightCallOptions(timeout=seconds)
 
 
@@ -417,9 +453,16 @@ def _raised(failure: flight.FlightError) -> BrokerError:
     error = broker_error(failure)
     if error is not None:
         return error
+    if isinstance(failure, flight.FlightUnauthorizedError | flight.FlightInternalError | flight.FlightServerError):
+        return BrokerError(_first_line(failure))
     if isinstance(failure, flight.FlightUnauthenticatedError):
         return LoginFailed()
-    return Unavailable(str(failure))
+    return Unavailable(_first_line(failure))
+
+
+def _first_line(failure: flight.FlightError) -> str:
+    """gRPC adds what it knows of its own inside; the first line is what happened."""
+    return str(failure).partition("gRPC client debug context")[0].strip().partition("\n")[0] or type(failure).__name__
 
 
 def _states(found: Mapping[str, Any]) -> dict[str, TopicState]:

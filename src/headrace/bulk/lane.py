@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from pyarrow import flight
 
 from headrace.access.access import Access
-from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.bulk.bridge import Bridge
+from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware, OpenHandshake
 from headrace.bulk.server import BulkServer
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
-    """What an operator chooses."""
+    """What an operator chooses. Certificates and keys are PEM."""
 
     principal: str = "anonymous"
+    """Who a caller is that shows nothing."""
     certificate: bytes = b""
-    """PEM; empty: no TLS."""
-    key: bytes = b""
+    """Empty: no TLS."""
+    key: bytes = field(default=b"", repr=False)
     client_ca: bytes = b""
+    """With it every caller has to show a certificate, and its name is who they are. Then there is no other login."""
 
 
 class Lane:
@@ -38,28 +41,35 @@ class Lane:
     async def open(cls, host: str, port: int, broker: Broker, access: Access, settings: LaneSettings) -> Lane:
         """Raises `OSError`; gRPC does not say why, so whoever wants to know tries the address first."""
         bridge = Bridge(asyncio.get_running_loop())
-        anonymous = Principal(settings.principal, "bulk")
-
-        def who(context: flight.ServerCallContext) -> Principal:
-            return anonymous
-
+        callers = Callers(bridge, access, settings.principal)
+        scheme, options = "grpc+tcp", dict[str, Any](middleware={MIDDLEWARE: LoginMiddleware(callers)})
+        if settings.certificate:
+            scheme, options["tls_certificates"] = "grpc+tls", [(settings.certificate, settings.key)]
+        if settings.client_ca:
+            options |= {"verify_client": True, "root_certificates": settings.client_ca}
+        else:
+            options["auth_handler"] = OpenHandshake()
         shown = f"[{host}]" if ":" in host else host
         try:
-            server = await asyncio.to_thread(BulkServer, f"grpc+tcp://{shown}:{port}", broker, bridge, who)
+            server = await asyncio.to_thread(BulkServer, f"{scheme}://{shown}:{port}", broker, bridge, callers.who, **options)
         except (OSError, ValueError, flight.FlightError) as failure:
             raise OSError(errno.EADDRINUSE, str(failure)) from None
         return cls(server, bridge, host)
 
     async def drain(self, deadline_seconds: float) -> int:
-        """Take no new call and let those under way finish; 1 if some did not in time."""
+        """Take no new call and let those under way finish what they have; 1 if some did not in time."""
         self._bridge.is_closed = True
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
 
         def shut_down() -> None:
             self._server.shutdown()
-            loop.call_soon_threadsafe(gone.set)
+            try:
+                loop.call_soon_threadsafe(gone.set)
+            except RuntimeError:
+                pass  # the loop did not wait for us
 
+        # Not a thread of a pool: the interpreter would wait for it at exit, however long a reader that does not read holds it up.
         threading.Thread(target=shut_down, name="headrace-bulk-drain", daemon=True).start()
         try:
             await asyncio.wait_for(gone.wait(), deadline_seconds)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.bulk.request import HEADERS, TIMESTAMP, stored_schema
+from headrace.bulk.request import HEADERS, TIMESTAMP, encode_place, stored_schema
 from headrace.engine.contract import Batch
 from headrace.limits import BATCH_BYTES_MAX, BULK_BATCH_BYTES_TARGET
 from headrace.records import Headers
@@ -34,28 +34,29 @@ class Arrows:
         self._columns = columns
         self._rows_max, self._bytes_max = rows_max, bytes_max
         self._pending: list[pa.RecordBatch] = []
-        self._pending_rows = self._pending_bytes = 0
+        self._pending_rows = self._pending_bytes = self._next_offset = 0
 
-    def feed(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
-        """What can be sent now. Small ends are kept for the next call."""
+    def feed(self, batches: Iterable[Batch]) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """What can be sent now, each with the place to read on at. Small ends are kept for the next call."""
         for batch in batches:
             for part in self._parts(batch):
-                yield from self._take(self._wrap(part), part.size_bytes)
+                yield from self._take(self._wrap(part), part.size_bytes, part.next_offset)
 
-    def flush(self) -> Iterator[pa.RecordBatch]:
+    def flush(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """What is left."""
         if self._pending:
             pending, self._pending = self._pending, []
             self._pending_rows = self._pending_bytes = 0
-            yield pending[0] if len(pending) == 1 else self._joined(pending)
+            yield pending[0] if len(pending) == 1 else self._joined(pending), encode_place(self._next_offset)
 
-    def _take(self, piece: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
+    def _take(self, piece: pa.RecordBatch, size_bytes: int, next_offset: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         rows = piece.num_rows
         if self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
             yield from self.flush()
         self._pending.append(piece)
         self._pending_rows += rows
         self._pending_bytes += size_bytes
+        self._next_offset = next_offset
         if self._pending_rows >= min(_JOIN_ROWS, self._rows_max) or self._pending_bytes >= _JOIN_BYTES:
             yield from self.flush()
 

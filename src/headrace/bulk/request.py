@@ -236,6 +236,15 @@ def encode(message: object) -> bytes:
     return _ENCODER.encode(message)
 
 
+def encode_place(offset: int) -> bytes:
+    """What rides on each record batch of a DoGet: the offset to read on at, should the line break behind it."""
+    return offset.to_bytes(8, "little")
+
+
+def decode_place(metadata: pa.Buffer | None) -> int:
+    return int.from_bytes(b"" if metadata is None else metadata.to_pybytes(), "little")
+
+
 def stored_schema(columns: tuple[str, ...]) -> pa.Schema:
     """The schema of these columns, in this order."""
     return pa.schema([READ_SCHEMA.field(name) for name in columns])

@@ -115,7 +115,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         bounds = self._broker.bounds(who, wanted.topic, wanted.partition)
         return bounds.first, bounds.end
 
-    def _rows(self, who: Principal, wanted: Range, position: int, stop: int, arrows: Arrows) -> Iterator[pa.RecordBatch]:
+    def _rows(self, who: Principal, wanted: Range, position: int, stop: int, arrows: Arrows) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Runs on the thread of the call, as far as its reader keeps up; one chunk is read ahead."""
 
         def fetch(offset: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
@@ -11,11 +12,20 @@ from headrace.server.config import Config
 
 
 class BulkLanes:
-    """Lanes on any number of addresses."""
+    """Lanes on any number of addresses. Raises `OSError` for certificates that cannot be read.
+
+    gRPC keeps the certificates it was started with, and chooses the version of TLS by itself (1.2 or 1.3).
+    """
 
     def __init__(self, broker: Broker, config: Config, access: Access) -> None:
         self._broker, self._access = broker, access
-        self._settings = LaneSettings(principal=config.bulk.principal)
+        chosen = config.tls
+        self._settings = LaneSettings(
+            principal=config.bulk.principal,
+            certificate=_content(chosen.certificate),
+            key=_content(chosen.key),
+            client_ca=_content(chosen.client_ca),
+        )
 
     @property
     def cover(self) -> str:
@@ -29,3 +39,7 @@ class BulkLanes:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
         return await Lane.open(host, port, self._broker, self._access, self._settings)
+
+
+def _content(path: str) -> bytes:
+    return Path(path).read_bytes() if path else b""

@@ -225,7 +225,10 @@ class Server:
             from headrace.server.bulk import BulkLanes
         except ImportError as failure:
             raise StartFailed(f"listen.bulk needs the module {failure.name}: pip install 'headrace[bulk]'") from None
-        lanes = BulkLanes(self._broker, self._config, self._access)
+        try:
+            lanes = BulkLanes(self._broker, self._config, self._access)
+        except OSError as failure:
+            raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         opened: list[Opened] = []
         for bind in self._config.listen.bulk:
             for host in await _numeric(bind):
