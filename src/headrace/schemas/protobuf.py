@@ -39,12 +39,12 @@ class ProtobufSchema:
             if not names:
                 raise InvalidSchema("the schema declares no message")
             self.message: Descriptor = last.message_types_by_name[names[0]]
-            self._class: type[Message] = message_factory.GetMessageClass(self.message)
+            self.message_class: type[Message] = message_factory.GetMessageClass(self.message)
         except (TypeError, KeyError, ValueError) as error:
             raise InvalidSchema(f"not a Protobuf schema: {str(error).strip()[:200]}") from error
 
     def accepts(self, values: Sequence[bytes | None]) -> bool:
-        from_bytes = self._class.FromString
+        from_bytes = self.message_class.FromString
         try:
             return all(from_bytes(value).IsInitialized() for value in present(values))
         except DecodeError:
@@ -52,7 +52,7 @@ class ProtobufSchema:
 
     def faults(self, value: bytes) -> list[str]:
         try:
-            message = self._class.FromString(value)
+            message = self.message_class.FromString(value)
         except (DecodeError, EncodeError) as error:
             return [f"not a {self.message.full_name}: {str(error)[:200]}"]
         return [f"/{field}: missing" for field in message.FindInitializationErrors()]
