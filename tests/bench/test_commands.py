@@ -33,6 +33,23 @@ def test_many_connections_are_measured_against_one(door: str, tmp_path: Path) ->
     assert ratio["target"]["at_least"] == 0.7
 
 
+def test_transactions_are_measured_against_plain_records(tmp_path: Path) -> None:
+    told = measured("publish", "--door", "flymq", "--records", "5030", "--transactions", "100", "--connections", "2", directory=tmp_path)
+    plain, staged, windowed, ratio, fair = told["figures"]
+    assert ratio["value"] == pytest.approx(staged["value"] / plain["value"])
+    assert ratio["target"]["at_least"] == 0.7
+    assert fair["value"] == pytest.approx(staged["value"] / windowed["value"])
+    assert "target" not in fair
+
+
+@pytest.mark.parametrize("door", ["flymq", "figg", "rustlog", "blipmq"])
+def test_enforced_access_is_measured_against_open(door: str, tmp_path: Path) -> None:
+    told = measured("publish", "--door", door, "--records", "3000", "--access", "enforced", directory=tmp_path)
+    free, guarded, ratio = told["figures"]
+    assert ratio["value"] == pytest.approx(guarded["value"] / free["value"])
+    assert ratio["target"]["at_least"] == 0.95
+
+
 @pytest.mark.parametrize("ack", ["written", "none"])
 def test_a_weaker_promise_can_be_measured_too(ack: str, tmp_path: Path) -> None:
     told = measured("publish", "--records", "2000", "--window", "100", "--ack", ack, directory=tmp_path)
@@ -144,6 +161,9 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
         (("compare", "--doors", "figg,kafka"), 2, "'kafka' is none of figg, blipmq, flymq, rustlog, rustlog-json"),
         (("publish", "--door", "rustlog", "--window", "499"), 1, "rustlog publishes 500 records at once: the window is too small"),
         (("publish", "--against-one"), 2, "--against-one needs --connections above 1"),
+        (("publish", "--transactions", "100"), 2, "--schema and --transactions are for --door flymq"),
+        (("publish", "--door", "flymq", "--transactions", "9", "--schema", "json"), 2, "one of --against-one, --schema, --transactions"),
+        (("publish", "--access", "enforced", "--server", "127.0.0.1:1"), 2, "--access needs a broker that is started here"),
         (("publish", "--blipmq-key", "env:KEY"), 2, "--blipmq-key is for --server"),
         (("publish", "--server", "127.0.0.1:1", "--blipmq-key", "env:NO_SUCH_KEY"), 1, "variable NO_SUCH_KEY is not set"),
         (("publish", "--server", "nowhere"), 1, "'nowhere' is not HOST:PORT"),

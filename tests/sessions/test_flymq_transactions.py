@@ -6,8 +6,9 @@ import pytest
 
 from headrace.broker.settings import BrokerSettings
 from headrace.errors import DiskFull
+from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.wire.flymq.advanced_messages import Placed, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
-from headrace.wire.flymq.messages import Commit, CreateTopic, Done, Failure, Fetch, Fetched, Reply
+from headrace.wire.flymq.messages import Commit, CreateTopic, Done, Failure, Fetch, Fetched, ProduceRun, RecordMetadataRun, Reply
 from tests.sessions.flymq_support import DEV, NOW, Peer, house, rest
 
 
@@ -100,6 +101,83 @@ async def test_an_empty_transaction_is_committed_too() -> None:
         peer = home.peer()
         id = await _begin(peer)
         assert await peer.one(TxnCommit(id)) == TxnEnded(id)
+
+
+async def test_transactions_under_way_wait_for_the_disk_together_and_are_answered_in_order() -> None:
+    async with house() as home:
+        peer = home.peer()
+        await peer.one(CreateTopic("a", 1))
+        first, second = await _begin(peer), await _begin(peer)
+        home.engine.hold("a")
+        peer.send(TxnProduceRun(first, "a", [b"1"]), TxnCommit(first), ProduceRun("a", [b"2"]))
+        peer.send(TxnProduceRun(second, "a", [b"3"]), TxnCommit(second), TxnBegin())
+        await rest()
+        home.engine.release("a")
+        replies = await peer.replies(6)
+        assert [type(reply) for reply in replies] == [Placed, TxnEnded, RecordMetadataRun, Placed, TxnEnded, TxnBegun]
+        assert [reply.records[0].offset for reply in replies if isinstance(reply, TxnEnded)] == [0, 2], "the order of the requests"
+        assert await _values(peer, "a") == [b"1", b"2", b"3"]
+
+
+async def test_what_follows_a_commit_finds_its_records() -> None:
+    async with house() as home:
+        peer = home.peer()
+        await peer.one(CreateTopic("a", 1))
+        id = await _begin(peer)
+        home.engine.hold("a")
+        peer.send(TxnProduceRun(id, "a", [b"1"]), TxnCommit(id), Fetch("a", 0, 0, 10))
+        await rest()
+        home.engine.release("a")
+        *_, fetched = await peer.replies(3)
+        assert isinstance(fetched, Fetched) and list(fetched.values) == [b"1"]
+
+
+async def test_a_commit_whose_connection_was_lost_stands_and_holds_nothing() -> None:
+    async with house() as home:
+        peer, other = home.peer(), home.peer()
+        await peer.one(CreateTopic("a", 1))
+        id = await _begin(peer)
+        home.engine.hold("a")
+        peer.send(TxnProduceRun(id, "a", [b"1"]), TxnCommit(id))
+        await rest()
+        peer.session.lost()
+        home.engine.release("a")
+        await rest()
+        assert await _values(other, "a") == [b"1"]
+        assert home.broker._transactions._open == set()
+
+
+async def test_a_commit_that_fails_after_its_connection_was_lost_holds_nothing() -> None:
+    async with house() as home:
+        peer = home.peer()
+        await peer.one(CreateTopic("a", 1))
+        id = await _begin(peer)
+        home.engine.failure = DiskFull("full")
+        peer.send(TxnProduceRun(id, "a", [b"1"]), TxnCommit(id))
+        peer.session.lost()
+        await rest()
+        assert home.broker._transactions._open == set()
+
+
+async def test_one_connection_has_so_many_open_and_not_one_more() -> None:
+    async with house() as home:
+        peer, other = home.peer(), home.peer()
+        ids = [await _begin(peer) for _ in range(FLYMQ_TRANSACTIONS_MAX)]
+        assert await peer.refused(TxnBegin()) == f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection already"
+        await _begin(other)
+        assert isinstance(await peer.one(TxnCommit(ids[0])), TxnEnded)
+        await _begin(peer)
+
+
+async def test_records_of_all_sizes_get_the_same_reply_as_one_by_one() -> None:
+    async with house() as home:
+        peer = home.peer()
+        await peer.one(CreateTopic("a", 1))
+        id = await _begin(peer)
+        sizes = [3, 0, 3, 70, 3]
+        assert await _produce(peer, TxnProduceRun(id, "a", [b"x" * size for size in sizes])) == [
+            Placed("a", 0, 0, NOW, -1, size) for size in sizes
+        ]
 
 
 async def test_one_transaction_too_many_is_refused() -> None:

@@ -118,8 +118,16 @@ class Broker:
 
 
 @contextmanager
-def broker(directory: Path, *, ack: str = "durable", profile: Path | None = None) -> Iterator[Broker]:
-    """`headrace serve` on `directory/data`, on a free loopback port; `ack` is the promise of topics made while it runs.
+def broker(
+    directory: Path,
+    *,
+    ack: str = "durable",
+    profile: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    key_owner: str = "blipmq",
+) -> Iterator[Broker]:
+    """`headrace serve` on `directory/data`, on a free loopback port; `ack` is the promise of topics made while it runs, `environment`
+    holds further settings.
 
     `profile` runs it under cProfile, which writes there when the broker ends. BlipMQ deliveries may wait long for their ACK: a machine
     that stalls for the usual 100 ms must not turn a measurement of deliveries into one of redeliveries.
@@ -131,13 +139,14 @@ def broker(directory: Path, *, ack: str = "durable", profile: Path | None = None
     began = time.perf_counter()
     command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready_file)]
     key = secrets.token_urlsafe()
-    environment = {
+    settings = {
+        **(environment or {}),
         "HEADRACE__STORAGE__ACK": ack,
-        "HEADRACE__BLIPMQ__KEYS": f"env:{_KEY_VARIABLE}",
+        "HEADRACE__BLIPMQ__KEYS": f"{key_owner}=env:{_KEY_VARIABLE}",
         "HEADRACE__BLIPMQ__RETRY_BACKOFF": "60s",
         _KEY_VARIABLE: key,
     }
-    with child(command, log, environment=environment) as process:
+    with child(command, log, environment=settings) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
         started = time.perf_counter() - began
         doors = json.loads(ready_file.read_text("utf-8"))["doors"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from headrace.bench import options
-from headrace.bench.report import Figure, NoteValue, Target
+from headrace.bench.report import Figure, NoteValue, Target, cpu_note
 
 DOORS = ["figg", "blipmq", "flymq", "rustlog", "rustlog-json"]
 QUIC_DOORS = ["fujin"]
@@ -17,17 +17,7 @@ QUIC_DOORS = ["fujin"]
 COMPARED_DOORS = "figg,blipmq,flymq,rustlog"
 LOG_PARTS = ["raw", "append", "read", "spread", "recovery", "memory"]
 PEERS = ["nats", "redis"]
-PUBLISH_TARGETS = {"figg": Target(at_least=600_000)}
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
-AGAINST_ONE_TARGET = Target(at_least=0.7)
-"""Many connections lose less than 30 % of what one can do."""
-SCHEMA_TARGET = Target(at_least=0.5)
-"""Checking every value costs no more than everything else does."""
-
-
-def cpu_note(seconds: float, records: int) -> dict[str, NoteValue]:
-    """What the broker's process spent per record: it says more than a rate when the machine has other work to do."""
-    return {"broker CPU µs/record": round(seconds / records * 1e6, 3)} if seconds else {}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -79,19 +69,28 @@ def log(
 @options.streams()
 @click.option("--against-one", is_flag=True, help="Take turns with a single connection that publishes as much, and show the ratio.")
 @click.option("--schema", type=click.Choice(["json"]), help="Take turns with a topic that requires a schema, and show the ratio (FlyMQ).")
+@click.option(
+    "--transactions",
+    type=click.IntRange(1, 10_000),
+    help="Take turns with transactions of so many records each, and show the ratio (FlyMQ).",
+)
+@click.option(
+    "--access", type=click.Choice(["enforced"]), help="Take turns with a broker that looks at users and rules, and show the ratio."
+)
 def publish(
     door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, streams: int, against_one: bool,
-    schema: str | None,
+    schema: str | None, transactions: int | None, access: str | None,
 ) -> None:  # fmt: skip
     """Publish through a door, from the first byte to the last acknowledgement.
 
     BlipMQ publishes with QoS 1 and is acknowledged by a PONG after every 256 KiB, RustLog publishes batches of 500 records. Fujin is
-    shown beside its QUIC library with a sink that only reads.
+    shown beside its QUIC library with a sink that only reads. Transactions have 48 under way on
+    each connection, and are shown beside plain records without a window and with as many under way.
     """
     from headrace.bench import traffic
     from headrace.bench.doors import DOORS as loads
-    from headrace.bench.doors.flymq_schema import FlyMqJsonLoad
+    from headrace.bench.publishing import Beside, figures_of, take_turns, ways_of
 
     config: dict[str, NoteValue] = {
         "door": door_name,
@@ -101,46 +100,22 @@ def publish(
         "connections": connections,
         "window": window,
     }
-    if against_one and connections == 1:
-        raise click.UsageError("--against-one needs --connections above 1")
-    if schema and (door_name != "flymq" or against_one):
-        raise click.UsageError("--schema is for --door flymq, and not for --against-one")
+    chosen = options.Chosen(ack, server, key, profile)
+    beside = Beside(against_one, schema, transactions, access)
+    beside.check(door_name, connections, server)
     if door_name in QUIC_DOORS:
         _quic_only(server, window, against_one)
-        _publish_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config, streams)
+        _publish_over_quic(chosen, repeat, output, parent, config, streams)
         return
     _tcp_only(streams)
-    name = f"{door_name} publish, {ack}"
-    with options.measuring("publish", repeat, output, parent, config) as run:
-        with run.broker(options.Chosen(ack, server, key, profile)) as target:
-            plan = traffic.Traffic(loads[door_name], target.address, target.key, records, value_bytes, connections, window)
-            traffic.warm_up(plan)
-            figure = Figure(f"{name}, {connections} connections" if connections > 1 else name, "records/s", [])
-            alone = Figure(f"{name}, 1 connection", "records/s", [])
-            kinds = [(figure, plan), (alone, replace(plan, connections=1))] if against_one else [(figure, plan)]
-            held = Figure(f"{name}, {schema} schema", "records/s", [])
-            if schema:
-                kinds = [
-                    (figure, replace(plan, load=FlyMqJsonLoad(required=False))),
-                    (held, replace(plan, load=FlyMqJsonLoad(required=True))),
-                ]
-            cpu = dict.fromkeys((shown.name for shown, _ in kinds), 0.0)
-            for turn in range(repeat):
-                for shown, kind in kinds:
-                    place, cpu_before = traffic.new_topic(kind), target.cpu_seconds()
-                    with run.steps.step(f"{shown.name} {turn + 1}/{repeat}", records) as tick:
-                        shown.runs.append(records / traffic.publish(kind, place, tick))
-                    cpu[shown.name] += target.cpu_seconds() - cpu_before
-        figure.target = PUBLISH_TARGETS.get(door_name) if connections == 1 else None
-        for shown, _ in kinds:
-            shown.notes = cpu_note(cpu[shown.name], records * repeat)
-            run.report.add(shown)
-        if schema:
-            ratios = [checked / plain for checked, plain in zip(held.runs, figure.runs, strict=True)]
-            run.report.add(Figure("flymq publish: with a schema ÷ without", "×", ratios, SCHEMA_TARGET))
-        if against_one:
-            ratios = [many / one for many, one in zip(figure.runs, alone.runs, strict=True)]
-            run.report.add(Figure(f"{door_name} publish: {connections} connections ÷ 1", "×", ratios, AGAINST_ONE_TARGET))
+    with options.measuring("publish", repeat, output, parent, config) as run, ExitStack() as brokers:
+        target = brokers.enter_context(run.broker(chosen))
+        plan = traffic.Traffic(loads[door_name], target.address, target.key, records, value_bytes, connections, window)
+        traffic.warm_up(plan)
+        ways = ways_of(run, brokers, chosen, target, plan, beside)
+        take_turns(run, ways)
+        for figure in figures_of(ways, plan, beside):
+            run.report.add(figure)
 
 
 @bench.command()

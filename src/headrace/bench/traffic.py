@@ -63,18 +63,18 @@ def new_topic(traffic: Traffic, *, readers: int = 0) -> Place:
 def publish(traffic: Traffic, place: Place, tick: Tick | None = None) -> float:
     """Seconds until the last of all records is acknowledged, over all connections at once, all to one topic."""
     values = sample_values(traffic.value_bytes)
-    shares = _shares(traffic.records, traffic.connections)
+    portions = shares(traffic.records, traffic.connections)
     # Connections differ in nothing but how many records they have, so two plans serve any number of them.
-    plans = {share: _chunks(traffic, place.topic, values, share) for share in set(shares)}
-    with entered(traffic, len(shares)) as socks:
+    plans = {share: _chunks(traffic, place.topic, values, share) for share in set(portions)}
+    with entered(traffic, len(portions)) as socks:
         lanes = [
             Lane(sock, plans[share], traffic.load.acks(place.topic), share, window=traffic.window)
-            for sock, share in zip(socks, shares, strict=True)
+            for sock, share in zip(socks, portions, strict=True)
         ]
         return run(lanes, tick)
 
 
-def _shares(records: int, connections: int) -> list[int]:
+def shares(records: int, connections: int) -> list[int]:
     """The records of each connection: as even as they can be, none empty."""
     base, extra = divmod(records, connections)
     return [base + (index < extra) for index in range(min(records, connections))]

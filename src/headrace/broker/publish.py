@@ -216,6 +216,10 @@ class Publisher:
         staged.add_done_callback(self._landed)
         return staged
 
+    def known_route(self, who: Principal, topic: str) -> Route:
+        """As `route`, which is asked only if nothing is remembered."""
+        return self._allowed.get((who, topic)) or self.route(who, topic)
+
     def route(self, who: Principal, topic: str) -> Route:
         """Raises `Unavailable`, `NotAuthorized`, `UnknownTopic`."""
         self.check_open()

@@ -6,8 +6,8 @@ or an abort leaves nothing behind that a reader would have to step over.
 
 from __future__ import annotations
 
-from asyncio import CancelledError, shield
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Final, Protocol
@@ -16,12 +16,13 @@ from headrace.broker.access import Principal
 from headrace.broker.groups import Commits, Groups
 from headrace.broker.names import check_name
 from headrace.broker.publish import Placing, Published, Publisher
+from headrace.broker.tables import Staged
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_run, headers_bytes
-from headrace.engine.contract import Write
+from headrace.engine.contract import Appended, Write
 from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
 from headrace.limits import TRANSACTION_BYTES_MAX
-from headrace.records import Run
+from headrace.records import AnyRun, ColumnRun
 
 
 class _State(Enum):
@@ -44,10 +45,13 @@ _RECORD_BYTES: Final = 16
 """What a record weighs in a transaction beyond its content: a flood of empty records fills memory too."""
 
 
-def weight(run: Run) -> int:
-    """What a run counts against `limits.TRANSACTION_BYTES_MAX`."""
-    headers = 0 if run.headers is None else sum(map(headers_bytes, run.headers))
-    return run.size_bytes + headers + _RECORD_BYTES * len(run)
+def weight(run: AnyRun, size_bytes: int | None = None) -> int:
+    """What a run counts against `limits.TRANSACTION_BYTES_MAX`. `size_bytes`: of its keys and values, where that is known."""
+    if run.headers is None:
+        headers = 0
+    else:
+        headers = len(run.headers.data) if isinstance(run, ColumnRun) else sum(map(headers_bytes, run.headers))
+    return (run.size_bytes if size_bytes is None else size_bytes) + headers + _RECORD_BYTES * len(run)
 
 
 class CheckCommit(Protocol):
@@ -77,20 +81,25 @@ class Transaction:
         return self._state is _State.OPEN
 
     @property
+    def has_ended(self) -> bool:
+        return self._state not in (_State.OPEN, _State.COMMITTING)
+
+    @property
     def placings(self) -> Sequence[Placing]:
         """One for each `publish`, in order; none once it has ended."""
         return self._placings
 
-    def publish(self, topic: str, run: Run, partition: int | None = None) -> Placing:
+    def publish(self, topic: str, run: AnyRun, partition: int | None = None) -> Placing:
         """Stage a run; returns the partitions it will go to. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also
         when it grows too large."""
         self._check_open()
-        route = self._ledger.publisher.route(self._who, topic)
-        check_run(run)
+        route = self._ledger.publisher.known_route(self._who, topic)
+        size_bytes = check_run(run)
         placing = Placing(route, run, partition)
-        self._ledger.make_room(self, weight(run))
+        self._ledger.make_room(self, weight(run, size_bytes))
         self._placings.append(placing)
-        self._checks["topic", topic] = partial(self._ledger.publisher.check_may, self._who, topic)
+        if ("topic", topic) not in self._checks:
+            self._checks["topic", topic] = partial(self._ledger.publisher.check_may, self._who, topic)
         return placing
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -105,24 +114,41 @@ class Transaction:
 
         After a retriable error (`DiskFull`) the transaction is still open and may be committed again.
         """
+        return await self.stage_commit()
+
+    def stage_commit(self) -> asyncio.Future[list[Published]]:
+        """`commit`, staged now: what is published or committed after this call comes after it in the log. Raises at once what can be
+        known at once. Whoever gives up waiting does not take the commit back."""
         self._check_open()
         self._ledger.publisher.check_open()
         for check in self._checks.values():
             check()
         for placing in self._placings:
             placing.check_again(self._ledger.publisher.own_route(placing.topic))
+        placings, answer = self._placings, asyncio.get_running_loop().create_future()
+        staged = self._ledger.append(placings, self._commits)
         self._state = _State.COMMITTING
-        try:
-            published = await self._ledger.write(self._placings, self._commits)
-        except BrokerError as error:
-            self._end(_State.OPEN if error.retriable else _State.ABORTED)
-            raise
-        except CancelledError:
-            # The append goes on without its caller, so this is the end of the transaction all the same.
+        if staged is None:
             self._end(_State.COMMITTED)
-            raise
-        self._end(_State.COMMITTED)
-        return published
+            answer.set_result([])
+        else:
+            staged.add_done_callback(partial(self._landed, placings, answer))
+        return answer
+
+    def _landed(self, placings: Sequence[Placing], answer: asyncio.Future[list[Published]], staged: Staged) -> None:
+        error = staged.exception()
+        if error is None:
+            self._end(_State.COMMITTED)
+        else:
+            # Nobody commits it again whose caller has given up.
+            is_open = isinstance(error, BrokerError) and error.retriable and not answer.done()
+            self._end(_State.OPEN if is_open else _State.ABORTED)
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(list(_published(placings, staged.result())))
 
     def abort(self) -> None:
         """Forget it all. Idempotent; does nothing to a transaction that has ended or is being committed."""
@@ -182,7 +208,8 @@ class Transactions:
             # Not the number alone: nobody must mistake a transaction of this start for one of the last.
             self._begun += 1
             id = f"txn-{self._clock():x}-{self._begun:x}"
-        check_name("transaction", id)
+        else:
+            check_name("transaction", id)
         if id in self._by_id:
             raise InvalidTransaction(f"transaction {id!r} is open already")
         if len(self._open) >= self._open_max:
@@ -201,22 +228,17 @@ class Transactions:
         transaction.size_bytes += size_bytes
         self._bytes += size_bytes
 
-    async def write(self, placings: list[Placing], commits: Commits) -> list[Published]:
+    def append(self, placings: Sequence[Placing], commits: Commits) -> Staged | None:
+        """All of it in one append; None if there is nothing to write."""
         writes: list[Write] = [write for placing in placings for write in placing.writes]
         if commits:
             writes.append(self.groups.write(commits))
         if not writes:
-            return []
+            return None
         staged = self.publisher.append(writes)
         if commits:
             self.groups.follow(staged, commits)
-        appended = await shield(staged)
-        published, start = [], 0
-        for placing in placings:
-            stop = start + len(placing.writes)
-            published.append(placing.landed(appended[start:stop]))
-            start = stop
-        return published
+        return staged
 
     def ended(self, transaction: Transaction) -> None:
         if transaction.timer is not None:
@@ -229,3 +251,11 @@ class Transactions:
         """Open transactions are aborted: whoever began them will hear of it when they try to commit."""
         for transaction in list(self._open):
             transaction.abort()
+
+
+def _published(placings: Sequence[Placing], appended: Sequence[Appended]) -> Iterator[Published]:
+    start = 0
+    for placing in placings:
+        stop = start + len(placing.writes)
+        yield placing.landed(appended[start:stop])
+        start = stop

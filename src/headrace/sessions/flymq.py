@@ -2,7 +2,8 @@
 
 Requests take effect in the order they were sent, and replies leave in that order. PRODUCE is staged in the call that receives it and
 answered when the record is as durable as its topic promises; any number may be under way, up to a window of bytes, beyond which the
-peer is not read. Every other request waits for the records before it: whoever publishes and then fetches finds what it published.
+peer is not read. So are the requests of a transaction. Every other request waits for the records before it: whoever publishes and then
+fetches finds what it published.
 Such requests occupy the session's one task, one after the other; what arrives meanwhile waits in the inbox, unread beyond what
 had already come. A peer that does not take its replies is not served further ones.
 
@@ -15,19 +16,20 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from headrace.broker import Broker, Principal, Published
+from headrace.broker import Broker, Principal
 from headrace.errors import BrokerError, InvalidRequest, UnknownTopic
 from headrace.limits import IN_FLIGHT_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Link
 from headrace.sessions.flymq_access import ACCESS_REQUESTS, FlyMqAccess
 from headrace.sessions.flymq_cluster import Node
 from headrace.sessions.flymq_refusals import not_understood, refusal
-from headrace.sessions.flymq_staging import Staged, refused, stage
+from headrace.sessions.flymq_staging import refused, stage
+from headrace.sessions.flymq_transactions import Owed
 from headrace.sessions.flymq_verbs import Verbs
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
-from headrace.wire.flymq.advanced_messages import TxnProduceRun
+from headrace.wire.flymq.advanced_messages import TxnBegin, TxnCommit, TxnProduceRun
 from headrace.wire.flymq.messages import (
     Broken,
     Failure,
@@ -50,6 +52,8 @@ Step: TypeAlias = RequestEvent | _Pause
 
 _STEPS_A_TURN: Final = 64
 """Requests served before the loop turns to others."""
+_IN_TRANSACTION: Final = (TxnProduceRun, TxnBegin, TxnCommit)
+"""Requests that are staged as PRODUCE is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,11 @@ class FlyMqSession:
         self._decoder = RequestDecoder()
         self._inbox: deque[Step] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._staged: deque[Staged] = deque()
-        """Runs whose replies are owed, in order."""
+        self._staged: deque[Owed] = deque()
+        """What replies are owed for, in order."""
         self._in_flight_bytes, self._in_flight_bytes_max = 0, settings.in_flight_bytes_max
         self._paused_for_inbox = self._paused_for_window = False
+        self._is_answering = False
         self._settled: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._ending: tuple[str, bool] | None = None
@@ -116,8 +121,8 @@ class FlyMqSession:
     # Order.
 
     def _accept(self, events: list[RequestEvent]) -> None:
-        for event in events:
-            if self._task is None and isinstance(event, ProduceRun) and self._publish(event):
+        for index, event in enumerate(events):
+            if self._task is None and index < _STEPS_A_TURN and self._stage(event):
                 continue
             self._later(event)
         if self._decoder.more:
@@ -146,6 +151,12 @@ class FlyMqSession:
             if isinstance(step, ProduceRun):
                 if not self._publish(step):
                     await self._publish_to_new_topic(step)
+                continue
+            if isinstance(step, _IN_TRANSACTION):
+                await self._until_writable()
+                if not self._stage(step):
+                    assert isinstance(step, TxnProduceRun)
+                    self._owe(await self._verbs.transactions.produce_to_new_topic(step, self._dialect))
                 continue
             await self._until_settled()
             await self._until_writable()
@@ -199,6 +210,18 @@ class FlyMqSession:
 
     # Records.
 
+    def _stage(self, event: RequestEvent) -> bool:
+        """Do what needs no waiting. False: it is another request, or has to wait after all."""
+        if isinstance(event, ProduceRun):
+            return self._publish(event)
+        if not isinstance(event, _IN_TRANSACTION) or self._link.unsent_bytes > OUTPUT_HIGH_WATER_BYTES:
+            return False
+        staged = self._verbs.transactions.stage(event, self._dialect)
+        if staged is None:
+            return False
+        self._owe(staged)
+        return True
+
     def _publish(self, run: ProduceRun) -> bool:
         """Stage the run. False: there is no such topic yet."""
         try:
@@ -217,7 +240,7 @@ class FlyMqSession:
             # Deleted again by somebody else: that is refused, not chased.
             self._owe(refused(run, UnknownTopic(run.topic)))
 
-    def _owe(self, staged: Staged) -> None:
+    def _owe(self, staged: Owed) -> None:
         """Remember whose turn it is to be answered, and stop reading a peer that publishes faster than the disk writes."""
         self._staged.append(staged)
         self._in_flight_bytes += staged.weight_bytes
@@ -227,19 +250,26 @@ class FlyMqSession:
         for future in staged.futures():
             future.add_done_callback(self._published)
         if staged.is_resolved:
-            self._answer_resolved()
+            self._answer_soon()
 
-    def _published(self, future: asyncio.Future[Published]) -> None:
+    def _answer_soon(self) -> None:
+        """Once for all that is resolved in this turn of the loop: a flush completes many at a time, and each send costs a system call."""
+        if not self._is_answering:
+            self._is_answering = True
+            asyncio.get_running_loop().call_soon(self._answer_resolved)
+
+    def _published(self, future: asyncio.Future[Any]) -> None:
         # Retrieved here as well as in the reply: nobody reads the reply of a connection that is gone.
         error = future.exception()
         if error is None or isinstance(error, BrokerError):
-            self._answer_resolved()
+            self._answer_soon()
             return
         self._link.close("internal error: the record could not be stored")
         raise error
 
     def _answer_resolved(self) -> None:
         """Answer what can be answered without overtaking."""
+        self._is_answering = False
         frames: list[bytes] = []
         while self._staged and self._staged[0].is_resolved:
             staged = self._staged.popleft()
@@ -272,8 +302,6 @@ class FlyMqSession:
                 self._link.send(await self._reply(event))
 
     async def _reply(self, request: Request) -> bytes:
-        if isinstance(request, TxnProduceRun):
-            return await self._verbs.transactions.produce(request, self._dialect)
         try:
             return encode_reply(opcode_of(request), await self._answer(request), self._dialect)
         except BrokerError as error:

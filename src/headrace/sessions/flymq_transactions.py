@@ -6,18 +6,22 @@ connection learns that it is gone, and nothing can be staged twice by a client t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from headrace.broker import Broker, Principal, Published, Transaction
-from headrace.errors import BrokerError, InvalidTransaction, RecordTooLarge
+from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
+from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import Run
-from headrace.sessions.flymq_refusals import publish_refusal
-from headrace.sessions.flymq_staging import RECORD_BYTES_MAX, columns
+from headrace.sessions.flymq_refusals import publish_refusal, refusal
+from headrace.sessions.flymq_staging import RECORD_BYTES_MAX, Staged, columns
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.advanced_messages import PlacedRun, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
-from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataRun, Reply
+from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataRun, Reply, RequestEvent
+from headrace.wire.flymq.transactions import encode_staged
 
 TIMEOUT_MS_DEFAULT: Final = 60_000
 TIMEOUT_MS_MAX: Final = 15 * 60_000
@@ -40,8 +44,56 @@ class _Open:
         return [PlacedRun(topic, *columns(one), key_sizes, value_sizes) for one, topic, key_sizes, value_sizes in rows]
 
 
+class Answered:
+    """A reply that is known and only waits for its turn."""
+
+    __slots__ = ("_frames",)
+    is_resolved = True
+    weight_bytes = 0
+
+    def __init__(self, frames: bytes) -> None:
+        self._frames = frames
+
+    def futures(self) -> Iterator[asyncio.Future[Any]]:
+        return iter(())
+
+    def reply(self, dialect: Dialect) -> bytes:
+        return self._frames
+
+
+class Committing:
+    """A commit on its way to the disk."""
+
+    __slots__ = ("_answer", "_held", "weight_bytes")
+
+    def __init__(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
+        self._held, self._answer = held, answer
+        self.weight_bytes = held.transaction.size_bytes
+
+    @property
+    def is_resolved(self) -> bool:
+        return self._answer.done()
+
+    def futures(self) -> Iterator[asyncio.Future[Any]]:
+        return iter((self._answer,))
+
+    def reply(self, dialect: Dialect) -> bytes:
+        error = self._answer.exception()
+        if isinstance(error, BrokerError):
+            return encode_failure(refusal(error), dialect)
+        return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._held.transaction.id, True, self._held.placed(self._answer.result())), dialect)
+
+
+Owed: TypeAlias = Staged | Answered | Committing
+"""What a session owes a reply for, in order."""
+
+
 class TransactionVerbs:
-    """The transactions of one connection. `who` tells who asks."""
+    """The transactions of one connection. `who` tells who asks.
+
+    BEGIN, TXN_PRODUCE and TXN_COMMIT wait for nothing that came before them: staging is in the order of the requests, and so are the
+    replies. A client that has several transactions under way thus shares one sync of the disk between them.
+    """
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
@@ -54,23 +106,49 @@ class TransactionVerbs:
             held.transaction.abort()
         self._open.clear()
 
-    async def begin(self, request: TxnBegin) -> Reply:
+    def stage(self, request: RequestEvent, dialect: Dialect) -> Owed | None:
+        """Do at once what can be done at once. None: the request is another, or its topic is to be made first."""
+        try:
+            match request:
+                case TxnProduceRun():
+                    return self._produce(request, dialect)
+                case TxnBegin():
+                    return Answered(encode_reply(Opcode.TXN_BEGIN, self._begin(request), dialect))
+                case TxnCommit():
+                    return self._commit(request)
+                case _:
+                    return None
+        except BrokerError as error:
+            return Answered(encode_failure(refusal(error), dialect))
+
+    def _begin(self, request: TxnBegin) -> Reply:
         timeout_ms = min(request.timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX)
+        if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
+            self._open = {id: held for id, held in self._open.items() if not held.transaction.has_ended}
+        if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
+            raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection already")
         transaction = self._broker.begin(self._who(), timeout_ms=timeout_ms)
-        self._open = {id: held for id, held in self._open.items() if held.transaction.is_open}
         self._open[transaction.id] = _Open(transaction)
         return TxnBegun(transaction.id)
 
-    async def commit(self, request: TxnCommit) -> Reply:
+    def _commit(self, request: TxnCommit) -> Owed:
         held = self._find(request.transaction)
         try:
-            published = await held.transaction.commit()
+            answer = held.transaction.stage_commit()
         except BrokerError:
             if not held.transaction.is_open:
                 self._open.pop(request.transaction, None)
             raise
-        self._open.pop(request.transaction, None)
-        return TxnEnded(request.transaction, True, held.placed(published))
+        answer.add_done_callback(partial(self._committed, held))
+        return Committing(held, answer)
+
+    def _committed(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
+        id = held.transaction.id
+        if not held.transaction.is_open:
+            self._open.pop(id, None)
+        elif self._open.get(id) is not held:
+            # Still open after an error that may pass; but its connection has gone meanwhile, and nobody else can end it.
+            held.transaction.abort()
 
     async def rollback(self, request: TxnRollback) -> Reply:
         held = self._find(request.transaction)
@@ -83,26 +161,40 @@ class TransactionVerbs:
         held.transaction.commit_offsets(request.group, {(request.topic, request.partition): request.offset})
         return Done(True, "offset staged")
 
-    async def produce(self, request: TxnProduceRun, dialect: Dialect) -> bytes:
-        """Stage the records; one frame for each, in order. A record that is refused takes no other down with it."""
-        held = self._open.get(request.transaction)
+    async def produce_to_new_topic(self, request: TxnProduceRun, dialect: Dialect) -> Owed:
         try:
-            if held is None:
-                raise InvalidTransaction(f"transaction not found: {request.transaction}")
             await self._broker.ensure_topic(self._who(), request.topic)
         except BrokerError as error:
-            return encode_failure(publish_refusal(error), dialect) * len(request)
-        return b"".join(
-            [frames for partition, run in _runs(request) for frames in self._stage(held, request.topic, run, partition, dialect)]
+            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
+        # Deleted again by somebody else: that is refused, not chased.
+        return self._produce(request, dialect) or Answered(
+            encode_failure(publish_refusal(UnknownTopic(request.topic)), dialect) * len(request)
         )
 
+    def _produce(self, request: TxnProduceRun, dialect: Dialect) -> Owed | None:
+        """Stage the records; one frame for each, in order. A record that is refused takes no other down with it. None: no such topic."""
+        held = self._open.get(request.transaction)
+        if held is None:
+            refused = InvalidTransaction(f"transaction not found: {request.transaction}")
+            return Answered(encode_failure(publish_refusal(refused), dialect) * len(request))
+        try:
+            return Answered(
+                b"".join(
+                    [frames for partition, run in _runs(request) for frames in self._stage(held, request.topic, run, partition, dialect)]
+                )
+            )
+        except UnknownTopic:
+            return None
+
     def _stage(self, held: _Open, topic: str, run: Run, partition: int | None, dialect: Dialect) -> list[bytes]:
-        count, value_sizes = len(run), [len(value or b"") for value in run.values]
+        count, value_sizes = len(run), list(map(len, run.values))  # type: ignore[arg-type]  # FlyMQ knows no null values
         key_sizes = [AUTO] * count if run.keys is None else [len(key) if key else AUTO for key in run.keys]
         try:
-            if run.size_bytes > RECORD_BYTES_MAX:
+            if sum(value_sizes) > RECORD_BYTES_MAX or (run.keys is not None and run.size_bytes > RECORD_BYTES_MAX):
                 raise RecordTooLarge(size_bytes=run.size_bytes, bytes_max=RECORD_BYTES_MAX)
             placing = held.transaction.publish(topic, run, partition)
+        except UnknownTopic:
+            raise
         except BrokerError as error:
             if count == 1:
                 return [encode_failure(publish_refusal(error), dialect)]
@@ -111,6 +203,8 @@ class TransactionVerbs:
         held.topics.append(topic)
         held.key_sizes.append(key_sizes)
         held.value_sizes.append(value_sizes)
+        if run.keys is None and placing.rule is None:
+            return [encode_staged(topic, placing.partition, self._broker.now, value_sizes)]
         times = [self._broker.now] * count
         rows = RecordMetadataRun(topic, placing.partitions(count), [0] * count, times, key_sizes, value_sizes)
         return [encode_reply(Opcode.TXN_PRODUCE, rows)]

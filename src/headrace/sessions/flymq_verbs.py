@@ -113,8 +113,6 @@ class Verbs:
             v.ProduceDelayed: delayed.produce_delayed,
             v.CancelDelayed: delayed.cancel,
             v.ProduceWithTtl: delayed.produce_with_ttl,
-            v.TxnBegin: self.transactions.begin,
-            v.TxnCommit: self.transactions.commit,
             v.TxnRollback: self.transactions.rollback,
             v.ClusterJoin: cluster.join,
             v.ClusterLeave: cluster.leave,

@@ -15,6 +15,7 @@ first one's header, transaction and topic in one unpack.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Final
@@ -30,8 +31,8 @@ from headrace.wire.flymq.opcodes import Opcode
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
 _LENGTH, _PARTITION, _PLACE = struct.Struct(">I"), struct.Struct(">i"), struct.Struct(">iQqii")
+_SIZE = struct.Struct(">i")
 _STRETCH_MIN: Final = 16
-_STRETCH_GROWTH: Final = 4
 _TAIL_BYTES: Final = 8
 """An empty key and a partition."""
 
@@ -80,6 +81,15 @@ class PlacesLayout:
             rows = map(_PLACE.pack, run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes)
             parts += (field, field.join(rows))
         return b"".join(parts)
+
+
+def encode_staged(topic: str, partition: int, timestamp: int, value_sizes: Sequence[int]) -> bytes:
+    """The replies to keyless TXN_PRODUCEs that go to one partition: they differ in nothing but the size of the value."""
+    field = S16.write(topic)
+    front = _HEADER.pack(_HEAD, len(field) + _PLACE.size) + field + _PLACE.pack(partition, 0, timestamp, AUTO, 0)[: -_SIZE.size]
+    if value_sizes.count(value_sizes[0]) == len(value_sizes):
+        return (front + _SIZE.pack(value_sizes[0])) * len(value_sizes)
+    return front + front.join(map(_SIZE.pack, value_sizes))
 
 
 TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, runs=PlacesLayout())
@@ -140,11 +150,14 @@ def _extend(run: TxnProduceRun, field: bytes, buffer: bytes, position: int, end:
     values = run.values
     # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
     end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
-    stretch = _STRETCH_MIN
+    look_at = 0
+    """The frame, counted in values, from which on a stretch is looked for: where there is none, not before every frame anew."""
     while end - position >= front_bytes:
-        if run.keys is None and run.partitions is None and (ahead := _take_stretch(values, field, buffer, position, end, stretch)):
-            position, stretch = ahead, stretch * _STRETCH_GROWTH
-            continue
+        if run.keys is None and run.partitions is None and len(values) >= look_at:
+            if ahead := _take_stretch(values, field, buffer, position, end):
+                position = ahead
+                continue
+            look_at = len(values) + _STRETCH_MIN
         head, length, named, value_bytes = unpack(buffer, position)
         behind, value_end = position + HEADER_BYTES + length, position + front_bytes + value_bytes
         if head != _HEAD or named != field or behind > end:
@@ -162,16 +175,16 @@ def _extend(run: TxnProduceRun, field: bytes, buffer: bytes, position: int, end:
     return position
 
 
-def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: int, end: int, count_max: int) -> int:
+def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: int, end: int) -> int:
     """Many plain frames of the same sizes at once: between two values always lie the same bytes. 0: not here, and nothing was taken."""
     layout = _front_layout(len(field))
     front_bytes, front = layout.size, buffer[position : position + layout.size]
     head, length, named, value_bytes = layout.unpack(front)
     frame_bytes = front_bytes + value_bytes
-    count = min(count_max, (end - position) // frame_bytes)
-    if count < _STRETCH_MIN or head != _HEAD or named != field or length != frame_bytes - HEADER_BYTES:
+    if head != _HEAD or named != field or length != frame_bytes - HEADER_BYTES:
         return 0
-    if not buffer.startswith(front, position + frame_bytes) or not buffer.startswith(front, position + (count - 1) * frame_bytes):
+    count = _stretch(front, buffer, position, frame_bytes, (end - position) // frame_bytes)
+    if count < _STRETCH_MIN:
         return 0
     stop: int = position + count * frame_bytes
     pieces = buffer[position + front_bytes : stop].split(front)
@@ -180,6 +193,19 @@ def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: in
         return 0
     values += pieces
     return stop
+
+
+def _stretch(front: bytes, buffer: bytes, position: int, frame_bytes: int, count_max: int) -> int:
+    """How many frames begin alike, as if they did so from the first to the last: a transaction ends somewhere in what has come, and
+    halving finds the place. A wrong guess is found out when the frames are cut."""
+    low, high = min(1, count_max), count_max
+    while low < high:
+        middle = (low + high + 1) // 2
+        if buffer.startswith(front, position + (middle - 1) * frame_bytes):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _put(run: TxnProduceRun, key: bytes | None, partition: int) -> None:

@@ -1,0 +1,93 @@
+"""A broker whose rules are looked at, for the benchmark of what that costs.
+
+Its user `bench` may publish, read and create by its role and by rules, beside a few hundred rules about others, as a broker in use would
+have them. Doors with a login log in as that user; to the others it is the listener's principal.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from headrace.bench.children import Address, Broker, broker
+from headrace.bench.doors import DOORS, DoorLoad
+from headrace.bench.doors.contract import receive_exactly
+from headrace.bench.doors.flymq import FlyMqLoad, payload_bytes
+from headrace.bench.faults import BenchFailed
+from headrace.bench.load import connected
+from headrace.wire.flymq import decode_reply, encode_request
+from headrace.wire.flymq.access_messages import AccessCall, Auth, AuthReply, UserCreate
+from headrace.wire.flymq.framing import HEADER_BYTES
+from headrace.wire.flymq.messages import Failure, Reply, ReplyFrame, Request
+
+USER: Final = "bench"
+RULES: Final = 200
+"""About others."""
+
+
+class FlyMqUserLoad(FlyMqLoad):
+    """FlyMQ behind a login."""
+
+    def __init__(self, password: str) -> None:
+        self._password = password
+
+    def handshake(self, sock: socket.socket, key: bytes) -> None:
+        log_in(sock, USER, self._password)
+
+
+@contextmanager
+def guarded_broker(directory: Path, ack: str, profile: Path | None = None) -> Iterator[tuple[Broker, str]]:
+    """The broker, and the password of `bench`. `directory` must not exist yet."""
+    directory.mkdir()
+    admin, password = secrets.token_urlsafe(), secrets.token_urlsafe()
+    file = directory / "admin-password"
+    file.touch(mode=0o600)
+    file.write_text(admin, "utf-8")
+    environment = {
+        "HEADRACE__ACCESS__MODE": "enforced",
+        "HEADRACE__ACCESS__ADMIN_PASSWORD_FILE": str(file),
+        "HEADRACE__FIGG__PRINCIPAL": USER,
+        "HEADRACE__RUSTLOG__PRINCIPAL": USER,
+    }
+    with broker(directory, ack=ack, profile=profile, environment=environment, key_owner=USER) as running:
+        _furnish(running.address, admin, password)
+        yield running, password
+
+
+def load_of(door: str, password: str) -> DoorLoad:
+    """The load of a door for the user `bench`."""
+    return FlyMqUserLoad(password) if door == "flymq" else DOORS[door]
+
+
+def log_in(sock: socket.socket, user: str, password: str) -> None:
+    reply = _ask(sock, Auth(user, password))
+    if not isinstance(reply, AuthReply) or not reply.success:
+        raise BenchFailed(f"flymq: the login as {user} was refused")
+
+
+def _furnish(address: Address, admin: str, password: str) -> None:
+    with connected(address) as (sock,):
+        log_in(sock, "admin", admin)
+        _ask(sock, UserCreate(USER, password, roles=["producer", "consumer"]))
+        _rule(sock, f"user:{USER}", "topic", "bench-")
+        for index in range(RULES):
+            _rule(sock, f"user:other-{index}", "topic", f"other-{index}-")
+
+
+def _rule(sock: socket.socket, subject: str, kind: str, prefix: str) -> None:
+    body = {"subject": subject, "actions": ["create", "publish", "read"], "kind": kind, "match": "prefix", "name": prefix}
+    _ask(sock, AccessCall("rule.add", json.dumps(body).encode()))
+
+
+def _ask(sock: socket.socket, request: Request) -> Reply:
+    sock.sendall(encode_request(request))
+    head = receive_exactly(sock, HEADER_BYTES)
+    reply = decode_reply(ReplyFrame(head[2], receive_exactly(sock, payload_bytes(head))))
+    if isinstance(reply, Failure):
+        raise BenchFailed(f"flymq: {reply.message}")
+    return reply
