@@ -23,8 +23,9 @@ def test_both_kinds_of_run_make_the_same_batch(run: Run, compress: bool, encrypt
         build(7, 1000, one, now=5, compress=compress, keyring=keyring() if encrypt else None)  # each with the first nonce of its ring
         for one in (run, ColumnRun.of(run))
     ]
-    assert made[0] == made[1]
-    assert Batch.parse(made[1][1], keyring=keyring()).header == made[1][0]
+    (header, parts), (header_of_columns, parts_of_columns) = made
+    assert b"".join(parts) == b"".join(parts_of_columns)
+    assert header == header_of_columns == Batch.parse(b"".join(parts), keyring=keyring()).header
 
 
 @given(runs(), st.booleans())
@@ -67,6 +68,19 @@ def test_buffers_are_no_copies() -> None:
     batch = Batch.parse(encode(1, 10, FULL, now=6))
     first, second = batch.value_buffers(), batch.window(1, 3).value_buffers()
     assert first[0].obj is second[0].obj is first[1].obj
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("key", [None, b"key"])
+@pytest.mark.parametrize("as_columns", [False, True])
+def test_a_batch_that_was_just_built_reads_as_it_will_from_disk(size: int, compress: bool, key: bytes | None, as_columns: bool) -> None:
+    plain = Run([bytes(size), b"%d" % size, b""], None if key is None else [key] * 3)
+    built = build(7, 1000, ColumnRun.of(plain) if as_columns else plain, now=5, compress=compress)
+    assert sum(map(len, built[1])) == built[0].size
+    batch, parsed = Batch.of_built(built, None), Batch.parse(b"".join(built[1]))
+    assert list(batch.records()) == list(parsed.records())
+    assert batch.encoded == parsed.encoded == b"".join(batch.built[1])
 
 
 def test_the_largest_run_of_columns_is_a_batch_that_readers_take() -> None:

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from headrace.log.batch import encode
+from headrace.log.batch import Built, build
 from headrace.log.journal import ALIGN, Damage, Journal, JournalStart, SyncFailed, journal_number, journal_path, read_journal
 from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.records import Run
@@ -20,8 +20,8 @@ def journal(files: SimulatedFiles, number: int = 1, frame: int = 0, spares: list
     return opened
 
 
-def batch(number: int, size: int = 10) -> bytes:
-    return encode(3, number, Run([b"x" * size]), now=number)
+def batch(number: int, size: int = 10) -> Built:
+    return build(3, number, Run([b"x" * size]), now=number)
 
 
 def offsets(files: SimulatedFiles, number: int = 1, damages: list[Damage] | None = None) -> list[int]:
@@ -102,7 +102,7 @@ def test_a_payload_that_looks_like_a_frame_is_not_taken_for_one() -> None:
     log = journal(files)
     log.append([batch(0)])
     inner = files.open(journal_path(1)).read_at(0, ALIGN)
-    log.append([encode(3, 1, Run([inner * 3]), now=0)])
+    log.append([build(3, 1, Run([inner * 3]), now=0)])
     overwrite(files, journal_path(1), ALIGN + 8, b"\xff\xff\xff\x7f")
     assert offsets(files) == [0]
 

@@ -37,14 +37,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
 from headrace.columns import Column, blank_nulls, decode_headers, encode_headers, packed, slices
 from headrace.errors import CorruptData
-from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KIB
 from headrace.log import zstd
 from headrace.log.crypt import NONCE_BYTES, TAG_BYTES, Keyring
 from headrace.records import NEVER, AnyRun, ColumnRun, Headers, Record, Run
@@ -70,6 +70,8 @@ assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _FRONT = struct.Struct("<4sII")
 _CRC = struct.Struct("<I")
 _NO_NONCE: Final = bytes(NONCE_BYTES)
+_PARTS_FROM_BYTES: Final = 64 * KIB
+"""A batch of this size is written from where its columns lie: one copy of it costs more than a few entries of a write vector."""
 _PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
 
 
@@ -110,6 +112,10 @@ class BatchHeader:
             self.nonce,
             0,
         )
+
+
+Built: TypeAlias = tuple[BatchHeader, tuple[bytes, ...]]
+"""A batch on its way to disk: its header, and all of it, to be written end to end."""
 
 
 def _damage(where: str, what: str) -> CorruptData:
@@ -160,6 +166,17 @@ class Batch:
         if verify and crc32c_extend(crc32c(front[8:]), stored) != header.crc:
             raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
         return cls(header, front, stored, keyring)
+
+    @classmethod
+    def of_built(cls, built: Built, keyring: Keyring | None) -> Batch:
+        """One that was never out of our hands."""
+        header, (first, *others) = built
+        return cls(header, first[:HEADER_BYTES], b"".join((memoryview(first)[HEADER_BYTES:], *others)), keyring)
+
+    @property
+    def built(self) -> Built:
+        """The whole batch as it is stored, whatever the window."""
+        return self.header, (self._front, self._stored)
 
     # What the window covers.
 
@@ -412,7 +429,7 @@ def encode(
     span: int | None = None,
 ) -> bytes:
     """One batch. `now` stamps a run that has no timestamps; `deltas` and `span` are for compaction, which leaves gaps."""
-    return build(log, base_offset, run, now=now, compress=compress, keyring=keyring, deltas=deltas, span=span)[1]
+    return b"".join(build(log, base_offset, run, now=now, compress=compress, keyring=keyring, deltas=deltas, span=span)[1])
 
 
 def build(
@@ -425,7 +442,7 @@ def build(
     keyring: Keyring | None = None,
     deltas: Sequence[int] | None = None,
     span: int | None = None,
-) -> tuple[BatchHeader, bytes]:
+) -> Built:
     """As `encode`, with the header as the reader would parse it."""
     count = len(run.values)
     assert count > 0, "an empty batch has no place in the log"
@@ -457,7 +474,7 @@ def build(
     return header, _seal(header, [*columns, padding], keyring)
 
 
-def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) -> tuple[BatchHeader, bytes]:
+def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) -> Built:
     """As `build`, for values and nothing else: a flush to a thousand partitions makes a thousand of these."""
     content = b"".join(values)
     ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
@@ -470,11 +487,13 @@ def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) 
     if content_padding:
         crc = crc32c_extend(crc, content_padding)
     header = BatchHeader(crc, size, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
-    return header, b"".join((MAGIC, _CRC.pack(crc), front, ends, ends_padding, content, content_padding))
+    if size >= _PARTS_FROM_BYTES:
+        return header, (b"".join((MAGIC, _CRC.pack(crc), front, ends, ends_padding)), content, content_padding)
+    return header, (b"".join((MAGIC, _CRC.pack(crc), front, ends, ends_padding, content, content_padding)),)
 
 
-def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> bytes:
-    """Header, body and padding as one, with the checksum that is then in the header too."""
+def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> tuple[bytes, ...]:
+    """Header, body and padding, with the checksum that is then in the header too."""
     front = header.encode()[8:]
     if keyring is not None:
         *columns, padding = parts
@@ -484,7 +503,8 @@ def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> b
     for part in parts:
         crc = crc32c_extend(crc, part)
     header.crc = crc
-    return b"".join((MAGIC, _CRC.pack(crc), front, *parts))
+    front = b"".join((MAGIC, _CRC.pack(crc), front))
+    return (front, *parts) if header.size >= _PARTS_FROM_BYTES else (b"".join((front, *parts)),)
 
 
 def _lay_lists(columns: list[bytes], run: Run, now: int) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from headrace.limits import BATCH_BYTES_TARGET
-from headrace.log.batch import Batch, BatchHeader, build
+from headrace.log.batch import Batch, Built, build
 from headrace.log.crypt import Keyring
 from headrace.log.files import Files
 from headrace.log.partition import Partition
@@ -143,7 +143,7 @@ def _gathered(batches: Iterator[_Kept]) -> Iterator[_Kept]:
         yield gathered
 
 
-def _encode(partition: Partition, kept: _Kept) -> tuple[BatchHeader, bytes]:
+def _encode(partition: Partition, kept: _Kept) -> Built:
     run = Run(
         [record.value for record in kept],
         [record.key for record in kept],

@@ -28,7 +28,7 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
 from headrace.limits import FRAME_BYTES_MAX, KIB
-from headrace.log.batch import Batch
+from headrace.log.batch import Batch, Built
 from headrace.log.crypt import Keyring
 from headrace.log.files import File, Files
 
@@ -148,21 +148,22 @@ class Journal:
             raise
         return file
 
-    def append(self, batches: list[bytes]) -> None:
+    def append(self, batches: list[Built]) -> None:
         """Write one frame; `sync` makes it durable. A failed write leaves no whole frame behind and may be tried again."""
-        size = HEADER_BYTES + sum(map(len, batches))
+        size = HEADER_BYTES + sum(built[0].size for built in batches)
         assert size <= FRAME_BYTES_MAX
         if self._position and self._position + size > self._file_bytes:
             self.sync()  # a frame of the next file must never outlive one of this file
             self._open(self.current + 1, max(self._file_bytes, size))
         header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), 0)
         crc = crc32c(header[8:])
+        parts = [part for built in batches for part in built[1]]
         if len(batches) > _JOIN_ABOVE and size < _JOIN_BELOW_BYTES * len(batches):
-            batches = [b"".join(batches)]
-        for batch in batches:
-            crc = crc32c_extend(crc, batch)
+            parts = [b"".join(parts)]
+        for part in parts:
+            crc = crc32c_extend(crc, part)
         assert self._file is not None
-        self._file.write_at(self._position, [MAGIC, _CRC.pack(crc), header[8:], *batches])
+        self._file.write_at(self._position, [MAGIC, _CRC.pack(crc), header[8:], *parts])
         self._position = aligned(self._position + size)
         self._next_frame += 1
         self._written += 1

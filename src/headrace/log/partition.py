@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData, OffsetOutOfRange
 from headrace.log import batch as batch_format
-from headrace.log.batch import Batch, BatchHeader
+from headrace.log.batch import Batch, Built
 from headrace.log.crypt import Keyring
 from headrace.log.files import Files, NotCached
 from headrace.log.journal import Damage
@@ -100,7 +100,7 @@ class Partition:
         self.next = 0
         """The next offset to give; the writer's own, ahead of `end` only during a flush."""
         self.segments: list[Segment] = []
-        self.tail: list[tuple[BatchHeader, bytes]] = []
+        self.tail: list[Built] = []
         self.tail_bytes = 0
         self.spilled_bytes = 0
         """What `spill` has moved since the store was opened."""
@@ -132,9 +132,9 @@ class Partition:
 
     # The writer's side.
 
-    def push(self, batches: list[tuple[BatchHeader, bytes]]) -> int:
+    def push(self, batches: list[Built]) -> int:
         """These batches are safe in the journal: show them to readers. Returns their size in bytes."""
-        size = sum(len(encoded) for _, encoded in batches)
+        size = sum(header.size for header, _ in batches)
         with self.lock:
             if self.dropped:
                 return 0
@@ -160,7 +160,7 @@ class Partition:
             with self.lock:
                 segment.extend(taken, size)
                 del self.tail[: len(taken)]
-                written = sum(len(encoded) for _, encoded in taken)
+                written = sum(header.size for header, _ in taken)
                 self.tail_bytes -= written
                 self.spilled_bytes += written
 
@@ -212,7 +212,7 @@ class Partition:
                 segments, generation = self.segments, self.generation
                 spilled = self.tail[0][0].base_offset if self.tail else self.end
             if tail:
-                batches = (Batch.parse(encoded, keyring=self._keyring, verify=False) for encoded in tail)
+                batches = (Batch.of_built(built, self._keyring) for built in tail)
                 return self._taken(batches, offset, bytes_max, records_max)
             number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
             stop = segments[number + 1].base_offset if number + 1 < len(segments) else spilled
@@ -232,17 +232,17 @@ class Partition:
             offset = max(stop, offset + 1)
         return []
 
-    def _tail_from(self, offset: int, bytes_max: int) -> list[bytes]:
+    def _tail_from(self, offset: int, bytes_max: int) -> list[Built]:
         """Batches of the tail from `offset` on, enough for `bytes_max`; none if `offset` is in a segment. Called with the lock held."""
         if not self.tail or offset < self.tail[0][0].base_offset:
             return []
         start = stop = bisect_right(self.tail, offset, key=lambda item: item[0].base_offset) - 1
         size = 0
         while stop < len(self.tail) and size <= bytes_max:
-            size += len(self.tail[stop][1])
+            size += self.tail[stop][0].size
             stop += 1
         # The first batch may end before `offset` (a gap), so one more is always taken along.
-        return [encoded for _, encoded in self.tail[start : stop + 1]]
+        return self.tail[start : stop + 1]
 
     def _taken(self, batches: Iterable[Batch], offset: int, bytes_max: int, records_max: int) -> list[Batch]:
         taken = _Taken(offset, bytes_max, records_max)
@@ -347,9 +347,9 @@ class Partition:
                 for _, batch in segment.scan(position, segment.size, self._keyring, lambda damage: None):
                     if batch.header.max_timestamp >= timestamp:
                         return max(_first_at(batch, timestamp), self.first)
-        for header, encoded in tail:
-            if header.max_timestamp >= timestamp:
-                return _first_at(Batch.parse(encoded, keyring=self._keyring, verify=False), timestamp)
+        for built in tail:
+            if built[0].max_timestamp >= timestamp:
+                return _first_at(Batch.of_built(built, self._keyring), timestamp)
         return end
 
 
@@ -357,10 +357,10 @@ def _first_at(batch: Batch, timestamp: int) -> int:
     return next(offset for offset, stamp in zip(batch.offsets(), batch.timestamps(), strict=True) if stamp >= timestamp)
 
 
-def _fitting(batches: list[tuple[BatchHeader, bytes]], room: int) -> list[tuple[BatchHeader, bytes]]:
+def _fitting(batches: list[Built], room: int) -> list[Built]:
     """As many from the front as fit into `room` bytes, at least one."""
-    for count, (_, encoded) in enumerate(batches):
-        room -= len(encoded)
+    for count, (header, _) in enumerate(batches):
+        room -= header.size
         if room < 0:
             return batches[: max(count, 1)]
     return batches

@@ -267,7 +267,7 @@ def _fill(segment: Segment, end: int, stop: int, batches: list[Batch], report: R
     """Give a closed segment the batches it misses, so that it reaches the one that follows it."""
     for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
         if batch.header.base_offset == end and batch.header.next_offset <= stop:
-            missing = [(batch.header, batch.encoded)]
+            missing = [batch.built]
             segment.extend(missing, segment.append(missing))
             end = batch.header.next_offset
     if end < stop:
@@ -290,5 +290,5 @@ def _build_tail(partition: Partition, batches: list[Batch], report: RecoveryRepo
             if not partition.segments and not partition.tail:
                 partition.first = header.base_offset
         partition.next = header.next_offset
-        partition.push([(header, batch.encoded)])
+        partition.push([batch.built])
         report.batches_replayed += 1

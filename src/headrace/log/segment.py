@@ -34,7 +34,7 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
 from headrace.log import batch as batch_format
-from headrace.log.batch import Batch, BatchHeader
+from headrace.log.batch import Batch, BatchHeader, Built
 from headrace.log.crypt import Keyring
 from headrace.log.files import File, Files
 from headrace.log.journal import Damage, SyncFailed
@@ -226,18 +226,18 @@ class Segment:
         """Let the descriptor go once its last reader is done with it."""
         self._file = None
 
-    def append(self, batches: list[tuple[BatchHeader, bytes]]) -> int:
+    def append(self, batches: list[Built]) -> int:
         """Write batches behind the last one; returns the new size, which the owner then publishes with `extend`."""
-        self.file().write_at(self.size, [encoded for _, encoded in batches])
-        return self.size + sum(len(encoded) for _, encoded in batches)
+        self.file().write_at(self.size, [part for _, parts in batches for part in parts])
+        return self.size + sum(header.size for header, _ in batches)
 
-    def extend(self, batches: list[tuple[BatchHeader, bytes]], size: int) -> None:
+    def extend(self, batches: list[Built], size: int) -> None:
         with self._growing:
             position = self.size
             if self.index is not None:
-                for header, encoded in batches:
+                for header, _ in batches:
                     self.index.add(header, position)
-                    position += len(encoded)
+                    position += header.size
             self.size = size
             self.dirty = True
 

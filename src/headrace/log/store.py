@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.limits import BATCH_BYTES_TARGET, MIB
-from headrace.log.batch import Batch, BatchHeader, build
+from headrace.log.batch import Batch, Built, build
 from headrace.log.crypt import Keyring
 from headrace.log.files import DISK_FULL_ERRNOS, Files
 from headrace.log.journal import Journal, SyncFailed
@@ -277,7 +277,7 @@ class Store:
         waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
         try:
             built = [(ahead.partition, self._build(ahead, now, small)) for ahead in pending.values()]
-            self.journal.append([encoded for _, batches in built for _, encoded in batches])
+            self.journal.append([encoded for _, batches in built for encoded in batches])
             if completions[Ack.DURABLE]:
                 self.journal.sync()
         except OSError as failure:
@@ -301,9 +301,9 @@ class Store:
         self.counters.journal_bytes += size
         self.deliver(waiting, list(pending))
 
-    def _build(self, pending: Pending, now: int, small: bool) -> list[tuple[BatchHeader, bytes]]:
+    def _build(self, pending: Pending, now: int, small: bool) -> list[Built]:
         """Batches of about `BATCH_BYTES_TARGET` from the runs of one log; one if the whole flush is `small` and has no columns."""
-        batches: list[tuple[BatchHeader, bytes]] = []
+        batches: list[Built] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
         for part in pieces(pending.runs, now, small=small):

@@ -14,7 +14,7 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData, DiskFull
 from headrace.log import compaction, journal, keeper, recovery, segment, store
-from headrace.log.batch import Batch, BatchHeader
+from headrace.log.batch import Batch, Built
 from headrace.log.crypt import Keyring
 from headrace.log.journal import Frame, Journal, SyncFailed
 from headrace.log.keeper import SPARE_JOURNALS, Keeper
@@ -83,16 +83,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     build, push = Store._build, Partition.push
 
-    def eager(self: Store, pending: Pending, now: int, small: bool) -> list[tuple[BatchHeader, bytes]]:
+    def eager(self: Store, pending: Pending, now: int, small: bool) -> list[Built]:
         shown.append(build(self, pending, now, small))
         push(pending.partition, shown[-1])
         return shown[-1]
 
-    def once(self: Partition, batches: list[tuple[BatchHeader, bytes]]) -> int:
+    def once(self: Partition, batches: list[Built]) -> int:
         known = any(batches is early for early in shown)
-        return sum(len(encoded) for _, encoded in batches) if known else push(self, batches)
+        return sum(header.size for header, _ in batches) if known else push(self, batches)
 
-    shown: list[list[tuple[BatchHeader, bytes]]] = []
+    shown: list[list[Built]] = []
     patch.setattr(Store, "_build", eager)
     patch.setattr(Partition, "push", once)
 
@@ -101,7 +101,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def split(self: Journal, batches: list[bytes]) -> None:
+    def split(self: Journal, batches: list[Built]) -> None:
         for batch in batches:
             append(self, [batch])
 
@@ -126,7 +126,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def leaking(self: Journal, batches: list[bytes]) -> None:
+    def leaking(self: Journal, batches: list[Built]) -> None:
         try:
             append(self, batches)
         except OSError as failure:
@@ -148,7 +148,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def forgetful(self: Journal, batches: list[bytes]) -> None:
+    def forgetful(self: Journal, batches: list[Built]) -> None:
         self._synced = self._written
         append(self, batches)
 

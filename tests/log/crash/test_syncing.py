@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from headrace.log.batch import encode
+from headrace.log.batch import build
 from headrace.log.journal import Journal, JournalStart, SyncFailed, read_journal
 from headrace.log.power_cut import barest
 from headrace.log.simulated import Fault, SimulatedFile, SimulatedFiles
 from headrace.records import Run
 
-BATCH = encode(1, 0, Run([b"value"]), now=0)
+BATCH = build(1, 0, Run([b"value"]), now=0)
 
 
 def started(files: SimulatedFiles) -> Journal:
