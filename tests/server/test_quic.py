@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+import headrace
+from headrace.clients.errors import ConnectFailed, Refused
 from headrace.clients.fujin import FujinClient, FujinOptions
+from headrace.clients.tls import TlsOptions
 from headrace.errors import ConfigError
+from headrace.server import certificates
 from headrace.server.quic import readers, writers
 from headrace.sessions.fujin_settings import ReaderConnector
 from tests.net.polling import until
@@ -67,12 +72,44 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_an_address_beyond_loopback_has_to_be_meant(tmp_path: Path) -> None:
-    assert "fujin asks nobody who they are" in refusal(tmp_path, "--listen-quic", "0.0.0.0:0")
+    assert "nobody is asked who they are (fujin)" in refusal(tmp_path, "--listen-quic", "0.0.0.0:0")
 
 
-def test_client_certificates_are_not_promised(tmp_path: Path) -> None:
-    chosen = [word for name in ("certificate", "key", "client_ca") for word in ("--set", f"tls.{name}=x.pem")]
-    assert "cannot ask for client certificates" in refusal(tmp_path, *QUIC, *chosen)
+async def test_a_client_is_who_its_certificate_says(tmp_path: Path) -> None:
+    certificates.init(tmp_path / "certs", ("localhost",), datetime.now(UTC))
+    certificates.client(tmp_path / "certs", "alice", datetime.now(UTC))
+    certificates.init(tmp_path / "foreign", ("localhost",), datetime.now(UTC))
+    certificates.client(tmp_path / "foreign", "mallory", datetime.now(UTC))
+    with BrokerProcess(tmp_path, *QUIC, *guarded(tmp_path / "certs")) as broker:
+
+        async def refused(certificate: Path | None) -> str:
+            with pytest.raises(ConnectFailed) as failure:
+                await headrace.connect(f"fujin://localhost:{quic_port(broker)}", options=FujinOptions(tls=shown(tmp_path, certificate)))
+            return str(failure.value)
+
+        assert "no certificate was shown" in await refused(None)
+        assert "certificate verify failed" in await refused(tmp_path / "foreign" / "mallory")
+        assert "names no client" in await refused(tmp_path / "certs" / "server")
+        url = f"fujin://localhost:{quic_port(broker)}"
+        async with headrace.connect(url, options=FujinOptions(tls=shown(tmp_path, tmp_path / "certs" / "alice"))) as alice:
+            with pytest.raises(Refused, match="alice"):
+                await alice.publish("orders", b"alice has no rights yet, and is known by name")
+
+
+def guarded(certs: Path) -> list[str]:
+    """Flags of a broker that wants to know who comes, and what they may do."""
+    chosen = {
+        "tls.certificate": certs / "server.pem",
+        "tls.key": certs / "server.key",
+        "tls.client_ca": certs / "ca.pem",
+        "access.mode": "enforced",
+    }
+    return [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+
+
+def shown(directory: Path, certificate: Path | None) -> TlsOptions:
+    ca = directory / "certs" / "ca.pem"
+    return TlsOptions(ca) if certificate is None else TlsOptions(ca, certificate.with_suffix(".pem"), certificate.with_suffix(".key"))
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,10 +261,12 @@ class FujinClient(LastingClient):
         return [Delivery(topic, None, None, value, settler=settler, id=id) for id, value in zip(answer.ids, answer.values, strict=True)]
 
     async def ping(self) -> None:
-        """Returns when the server has answered: a writer that connects and leaves at once gets a last word."""
+        """Returns when the server has answered: a writer that connects and leaves at once gets a last word. Raises `OutcomeUnknown`."""
         stream = await self._open_writer()
         stream.leave()
         await stream.gone
+        if not stream.is_answered:
+            raise OutcomeUnknown(0)  # a server may refuse a client after the client has taken the handshake for done
 
     # What subscriptions ask: `Settling`.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from headrace.clients.errors import ConnectFailed, NotSupported
+from headrace.clients.errors import ConnectFailed
 from headrace.clients.tls import TlsOptions
 from headrace.net.quic_endpoint import NO_ERROR, ClientEndpoint, ClientTls
 from headrace.wire.fujin import ALPN, encode
@@ -149,12 +149,16 @@ async def open_connection(
 
 def trust(host: str, tls: TlsOptions | None, fingerprint: str | None) -> ClientTls:
     """Whom to believe. A server on this machine that nobody was said to vouch for is believed: it may have made its certificate."""
+    if tls is not None:
+        return ClientTls(
+            ca_file=None if tls.ca_file is None else Path(tls.ca_file),
+            fingerprint=fingerprint,
+            certificate_file=None if tls.certificate_file is None else Path(tls.certificate_file),
+            key_file=None if tls.key_file is None else Path(tls.key_file),
+            server_name=tls.server_name,
+        )
     if fingerprint is not None:
         return ClientTls(fingerprint=fingerprint)
-    if tls is not None:
-        if tls.certificate_file is not None or tls.server_name is not None:
-            raise NotSupported("Fujin", "client certificates and other server names", "its QUIC library has neither")
-        return ClientTls(ca_file=None if tls.ca_file is None else Path(tls.ca_file))
     return ClientTls(insecure=_is_loopback(host))
 
 

@@ -39,6 +39,8 @@ class ClientStream:
         self._waiting: dict[bytes, asyncio.Future[ServerMessage]] = {}
         self._is_leaving = False
         self.is_open = True
+        self.is_answered = False
+        """Whether the server has said anything on it."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stream = connection.open(self, first)
 
@@ -71,6 +73,7 @@ class ClientStream:
     # What the connection tells.
 
     def receive(self, data: bytes) -> int:
+        self.is_answered = True
         try:
             for message in self._decoder.feed(data):
                 self._hear(message)

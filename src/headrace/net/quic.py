@@ -20,7 +20,7 @@ from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
 from headrace.net.quic_carrier import Carrier, Windows
 from headrace.net.quic_endpoint import NO_ERROR, Retry, ServerEndpoint, ServerTls
-from headrace.sessions.contract import Link, Session
+from headrace.sessions.contract import Session
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class QuicDoor:
 
     name: str
     alpn: str
-    open: Callable[[Link], StreamSession]
+    open: Callable[[StreamLink], StreamSession]
     ping: bytes
     """What a ping's stream carries."""
     ping_code: int = NO_ERROR
@@ -70,6 +70,8 @@ class StreamLink:
         self._carrier, self._limits, self._counters = owner.carrier, owner.limits.net, owner.counters
         self._loop = asyncio.get_running_loop()
         self.peer = f"{self._carrier.peer}#{stream}"
+        self.identity = self._carrier.identity
+        """Whom the peer's certificate names; None without one."""
         self._pauses = 0
         self._choked = False
         """Reading is paused because the peer does not take its answers."""

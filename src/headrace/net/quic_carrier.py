@@ -29,8 +29,11 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType, pull_quic_transpor
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
+from aioquic.tls import AlertBadCertificate
 
 from headrace import limits
+from headrace.net.quic_identity import ClientCheck
+from headrace.net.tls import TlsRefused
 
 NetworkAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 SendDatagram: TypeAlias = Callable[[bytes, NetworkAddress], None]
@@ -77,7 +80,11 @@ class _CreditedConnection(QuicConnection):
         configuration: QuicConfiguration,
         original_cid: bytes | None = None,
         retried_cid: bytes | None = None,
+        client_check: ClientCheck | None = None,
     ) -> None:
+        self._client_check = client_check
+        self.identity: str | None = None
+        """Whom the client's certificate names, once it is checked."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_cid,
@@ -90,6 +97,24 @@ class _CreditedConnection(QuicConnection):
         self.taken: dict[int, int] = {}
         self.taken_total = 0
         self.peer_datagram_bytes_max = 65_527
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        check, tls = self._client_check, self.tls
+        if check is None:
+            return
+        tls._request_client_certificate = True
+        finish = tls._server_handle_finished
+
+        def finish_if_known(input_buf: Buffer, output_buf: Buffer) -> None:
+            """The last word of the client: by now it has shown that it holds the key of the certificate it sent, if it sent one."""
+            try:
+                self.identity = check.identity(tls._peer_certificate, tls._peer_certificate_chain)
+            except TlsRefused as refusal:
+                raise AlertBadCertificate(str(refusal)) from None
+            finish(input_buf, output_buf)
+
+        tls._server_handle_finished = finish_if_known  # type: ignore[method-assign]  # one instance's, not the class's
 
     def take(self, stream_id: int, size_bytes: int) -> None:
         self.taken[stream_id] = self.taken.get(stream_id, 0) + size_bytes
@@ -167,10 +192,12 @@ class Carrier:
         *,
         original_cid: bytes | None = None,
         retried_cid: bytes | None = None,
+        client_check: ClientCheck | None = None,
     ) -> None:
-        """`original_cid` is what a server's peer called it first, `retried_cid` what it was told to call it by a Retry."""
+        """`original_cid` is what a server's peer called it first, `retried_cid` what it was told to call it by a Retry; with
+        `client_check` the peer has to show a certificate."""
         self._loop = asyncio.get_running_loop()
-        self._quic = _CreditedConnection(windows, configuration, original_cid, retried_cid)
+        self._quic = _CreditedConnection(windows, configuration, original_cid, retried_cid, client_check)
         self._send_datagram = send_datagram
         self._hearer: Hearer
         self._timer: asyncio.TimerHandle | None = None
@@ -190,6 +217,11 @@ class Carrier:
     @property
     def host_cid(self) -> bytes:
         return self._quic.host_cid
+
+    @property
+    def identity(self) -> str | None:
+        """Whom the peer's certificate names; None without one."""
+        return self._quic.identity
 
     @property
     def host(self) -> str:

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from headrace import limits
 from headrace.net.quic_carrier import INITIAL_DATAGRAM_BYTES, Carrier, NetworkAddress, Windows
+from headrace.net.quic_identity import ClientCheck
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +41,15 @@ _SOCKET_BUFFER_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Who the server is. Clients are not asked for certificates: the library checks no chain on this side."""
+    """Who the server is, and who may vouch for its clients; without `client_ca_file` they are not asked."""
 
     certificate_file: Path
     key_file: Path
+    client_ca_file: Path | None = None
+
+    def client_check(self) -> ClientCheck | None:
+        """Raises `OSError` or `ValueError`."""
+        return None if self.client_ca_file is None else ClientCheck(self.client_ca_file)
 
 
 class Retry(enum.StrEnum):
@@ -65,6 +71,11 @@ class ClientTls:
     ca_file: Path | None = None
     fingerprint: str | None = None
     """Hexadecimal, with or without colons."""
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    """What the client shows to a server that asks who it is. None: the key is in the same file."""
+    server_name: str | None = None
+    """The name the server's certificate must hold; None: the host that is connected to."""
     insecure: bool = False
     """Believe any certificate. Whoever is on the way can then read and change everything."""
 
@@ -77,9 +88,11 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         configuration: QuicConfiguration,
         windows: Windows,
         retry: Retry,
+        client_check: ClientCheck | None,
         accept: Callable[[Carrier, str], str | None],
     ) -> None:
         self._configuration, self._windows, self._accept = configuration, windows, accept
+        self._client_check = client_check
         self._retry, self._tokens = retry, QuicRetryTokenHandler()
         self._carriers: dict[bytes, Carrier] = {}
         self._unproven: set[Carrier] = set()
@@ -104,13 +117,14 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         """`host` is numeric. `accept` returns why the connection is refused, or None. Raises `OSError` when the address cannot be had."""
         configuration = _configuration(alpn, windows, idle_seconds, is_client=False)
         configuration.load_cert_chain(tls.certificate_file, tls.key_file)
+        client_check = tls.client_check()
         loop = asyncio.get_running_loop()
         # Bound here: uvloop would hide the reason why an address cannot be had.
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sock.setblocking(False)
             sock.bind((host, port))
-            _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, retry, accept), sock=sock)
+            _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, retry, client_check, accept), sock=sock)
         except BaseException:
             sock.close()
             raise
@@ -125,7 +139,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         """Connections from now on see this certificate. Raises `OSError` or `ValueError` when it cannot be used: the old one stays."""
         renewed = copy.copy(self._configuration)
         renewed.load_cert_chain(tls.certificate_file, tls.key_file)
-        self._configuration = renewed
+        self._configuration, self._client_check = renewed, tls.client_check()
 
     def proven(self, carrier: Carrier) -> None:
         """Its handshake is done."""
@@ -197,7 +211,14 @@ class ServerEndpoint(asyncio.DatagramProtocol):
             self._ask_for_proof(header, address)
             return None
         retried_cid = cid if header.token else None
-        carrier = Carrier(self._configuration, self._windows, self._send, original_cid=original_cid, retried_cid=retried_cid)
+        carrier = Carrier(
+            self._configuration,
+            self._windows,
+            self._send,
+            original_cid=original_cid,
+            retried_cid=retried_cid,
+            client_check=self._client_check,
+        )
         carrier.address = address
         self._unproven.add(carrier)
 
@@ -261,7 +282,9 @@ class ClientEndpoint(asyncio.DatagramProtocol):
     ) -> ClientEndpoint:
         """Resolve and bind; `start` then shakes hands. Raises `OSError`."""
         configuration = _configuration(alpn, windows, idle_seconds, is_client=True)
-        configuration.server_name = host
+        configuration.server_name = tls.server_name or host
+        if tls.certificate_file is not None:
+            configuration.load_cert_chain(tls.certificate_file, tls.key_file)
         if tls.insecure or tls.fingerprint is not None:
             configuration.verify_mode = ssl.CERT_NONE
         elif tls.ca_file is not None:

@@ -6,33 +6,25 @@ import ipaddress
 import socket
 
 from headrace.errors import ConfigError
-from headrace.server.config import TCP_DOORS, AccessMode, Config
+from headrace.server.config import BULK_DOORS, QUIC_DOORS, TCP_DOORS, AccessMode, Config
 from headrace.server.doors import login_doors
 
 
 def require_caution(config: Config) -> None:
     """Raises `ConfigError` for the first address that others could reach without TLS and without showing who they are."""
-    for bind in config.listen.tcp:
+    # A door asks who comes by itself (a login), or its peers show certificates. QUIC is always sealed, the bulk lane always has a login.
+    asking = login_doors(config).union(BULK_DOORS)
+    binds = [(bind, bind.doors or TCP_DOORS) for bind in config.listen.tcp]
+    binds += [(bind, QUIC_DOORS) for bind in config.listen.quic]
+    binds += [(bind, BULK_DOORS) for bind in config.listen.bulk]
+    for bind, doors in binds:
         if _is_loopback(bind.address.host):
             continue
-        if not config.tls.certificate:
+        silent = [] if config.tls.client_ca else [name for name in (*TCP_DOORS, *QUIC_DOORS) if name in doors and name not in asking]
+        if not config.tls.certificate and doors is not QUIC_DOORS:
             wrong = "nothing is encrypted: set tls.certificate and tls.key"
-        elif not config.tls.client_ca and (open_doors := set(bind.doors or TCP_DOORS) - login_doors(config)):
-            names = ", ".join(name for name in TCP_DOORS if name in open_doors)
-            wrong = f"nobody is asked who they are ({names}): set tls.client_ca"
-        elif config.access.mode is AccessMode.OPEN:
-            wrong = "everybody may do everything: set access.mode to enforced"
-        else:
-            continue
-        raise ConfigError(f"{bind} can be reached from the network, and {wrong}, or add --insecure if that is meant")
-    for bind in config.listen.quic:
-        if not _is_loopback(bind.address.host):
-            raise ConfigError(f"{bind} can be reached from the network, and fujin asks nobody who they are; add --insecure if meant")
-    for bind in config.listen.bulk:
-        if _is_loopback(bind.address.host):
-            continue
-        if not config.tls.certificate:
-            wrong = "nothing is encrypted: set tls.certificate and tls.key"
+        elif silent:
+            wrong = f"nobody is asked who they are ({', '.join(silent)}): set tls.client_ca"
         elif config.access.mode is AccessMode.OPEN:
             wrong = "everybody may do everything: set access.mode to enforced"
         else:

@@ -599,8 +599,6 @@ def _check_together(config: Config) -> None:
         raise ConfigError("tls.certificate and tls.key belong together; only one of them is set")
     if not config.tls.certificate and (config.tls.client_ca or config.tls.optional):
         raise ConfigError(f"tls.{'client_ca' if config.tls.client_ca else 'optional'} is set without tls.certificate and tls.key")
-    if config.tls.client_ca and config.listen.quic:
-        raise ConfigError("listen.quic is set with tls.client_ca, but a QUIC address cannot ask for client certificates")
 
 
 def _nearest(name: str, valid: Iterable[str]) -> str:

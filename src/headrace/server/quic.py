@@ -13,11 +13,10 @@ from headrace.broker.broker import Broker
 from headrace.errors import ConfigError
 from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
-from headrace.net.quic import QuicDoor, QuicLimits, QuicListener, StreamSession
+from headrace.net.quic import QuicDoor, QuicLimits, QuicListener, StreamLink, StreamSession
 from headrace.net.quic_certificate import fingerprint, self_signed
 from headrace.net.quic_endpoint import Retry, ServerTls
 from headrace.server.config import Config
-from headrace.sessions.contract import Link
 from headrace.sessions.fujin import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin_settings import Connectors, FujinSettings, ReaderConnector
 from headrace.sessions.fujin_shares import Shares
@@ -48,8 +47,8 @@ class QuicDoors:
         self._counters = counters
         settings, ids, shares = fujin_settings(config), WriterIds(), Shares(broker)
 
-        def enter(link: Link) -> StreamSession:
-            return FujinSession(broker, link, Principal(ANONYMOUS, "fujin"), ids, settings, shares)
+        def enter(link: StreamLink) -> StreamSession:
+            return FujinSession(broker, link, Principal(link.identity or ANONYMOUS, "fujin"), ids, settings, shares)
 
         self.door = QuicDoor("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE)
 
@@ -76,7 +75,8 @@ class QuicDoors:
 
 def _tls(config: Config, now: datetime.datetime) -> ServerTls:
     if config.tls.certificate:
-        return ServerTls(Path(config.tls.certificate), Path(config.tls.key))
+        client_ca = Path(config.tls.client_ca) if config.tls.client_ca else None
+        return ServerTls(Path(config.tls.certificate), Path(config.tls.key), client_ca)
     return self_signed(config.storage.path, now=now)
 
 
