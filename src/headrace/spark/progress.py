@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from typing import Final
 
 from headrace.bulk.client import BulkClient
 from headrace.errors import BrokerError, NotAuthorized
 from headrace.spark.offsets import Offsets, nested
+
+RETRY_SECONDS: Final = 1.0
 
 _log = logging.getLogger("headrace.spark")
 
@@ -34,25 +38,30 @@ class Progress:
             self._told = dict(offsets)
             self._news.notify()
             if wait:
-                self._commit(self._told)
+                self._told = self._told if self._commit(self._told) else {}
             elif self._thread is None:
                 self._thread = threading.Thread(target=self._follow, name="headrace-progress", daemon=True)
                 self._thread.start()
 
     def _follow(self) -> None:
         done: Offsets = {}
-        while True:
+        while self._allowed:
             with self._news:
                 while self._told == done:
                     self._news.wait()
-                done = self._told
-            self._commit(done)
+                latest = self._told
+            if self._commit(latest):
+                done = latest
+            else:
+                time.sleep(RETRY_SECONDS)
 
-    def _commit(self, offsets: Offsets) -> None:
+    def _commit(self, offsets: Offsets) -> bool:
         try:
             self._client.commit(self._group, nested(offsets))
+            return True
         except NotAuthorized as failure:
             self._allowed = False
             _log.warning("the progress of this query will not be shown: %s", failure)
         except BrokerError as failure:
             _log.warning("the progress of this query is not shown in group %s for now: %s", self._group, failure)
+        return False

@@ -76,7 +76,7 @@ def _present(place: Place, start: int, stop: int, state: TopicState | None, loss
         begin, stop = first if start > min(stop, end) else max(start, first), min(stop, end)
         return Range(topic, partition, begin, stop) if begin < stop else None
     if start < first and start < stop:
-        losses.report(f"{where}: {_span(start, min(first, stop))} are gone, the log begins at {first} ({_retention(state)})")
+        losses.report(f"{where}: {_gone(start, min(first, stop))}, the log begins at {first} ({_retention(state)})")
     start = max(start, first)
     return Range(topic, partition, start, stop) if start < stop else None
 
@@ -84,12 +84,16 @@ def _present(place: Place, start: int, stop: int, state: TopicState | None, loss
 def lost(asked: Range, position: int, first: int, state: TopicState | None) -> str:
     """The words for a task that finds retention ahead of it."""
     kept = f" ({_retention(state)})" if state is not None else ""
-    where, what = f"topic {asked.topic}, partition {asked.partition}", _span(position, min(first, asked.stop))
-    return f"{where}: {what} are gone, the log begins at {first}{kept}"
+    where, what = f"topic {asked.topic}, partition {asked.partition}", _gone(position, min(first, asked.stop))
+    return f"{where}: {what}, the log begins at {first}{kept}"
 
 
 def _span(start: int, stop: int) -> str:
     return f"offset {start}" if stop - start == 1 else f"offsets {start} to {stop - 1}"
+
+
+def _gone(start: int, stop: int) -> str:
+    return f"{_span(start, stop)} {'is' if stop - start == 1 else 'are'} gone"
 
 
 def _retention(state: TopicState) -> str:

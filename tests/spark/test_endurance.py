@@ -1,0 +1,56 @@
+"""Asking again, and when to give up."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import BrokerError, InvalidRequest, Unavailable
+from headrace.spark.endurance import Endurance
+from headrace.spark.options import Options
+
+
+class Door:
+    """Fails so many times, then answers."""
+
+    def __init__(self, failures: int, error: BrokerError | None = None) -> None:
+        self.failures, self.calls = failures, 0
+        self.error = error or Unavailable("away")
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise self.error
+        return "here"
+
+
+QUICK = Endurance(retries=3, pause_seconds=0.0001, away_seconds=0.2)
+
+
+def test_the_first_question_is_asked_a_few_times() -> None:
+    assert QUICK.at_first(Door(3), ("a:1",)) == "here"
+    door = Door(4)
+    with pytest.raises(Unavailable, match=r"no broker answers at a:1,b:2: is its bulk lane open there \(headrace serve --bulk\)\? away"):
+        QUICK.at_first(door, ("a:1", "b:2"))
+    assert door.calls == 4
+
+
+def test_a_running_query_goes_on_asking_for_a_while() -> None:
+    door = Door(10**9)
+    with pytest.raises(Unavailable, match="away"):
+        QUICK.throughout(door)
+    assert door.calls > 4
+    assert QUICK.throughout(Door(5)) == "here"
+
+
+def test_a_refusal_is_not_asked_again() -> None:
+    for ask in (QUICK.throughout, lambda door: QUICK.at_first(door, ())):
+        door = Door(1, InvalidRequest("no"))
+        with pytest.raises(InvalidRequest):
+            ask(door)
+        assert door.calls == 1
+
+
+def test_the_options_have_kafkas_names_and_defaults() -> None:
+    assert Endurance.of(Options({})) == Endurance(3, 0.01, 120.0)
+    given = {"fetchOffset.numRetries": "0", "fetchOffset.retryIntervalMs": "5", "kafkaConsumer.pollTimeoutMs": "700"}
+    assert Endurance.of(Options(given)) == Endurance(0, 0.005, 0.7)

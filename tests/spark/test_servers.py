@@ -1,0 +1,98 @@
+"""From options to an address and a login; a Kafka job's words for them are understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.bulk.client import Servers
+from headrace.errors import ConfigError
+from headrace.spark.options import Options
+from headrace.spark.servers import servers_of
+
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="sword fish";'
+
+
+def servers(**more: str) -> Servers:
+    return servers_of(Options({"servers": "a:1", **more}), {"SECRET": "swordfish"})
+
+
+def test_addresses_are_separated_by_commas_and_have_a_default_port() -> None:
+    assert servers(servers="a:1, b").addresses == ("a:1", "b:8815")
+
+
+def test_a_missing_address_is_named_with_an_example() -> None:
+    with pytest.raises(ConfigError, match='kafka.bootstrap.servers is missing: .*"127.0.0.1:8815"'):
+        servers_of(Options({}), {})
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="option kafka.bootstrap.servers: .*a:b"):
+        servers(servers="a:b")
+
+
+def test_the_password_is_given_or_is_in_a_file_or_a_variable(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("swordfish\n")
+    for given in ({"password": "swordfish"}, {"password": f"file:{secret}"}, {"password": "env:SECRET"}, {"password.file": str(secret)}):
+        found = servers(user="ann", **given)
+        assert (found.user, found.password) == ("ann", "swordfish")
+        assert "swordfish" not in repr(found)
+
+
+def test_a_password_that_is_not_there_is_named_by_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the variable NOPE is not set"):
+        servers(user="ann", password="env:NOPE")
+    with pytest.raises(ConfigError, match="password.file: .*nope: No such file"):
+        servers(user="ann", password=f"file:{tmp_path}/nope")
+
+
+@pytest.mark.parametrize("given, missing", [({"user": "ann"}, "password"), ({"password": "swordfish"}, "user")])
+def test_half_a_login_is_refused_without_showing_the_other_half(given: dict[str, str], missing: str) -> None:
+    with pytest.raises(ConfigError, match=f"option {missing} is missing") as told:
+        servers(**given)
+    assert "swordfish" not in str(told.value)
+
+
+def test_two_places_for_one_password_are_refused() -> None:
+    with pytest.raises(ConfigError, match="password and password.file are both given"):
+        servers(**{"user": "ann", "password": "swordfish", "password.file": "x"})
+
+
+def test_the_login_of_a_kafka_job_is_understood() -> None:
+    found = servers(**{"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": JAAS})
+    assert (found.user, found.password, found.tls) == ("ann", "sword fish", True)
+    found = servers(**{"kafka.sasl.jaas.config": "x required username='ann' password=pw;", "kafka.sasl.mechanism": "SCRAM-SHA-512"})
+    assert (found.user, found.password, found.tls) == ("ann", "pw", False)
+
+
+def test_a_login_that_cannot_be_honoured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kafka.sasl.mechanism is GSSAPI"):
+        servers(**{"kafka.sasl.mechanism": "GSSAPI"})
+    with pytest.raises(ConfigError, match='jaas.config needs username="…" and password="…"') as told:
+        servers(**{"kafka.sasl.jaas.config": 'password="swordfish"'})
+    assert "swordfish" not in str(told.value)
+    with pytest.raises(ConfigError, match="kafka.security.protocol is PLAINTEXT, SSL, .* not QUIC"):
+        servers(**{"kafka.security.protocol": "QUIC"})
+
+
+def test_encryption_by_any_of_its_names(tmp_path: Path) -> None:
+    assert not servers().tls
+    assert servers(tls="true").tls
+    assert servers(servers="grpc+tls://a:1").tls
+    assert servers(**{"kafka.security.protocol": "ssl"}).tls
+    named = servers(**{"tls.ca": "ca.pem", "tls.serverName": "broker"})
+    assert (named.tls, named.ca_file, named.server_name) == (True, "ca.pem", "broker")
+    assert servers(**{"kafka.ssl.truststore.location": "ca.pem", "kafka.ssl.truststore.type": "PEM"}).ca_file == "ca.pem"
+
+
+@pytest.mark.parametrize("given", [{"kafka.ssl.truststore.location": "ca.jks"}, {"kafka.ssl.truststore.type": "JKS"}])
+def test_a_store_of_java_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="only PEM files are read; name one in tls.ca"):
+        servers(**given)
+
+
+def test_a_request_has_a_time_out() -> None:
+    assert servers().timeout_seconds == 30
+    assert servers(**{"kafka.request.timeout.ms": "500"}).timeout_seconds == 0.5
