@@ -208,6 +208,39 @@ def latency(
 @bench.command()
 @options.common
 @options.size()
+@click.option("--rows", type=click.IntRange(1), default=5_000_000, show_default=True, help="Rows of a run.")
+@click.option("--batch", "batch_rows", type=click.IntRange(1), default=65_536, show_default=True, help="Rows of a record batch.")
+@click.option(
+    "--ack", type=click.Choice(["durable", "written", "none"]), default="durable", show_default=True, help="What an answer promises."
+)
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Run the broker under cProfile, which slows it down, and write the profile here.",
+)
+def bulk(
+    value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, batch_rows: int, ack: str, profile: Path | None
+) -> None:
+    """Append and read through the bulk lane, beside a bare Flight server.
+
+    The bare server serves and sinks ready-made record batches from memory. Both are met by the same plain Flight client.
+    """
+    from headrace.bench import bulk as lanes
+
+    config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "batch_rows": batch_rows, "ack": ack}
+    traffic, rates = lanes.BulkTraffic(rows, value_bytes, batch_rows), lanes.BulkRates()
+    with options.measuring("bulk", repeat, output, parent, config) as run:
+        with lanes.bulk_broker(run.directory, ack, profile) as lane, lanes.bare_server(run.directory, traffic) as bare:
+            for number in range(repeat):
+                with run.steps.step(f"turn {number + 1}/{repeat}", rows):
+                    lanes.turn(lane, bare, traffic, rates)
+        for figure in lanes.figures(ack, traffic, rates):
+            run.report.add(figure)
+
+
+@bench.command()
+@options.common
+@options.size()
 @options.records(1_000_000)
 @click.option(
     "--doors", default=COMPARED_DOORS, show_default=True, metavar="NAMES", help=f"Doors, with commas between: {', '.join(DOORS)}."
