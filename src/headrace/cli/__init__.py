@@ -64,6 +64,8 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "schema": Entry("headrace.cli.schemas", "schema", "Look after schemas: list, describe, register, check, delete."),
     "dlq": Entry("headrace.cli.dlq", "dlq", "Look after dead letters: list, fetch, replay, purge."),
     "delayed": Entry("headrace.cli.delayed", "delayed", "Look after delayed messages: list, publish, cancel."),
+    "pipeline": Entry("headrace.cli.pipeline", "pipeline", "Run pipelines on Spark: run, check, list, status, stop, archive."),
+    "sql": Entry("headrace.cli.sql", "sql", "Run Spark SQL over topics and print the rows."),
     "user": Entry("headrace.cli.users", "user", "Look after users, their roles and passwords."),
     "acl": Entry("headrace.cli.acls", "acl", "Look after rules and roles: who may do what."),
     "key": Entry("headrace.cli.keys", "key", "Look after API keys."),
@@ -73,6 +75,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
     "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
     "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the doors, and others beside them.", "bench"),
+    "demo": Entry("headrace.cli.demo", "demo", "Run everything at once: broker, sample orders, pipeline on Spark.", "spark"),
     "version": Entry("headrace.cli.version", "version", "Show the version of Headrace and of what it runs on."),
 }
 

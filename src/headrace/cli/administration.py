@@ -6,25 +6,22 @@ They speak FlyMQ, the door with the widest vocabulary. Rows go to stdout as a ta
 from __future__ import annotations
 
 import asyncio
-import csv
 import functools
-import io
-import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final, TypeAlias, cast
+from datetime import datetime
+from typing import Final, cast
 
 import click
 
 from headrace.cli import one_line
+from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
 from headrace.cli.servers import Server, flymq_options
 from headrace.clients.flymq import FlyMqClient
 from headrace.server.units import parse_duration, parse_size
 
-OUTPUTS: Final = ("table", "json", "jsonl", "csv")
-Row: TypeAlias = Mapping[str, object]
+__all__ = ["DURATION", "MOMENT", "SIZE", "Desk", "Row", "confirm", "desk_options", "moment", "yes_option"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +52,8 @@ class Desk:
             raise TimeoutError(f"the broker did not answer within {self.timeout_seconds:g} s") from None
 
     def show(self, rows: Sequence[Row], *, columns: Sequence[str]) -> int:
-        """All columns for programs, in the table those named. Nothing at all is an empty table, not an error."""
-        if self.output == "json":
-            click.echo(json.dumps(list(rows), ensure_ascii=False, indent=2))
-        elif self.output == "jsonl":
-            for row in rows:
-                click.echo(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
-        elif self.output == "csv":
-            click.echo(_as_csv(rows, columns), nl=False)
-        elif rows or sys.stdout.isatty():
-            _print_table(rows, columns)
-        return 0
+        """All columns for programs, in the table those named."""
+        return show_rows(rows, self.output, columns=columns)
 
     def tell(self, text: str) -> None:
         """Talk, for people."""
@@ -133,40 +121,3 @@ class _Moment(click.ParamType[int]):
 
 
 MOMENT: Final = _Moment()
-
-
-def moment(unix_ms: int) -> str:
-    """As people and programs both read it."""
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    names = list(rows[0]) if rows else list(columns)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([_cell(row.get(name)) for name in names])
-    return text.getvalue()
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        is_number = bool(rows) and all(isinstance(row.get(column), int) for row in rows)
-        table.add_column(column.replace("_", " "), overflow="fold", justify="right" if is_number else "left")
-    for row in rows:
-        table.add_row(*(Text(one_line(_cell(row.get(column)))) for column in columns))
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)

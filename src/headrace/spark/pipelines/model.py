@@ -259,6 +259,8 @@ def _check_sink(sink: Sink, path: str) -> None:
         raise Misfit(path, "path is missing: the directory of the table")
     if sink.kind == "parquet" and sink.mode != "append":
         raise Misfit(f"{path}.mode", f'files are only added: mode = "{sink.mode}" needs kind = "delta" or "iceberg"')
+    if sink.kind == "topic" and sink.mode == "complete":
+        raise Misfit(f"{path}.mode", 'the records of a topic are only ever added to: use "append" or "update"')
     if is_table and sink.mode == "update" and not sink.merge:
         raise Misfit(path, 'mode = "update" needs merge: the columns by which a changed row finds the one it replaces')
     if sink.merge and sink.mode != "update":

@@ -39,7 +39,7 @@ class TableWriter:
     mode: str
     keys: tuple[str, ...] = ()
 
-    def __call__(self, frame: DataFrame, batch: int) -> None:
+    def write(self, frame: DataFrame, batch: int) -> None:
         # Both names are the query's for its whole life, over restarts; the checkpoint keeps them.
         app = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert app, "foreachBatch runs inside a query"

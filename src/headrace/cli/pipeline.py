@@ -1,0 +1,270 @@
+"""`headrace pipeline`: run pipelines on Spark, look at them, stop them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from headrace.cli import CONFLICT, TOO_SLOW, one_line
+from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.spark.pipelines.model import Pipeline
+
+_TABLES: Final = ("delta", "iceberg", "parquet")
+_QUERY_COLUMNS: Final = (
+    "pipeline",
+    "sink",
+    "state",
+    "batch",
+    "rows_total",
+    "input_rate",
+    "processing_rate",
+    "batch_ms",
+    "lag",
+    "state_rows",
+)
+
+_file = click.argument("file", type=click.Path(path_type=Path))
+_output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print it.")
+
+
+@click.group()
+def pipeline() -> None:
+    """Run pipelines on Spark: run, check, list, status, stop, archive."""
+
+
+def session_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds what every command that starts Spark can be told."""
+
+    @click.option("--master", metavar="URL", default="local[*]", show_default=True, help="Where Spark runs: local[N], spark://HOST:PORT, …")
+    @click.option("--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be given several times.")
+    @click.option(
+        "--servers",
+        metavar="HOST:PORT",
+        envvar="HEADRACE_BULK",
+        show_envvar=True,
+        help="The bulk lane of the broker, instead of the file's.",
+    )
+    @functools.wraps(command)
+    def with_session(*arguments: object, conf: Sequence[str], **rest: object) -> int:
+        return command(*arguments, conf=_settings(conf), **rest)
+
+    return with_session
+
+
+def _run_options(command: Callable[..., int]) -> Callable[..., int]:
+    @click.option("--once", is_flag=True, help="Read what is there now, and end.")
+    @click.option("--checkpoint", metavar="DIR", help="Where progress and state are kept, instead of the file's.")
+    @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+    @functools.wraps(command)
+    def with_run(*arguments: object, **rest: object) -> int:
+        return command(*arguments, **rest)
+
+    return with_run
+
+
+@pipeline.command()
+@_file
+@_run_options
+@session_options
+def run(file: Path, once: bool, checkpoint: str | None, master: str, conf: dict[str, str], servers: str | None, quiet: bool) -> int:
+    """Run the pipeline in FILE, a .toml or .py, until it is stopped.
+
+    SIGINT and SIGTERM, or `headrace pipeline stop`, end it after the batches that are under way.
+    """
+    from headrace.spark.pipelines.files import load
+
+    return _run(load(file, **_overrides(checkpoint, servers)), str(file.absolute()), master, once, conf, quiet)
+
+
+@pipeline.command()
+@click.argument("topic")
+@click.option("--to", "target", metavar="KIND:DIR", required=True, help="delta:DIR, iceberg:DIR or parquet:DIR.")
+@click.option("--format", "value_format", metavar="FORMAT", default="raw", show_default=True, help="raw, string, json, avro or protobuf.")
+@click.option("--schema", metavar="DDL", help="The columns of a value, if the topic requires no schema: 'id long, at timestamp'.")
+@click.option("--starting", metavar="WHERE", default="earliest", show_default=True, help="Where a new archive begins: earliest or latest.")
+@_run_options
+@session_options
+def archive(
+    topic: str,
+    target: str,
+    value_format: str,
+    schema: str | None,
+    starting: str,
+    once: bool,
+    checkpoint: str | None,
+    master: str,
+    conf: dict[str, str],
+    servers: str | None,
+    quiet: bool,
+) -> int:
+    """Keep a topic as a table, exactly once: Delta, Iceberg or Parquet.
+
+    It goes on where it was, so it can run all the time, or with --once now and then.
+    """
+    from headrace.spark.pipelines.archive import archive_pipeline
+
+    kind, colon, directory = target.partition(":")
+    if kind not in _TABLES or not colon or not directory:
+        raise click.UsageError(f"--to {target}: expected one of delta:DIR, iceberg:DIR and parquet:DIR")
+    made = archive_pipeline(
+        topic, kind, directory, format=value_format, schema=schema or "", starting=starting, **_overrides(checkpoint, servers)
+    )
+    return _run(made, f"archive of {topic}", master, once, conf, quiet)
+
+
+@pipeline.command()
+@_file
+@session_options
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it.")
+def check(file: Path, master: str, conf: dict[str, str], servers: str | None, output: str) -> int:
+    """Show what the pipeline in FILE would do: topics and offsets, the columns of each step, sinks. Nothing runs."""
+    from headrace.spark.pipelines.checking import inspect
+    from headrace.spark.pipelines.files import load
+
+    found = inspect(load(file, **_overrides(None, servers)), master=master, conf=conf)
+    if output == "json":
+        click.echo(json.dumps(found.plain(), ensure_ascii=False, indent=2))
+    else:
+        click.echo(found.tree())
+    return 0
+
+
+@pipeline.command("list")
+@_output
+def list_pipelines(output: str) -> int:
+    """List the pipelines that run or have run on this machine."""
+    from headrace.spark.pipelines.runs import runs
+
+    rows = [_run_row(status) for status in runs()]
+    return show_rows(rows, output, columns=("name", "state", "pid", "sinks", "lag", "updated", "checkpoint"))
+
+
+@pipeline.command()
+@click.argument("name", metavar="[NAME|FILE|DIR]", required=False)
+@_output
+def status(name: str | None, output: str) -> int:
+    """Show how the queries of a pipeline are doing; of all that run if none is named."""
+    from headrace.spark.pipelines.runs import find, runs
+
+    found = [find(name)] if name else [each for each in runs() if each["state"] in ("starting", "running", "stopping")]
+    rows = [
+        {"pipeline": each["name"], "run": each["state"], "sink": query.pop("name"), **query} for each in found for query in each["queries"]
+    ]
+    if output == "table" and name:
+        [one] = found
+        click.echo(f"{one['name']}: {one['state']}, pid {one['pid']} on {one['host']}, {one['master']}", err=True)
+        if one["error"]:
+            click.echo(one_line(one["error"]), err=True)
+    return show_rows(rows, output, columns=_QUERY_COLUMNS)
+
+
+@pipeline.command()
+@click.argument("name", metavar="NAME|FILE|DIR")
+@click.option("--timeout", type=click.FloatRange(min=0), default=90.0, show_default=True, help="How many seconds to wait for its end.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+def stop(name: str, timeout: float, quiet: bool) -> int:
+    """Stop a running pipeline after the batches that are under way, and wait for its end."""
+    from headrace.spark.pipelines.runs import ask_to_stop, find
+
+    found = find(name)
+    if found["state"] not in ("starting", "running", "stopping"):
+        if not quiet:
+            click.echo(f"{found['name']}: does not run ({found['state']})", err=True)
+        return CONFLICT
+    ask_to_stop(found)
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        now = find(found["checkpoint"] if Path(found["checkpoint"]).is_dir() else name)
+        if now["state"] not in ("starting", "running", "stopping"):
+            if not quiet:
+                click.echo(f"{found['name']}: {now['state']}", err=True)
+            return 0
+        time.sleep(0.1)
+    click.echo(f"{found['name']}: still runs after {timeout:g} s (pid {found['pid']}); it will end after its batch", err=True)
+    return TOO_SLOW
+
+
+def _run(made: Pipeline, file: str, master: str, once: bool, conf: dict[str, str], quiet: bool) -> int:
+    from headrace.cli.watching import Watch
+    from headrace.spark.pipelines.runner import run_pipeline
+
+    wanted = _Stop()
+    with wanted, Watch(made.name, quiet=quiet) as watch:
+        watch.say(f"{made.name}: starting Spark ({master}); what it says is in {made.checkpoint}/.headrace/spark.log")
+        outcome = run_pipeline(made, file=file, master=master, once=once, conf=conf, stop=wanted, tell=watch.show)
+        watch.say(f"{made.name}: {outcome.state}; " + ", ".join(f"{query.name} {query.rows_total:,} rows" for query in outcome.queries))
+    return 0
+
+
+class _Stop:
+    """The first signal asks for an end, the second is one."""
+
+    def __init__(self) -> None:
+        self._wanted = False
+
+    def __call__(self) -> bool:
+        # Spark installs a handler of its own for SIGINT when it starts.
+        if signal.getsignal(signal.SIGINT) != self._hear:
+            signal.signal(signal.SIGINT, self._hear)
+        return self._wanted
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGINT, self._hear)
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._wanted:
+            os._exit(128 + number)
+        self._wanted = True
+
+
+def _run_row(status: dict[str, object]) -> Row:
+    queries = status["queries"]
+    assert isinstance(queries, list), "a status has its queries"
+    lags = [query["lag"] for query in queries if query["lag"] is not None]
+    shown = {key: status[key] for key in ("name", "state", "pid")}
+    return {
+        **shown,
+        "sinks": len(queries),
+        "lag": max(lags, default=None),
+        "updated": moment(status["updated"]),  # type: ignore[arg-type]  # the run wrote it as Unix ms
+        "checkpoint": status["checkpoint"],
+        "file": status["file"],
+        "error": status["error"],
+    }
+
+
+def _overrides(checkpoint: str | None, servers: str | None) -> dict[str, object]:
+    found: dict[str, object] = {}
+    if checkpoint:
+        # On the command line a path begins where the user is.
+        found["checkpoint"] = checkpoint if "://" in checkpoint else str(Path(checkpoint).expanduser().absolute())
+    if servers:
+        found["servers"] = servers
+    return found
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for setting in given:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--conf {setting}: expected KEY=VALUE")
+        found[key] = value
+    return found

@@ -1,0 +1,89 @@
+"""`headrace sql`: Spark SQL over topics."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import click
+
+from headrace.cli.pipeline import session_options
+from headrace.cli.rows import OUTPUTS, show_rows
+
+
+@click.command()
+@click.argument("query")
+@click.option("--format", "value_format", type=click.Choice(["json", "avro", "protobuf"]), help="What values are; else what a schema says.")
+@click.option("--schema", metavar="DDL", help="The columns of a value, where the topic requires no schema: 'id long, amount double'.")
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Print at most so many rows.")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print it.")
+@click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="Who to log in as.")
+@click.option("--password-file", metavar="PATH", envvar="HEADRACE_PASSWORD_FILE", show_envvar=True, help="Where that user's password is.")
+@click.option("--tls-ca", metavar="FILE", help="Whose signature on the broker's certificate to trust; turns TLS on.")
+@session_options
+def sql(
+    query: str,
+    value_format: str | None,
+    schema: str | None,
+    limit: int,
+    output: str,
+    user: str | None,
+    password_file: str | None,
+    tls_ca: str | None,
+    master: str,
+    conf: dict[str, str],
+    servers: str | None,
+) -> int:
+    """Run Spark SQL over topics and print the rows.
+
+    Every topic that QUERY names is a table with the columns key, value, topic, partition, offset, timestamp and headers; where values have
+    a schema, with their columns too. It is read as it is now.
+    """
+    from headrace.spark.pipelines.model import SERVERS_DEFAULT
+    from headrace.spark.pipelines.querying import Reading, rows_of, run_query
+    from headrace.spark.pipelines.runner import bare_session, close_session, connected
+
+    options = {"servers": servers or SERVERS_DEFAULT}
+    if user:
+        options |= {"user": user, **({"password.file": str(Path(password_file).absolute())} if password_file else {})}
+    if tls_ca:
+        options |= {"tls": "true", "tls.ca": str(Path(tls_ca).absolute())}
+    client = connected(options)
+    client.topics()  # a broker that does not answer is told before Spark takes its seconds to start
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "spark.log"
+        spark = bare_session("headrace sql", master, conf, log)
+        try:
+            frame = run_query(spark, client, query, Reading(options, value_format or "", schema or ""))
+            table = rows_of(frame, limit + 1)
+        finally:
+            close_session(spark, log)
+    rows = [{name: _plain(value) for name, value in row.items()} for row in table.slice(0, limit).to_pylist()]
+    show_rows(rows, output, columns=table.column_names)
+    if table.num_rows > limit:
+        click.echo(f"there are more than {limit:,} rows: --limit shows more", err=True)
+    return 0
+
+
+def _plain(value: object) -> object:
+    """As JSON can say it."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return f"base64:{base64.b64encode(value).decode()}"
+    if isinstance(value, (datetime, date)):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and value != value:
+        return "NaN"
+    return value if isinstance(value, (str, int, float, bool, type(None))) else json.dumps(value, default=str)

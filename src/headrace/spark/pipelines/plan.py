@@ -1,0 +1,226 @@
+"""From the model to DataFrames: sources are loaded, steps applied, rows shaped for their sink. Nothing runs yet."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from headrace.bulk.client import Servers
+from headrace.errors import ConfigError
+from headrace.spark.columns import raw_schema
+from headrace.spark.options import Options
+from headrace.spark.pipelines.diagnosis import diagnose
+from headrace.spark.pipelines.files import travelling
+from headrace.spark.pipelines.keys import Watermark, nearest
+from headrace.spark.pipelines.model import Pipeline, Sink, Source, Step, Transform
+from headrace.spark.pipelines.rejection import expect, use_servers
+from headrace.spark.servers import servers_of
+from headrace.spark.values import ERROR_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORD_COLUMNS: Final = frozenset({"key", "value", "headers", "topic", "partition"})
+_POSITION: Final = re.compile(r"line (\d+),? pos (\d+)")
+
+
+class PlanFault(ConfigError):
+    """A source, step or sink that cannot be planned; `kind` is the code of the broker's error if it was one."""
+
+    def __init__(self, place: str, text: str, kind: str = "") -> None:
+        super().__init__(f"{place}: {text}")
+        self.place, self.kind = place, kind
+
+
+def connection_options(pipeline: Pipeline) -> dict[str, str]:
+    """What source and sink have to know about the broker. The password stays where it is: only its place is told."""
+    options = {"servers": pipeline.servers}
+    if pipeline.user:
+        kind, _, place = pipeline.password.partition(":")
+        secret = f"file:{pipeline.directory / Path(place).expanduser()}" if kind == "file" else pipeline.password
+        options |= {"user": pipeline.user, "password": secret}
+    if pipeline.tls:
+        options["tls"] = "true"
+    if pipeline.ca:
+        options["tls.ca"] = pipeline.ca
+    return options
+
+
+def servers(pipeline: Pipeline) -> Servers:
+    """The same for a connection of our own."""
+    pipeline.secret()
+    return servers_of(Options(connection_options(pipeline)))
+
+
+def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[str, DataFrame]:
+    """Every source and step as a DataFrame and as a view of its name. `group`: where the progress of sources is committed."""
+    where = servers(pipeline)
+    use_servers(where)
+    found: dict[str, DataFrame] = {}
+
+    def add(place: str, name: str, make: Callable[[], DataFrame]) -> None:
+        frame = _planned(place, make)
+        frame.createOrReplaceTempView(f"`{name}`")
+        found[name] = frame
+
+    for source in pipeline.sources.values():
+        add(f"sources.{source.name}", source.name, lambda source=source: _source_frame(spark, pipeline, source, where, group))  # type: ignore[misc]
+    for step in pipeline.steps.values():
+        add(f"steps.{step.name}", step.name, lambda step=step: _step_frame(spark, pipeline, step, found))  # type: ignore[misc]
+    return found
+
+
+def shaped(frame: DataFrame, sink: Sink) -> DataFrame:
+    """The rows as the sink takes them: for a topic, records."""
+    return _planned(f"sinks.{sink.name}", lambda: _records(frame, sink)) if sink.kind == "topic" else frame
+
+
+def _planned(place: str, make: Callable[[], DataFrame]) -> DataFrame:
+    try:
+        return make()
+    except (AnalysisException, ParseException) as failure:
+        raise PlanFault(place, _sql_text(failure), diagnose(failure).kind) from None
+    except PySparkException as failure:
+        found = diagnose(failure)
+        raise PlanFault(place, found.text, found.kind) from None
+
+
+def _sql_text(failure: PySparkException) -> str:
+    text = str(failure)
+    found = diagnose(failure).text
+    position = _POSITION.search(text)
+    if position is None or _POSITION.search(found):
+        return found
+    return f"{found} (line {position[1]}, pos {position[2]})"
+
+
+def source_options(pipeline: Pipeline, source: Source, group: str = "") -> dict[str, str]:
+    """As the format `headrace` wants them."""
+    options = connection_options(pipeline)
+    if source.pattern:
+        options["subscribePattern"] = source.pattern
+    else:
+        options["subscribe"] = ",".join(source.topics)
+    options["startingOffsets"] = source.starting
+    if source.format != "raw":
+        options["value.format"] = source.format
+        options["badRecords"] = source.bad_records
+    if group:
+        options["kafka.group.id"] = group
+    return {**options, **source.options}
+
+
+def _source_frame(spark: SparkSession, pipeline: Pipeline, source: Source, where: Servers, group: str) -> DataFrame:
+    is_stream = source.read == "stream"
+    reader: Any = spark.readStream if is_stream else spark.read
+    options = source_options(pipeline, source, group if is_stream else "")
+    reader = reader.format("headrace").options(**options)
+    if source.schema:
+        has_headers = options.get("includeHeaders", "").lower() == "true"
+        reader = reader.schema(read_schema(source.schema, headers=has_headers, errors=source.bad_records == "null"))
+    frame: DataFrame = reader.load()
+    if source.format != "raw":
+        frame = unpacked(frame)
+    if source.expect:
+        frame = expect(frame, source.expect, where)
+    return _watermarked(frame, source.watermark)
+
+
+def read_schema(columns: str, *, headers: bool, errors: bool) -> StructType:
+    """What the data source is asked for when the columns of a value are given as DDL."""
+    value = StructType.fromDDL(columns)
+    fields = [StructField("value", value) if each.name == "value" else each for each in raw_schema(headers=headers).fields]
+    return StructType([*fields, *([StructField(ERROR_COLUMN, StringType())] if errors else [])])
+
+
+def unpacked(frame: DataFrame) -> DataFrame:
+    """The fields of the value as columns, then those of the record; where both have a name, the record's is called `record_NAME`."""
+    kind = frame.schema["value"].dataType
+    fields = kind.fieldNames() if isinstance(kind, StructType) else []
+    columns = [F.col(f"value.`{name}`") for name in fields]
+    for name in frame.columns:
+        if name in ("timestampType", *(["value"] if fields else [])):
+            continue
+        column = F.col(name).cast("string") if name == "key" else F.col(name)
+        columns.append(column.alias(f"record_{name}" if name in fields else name))
+    return frame.select(*columns)
+
+
+def _step_frame(spark: SparkSession, pipeline: Pipeline, step: Step, above: Mapping[str, DataFrame]) -> DataFrame:
+    if step.function is None and not step.python:
+        return _watermarked(spark.sql(step.sql or _text_of(pipeline, step)), step.watermark)
+    function = step.function or find_function(pipeline, step)
+    names = step.inputs or tuple(inspect.signature(function).parameters)
+    arguments = []
+    for name in names:
+        if name != "spark" and name not in above:
+            raise PlanFault(f"steps.{step.name}", f"there is no source or step {name!r} above it{nearest(name, above)}")
+        arguments.append(spark if name == "spark" else above[name])
+    made = function(*arguments)
+    if not hasattr(made, "createOrReplaceTempView"):
+        raise PlanFault(f"steps.{step.name}", f"expected a DataFrame from the function, not {type(made).__name__}")
+    return _watermarked(made, step.watermark)
+
+
+def _text_of(pipeline: Pipeline, step: Step) -> str:
+    path = Path(pipeline.place(step.sql_file))
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise PlanFault(f"steps.{step.name}.sql_file", f"{path}: {getattr(failure, 'strerror', None) or failure}") from None
+
+
+def find_function(pipeline: Pipeline, step: Step) -> Transform:
+    """Import `module:function`; a module beside the pipeline's file travels with the tasks."""
+    module_name, _, function_name = step.python.partition(":")
+    directory = str(pipeline.directory)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as failure:
+        raise PlanFault(f"steps.{step.name}.python", f"no module {failure.name} in {directory} or among the installed ones") from None
+    if (module.__file__ or "").startswith(directory):
+        travelling(module)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = [name for name, value in vars(module).items() if callable(value)]
+        raise PlanFault(f"steps.{step.name}.python", f"{module_name} has no function {function_name}{nearest(function_name, names)}")
+    found: Transform = function
+    return found
+
+
+def _watermarked(frame: DataFrame, watermark: Watermark | None) -> DataFrame:
+    return frame if watermark is None else frame.withWatermark(watermark.column, watermark.delay)
+
+
+def _records(frame: DataFrame, sink: Sink) -> DataFrame:
+    """Columns that are those of a record are taken as they are; any other row becomes a JSON object."""
+    names = frame.columns
+    if not sink.topic and "topic" not in names:
+        raise PlanFault(f"sinks.{sink.name}", "no topic: set one, or let the step have a column topic")
+    is_record = "value" in names and isinstance(frame.schema["value"].dataType, (StringType, BinaryType)) and set(names) <= RECORD_COLUMNS
+    if is_record and not sink.key and not sink.value:
+        return frame
+    content = [name for name in names if sink.topic or name != "topic"]
+    value = F.expr(sink.value) if sink.value else F.to_json(F.struct(*(F.col(f"`{name}`") for name in content)))
+    columns = [_bytes_or_text(frame, value).alias("value")]
+    if sink.key:
+        columns.append(_bytes_or_text(frame, F.expr(sink.key)).alias("key"))
+    if not sink.topic:
+        columns.append(F.col("topic"))
+    return frame.select(*columns)
+
+
+def _bytes_or_text(frame: DataFrame, column: Any) -> Any:
+    kind = frame.select(column.alias("c")).schema["c"].dataType
+    return column if isinstance(kind, (StringType, BinaryType)) else column.cast("string")

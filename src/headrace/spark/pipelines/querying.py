@@ -1,0 +1,165 @@
+"""Topics as tables of a query: whatever it names and is a topic becomes a view, read as it is now.
+
+Spark's own parser says which tables a query names. A topic whose name is no SQL name stands in backquotes (`` `orders-eu` ``); one with
+dots may do without, `orders.by_minute`, where that is a topic and no table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StructType, _parse_datatype_string
+
+from headrace.bulk.client import BulkClient
+from headrace.errors import ConfigError, UnknownTopic
+from headrace.spark.pipelines.diagnosis import diagnose
+from headrace.spark.pipelines.keys import nearest
+from headrace.spark.pipelines.plan import read_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_RELATION: Final = re.compile(r"'UnresolvedRelation \[(.*?)\], \[")
+_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_POSITION: Final = re.compile(r"line (\d+),? pos (\d+)")
+
+
+class QueryFault(ConfigError):
+    """A query that Spark cannot run; `kind` is the code of the broker's error if it was one."""
+
+    def __init__(self, text: str, kind: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How topics are read for a query."""
+
+    options: Mapping[str, str]
+    format: str = ""
+    """json, avro or protobuf: the fields of values are columns too. Empty: where a topic requires a schema."""
+    schema: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
+
+
+def relations(spark: SparkSession, query: str) -> list[str]:
+    """The tables a query names, in order, without those it defines itself; raises `QueryFault` if it is no SQL."""
+    session: Any = spark._jsparkSession
+    try:
+        plan = session.sessionState().sqlParser().parsePlan(query).toString()
+    except ParseException as failure:
+        raise QueryFault(explained(failure)) from None
+    own = set(re.findall(r"^\s*[:+|\- ]*CTE \[(.*)\]", plan, re.MULTILINE))
+    defined = {name.strip() for names in own for name in names.split(",")}
+    found = [name.replace(", ", ".") for name in _RELATION.findall(plan)]
+    return list(dict.fromkeys(name for name in found if name not in defined))
+
+
+def run_query(spark: SparkSession, client: BulkClient, query: str, reading: Reading) -> DataFrame:
+    """The query over topics, planned; its rows are computed when they are asked for. Raises `QueryFault` and `UnknownTopic`."""
+    topics = client.topics()
+    named = relations(spark, query)
+    for name in named:
+        if name in topics:
+            _view(spark, client, name, reading)
+        elif "." not in name and not _is_table(spark, name):
+            raise _unknown(name, topics)
+    # A name with dots means a schema and a table to Spark; where it is a topic, quoting it says so.
+    text = quoted(query, [name for name in named if "." in name and name in topics])
+    try:
+        return spark.sql(text)
+    except (AnalysisException, ParseException) as failure:
+        raise QueryFault(explained(failure), diagnose(failure).kind) from None
+
+
+def rows_of(frame: DataFrame, limit: int) -> pa.Table:
+    """The first rows, as Arrow; raises `QueryFault`."""
+    try:
+        return frame.limit(limit).toArrow()
+    except PySparkException as failure:
+        found = diagnose(failure)
+        raise QueryFault(found.text, found.kind) from None
+
+
+def quoted(query: str, names: list[str]) -> str:
+    """The query with these names in backquotes, wherever they stand outside of quotes and comments."""
+    if not names:
+        return query
+    pattern = re.compile(r"(?<![\w.`])(" + "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) + r")(?![\w`])")
+    parts, place = [], 0
+    for kept in _QUOTED.finditer(query):
+        parts += [pattern.sub(r"`\1`", query[place : kept.start()]), kept[0]]
+        place = kept.end()
+    return "".join([*parts, pattern.sub(r"`\1`", query[place:])])
+
+
+def explained(failure: PySparkException) -> str:
+    """One line, with the place in the text where Spark names one."""
+    found = diagnose(failure).text
+    position = _POSITION.search(str(failure))
+    return found if position is None or _POSITION.search(found) else f"{found} (line {position[1]}, pos {position[2]})"
+
+
+def _view(spark: SparkSession, client: BulkClient, topic: str, reading: Reading) -> None:
+    """Keys and values as text; with a schema, the fields of the values as columns too."""
+    try:
+        _frame(spark, client, topic, reading).createOrReplaceTempView(f"`{topic}`")
+    except PySparkException as failure:
+        raise QueryFault(explained(failure), diagnose(failure).kind) from None
+
+
+def _frame(spark: SparkSession, client: BulkClient, topic: str, reading: Reading) -> DataFrame:
+    options = {**reading.options, "subscribe": topic, "includeHeaders": "true", **reading.more}
+    required = client.schema(topic)
+    form = reading.format or (required.kind if required is not None else "")
+    columns = reading.schema
+    raw = spark.read.format("headrace").options(**options)
+    if form == "json" and required is None and not columns:
+        columns = guessed_columns(raw.load())
+    if not form or (form == "json" and required is None and not columns):
+        return raw.load().withColumns({name: F.col(name).cast("string") for name in ("key", "value")})
+    typed = raw.options(**{"value.format": form, "badRecords": "null"})
+    if columns:
+        typed = typed.schema(read_schema(columns, headers=True, errors=True))
+    frame = typed.load()
+    frame = frame.withColumn("key", F.col("key").cast("string"))
+    kind = frame.schema["value"].dataType
+    fields = kind.fieldNames() if isinstance(kind, StructType) else []
+    return frame.select("*", *(F.col(f"value.`{name}`") for name in fields if name not in frame.columns))
+
+
+def guessed_columns(frame: DataFrame, records_max: int = 1000) -> str:
+    """The columns that the first values have, as DDL; empty if they are no JSON objects."""
+    values = [row.value for row in frame.select(F.col("value").cast("string").alias("value")).limit(records_max).collect()]
+    objects = [value for value in values if value and _is_object(value)]
+    if not objects:
+        return ""
+    [row] = frame.sparkSession.range(1).select(F.schema_of_json(F.lit(f"[{','.join(objects)}]")).alias("ddl")).collect()
+    kind = _parse_datatype_string(row.ddl)
+    element = kind.elementType if isinstance(kind, ArrayType) else kind
+    return ", ".join(f"`{each.name}` {each.dataType.simpleString()}" for each in element.fields) if isinstance(element, StructType) else ""
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _is_table(spark: SparkSession, name: str) -> bool:
+    return bool(spark.catalog.tableExists(f"`{name}`"))
+
+
+def _unknown(name: str, topics: list[str]) -> UnknownTopic:
+    failure = UnknownTopic(name)
+    failure.args = (f"there is no topic {name!r}{nearest(name, topics)}",)
+    return failure

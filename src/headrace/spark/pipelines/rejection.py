@@ -1,0 +1,150 @@
+"""Rows that a pipeline refuses go to the dead letters of the topic they came from, with the reason; the others go on.
+
+The rows must still know where they came from: the columns `topic`, `partition` and `offset`. A record that is refused again, because
+its batch runs again or because two sinks read it, is one dead letter all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.bulk.client import Servers
+from headrace.errors import ConfigError
+from headrace.spark.connection import connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+ORIGIN: Final = ("topic", "partition", "offset")
+REASON: Final = "pipeline"
+_ERROR: Final = "__error"
+_servers_of_run: Servers | None = None
+
+
+def use_servers(servers: Servers) -> None:
+    """Whose dead letters `reject` and `each` mean; the runner says so before it calls any step."""
+    global _servers_of_run
+    _servers_of_run = servers
+
+
+def reject(frame: DataFrame, why: Column | str, *, servers: Servers | None = None) -> DataFrame:
+    """Send rows to the dead letters where `why` is not null; it is the reason. `why` is a column or an SQL expression.
+
+    reject(orders, "case when amount < 0 then 'the amount is negative' end")
+    """
+    from pyspark.sql import functions as F
+
+    _check_origin(frame, "reject")
+    reason = F.expr(why) if isinstance(why, str) else why
+    return frame.withColumn(_ERROR, reason.cast("string")).mapInArrow(Rejecter(servers or _servers()), frame.schema)
+
+
+def expect(frame: DataFrame, conditions: Mapping[str, str], servers: Servers) -> DataFrame:
+    """Keep rows that meet all conditions; the name of the first that is not met is the reason. A condition that is null is not met."""
+    from pyspark.sql import functions as F
+
+    first = F.coalesce(*(F.when(~F.coalesce(F.expr(condition), F.lit(False)), F.lit(name)) for name, condition in conditions.items()))
+    return reject(frame, first, servers=servers)
+
+
+def each(
+    frame: DataFrame, function: Callable[[dict[str, Any]], Mapping[str, Any] | None], schema: str, *, servers: Servers | None = None
+) -> DataFrame:
+    """Call a function for each row, as a dict, and go on with what it returns, of the given columns; None leaves the row out.
+
+    A row for which it raises an exception goes to the dead letters, with the exception as the reason, and does not fail the batch.
+    It is Python for each row: some 100,000 a second and core. SQL and `reject` are for more.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    _check_origin(frame, "each")
+    columns = StructType.fromDDL(schema)
+    assert isinstance(columns, StructType), "columns, not a single type"
+    wanted = to_arrow_schema(columns, timezone="UTC")
+    return frame.mapInArrow(Caller(servers or _servers(), function, wanted.serialize().to_pybytes()), schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejecter:
+    """What a task of `reject` runs."""
+
+    servers: Servers
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            errors = batch.column(_ERROR)
+            kept = batch.drop_columns([_ERROR])
+            if errors.null_count < len(errors):
+                bad = pc.is_valid(errors)
+                bury(self.servers, kept.filter(bad), errors.filter(bad))
+                kept = kept.filter(pc.invert(bad))
+            yield kept
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a task of `each` runs."""
+
+    servers: Servers
+    function: Callable[[dict[str, Any]], Mapping[str, Any] | None]
+    schema: bytes
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        for batch in batches:
+            made: list[Mapping[str, Any]] = []
+            bad: list[int] = []
+            errors: list[str] = []
+            for index, row in enumerate(batch.to_pylist()):
+                try:
+                    result = self.function(row)
+                    if result is not None:
+                        pa.RecordBatch.from_pylist([dict(result)], schema=schema)
+                        made.append(result)
+                except Exception as failure:  # whatever the user's code raises is the reason of the dead letter
+                    bad.append(index)
+                    errors.append(f"{type(failure).__name__}: {failure}"[:1000])
+            if bad:
+                bury(self.servers, batch.take(pa.array(bad, pa.int64())), pa.array(errors, pa.string()))
+            if made:
+                yield pa.RecordBatch.from_pylist([dict(row) for row in made], schema=schema)
+
+
+def bury(servers: Servers, rows: pa.RecordBatch, errors: pa.Array) -> None:
+    """Move the records of these rows to the dead letters, topic by topic."""
+    topics = _origin(rows, "topic")
+    for topic in pc.unique(topics).to_pylist():
+        mine = pc.equal(topics, topic)
+        letters = pa.RecordBatch.from_arrays(
+            [
+                _origin(rows, "partition").filter(mine).cast(pa.int32()),
+                _origin(rows, "offset").filter(mine).cast(pa.int64()),
+                errors.filter(mine).cast(pa.string()),
+                pa.array([REASON] * pc.sum(mine).as_py(), pa.string()),
+            ],
+            names=["partition", "offset", "error", "reason"],
+        )
+        connect(servers).dead_letters(topic, letters)
+
+
+def _origin(rows: pa.RecordBatch, name: str) -> pa.Array:
+    """A value may have a field of that name; then the record's own has another."""
+    return rows.column(f"record_{name}" if f"record_{name}" in rows.schema.names else name)
+
+
+def _servers() -> Servers:
+    if _servers_of_run is None:
+        raise ConfigError("reject and each need servers=… outside of a pipeline")
+    return _servers_of_run
+
+
+def _check_origin(frame: DataFrame, what: str) -> None:
+    missing = [name for name in ORIGIN if name not in frame.columns]
+    if missing:
+        raise ConfigError(f"{what} needs the columns topic, partition and offset to find the record again; {', '.join(missing)} is missing")
