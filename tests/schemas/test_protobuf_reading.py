@@ -42,7 +42,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def message(definition: bytes, **fields: Any) -> bytes:
-    return ProtobufSchema(definition).message_class(**fields).SerializeToString()
+    return bytes(ProtobufSchema(definition).message_class(**fields).SerializeToString())
 
 
 def one(definition: bytes, value: bytes) -> Any:
@@ -116,7 +116,7 @@ def _with_timestamp() -> bytes:
     timestamp_pb2.DESCRIPTOR.CopyToProto(stamp)
     own = FileDescriptorProto(name="own.proto", syntax="proto3", dependency=[stamp.name])
     own.message_type.add(name="M").field.add(name="at", number=1, label=1, type=11, type_name=".google.protobuf.Timestamp")
-    return FileDescriptorSet(file=[stamp, own]).SerializeToString()
+    return bytes(FileDescriptorSet(file=[stamp, own]).SerializeToString())
 
 
 def test_the_well_known_timestamp_is_one() -> None:

@@ -1,0 +1,129 @@
+"""The driver's part of typed values: from options and registry to the schema of the read, with errors before any task."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
+
+from headrace.bulk.client import BulkClient, TopicSchema
+from headrace.errors import ConfigError, InvalidSchema, UnknownSchema
+from headrace.spark.columns import check_columns, raw_schema
+from headrace.spark.options import Options
+from headrace.spark.servers import servers_of
+from headrace.spark.subscription import Subscription
+from headrace.spark.values.decoder import ERROR_COLUMN, Decoder
+from headrace.spark.values.recipe import Recipe
+from headrace.spark.values.types import check_part, json_shape, spark_type
+
+FORMATS: Final = ("raw", "json", "avro", "protobuf", "string")
+BAD_RECORDS: Final = ("fail", "dlq", "null")
+
+
+def is_typed(options: Options) -> bool:
+    """Whether values are to be decoded at all. Raises `ConfigError` for options that would have no effect."""
+    typed = options.choice("value.format", FORMATS) != "raw"
+    for name in ("value.schema", "value.version", "badRecords"):
+        if not typed and name in options:
+            raise ConfigError(f"option {name} needs value.format")
+    return typed
+
+
+def typed_schema(options: Options, client: BulkClient) -> StructType:
+    """What `load()` gives without a schema of the user's. Raises `ConfigError`, `UnknownTopic`."""
+    schema = raw_schema(headers=options.flag("includeHeaders", False))
+    if not is_typed(options):
+        return schema
+    value = spark_type(_registered(options, client)[0].reader().shape)
+    fields = [StructField("value", value) if field.name == "value" else field for field in schema.fields]
+    if options.choice("badRecords", BAD_RECORDS) == "null":
+        fields.append(StructField(ERROR_COLUMN, StringType()))
+    return StructType(fields)
+
+
+def plan(options: Options, schema: StructType, client: BulkClient) -> Decoder:
+    """The decoder for a read with this schema, the user's or that of `typed_schema`. Raises `ConfigError`, `UnknownTopic`."""
+    bad_records = options.choice("badRecords", BAD_RECORDS)
+    value = _value_of(schema, bad_records)
+    format = options.choice("value.format", FORMATS)
+    asks_again = False
+    if value is not None and format == "json" and not _has_schema(options, client):
+        recipe = Recipe(format, shape=json_shape(value))
+    else:
+        recipe, asks_again = _registered(options, client)
+        given = spark_type(recipe.reader().shape)
+        if value is not None and format == "json" and value != given:
+            recipe, asks_again = Recipe(format, shape=json_shape(value)), False
+        elif value is not None:
+            check_part(value, given)
+    kind = (
+        to_arrow_schema(StructType([StructField("value", value or spark_type(recipe.reader().shape))]), timezone="UTC").field("value").type
+    )
+    return Decoder(recipe, to_arrow_schema(schema, timezone="UTC"), kind, bad_records, servers_of(options), asks_again)
+
+
+def _value_of(schema: StructType, bad_records: str) -> DataType | None:
+    """The type of the column `value`, if it is asked for. The others are what they are."""
+    others = [field for field in schema.fields if field.name not in ("value", ERROR_COLUMN)]
+    check_columns(StructType(others))
+    value: DataType | None = None
+    for field in schema.fields:
+        if field.name == ERROR_COLUMN and (bad_records != "null" or field.dataType != StringType()):
+            raise ConfigError(f"column {ERROR_COLUMN} is a string, and is there with badRecords null")
+        if field.name == "value":
+            value = field.dataType
+            if not field.nullable:
+                raise ConfigError("the schema has value as not null, and a record may have none")
+    if isinstance(value, BinaryType):
+        raise ConfigError("the schema has value as binary, and value.format gives it another type; leave one of the two out")
+    return value
+
+
+def _has_schema(options: Options, client: BulkClient) -> bool:
+    return "value.schema" in options or any(client.schema(topic) is not None for topic in Subscription.of(options).topics(client))
+
+
+def _registered(options: Options, client: BulkClient) -> tuple[Recipe, bool]:
+    """The recipe by the option `value.schema` or by the registry, and whether it is the latter."""
+    format = options.choice("value.format", FORMATS)
+    if format == "string":
+        return Recipe(format), False
+    if "value.schema" in options:
+        if "value.version" in options:
+            raise ConfigError("options value.schema and value.version are both given: a text has no versions")
+        return _checked(Recipe(format, options.text("value.schema").encode()), "option value.schema"), False
+    found = _required(options, client, format)
+    return _checked(Recipe(format, found.definition, found.others), f"schema {found.name} version {found.version}"), True
+
+
+def _required(options: Options, client: BulkClient, format: str) -> TopicSchema:
+    """What the topics require; they have to agree on a schema, not on its version."""
+    version = options.count("value.version", 0)
+    topics = Subscription.of(options).topics(client)
+    best: TopicSchema | None = None
+    for topic in topics:
+        try:
+            found = client.schema(topic, version)
+        except UnknownSchema as error:
+            raise ConfigError(f"option value.version: {error}") from None
+        if found is None:
+            given = " in .schema(…), or as the option value.schema" if format == "json" else " as the option value.schema"
+            raise ConfigError(f"topic {topic} requires no schema (headrace schema require), so value.format {format} needs one{given}")
+        if found.kind != format:
+            raise ConfigError(f"topic {topic} requires schema {found.name}, which is {found.kind}, not {format} as value.format says")
+        if best is not None and best.name != found.name:
+            raise ConfigError(f"topics {topics[0]} and {topic} require two schemas, {best.name} and {found.name}: read them apart")
+        if best is None or found.version > best.version:
+            best = found
+    if best is None:
+        raise ConfigError("there is no topic yet whose schema could be used: give one as the option value.schema")
+    return best
+
+
+def _checked(recipe: Recipe, origin: str) -> Recipe:
+    try:
+        recipe.reader()
+    except InvalidSchema as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    return recipe
