@@ -53,7 +53,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
     """For `df.writeStream`; Spark makes a new one for each batch, on both sides of the tasks."""
     if overwrite:
-        raise ConfigError("a topic cannot be overwritten, as output mode 'complete' does with each batch: use 'append' or 'update'")
+        raise ConfigError("a topic cannot be overwritten, as output mode 'complete' does with each batch: use 'append', or foreachBatch")
     chosen = SinkOptions.of(options)
     if chosen.version is not None:
         raise ConfigError("the option 'txnVersion' is for batch writes: the version of a stream is the id of its batch")
@@ -85,7 +85,7 @@ class Outlet:
     def of(cls, options: SinkOptions, schema: StructType, *, job: str = "") -> Outlet:
         columns = SinkColumns.of(schema, topic=options.topic, headers=options.headers)
         if options.topic:
-            ensure_topic(options.servers, options.topic, until=time.monotonic() + CHECK_SECONDS_MAX)
+            ensure_topic(options.servers, options.topic, until=time.monotonic() + min(CHECK_SECONDS_MAX, options.patience_seconds))
         editions = Editions(topic=options.topic, app=options.app, version=options.version, job=job)
         return cls(options.servers, options.topic, columns, editions, options.patience_seconds)
 

@@ -1,0 +1,359 @@
+"""Kill driver, broker and workers again and again while a query copies a topic, and check that every row arrived exactly once.
+
+    python -m tests.spark.crash.supervisor --kills 100 [--seed 1] [--directory DIR]
+
+Each kill is aimed by a trap (see `traps.py`) and counted only when the trap has sprung and the process is gone. Between two kills the
+copy has to move on, so each finds a query at work; after some kills of the driver its successor is killed as well, before it
+has caught up. Workers die inside a query that goes on, brokers under one that waits or is started again: only a driver costs a new JVM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+import pyarrow as pa
+
+from headrace.bulk.client import BulkClient, Servers
+from headrace.errors import BrokerError
+from tests.spark.crash.traps import MYSELF, VARIABLE, Orders, Report, Traps
+from tests.spark.serving import BulkBroker, shadow_home
+
+_T = TypeVar("_T")
+SOURCE, TARGET = "crash.source", "crash.target"
+PARTITIONS: Final = 2
+ROWS_PER_BATCH: Final = 100
+BATCHES_AHEAD: Final = 60
+"""What is fed before each kill: more than a query can copy before the trap springs."""
+SECONDS_MAX: Final = 120.0
+
+IN_PLACE: Final = (
+    ("staging", "worker"),
+    ("staging", "broker"),
+    ("published", "broker"),
+    ("publishing", "broker"),
+    ("staged", "worker"),
+    ("staged", "broker"),
+    ("publishing", "broker"),
+    ("committing", "broker"),
+    ("planning", "broker"),
+)
+OF_DRIVERS: Final = ("published", "staging", "zombie", "recovery", "committing", "staged", "publishing", "planning")
+"""`recovery` kills twice: after its publication, and the successor while it prepares the same batch again."""
+
+
+@dataclass
+class Outcome:
+    """What a run did."""
+
+    kills: collections.Counter[str] = field(default_factory=collections.Counter)
+    during_publication: int = 0
+    fenced: list[str] = field(default_factory=list)
+    """How publications of drivers that were dead already ended."""
+    rows: int = 0
+    restarts: int = 0
+    """Of queries that failed, inside a driver that lived on."""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kills.items()))
+        return (
+            f"{self.kills.total()} kills ({kinds}); {self.during_publication} of them during a publication; fenced: {self.fenced}; "
+            f"{self.rows:,} rows exactly once; {self.restarts} queries restarted; {self.seconds:.0f} s"
+        )
+
+
+class NotExactlyOnce(AssertionError):
+    """A row is missing, there twice, or out of order."""
+
+
+class Driver:
+    """One life of the job."""
+
+    def __init__(self, directory: Path, settings: dict[str, object]) -> None:
+        path = directory / "settings.json"
+        path.write_text(json.dumps(settings))
+        self._log: IO[bytes] = (directory / "driver.log").open("ab")
+        environment = {**os.environ, VARIABLE: str(directory / "traps"), "SPARK_HOME": str(directory / "home")}
+        environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[3])}
+        # A group of its own: the JVM belongs to it, the Python workers have one of theirs and outlive the driver for a moment.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.crash.driver", str(path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def wait(self, seconds_max: float = SECONDS_MAX) -> int:
+        code = self.process.wait(seconds_max)
+        self._log.close()
+        return code
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.poll() is None or not self._log.closed:
+            self.wait()
+
+
+class Supervisor:
+    """Arms the traps, buries the dead, feeds the source, and counts the rows at the end."""
+
+    def __init__(self, directory: Path, *, seed: int) -> None:
+        self._directory = directory
+        self._rng = random.Random(seed)
+        for name in ("traps", "spark", "broker"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        shadow_home(directory / "home")
+        self._traps = Traps(directory / "traps")
+        self._broker = self._new_broker("127.0.0.1:0")
+        self._address = self._broker.address
+        self._bulk = BulkClient(Servers.parse(self._address, timeout_seconds=10.0))
+        self._fed = [0] * PARTITIONS
+        self._driver: Driver | None = None
+        self._must_serve = True
+        self.outcome = Outcome()
+
+    def _new_broker(self, address: str) -> BulkBroker:
+        broker = BulkBroker(self._directory / "broker", bulk=address)
+        broker.wait_ready()
+        return broker
+
+    def run(self, kills: int) -> Outcome:
+        started = time.monotonic()
+        for topic in (SOURCE, TARGET):
+            self._bulk.create_topic(topic, PARTITIONS)
+        for kind, point in schedule(kills):
+            self._feed()
+            if self._driver is None:
+                self._start_driver()
+            self._kill(kind, point)
+        self._finish()
+        self._compare()
+        self.outcome.seconds = time.monotonic() - started
+        return self.outcome
+
+    def close(self) -> None:
+        if self._driver is not None:
+            self._driver.kill()
+        self._bulk.close()
+        self._broker.__exit__(None, None, None)
+
+    # Life
+
+    def _feed(self) -> None:
+        """Only while nobody is about to kill the broker: what is appended is appended once."""
+        behind = sum(self._ends(SOURCE)) - sum(self._ends(TARGET))
+        missing = ROWS_PER_BATCH * BATCHES_AHEAD - behind
+        if missing <= 0:
+            return
+        for partition in range(PARTITIONS):
+            first, count = self._fed[partition], missing // PARTITIONS + 1
+            values = [f"{partition}:{first + number}".encode() for number in range(count)]
+            batch = pa.RecordBatch.from_pydict({"key": [str(partition).encode()] * count, "value": values})
+            self._bulk.append(SOURCE, [batch], partition=partition)
+            self._fed[partition] += count
+
+    def _ends(self, topic: str) -> list[int]:
+        return [partition.end for partition in self._bulk.describe([topic])[topic].partitions]
+
+    def _start_driver(self) -> None:
+        settings: dict[str, object] = {
+            "servers": self._address,
+            "source": SOURCE,
+            "target": TARGET,
+            "checkpoint": str(self._directory / "checkpoint"),
+            "directory": str(self._directory / "spark"),
+            "finish": str(self._directory / "finish"),
+            "rows": ROWS_PER_BATCH,
+            "rows_finishing": 50_000,
+        }
+        self._driver = Driver(self._directory, settings)
+
+    def _finish(self) -> None:
+        if self._driver is None:
+            self._start_driver()
+        assert self._driver is not None
+        (self._directory / "finish").touch()
+        code = self._driver.wait()
+        if code != 0:
+            raise AssertionError(f"the last driver left with {code}: {self.log()[-3000:]}")
+        self._driver = None
+        self.outcome.restarts = self.log().count("query failed")
+
+    def log(self) -> str:
+        return (self._directory / "driver.log").read_text(errors="replace")
+
+    # Death
+
+    def _kill(self, target: str, point: str) -> None:
+        match target, point:
+            case "driver", "recovery":
+                self._kill_driver("published")
+                self._start_driver()
+                self._kill_driver("planning", waking=True)
+            case "driver", "zombie":
+                self._kill_driver("zombie")
+                self._start_driver()
+                self._bury_zombie()
+            case "driver", _:
+                self._kill_driver(point)
+            case "broker", _:
+                self._kill_broker(point)
+            case _:
+                self._moving()
+                self._spring(point, Orders(processes=(MYSELF,)))
+                self._count("worker", point)
+
+    def _kill_driver(self, point: str, *, waking: bool = False) -> None:
+        assert self._driver is not None
+        if not waking:
+            self._moving()
+        orders = Orders(groups=(self._driver.process.pid,), processes=(MYSELF,) if point in ("committing", "staging") else ())
+        self._spring(point, orders)
+        code = self._driver.wait()
+        assert code == -signal.SIGKILL, f"the driver left with {code}"
+        self._driver = None
+        self._count("driver", f"{point} again" if waking else point)
+
+    def _kill_broker(self, point: str) -> None:
+        self._moving()
+        self._spring(point, Orders(processes=(self._broker.process.pid,)))
+        code = self._broker.process.wait(SECONDS_MAX)
+        assert code == -signal.SIGKILL, f"the broker left with {code}"
+        time.sleep(self._rng.choice((0.0, 0.0, 0.5)))  # at once, or after clients have given up a few times
+        self._broker = self._new_broker(self._address)
+        self._count("broker", point)
+
+    def _bury_zombie(self) -> None:
+        """Its successor is at work; now it may try to publish, and must not succeed."""
+        self._moving()
+        (self._directory / "traps" / "zombie.going").unlink()
+        report = self._until(lambda: self._told("zombie"), "the zombie to publish")
+        self.outcome.fenced.append(report.outcome)
+
+    def _told(self, point: str) -> Report | None:
+        report = self._traps.report(point)
+        return report if report is not None and report.outcome != "waiting" else None
+
+    def _spring(self, point: str, orders: Orders) -> None:
+        self._traps.arm(point, orders)
+        report = self._until(lambda: self._traps.report(point), f"the trap {point!r} to spring")
+        if report.outcome == "during it":
+            self.outcome.during_publication += 1
+
+    def _count(self, target: str, point: str) -> None:
+        self.outcome.kills[f"{target} {point}"] += 1
+
+    def _moving(self) -> None:
+        """The query copies: it has recovered from the last kill."""
+        before = self._patient_end()
+        self._until(lambda: self._patient_end() > before or None, "the copy to move on")
+
+    def _patient_end(self) -> int:
+        try:
+            return sum(self._ends(TARGET))
+        except BrokerError:
+            return 0
+
+    def _until(self, look: Callable[[], _T | None], what: str) -> _T:
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            found = look()
+            if found is not None:
+                return found
+            if self._driver is not None and (code := self._driver.process.poll()) not in (None, -signal.SIGKILL):
+                raise AssertionError(f"the driver left with {code}: {self.log()[-3000:]}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {SECONDS_MAX} s for {what}; {self.outcome}; {self.log()[-3000:]}")
+            time.sleep(0.02)
+
+    # Judgement
+
+    def _compare(self) -> None:
+        """Both topics, row by row: what was fed is in the source, and the target is the source."""
+        for partition in range(PARTITIONS):
+            wanted = [f"{partition}:{number}".encode() for number in range(self._fed[partition])]
+            source, target = self._values(SOURCE, partition), self._values(TARGET, partition)
+            if source != wanted:
+                raise AssertionError(f"the source is not what was fed: {len(source)} rows instead of {len(wanted)}")
+            if target != source:
+                raise NotExactlyOnce(_difference(partition, source, target))
+            self.outcome.rows += len(target)
+
+    def _values(self, topic: str, partition: int) -> list[bytes]:
+        end = self._ends(topic)[partition]
+        return [value for batch in self._bulk.read(topic, partition, 0, end, columns=("value",)) for value in batch.column(0).to_pylist()]
+
+
+def _difference(partition: int, source: list[bytes], target: list[bytes]) -> str:
+    counts = collections.Counter(target)
+    missing = [row for row in source if not counts[row]]
+    double = [row for row, count in counts.items() if count > 1]
+    place = next((index for index, (left, right) in enumerate(zip(source, target, strict=False)) if left != right), len(target))
+    return (
+        f"partition {partition}: {len(source)} rows copied as {len(target)}; {len(missing)} missing {missing[:5]}, "
+        f"{len(double)} twice {double[:5]}; the first difference is at {place}"
+    )
+
+
+def schedule(kills: int) -> Iterator[tuple[str, str]]:
+    """(target, point), so many that they make `kills` kills: two in place, then one of a driver."""
+    places, drivers = 0, 0
+    while kills > 0:
+        for _ in range(min(2, kills)):
+            point, target = IN_PLACE[places % len(IN_PLACE)]
+            places += 1
+            kills -= 1
+            yield target, point
+        if kills > 0:
+            point = OF_DRIVERS[drivers % len(OF_DRIVERS)]
+            drivers += 1
+            kills -= 2 if point == "recovery" else 1
+            yield "driver", point
+
+
+def kill_repeatedly(directory: Path, *, kills: int, seed: int) -> Outcome:
+    """Raises `NotExactlyOnce`, or another `AssertionError` if the run itself did not work."""
+    supervisor = Supervisor(directory, seed=seed)
+    try:
+        return supervisor.run(kills)
+    finally:
+        supervisor.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.spark.crash.supervisor", description="Kill a copying Spark job; count its rows.")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", type=Path, help="work here (default: a temporary directory, removed if all is well)")
+    options = parser.parse_args()
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="headrace-spark-kill9-"))
+    try:
+        print(kill_repeatedly(directory, kills=options.kills, seed=options.seed))
+    except AssertionError as failure:
+        print(f"{failure}\neverything is in {directory}", file=sys.stderr)
+        return 1
+    if options.directory is None:
+        shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

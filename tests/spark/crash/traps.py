@@ -1,0 +1,190 @@
+"""Traps: a process that passes a named point of a write kills whom it was told to, or itself.
+
+The supervisor arms a point by a file of that name in the directory HEADRACE_TRAPS. Whoever passes the point first takes the file away
+(a rename, so one trap springs once however many tasks pass) and kills at that very moment. The file that is left says what happened:
+a kill that nobody can show has not been one.
+
+    planning     the driver prepares the write of a batch
+    staging      a task has sent its first rows
+    staged       a task has sealed its stage, and Spark does not know
+    committing   the driver is about to publish
+    publishing   the broker is at it: a moment after it was asked
+    published    all is visible, and Spark does not know
+    zombie       as `committing`, but the publishing process outlives its driver, and publishes when a new one is at work
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from headrace.errors import BrokerError
+from headrace.spark.sink import Staged, StreamSink, stream_writer
+from headrace.spark.source import HeadraceSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VARIABLE: Final = "HEADRACE_TRAPS"
+POINTS: Final = ("planning", "staging", "staged", "committing", "publishing", "published", "zombie")
+MYSELF: Final = 0
+PUBLISH_SECONDS: Final = 0.004
+"""About what a small publication takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Whom to kill: processes by their ids, or whole groups; `MYSELF` is whoever springs the trap."""
+
+    processes: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+    delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a sprung trap leaves behind."""
+
+    point: str
+    by: int
+    outcome: str = ""
+
+
+class Traps:
+    """A directory of them, as both sides see it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @classmethod
+    def here(cls) -> Traps:
+        return cls(Path(os.environ[VARIABLE]))
+
+    def arm(self, point: str, orders: Orders) -> None:
+        assert point in POINTS
+        self.report_file(point).unlink(missing_ok=True)
+        self._write(self._directory / point, asdict(orders))
+
+    def take(self, point: str) -> Orders | None:
+        """Whoever gets the orders carries them out."""
+        taken = self._directory / f"{point}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            (self._directory / point).rename(taken)
+        except FileNotFoundError:
+            return None
+        orders = Orders(**json.loads(taken.read_text()))
+        taken.unlink()
+        return orders
+
+    def is_armed(self, point: str) -> bool:
+        return (self._directory / point).exists()
+
+    def tell(self, point: str, outcome: str = "") -> None:
+        self._write(self.report_file(point), asdict(Report(point, os.getpid(), outcome)))
+
+    def report(self, point: str) -> Report | None:
+        try:
+            return Report(**json.loads(self.report_file(point).read_text()))
+        except FileNotFoundError:
+            return None
+
+    def report_file(self, point: str) -> Path:
+        return self._directory / f"{point}.sprung"
+
+    def _write(self, path: Path, content: object) -> None:
+        """There whole or not at all."""
+        new = path.with_name(f"{path.name}.new{os.getpid()}")
+        new.write_text(json.dumps(content))
+        new.rename(path)
+
+
+def spring(point: str, outcome: str = "") -> None:
+    traps = Traps.here()
+    orders = traps.take(point)
+    if orders is not None:
+        traps.tell(point, outcome)
+        kill(orders)
+
+
+def kill(orders: Orders) -> None:
+    for group in orders.groups:
+        os.killpg(group, signal.SIGKILL)
+    for process in orders.processes:
+        os.kill(process or os.getpid(), signal.SIGKILL)
+
+
+class TrappedSource(HeadraceSource):
+    """The format `headrace` with traps on its way out."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "trapped"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        spring("planning")
+        return TrappedSink(stream_writer(self.options, schema, overwrite).outlet)
+
+
+class TrappedSink(StreamSink):
+    """Spark makes it of `TrappedSource` where `headrace` would make its parent."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        staged = super().write(_trapped(iterator))
+        spring("staged")
+        return staged
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        spring("committing")
+        _outlive()
+        returned = threading.Event()
+        if (orders := Traps.here().take("publishing")) is not None:
+            threading.Thread(target=_kill_later, args=(orders, returned), daemon=True).start()
+        try:
+            super().commit(messages, batchId)
+        except BrokerError as failure:
+            if Traps.here().report("zombie") is not None:
+                Traps.here().tell("zombie", type(failure).__name__)
+            raise
+        returned.set()
+        spring("published")
+
+
+def _trapped(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """When the second batch is asked for, the first is on its way."""
+    for batch in rows:
+        half = batch.num_rows // 2
+        yield batch.slice(0, half)
+        spring("staging")
+        yield batch.slice(half)
+
+
+def _kill_later(orders: Orders, returned: threading.Event) -> None:
+    time.sleep(random.uniform(0, PUBLISH_SECONDS))
+    Traps.here().tell("publishing", "after it" if returned.is_set() else "during it")
+    kill(orders)
+
+
+def _outlive() -> None:
+    """Kill the driver, and go on when its successor has superseded it, which the supervisor says by taking the `going` file away."""
+    traps = Traps.here()
+    orders = traps.take("zombie")
+    if orders is None:
+        return
+    going = traps.report_file("zombie").with_name("zombie.going")
+    going.touch()
+    traps.tell("zombie", "waiting")
+    kill(orders)
+    deadline = time.monotonic() + 120
+    while going.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -1,0 +1,25 @@
+"""Writes as a user types them, against the broker of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.serving import BulkBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(broker: BulkBroker) -> Write:
+    """`write(frame, topic=…)`: a batch write in append mode."""
+
+    def write(frame: DataFrame, **options: str) -> None:
+        frame.write.format("headrace").options(**{"kafka.bootstrap.servers": broker.address, **options}).mode("append").save()
+
+    return write
