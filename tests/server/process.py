@@ -22,7 +22,7 @@ WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli im
 class BrokerProcess:
     """Started on a free port; `with` waits until it is ready, makes sure that no process is left behind, and verifies the data
     directory that is. The variable KEY, where a test sets one, is taken for the encryption key. With `log`, stderr goes to that
-    file: nobody reads a pipe during a test, and a broker with much to say would wait for that."""
+    file: nobody reads a pipe during a test, and a broker with much to say would wait for that. `code` runs instead of the module."""
 
     def __init__(
         self,
@@ -30,13 +30,15 @@ class BrokerProcess:
         *arguments: str,
         data: Path | None = None,
         uvloop: bool = True,
+        code: str = "",
         log: Path | None = None,
         **environment: str,
     ) -> None:
         self.data = data or directory / "data"
         self._key = bytes.fromhex(environment["KEY"]) if "KEY" in environment else None
         self.ready_file = directory / f"ready-{time.monotonic_ns()}"
-        python = [sys.executable, "-m", "headrace"] if uvloop else [sys.executable, "-c", WITHOUT_UVLOOP]
+        code = code or ("" if uvloop else WITHOUT_UVLOOP)
+        python = [sys.executable, "-c", code] if code else [sys.executable, "-m", "headrace"]
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
         # Arrow takes longer to load than all the rest, and the default port is one for the whole machine: only those who ask get the lane.
         environment.setdefault("HEADRACE__LISTEN__BULK", "")
