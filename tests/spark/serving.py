@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pyspark
 
 from tests.server.process import BrokerProcess
 
+HURRIED = """
+from headrace.engine.embedded import EmbeddedEngine
+EmbeddedEngine.__init__.__kwdefaults__["maintain_interval_seconds"] = 0.1
+from headrace.cli import main
+main()
+"""
+"""A broker that looks after retention ten times a second."""
+
 
 class BulkBroker(BrokerProcess):
     """A broker on free ports with the bulk lane open; `bulk="127.0.0.1:PORT"` opens it where an earlier life had it."""
 
-    def __init__(self, directory: Path, *arguments: str, bulk: str = "127.0.0.1:0", data: Path | None = None, **environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        bulk: str = "127.0.0.1:0",
+        data: Path | None = None,
+        code: str = HURRIED,
+        **environment: str,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        super().__init__(directory, "--bulk", bulk, *arguments, data=data, log=directory / "broker.log", **environment)  # type: ignore[arg-type]  # texts
+        log = directory / "broker.log"
+        super().__init__(directory, "--bulk", bulk, *arguments, data=data, code=code, log=log, **environment)  # type: ignore[arg-type]  # texts
 
     def __enter__(self) -> BulkBroker:
         super().__enter__()
@@ -29,6 +48,13 @@ class BulkBroker(BrokerProcess):
     def tcp(self) -> str:
         """Of the TCP door, as the command line wants it."""
         return self.door("tcp")
+
+    def command(self, *arguments: str) -> str:
+        """What `headrace ARGUMENTS` prints, asked of this broker."""
+        command = [sys.executable, "-m", "headrace", *arguments, "--server", self.tcp]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def door(self, kind: str) -> str:
         doors = self.ready["doors"]

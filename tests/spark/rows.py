@@ -1,0 +1,68 @@
+"""Rows into topics, and DataFrames out of them, in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from headrace.bulk.client import BulkClient
+from tests.spark.serving import BulkBroker
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def publish(bulk: BulkClient, topic: str, values: Sequence[bytes | None] | range, *, partition: int = 0, **columns: pa.Array) -> None:
+    """A range is published as its numbers."""
+    texts = [b"%d" % value for value in values] if isinstance(values, range) else list(values)
+    bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary()), **columns})], partition=partition)
+
+
+def load(spark: SparkSession, broker: BulkBroker, *, schema: str = "", **options: object) -> DataFrame:
+    reader = spark.read.format("headrace").option("kafka.bootstrap.servers", broker.address)
+    reader = reader.schema(schema) if schema else reader
+    return reader.options(**{name: str(value) for name, value in options.items()}).load()
+
+
+def load_stream(spark: SparkSession, broker: BulkBroker, **options: object) -> DataFrame:
+    reader = spark.readStream.format("headrace").option("kafka.bootstrap.servers", broker.address)
+    return reader.options(**{name: str(value) for name, value in options.items()}).load()
+
+
+def values_of(frame: DataFrame) -> list[str]:
+    """The values in the order of their places."""
+    ordered = frame.orderBy("topic", "partition", "offset").selectExpr("CAST(value AS STRING)").collect()
+    return [row[0] for row in ordered]
+
+
+class Collected:
+    """A stream into a table in memory; `run()` reads what is there and ends."""
+
+    def __init__(self, spark: SparkSession, broker: BulkBroker, directory: Path, **options: object) -> None:
+        self._spark, self._broker = spark, broker
+        self._options = {"startingOffsets": "earliest", **options}
+        self.checkpoint = directory / "checkpoint"
+        self.batches: list[list[tuple[Any, ...]]] = []
+
+    def start(self, *, available_now: bool = True) -> StreamingQuery:
+        frame = load_stream(self._spark, self._broker, **self._options)
+        writer = frame.writeStream.foreachBatch(self._take).option("checkpointLocation", str(self.checkpoint))
+        return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")).start()
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        rows = frame.selectExpr("topic", "partition", "offset", "CAST(value AS STRING)").collect()
+        self.batches.append(sorted(tuple(row) for row in rows))
+
+    def run(self) -> StreamingQuery:
+        query = self.start()
+        query.awaitTermination(120)
+        assert not query.isActive
+        return query
+
+    @property
+    def values(self) -> list[str]:
+        return [row[3] for row in sorted(row for batch in self.batches for row in batch)]
