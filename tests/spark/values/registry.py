@@ -10,7 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from headrace.bulk.client import READ_SCHEMA, BulkClient, TopicSchema
-from headrace.errors import BrokerError, UnknownSchema
+from headrace.errors import BrokerError, Unavailable, UnknownSchema
 from headrace.spark.options import Options
 
 
@@ -23,6 +23,8 @@ class Registry:
     letters: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     asked: int = 0
     failure: BrokerError | None = None
+    away: int = 0
+    """How many moves to the dead letters meet a broker that is away."""
 
     def topics(self) -> list[str]:
         return sorted({*self.versions, *self.names})
@@ -45,6 +47,9 @@ class Registry:
         return TopicSchema(name, number, kind, texts[number - 1], others=others)
 
     def dead_letters(self, topic: str, batch: pa.RecordBatch) -> int:
+        if self.away:
+            self.away -= 1
+            raise Unavailable("away")
         self.letters.append((topic, batch.to_pylist()))
         return int(batch.num_rows)
 

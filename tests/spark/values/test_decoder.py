@@ -106,7 +106,20 @@ def test_dlq_moves_the_record_and_leaves_the_row_out(registry: Registry) -> None
         (3, 100, "unreadable"),
         (3, 102, "unreadable"),
     ]
-    assert letters[1]["error"].startswith("not readable as json: not JSON")
+    assert letters[1]["error"].startswith("as json: not JSON")
+
+
+def test_a_broker_that_is_away_for_a_moment_gets_the_bad_records_when_it_is_back(registry: Registry) -> None:
+    registry.away = 2
+    assert decoder_of(registry, badRecords="dlq").decode(rows([BAD]), "t").num_rows == 0
+    assert len(registry.letters) == 1
+
+
+def test_a_bad_record_that_cannot_be_moved_fails_the_task(registry: Registry) -> None:
+    registry.away = 1_000
+    typed = decoder_of(registry, badRecords="dlq", kafkaConsumer_pollTimeoutMs="20")
+    with pytest.raises(Unavailable):
+        typed.decode(rows([BAD]), "t")
 
 
 def test_a_batch_of_bad_records_only_is_empty(registry: Registry) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError, HeadraceError
 from headrace.limits import DEAD_LETTERS_MOVED_MAX
 from headrace.spark.connection import connect
+from headrace.spark.endurance import Endurance
 from headrace.spark.values.recipe import Recipe
 
 REASON: Final = "unreadable"
@@ -50,6 +52,7 @@ class Decoder:
     bad_records: str
     """fail, dlq or null."""
     servers: Servers
+    endurance: Endurance
     asks_again: bool = False
     """Whether the registry may know a version of the schema that it did not know when the query began."""
 
@@ -143,10 +146,11 @@ class Decoder:
             letters = {
                 "partition": batch.column("partition").take(pa.array(some)),
                 "offset": batch.column("offset").take(pa.array(some)),
-                "error": pa.array([f"not readable as {self.recipe.format}: {faults[index]}" for index in some], pa.string()),
+                "error": pa.array([f"as {self.recipe.format}: {faults[index]}" for index in some], pa.string()),
                 "reason": pa.array([REASON] * len(some), pa.string()),
             }
-            client.dead_letters(topic, pa.RecordBatch.from_pydict(letters))
+            moved = pa.RecordBatch.from_pydict(letters)
+            self.endurance.throughout(partial(client.dead_letters, topic, moved))
 
 
 def _nulls(batch: pa.RecordBatch) -> pa.Array:

@@ -10,6 +10,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 from headrace.bulk.client import BulkClient, TopicSchema
 from headrace.errors import ConfigError, InvalidSchema, UnknownSchema
 from headrace.spark.columns import check_columns, raw_schema
+from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
 from headrace.spark.servers import servers_of
 from headrace.spark.subscription import Subscription
@@ -57,10 +58,10 @@ def plan(options: Options, schema: StructType, client: BulkClient) -> Decoder:
             recipe, asks_again = Recipe(format, shape=json_shape(value)), False
         elif value is not None:
             check_part(value, given)
-    kind = (
-        to_arrow_schema(StructType([StructField("value", value or spark_type(recipe.reader().shape))]), timezone="UTC").field("value").type
-    )
-    return Decoder(recipe, to_arrow_schema(schema, timezone="UTC"), kind, bad_records, servers_of(options), asks_again)
+    values = StructType([StructField("value", spark_type(recipe.reader().shape) if value is None else value)])
+    kind = to_arrow_schema(values, timezone="UTC").field("value").type
+    given_schema = to_arrow_schema(schema, timezone="UTC")
+    return Decoder(recipe, given_schema, kind, bad_records, servers_of(options), Endurance.of(options), asks_again)
 
 
 def _value_of(schema: StructType, bad_records: str) -> DataType | None:
