@@ -172,7 +172,7 @@ BULK_READ_ROWS_MAX: Final = 1 << 20
 """Rows of one record batch, whatever a reader asks for."""
 BULK_BATCH_BYTES_TARGET: Final = 16 * MIB
 """Keys and values of one record batch on its way out; more only if a single record has more."""
-BULK_READ_AHEAD_BYTES: Final = 8 * MIB
+BULK_READ_AHEAD_BYTES: Final = 4 * MIB - 64 * KIB
 """What is read from the log while the batches before it are being sent: a reader holds about twice this."""
 BULK_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Records of one put that are on their way to the disk before the next are read from its connection."""

@@ -14,6 +14,7 @@ from headrace.access.access import Access
 from headrace.broker.broker import Broker
 from headrace.bulk.bridge import Bridge
 from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware, OpenHandshake
+from headrace.bulk.memory import keep_large_pieces
 from headrace.bulk.server import BulkServer
 
 
@@ -40,6 +41,7 @@ class Lane:
     @classmethod
     async def open(cls, host: str, port: int, broker: Broker, access: Access, settings: LaneSettings) -> Lane:
         """Raises `OSError`; gRPC does not say why, so whoever wants to know tries the address first."""
+        keep_large_pieces()
         bridge = Bridge(asyncio.get_running_loop())
         callers = Callers(bridge, access, settings.principal)
         scheme, options = "grpc+tcp", dict[str, Any](middleware={MIDDLEWARE: LoginMiddleware(callers)})
