@@ -37,9 +37,9 @@ class Bounds:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Appended:
-    """Where a run landed."""
+    """Where a run landed. Not frozen only because frozen ones take twice as long to make, and a flush may make thousands."""
 
     base_offset: int
     count: int

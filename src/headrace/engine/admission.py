@@ -24,6 +24,8 @@ def check_run(run: AnyRun) -> int:
     count = len(run.values)
     if count == 0:
         raise InvalidRequest("a run needs at least one record")
+    if run.keys is None and run.headers is None and run.timestamps is None and run.expiries is None:
+        return _check_sizes(run.values, VALUE_BYTES_MAX)
     for column in (run.keys, run.headers, run.timestamps, run.expiries):
         if column is not None and len(column) != count:
             raise InvalidRequest(f"a column of {len(column)} entries does not fit a run of {count} records")

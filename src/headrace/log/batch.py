@@ -40,6 +40,7 @@ from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
 from google_crc32c import extend as crc32c_extend
+from google_crc32c import implementation as crc32c_implementation
 from google_crc32c import value as crc32c
 
 from headrace.columns import Column, blank_nulls, decode_headers, encode_headers, packed, slices
@@ -48,6 +49,9 @@ from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KIB
 from headrace.log import zstd
 from headrace.log.crypt import NONCE_BYTES, TAG_BYTES, Keyring
 from headrace.records import NEVER, AnyRun, ColumnRun, Headers, Record, Run
+
+CHECKSUMS_IN_C: Final = crc32c_implementation == "c"
+"""Without its extension module the library takes a second for a megabyte."""
 
 MAGIC: Final = b"HRB\x01"
 VERSION: Final = 1
@@ -67,8 +71,11 @@ _KNOWN_FLAGS: Final = (1 << 9) - 1
 
 _HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
-_FRONT = struct.Struct("<4sII")
+_COVERED = struct.Struct("<IHHIIQIIqq12sI")
+assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers all of the header behind itself"
 _CRC = struct.Struct("<I")
+_SINGLE = struct.Struct("<II")
+"""The offsets array of one record."""
 _NO_NONCE: Final = bytes(NONCE_BYTES)
 _PARTS_FROM_BYTES: Final = 64 * KIB
 """A batch of this size is written from where its columns lie: one copy of it costs more than a few entries of a write vector."""
@@ -477,19 +484,24 @@ def build(
 def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) -> Built:
     """As `build`, for values and nothing else: a flush to a thousand partitions makes a thousand of these."""
     content = b"".join(values)
-    ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
-    ends_padding, content_padding = _PADDING[len(ends) % ALIGN], _PADDING[len(content) % ALIGN]
-    raw_size = len(ends) + len(ends_padding) + len(content) + len(content_padding)
-    count, size = len(values), HEADER_BYTES + raw_size
+    count, padding = len(values), _PADDING[len(content) % ALIGN]
+    if count == 1:
+        ends = _SINGLE.pack(0, len(content))
+    else:
+        ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
+        ends += _PADDING[len(ends) % ALIGN]
+    raw_size = len(ends) + len(content) + len(padding)
+    size = HEADER_BYTES + raw_size
     assert size <= BATCH_BYTES_MAX
-    front = _HEADER.pack(MAGIC, 0, size, VERSION, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0)[8:]
-    crc = crc32c_extend(crc32c(front + ends + ends_padding), content)
-    if content_padding:
-        crc = crc32c_extend(crc, content_padding)
+    front = _COVERED.pack(size, VERSION, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0) + ends
+    parts: tuple[bytes, ...]
+    if size < _PARTS_FROM_BYTES:
+        front = b"".join((front, content, padding))
+        crc, parts = crc32c(front), ()
+    else:
+        crc, parts = crc32c_extend(crc32c_extend(crc32c(front), content), padding), (content, padding)
     header = BatchHeader(crc, size, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
-    if size >= _PARTS_FROM_BYTES:
-        return header, (b"".join((MAGIC, _CRC.pack(crc), front, ends, ends_padding)), content, content_padding)
-    return header, (b"".join((MAGIC, _CRC.pack(crc), front, ends, ends_padding, content, content_padding)),)
+    return header, (MAGIC + _CRC.pack(crc) + front, *parts)
 
 
 def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> tuple[bytes, ...]:

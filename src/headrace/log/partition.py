@@ -134,7 +134,7 @@ class Partition:
 
     def push(self, batches: list[Built]) -> int:
         """These batches are safe in the journal: show them to readers. Returns their size in bytes."""
-        size = sum(header.size for header, _ in batches)
+        size = batches[0][0].size if len(batches) == 1 else sum(header.size for header, _ in batches)
         with self.lock:
             if self.dropped:
                 return 0

@@ -16,6 +16,8 @@ def pieces(runs: Sequence[AnyRun], now: int, *, small: bool) -> list[AnyRun]:
 
     A run of columns is as good as a batch: it is neither joined nor cut.
     """
+    if small and len(runs) == 1 and (runs[0].headers is None or isinstance(runs[0], ColumnRun)) and len(runs[0]) <= BATCH_RECORDS_MAX:
+        return [runs[0]]
     found: list[AnyRun] = []
     waiting: list[Run] = []
     for run in runs:
