@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.log.batch import CHECKSUMS_IN_C
+from tests.canaries import ENCRYPTION_KEY
 from tests.server.process import BrokerProcess, refusal
 
 
@@ -167,14 +169,14 @@ def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> 
 
 
 def test_a_wrong_key_refuses_to_start(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, "--set", "storage.key_env=KEY", KEY="11" * 32) as broker:
+    with BrokerProcess(tmp_path, "--set", "storage.key_env=KEY", KEY=ENCRYPTION_KEY.hex()) as broker:
         assert broker.stop()[0] == 0
     for key in ("22" * 32, None):
         arguments = [] if key is None else ["--set", "storage.key_env=KEY"]
         text = refusal(tmp_path, *arguments, **({} if key is None else {"KEY": key}))
         assert text.startswith(f"data directory {tmp_path / 'data'}: ")
         assert "22" * 32 not in text
-    with BrokerProcess(tmp_path, "--set", "storage.key_env=KEY", KEY="11" * 32) as again:
+    with BrokerProcess(tmp_path, "--set", "storage.key_env=KEY", KEY=ENCRYPTION_KEY.hex()) as again:
         assert again.stop()[0] == 0
 
 
@@ -184,3 +186,18 @@ def test_the_limit_of_open_files_is_raised_to_what_is_allowed(tmp_path: Path) ->
     [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
     soft, hard = line.split()[3:5]
     assert soft == hard
+
+
+def test_checksums_in_python_are_warned_of(tmp_path: Path) -> None:
+    without_extension = "import sys; sys.modules['google_crc32c.cext'] = None; from headrace.cli import main; main()"
+    with BrokerProcess(tmp_path, code=without_extension) as broker:
+        code, _, errors = broker.stop()
+    assert code == 0
+    assert "checksums are made in Python" in errors
+
+
+def test_checksums_in_c_are_not_worth_a_word(tmp_path: Path) -> None:
+    assert CHECKSUMS_IN_C, "without it, no figure of this machine means anything"
+    with BrokerProcess(tmp_path) as broker:
+        _, _, errors = broker.stop()
+    assert "checksums" not in errors

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace import __version__
+from headrace.log.batch import CHECKSUMS_IN_C
 from headrace.records import Ack
 from headrace.server.api_keys import configured
 from headrace.server.config import AccessMode, Config
@@ -63,6 +64,8 @@ def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
     started = time.monotonic()
     set_up_logs(config.log)
     _raise_file_limit()
+    if not CHECKSUMS_IN_C:
+        _log.warning("checksums are made in Python, about 1 MB/s: this google-crc32c has no extension module")
     server = Server(
         config,
         key=read_key(config.storage, environment),
