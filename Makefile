@@ -4,9 +4,8 @@
 VENV  := .venv
 BIN   := $(VENV)/bin
 DATA  ?= data
-LISTEN ?=
-QUIC ?= $(if $(LISTEN),,127.0.0.1:4848)
 DURATION ?=
+DEMO_ARGS ?=
 SERVE_ARGS ?=
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 BENCH_ARGS ?= log
@@ -17,14 +16,17 @@ DEV_STAMP := $(VENV)/.installed-dev
 MANIFESTS := pyproject.toml constraints.txt tools/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format docs bench clean install
+.PHONY: help run serve test lint format docs bench clean install
 
 help: ## list the verbs
 	@echo "make VERB [NAME=value ...]"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: $(RUN_STAMP) ## start the broker on DATA=data (DURATION=60: stop by itself; LISTEN="host:port ..."; QUIC=host:port; SERVE_ARGS=...)
-	@$(BIN)/headrace serve --data $(DATA) $(strip $(addprefix --listen ,$(LISTEN)) $(addprefix --listen-quic ,$(QUIC)) $(if $(DURATION),--duration $(DURATION)) $(SERVE_ARGS))
+run: $(RUN_STAMP) ## the whole story on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: ends by itself; DEMO_ARGS=...)
+	@$(BIN)/headrace demo examples/orders/pipeline.toml --data $(DATA) $(strip $(if $(DURATION),--duration $(DURATION)) $(DEMO_ARGS))
+
+serve: $(RUN_STAMP) ## the broker alone, with all doors, on DATA=data (SERVE_ARGS=...)
+	@$(BIN)/headrace serve --data $(DATA) --listen-quic 127.0.0.1:4848 $(SERVE_ARGS)
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
 	@tools/setup system strace java

@@ -1,0 +1,34 @@
+"""`headrace demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headrace.cli.serve import to_seconds
+
+
+@click.command()
+@click.argument("pipeline", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--data", metavar="DIR", type=click.Path(path_type=Path), default=Path("data"), show_default=True, help="The data directory.")
+@click.option(
+    "--duration", metavar="SECONDS", callback=to_seconds, help="Send orders for so long, verify, and exit. Default: until Ctrl-C."
+)
+@click.option("--rate", metavar="N", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Orders a second.")
+@click.option("--listen", metavar="HOST:PORT", multiple=True, help="As `headrace serve --listen`; the first must take every protocol.")
+@click.option("--listen-quic", metavar="HOST:PORT", default="127.0.0.1:4848", show_default=True, help="As `headrace serve --listen-quic`.")
+@click.option("--bulk", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --bulk`.")
+def demo(pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, bulk: str) -> int:
+    """Run everything at once: broker, sample orders, pipeline on Spark.
+
+    Orders go in through every protocol, some of them malformed. PIPELINE is the file of the pipeline that counts them:
+    examples/orders/pipeline.toml. At the end everything that was sent is held against its totals, and the exit code says whether they
+    match.
+    """
+    from rich.console import Console
+
+    from headrace.demo.story import Plot, tell
+
+    plot = Plot(pipeline, data, duration, rate, listen, listen_quic, bulk)
+    return 0 if tell(plot, Console()) else 1

@@ -1,0 +1,35 @@
+"""What the terminal shows."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from headrace.demo.orders import Total
+from headrace.demo.screen import Scene, Screen, line
+from headrace.demo.traffic import DoorTraffic, Traffic
+
+
+def scene() -> Scene:
+    traffic = Traffic({"figg": DoorTraffic("figg://127.0.0.1:9092", 1_200, 99.6)}, [b"x"] * 1_200)
+    return Scene(traffic, "orders are sent", {"2025-11-15T12:00Z": Total("2025-11-15T12:00Z", 1_180, 123_456)}, 12, ("headrace sub demo",))
+
+
+def test_where_nobody_looks_a_line_now_and_then_says_what_happens() -> None:
+    output = io.StringIO()
+    with Screen(Console(file=output, width=200), scene()) as screen:
+        screen.show()
+        screen.show()
+    assert output.getvalue().count("\n") == 1
+    assert "1,200 orders: figg 1,200" in output.getvalue()
+    assert line(scene(), 7).startswith("   7 s  orders are sent  |")
+
+
+def test_a_terminal_gets_doors_rates_totals_and_what_to_try_next() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=120, force_terminal=True, legacy_windows=False)
+    with Screen(console, scene()) as screen:
+        screen.show()
+    for word in ("figg://127.0.0.1:9092", "1,200", "100", "2025-11-15T12:00Z", "1,234.56", "12 malformed", "headrace sub demo"):
+        assert word in output.getvalue()
