@@ -9,6 +9,20 @@ from headrace.engine.contract import TopicConfig
 
 
 @dataclass(frozen=True, slots=True)
+class SpillSizes:
+    """How staged records go to the disk and come back. Nobody has a reason to choose, but tests."""
+
+    write_bytes: int = 32 * limits.MIB
+    """What is written at once: no more than a flush of the log, so that nobody else waits for long."""
+    piece_bytes: int = 16 * limits.MIB
+    """What is planned as one."""
+    log_bytes: int = 256 * limits.MIB
+    """A stage log takes nothing more when it has this."""
+    step_bytes: int = 32 * limits.MIB
+    """What one append of a publication holds that takes several."""
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """Every field has a default that suits one machine."""
 
@@ -31,6 +45,9 @@ class BrokerSettings:
     stages_max: int = limits.STAGES_MAX
     stages_memory_bytes: int = limits.STAGED_MEMORY_BYTES_MAX
     """Stages of exactly-once writers, and what they may hold in memory together."""
+    publication_bytes: int = limits.TRANSACTION_BYTES_MAX
+    """What an exactly-once writer publishes in one append; more than that is rolled forward."""
+    spill_sizes: SpillSizes = field(default_factory=SpillSizes)
     stage_idle_ms: int = limits.STAGE_IDLE_MS_MAX
     """A stage is dropped when its writer was silent for so long."""
     sinks_max: int = limits.SINK_APPS_MAX

@@ -32,10 +32,9 @@ class Rolling(msgspec.Struct, frozen=True, array_like=True):
     """A publication that takes more than one append, and how far it is. Its plan is in the table `__sink_plans`."""
 
     version: int
-    run_id: str
     records: int
-    steps: int
-    """Rows of its plan."""
+    rows: int
+    """Of its plan."""
     done: int = 0
     """Pieces of the plan that are published."""
 
@@ -94,6 +93,10 @@ class App:
         if before:
             self.superseded.append(before)
         return bool(before)
+
+    def forget_runs(self) -> None:
+        self.run_id = ""
+        self.superseded.clear()
 
     def row(self, version: int | None, now: int, rolling: Rolling | None = None) -> Sink:
         return Sink(version, now, self.run_id, tuple(self.superseded), rolling)
@@ -183,13 +186,9 @@ class Sinks(TableLog[Key, Sink]):
         before = self._clock() - self._idle_ms
         for app in list(self.apps.values()):
             if app.used_at < before and app.sink is not None and app.rolling is None and not app.handles and not app.busy:
-                await self.forget(app)
-
-    async def forget(self, app: App) -> None:
-        async with self.alone(app):
-            await self.put([((app.name,), None)])
-            app.run_id = ""
-            app.superseded.clear()
+                async with self.alone(app):
+                    await self.put([((app.name,), None)])
+                    app.forget_runs()
 
     def fence(self, app: App) -> None:
         """Write down that a run has superseded another. `App.fence` is done when it is durable."""

@@ -15,38 +15,33 @@ A handle names one attempt of one task and is used once: what was published, dro
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from headrace.broker.access import Action, Gate, Principal
 from headrace.broker.names import check_name
+from headrace.broker.publications import Publications
 from headrace.broker.publish import Placing, Publisher, Route
-from headrace.broker.rules import Divert, Rule
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.sinks import App, AppEntry, Sinks, check_version
+from headrace.broker.spill import Spill
+from headrace.broker.stage import Stage, StageEntry, StageSize, State
+from headrace.broker.stage_memory import StageMemory
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.transactions import weight
 from headrace.engine.admission import check_run
-from headrace.engine.contract import Ack, Engine, Write
+from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, NotAuthorized, UnknownStage
 from headrace.limits import STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX
-from headrace.records import AnyRun, ColumnRun, Run
+from headrace.records import AnyRun
+
+__all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
 
 _KIND: Final = "transaction"
 """What a writer is to the rules."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageSize:
-    """What a stage holds."""
-
-    records: int
-    size_bytes: int
-    """Keys and values."""
+_RETRY_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,65 +54,6 @@ class Publication:
     """It was published before; this time nothing was."""
     records: int
     """Published by this call."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageEntry:
-    """A stage as it is listed."""
-
-    handle: str
-    app: str
-    records: int
-    size_bytes: int
-    by_topic: dict[str, int]
-    """Records by topic."""
-    age_ms: int
-    is_sealed: bool
-
-
-class _State(Enum):
-    OPEN = auto()
-    SEALED = auto()
-    PUBLISHING = auto()
-
-
-@dataclass(slots=True, eq=False)
-class Stage:
-    """What one task of a writer has staged under one handle."""
-
-    handle: str
-    app: App
-    run_id: str
-    order: int
-    made_at: int
-    state: _State = _State.OPEN
-    records: int = 0
-    size_bytes: int = 0
-    memory_bytes: int = 0
-    arriving: int = 0
-    """Calls that wait for room."""
-    writes: list[Write] = field(default_factory=list)
-    by_topic: dict[str, int] = field(default_factory=dict)
-    rules: dict[str, Rule | None] = field(default_factory=dict)
-    """What the records of each topic were checked against."""
-
-    @property
-    def size(self) -> StageSize:
-        return StageSize(self.records, self.size_bytes)
-
-
-@dataclass(slots=True, eq=False)
-class _Arrival:
-    """A run that waits to be taken in."""
-
-    stage: Stage
-    topic: str
-    rule: Rule | None
-    writes: list[Write]
-    records: int
-    size_bytes: int
-    memory_bytes: int
-    taken: asyncio.Future[None]
 
 
 class _Untimed(Route):
@@ -144,31 +80,39 @@ class Stages:
         self._publisher = publisher
         self._clock = clock
         self._later = later
-        self._memory_bytes_max = settings.stages_memory_bytes
         self._count_max = settings.stages_max
         self._idle_ms = settings.stage_idle_ms
-        self._sinks = Sinks(engine, clock=clock, apps_max=settings.sinks_max, idle_ms=settings.sink_idle_ms)
         self._stages: dict[str, Stage] = {}
-        self._memory_bytes = 0
-        self._arrivals: deque[_Arrival] = deque()
+        self._sinks = sinks = Sinks(engine, clock=clock, apps_max=settings.sinks_max, idle_ms=settings.sink_idle_ms)
+        self._spill = spill = Spill(engine, publisher, settings.spill_sizes)
+        self._memory = StageMemory(spill, self._stages, settings.stages_memory_bytes)
+        self._publications = Publications(engine, publisher, sinks, spill, clock=clock, whole_bytes=settings.publication_bytes)
         self._gone: dict[tuple[str | None, str], None] = {}
         """Handles nobody may use again, oldest first: of a principal, or (None) of anybody."""
-        self._tasks: set[asyncio.Task[Publication]] = set()
+        self._tasks: set[asyncio.Task[Publication | None]] = set()
         self._timer: Timer | None = None
+        self._retries: dict[str, Timer] = {}
+        """Publications that met a full disk on their way, by app."""
         self._is_stopped = False
 
     async def open(self) -> None:
+        """Load; publications that a crash has stopped go on in the background."""
         await self._sinks.load()
+        for app in await self._publications.open():
+            self._go_on(app)
 
     async def drain(self) -> None:
-        """What is staged goes with the broker: its writers stage it again. What is being published is finished."""
-        self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        """What is staged goes with the broker: its writers stage it again. What is being published is finished, or (if it takes several
+        appends) goes on after the next start."""
+        self._is_stopped = self._publications.is_stopped = True
+        for timer in [*self._retries.values(), *([self._timer] if self._timer is not None else ())]:
+            timer.cancel()
+        await self._memory.drain()
         if self._tasks:
             await asyncio.wait(self._tasks)
         for stage in list(self._stages.values()):
             self._drop(stage)
+        await self._spill.drain()
 
     async def expire(self) -> None:
         """Forget the writers that were silent for too long."""
@@ -182,19 +126,14 @@ class Stages:
         """Resolves when there was room for it. Whatever it raises or fails with, nothing of the run is staged."""
         self._gate.check(who, Action.PUBLISH, _KIND, app)
         route = self._publisher.route(who, topic)
-        check_run(run)
-        memory_bytes = weight(run)
-        if memory_bytes > TRANSACTION_BYTES_MAX:
-            raise LimitExceeded(f"a run of {memory_bytes} bytes is more than the {TRANSACTION_BYTES_MAX} that can be staged at once")
+        size_bytes = check_run(run)
+        if size_bytes > TRANSACTION_BYTES_MAX or weight(run) > TRANSACTION_BYTES_MAX:
+            raise LimitExceeded(f"a run of {size_bytes} bytes is more than the {TRANSACTION_BYTES_MAX} that can be staged at once")
         placing = Placing(_Untimed(route), run, partition)
         stage = self._open(who, handle, app, run_id, order)
-        if stage.state is not _State.OPEN:
+        if stage.state is not State.OPEN:
             raise InvalidRequest(f"stage {handle!r} is sealed")
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        stage.arriving += 1
-        self._arrivals.append(_Arrival(stage, topic, route.rule, placing.writes, len(run), run.size_bytes, memory_bytes, taken))
-        self._take_in()
-        return taken
+        return self._memory.arrive(stage, topic, route.rule, placing.writes, len(run), size_bytes)
 
     async def seal(self, who: Principal, handle: str, app: str, run_id: str, order: int) -> StageSize:
         """Idempotent. With `app` a stage that is not there is made: a task may have had nothing to stage."""
@@ -207,8 +146,8 @@ class Stages:
             stage.app.check_run(stage.run_id)
         if stage.arriving:
             raise InvalidRequest(f"stage {handle!r} is still being written")
-        if stage.state is _State.OPEN:
-            stage.state = _State.SEALED
+        if stage.state is State.OPEN:
+            stage.state = State.SEALED
         stage.app.used_at = self._clock()
         if stage.app.fence is not None:
             await asyncio.shield(stage.app.fence)
@@ -242,31 +181,8 @@ class Stages:
             return
         self._sinks.fence(app)
         for stage in [self._stages[handle] for handle in app.handles]:
-            if stage.run_id and stage.run_id != run_id and stage.state is not _State.PUBLISHING:
+            if stage.run_id and stage.run_id != run_id and stage.state is not State.PUBLISHING:
                 self._drop(stage)
-
-    def _take_in(self) -> None:
-        """First come, first served: so that the runs of one handle keep their order."""
-        while self._arrivals:
-            arrival = self._arrivals[0]
-            if not arrival.taken.done():
-                if self._memory_bytes and self._memory_bytes + arrival.memory_bytes > self._memory_bytes_max:
-                    return
-                self._take(arrival)
-                arrival.taken.set_result(None)
-            self._arrivals.popleft()
-            arrival.stage.arriving -= 1
-
-    def _take(self, arrival: _Arrival) -> None:
-        stage = arrival.stage
-        stage.writes += arrival.writes
-        stage.records += arrival.records
-        stage.size_bytes += arrival.size_bytes
-        stage.memory_bytes += arrival.memory_bytes
-        stage.by_topic[arrival.topic] = stage.by_topic.get(arrival.topic, 0) + arrival.records
-        if stage.rules.setdefault(arrival.topic, arrival.rule) is not arrival.rule:
-            stage.rules[arrival.topic] = None  # some by one rule, some by another: all are looked at again
-        self._memory_bytes += arrival.memory_bytes
 
     # Publishing
 
@@ -279,40 +195,56 @@ class Stages:
             check_name("run", run_id)
         app = self._sinks.enter(name)
         self._enter_run(app, run_id)
-        app.busy += 1
         task = asyncio.get_running_loop().create_task(self._publish(who, app, version, list(dict.fromkeys(handles)), run_id))
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._published, app))
+        self._follow(app, task)
         return await asyncio.shield(task)
 
-    def _published(self, app: App, task: asyncio.Task[Publication]) -> None:
+    def _follow(self, app: App, task: asyncio.Task[Publication | None]) -> None:
+        app.busy += 1
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, app))
+
+    def _ended(self, app: App, task: asyncio.Task[Publication | None]) -> None:
         self._tasks.discard(task)
         app.busy -= 1
         self._sinks.leave(app)
         if not task.cancelled():
             task.exception()  # the caller may have given up
+        if app.rolling is not None:
+            self._try_again(app, task)
 
     async def _publish(self, who: Principal, app: App, version: int, handles: list[str], run_id: str) -> Publication:
         async with self._sinks.alone(app):
             app.check_run(run_id)  # another run may have come while this one waited
+            await self._publications.roll(app)
             if app.version is not None and version <= app.version:
                 for stage in [self._stages[handle] for handle in handles if handle in app.handles]:
                     self._drop(stage)
                 return Publication(app.name, version, True, 0)
             stages = self._sealed(app, handles)
-            self._check_again(who, stages)
+            for topic in {topic for stage in stages for topic in stage.rules}:
+                self._publisher.check_may(who, topic)
+            await self._write(app, version, stages)
+            return Publication(app.name, version, False, sum(stage.records for stage in stages))
+
+    async def _write(self, app: App, version: int, stages: Sequence[Stage]) -> None:
+        for stage in stages:
+            stage.state = State.PUBLISHING
+        try:
             for stage in stages:
-                stage.state = _State.PUBLISHING
-            try:
-                await self._write(app, version, stages)
-            except BrokerError:
-                for stage in stages:
-                    stage.state = _State.SEALED
-                self._arm()
-                raise
+                if stage.spilling is not None:
+                    await asyncio.shield(stage.spilling)
+            is_done = await self._publications.publish(app, version, stages)
+        except BrokerError:
+            for stage in stages:
+                stage.state = State.SEALED
+            self._memory.consider()
+            self._arm()
+            raise
         for stage in stages:
             self._drop(stage)
-        return Publication(app.name, version, False, sum(stage.records for stage in stages))
+        if not is_done:
+            await self._publications.roll(app)
 
     def _sealed(self, app: App, handles: Iterable[str]) -> list[Stage]:
         """In the order of publication. Raises `UnknownStage`, `InvalidRequest`."""
@@ -321,33 +253,26 @@ class Stages:
             stage = self._stages.get(handle)
             if stage is None or stage.app is not app:
                 raise UnknownStage(handle)
-            if stage.state is not _State.SEALED:
+            if stage.state is not State.SEALED:
                 raise InvalidRequest(f"stage {handle!r} is not sealed")
             stages.append(stage)
         return sorted(stages, key=lambda stage: stage.order)
 
-    def _check_again(self, who: Principal, stages: Sequence[Stage]) -> None:
-        """Permissions may have ended and rules have changed since."""
-        for topic in {topic for stage in stages for topic in stage.rules}:
-            self._publisher.check_may(who, topic)
-            rule = self._publisher.own_route(topic).rule
-            if rule is None:
-                continue
-            for stage in stages:
-                if stage.rules.get(topic, rule) is not rule:
-                    for write in stage.writes:
-                        if write.topic == topic:
-                            rule.sift(listed(_run(write)), Divert.NEVER)
+    def _go_on(self, app: App) -> None:
+        """With a publication that was begun."""
+        self._retries.pop(app.name, None)
+        if not self._is_stopped:
+            self._follow(app, asyncio.get_running_loop().create_task(self._roll(app)))
 
-    async def _write(self, app: App, version: int, stages: Sequence[Stage]) -> None:
-        writes: list[Write] = []
-        for stage in stages:
-            for write in stage.writes:
-                writes.append(Write(write.topic, write.partition, self._publisher.own_route(write.topic).stamped(_run(write))))
-        changes = [((app.name,), app.row(version, self._clock()))]
-        staged = self._publisher.append([*writes, self._sinks.write(changes)], Ack.DURABLE)
-        self._sinks.follow(staged, changes)
-        await asyncio.shield(staged)
+    async def _roll(self, app: App) -> None:
+        async with self._sinks.alone(app):
+            await self._publications.roll(app)
+
+    def _try_again(self, app: App, task: asyncio.Task[Publication | None]) -> None:
+        """After a full disk, and the like; what will not get better by waiting waits for somebody to look at it."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, BrokerError) and error.retriable and not self._is_stopped and app.name not in self._retries:
+            self._retries[app.name] = self._later(_RETRY_SECONDS, partial(self._go_on, app))
 
     # Going away
 
@@ -361,35 +286,33 @@ class Stages:
         for handle in wanted:
             if handle not in self._stages:
                 self._bury((who.name, handle))
-        doomed = [stage for stage in known if stage.state is not _State.PUBLISHING]
+        doomed = [stage for stage in known if stage.state is not State.PUBLISHING]
         for stage in doomed:
             self._drop(stage)
         return len(doomed)
 
     async def forget_app(self, who: Principal, name: str) -> None:
-        """Its last version and its stages. Raises `NoSuchEntry`."""
+        """Its last version and its stages, and what is left of a publication under way. Raises `NoSuchEntry`."""
         self._gate.check(who, Action.DELETE, _KIND, name)
         app = self._sinks.find(name)
         if app is None:
             raise NoSuchEntry("app", name)
         for stage in [self._stages[handle] for handle in app.handles]:
-            if stage.state is not _State.PUBLISHING:
+            if stage.state is not State.PUBLISHING:
                 self._drop(stage)
-        await self._sinks.forget(app)
+        async with self._sinks.alone(app):
+            await self._publications.forget(app)
+            app.forget_runs()
 
     def _drop(self, stage: Stage) -> None:
         if self._stages.get(stage.handle) is not stage:
             return
         del self._stages[stage.handle]
+        stage.state = State.GONE
         stage.app.handles.discard(stage.handle)
         self._bury((None, stage.handle))
-        self._memory_bytes -= stage.memory_bytes
-        stage.writes, stage.memory_bytes = [], 0
-        for arrival in self._arrivals:
-            if arrival.stage is stage and not arrival.taken.done():
-                arrival.taken.set_exception(UnknownStage(stage.handle))
+        self._memory.leave(stage)
         self._sinks.leave(stage.app)
-        self._take_in()
 
     def _bury(self, grave: tuple[str | None, str]) -> None:
         self._gone[grave] = None
@@ -400,7 +323,7 @@ class Stages:
         """Set the timer for the writer that was silent for the longest time, if it is not set already."""
         if self._timer is not None or self._is_stopped:
             return
-        first = min((stage.app.used_at for stage in self._stages.values() if stage.state is not _State.PUBLISHING), default=None)
+        first = min((stage.app.used_at for stage in self._stages.values() if stage.state is not State.PUBLISHING), default=None)
         if first is not None:
             self._timer = self._later(max(0, first + self._idle_ms - self._clock()) / 1000, self._ring)
 
@@ -409,7 +332,7 @@ class Stages:
         self._timer = None
         before = self._clock() - self._idle_ms
         for stage in list(self._stages.values()):
-            if stage.app.used_at <= before and stage.state is not _State.PUBLISHING:
+            if stage.app.used_at <= before and stage.state is not State.PUBLISHING:
                 self._drop(stage)
         self._arm()
 
@@ -426,19 +349,7 @@ class Stages:
 
     def stages(self, who: Principal) -> list[StageEntry]:
         now = self._clock()
-        return [
-            StageEntry(
-                stage.handle,
-                stage.app.name,
-                stage.records,
-                stage.size_bytes,
-                dict(stage.by_topic),
-                max(0, now - stage.made_at),
-                stage.state is not _State.OPEN,
-            )
-            for _, stage in sorted(self._stages.items())
-            if self._may_see(who, stage.app.name)
-        ]
+        return [stage.entry(now) for _, stage in sorted(self._stages.items()) if self._may_see(who, stage.app.name)]
 
     def _may_see(self, who: Principal, name: str) -> bool:
         return any(self._gate.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
@@ -449,12 +360,3 @@ class Stages:
             raise UnknownStage(handle)
         self._gate.check(who, Action.PUBLISH, _KIND, stage.app.name)
         return stage
-
-
-def _run(write: Write) -> AnyRun:
-    assert not callable(write.run), "what is staged is there"
-    return write.run
-
-
-def listed(run: AnyRun) -> Run:
-    return run.run() if isinstance(run, ColumnRun) else run

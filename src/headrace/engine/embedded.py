@@ -220,7 +220,8 @@ class EmbeddedEngine:
             appends.append((entry.logs[write.partition], run))
             if strongest is not Ack.DURABLE:
                 strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
-            reserve = reserve and entry.topic.internal  # records of users may not eat into what is kept for tables
+            # Records of users may not eat into what is kept for tables, nor what merely waits on disk.
+            reserve = reserve and entry.topic.internal and entry.topic.config.ack is Ack.DURABLE
         future = self._future()
         self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve)
         return future
