@@ -1,0 +1,153 @@
+"""Who calls: a client certificate, a bearer token that a login gave out, an API key, or nobody.
+
+    Handshake   authorization: Basic user:password   → authorization: Bearer <token>     (what `authenticate_basic_token` does)
+    any call    authorization: Bearer <token>        → the user
+    any call    authorization: Bearer <API key>      → the owner of the key
+    any call    nothing                              → the principal of the lane
+
+A token is good for an hour and only in this process. It stands for the user as of the login: a changed password or a disabled user ends it,
+because every verb asks the gate.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyarrow import flight
+
+from headrace.access.access import Access
+from headrace.access.administration import Caller
+from headrace.access.policy import ANONYMOUS
+from headrace.broker.access import Principal
+from headrace.bulk.bridge import Bridge
+from headrace.bulk.fault import flight_error
+from headrace.errors import BrokerError, LoginFailed
+from headrace.limits import BULK_TOKEN_SECONDS_MAX, BULK_TOKENS_MAX, PASSWORD_BYTES_MAX
+
+DOOR: Final = "bulk"
+MIDDLEWARE: Final = "login"
+_HEADER_BYTES_MAX: Final = 4 * PASSWORD_BYTES_MAX
+_TOKEN_BYTES: Final = 32
+_LOGIN_SECONDS_MAX: Final = 30.0
+
+
+class Tokens:
+    """The logins that are good now. Used by many threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, count_max: int = BULK_TOKENS_MAX) -> None:
+        self._clock, self._count_max = clock, count_max
+        self._known: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def give(self, who: Principal) -> str:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        with self._lock:
+            self._known[token] = who, self._clock() + BULK_TOKEN_SECONDS_MAX
+            while len(self._known) > self._count_max:
+                self._known.popitem(last=False)
+        return token
+
+    def owner(self, token: str) -> Principal | None:
+        with self._lock:
+            found = self._known.get(token)
+            if found is not None and found[1] <= self._clock():
+                del self._known[token]
+                found = None
+        return None if found is None else found[0]
+
+
+class Callers:
+    """Says who the caller of a call is."""
+
+    def __init__(self, bridge: Bridge, access: Access, otherwise: str) -> None:
+        self._bridge, self._access = bridge, access
+        self._nobody = Principal(otherwise, DOOR)
+        self.tokens = Tokens()
+
+    def who(self, context: flight.ServerCallContext) -> Principal:
+        """Raises `LoginFailed` for a token or key that is not good (any more)."""
+        shown: _Shown | None = context.get_middleware(MIDDLEWARE)
+        if shown is None or not shown.bearer:
+            identity = context.peer_identity().decode("utf-8", "replace")
+            return Principal(identity, DOOR) if identity else self._nobody
+        found = self.tokens.owner(shown.bearer) or self._key_owner(shown.bearer, context.peer())
+        if found is None:
+            raise LoginFailed
+        return found
+
+    def log_in(self, name: str, password: str) -> str:
+        """A token. Raises what `Access.log_in` raises. gRPC does not say at this point where the caller is."""
+        caller = Caller(Principal(ANONYMOUS, DOOR), "")
+        return self.tokens.give(self._bridge.wait(lambda: self._access.log_in(name, password, caller), _LOGIN_SECONDS_MAX))
+
+    def _key_owner(self, text: str, peer: str) -> Principal | None:
+        if not self._access.is_enforced:
+            return None
+        caller = Caller(Principal(ANONYMOUS, DOOR), _host(peer))
+        return self._bridge.call(lambda: self._access.verify_key(text, caller))
+
+
+def _host(peer: str) -> str:
+    """`ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`, without what is not the host."""
+    return peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "")
+
+
+class _Shown(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
+    """What came with one call."""
+
+    def __init__(self, bearer: str = "", given: str = "") -> None:
+        self.bearer, self._given = bearer, given
+
+    def sending_headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self._given}"} if self._given else {}
+
+
+class LoginMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+    """Reads the header of every call; a user and a password become a token."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[Any]]) -> _Shown | None:
+        values = next((values for name, values in headers.items() if name.lower() == "authorization"), None)
+        if not values:
+            return None
+        text = values[0].decode("utf-8", "replace") if isinstance(values[0], bytes) else str(values[0])
+        try:
+            return self._shown(text)
+        except BrokerError as error:
+            raise flight_error(error) from None
+
+    def _shown(self, text: str) -> _Shown:
+        scheme, _, credentials = text.partition(" ")
+        if len(text) > _HEADER_BYTES_MAX:
+            raise LoginFailed
+        if scheme.lower() == "bearer":
+            return _Shown(bearer=credentials.strip())
+        if scheme.lower() != "basic":
+            raise LoginFailed
+        try:
+            name, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            raise LoginFailed from None
+        if not colon:
+            raise LoginFailed
+        token = self._callers.log_in(name, password)
+        return _Shown(bearer=token, given=token)
+
+
+class OpenHandshake(flight.ServerAuthHandler):  # type: ignore[misc]  # pyarrow has no types
+    """The middleware has looked at the header by then; a handshake itself proves nothing."""
+
+    def authenticate(self, outgoing: object, incoming: object) -> None:
+        pass
+
+    def is_valid(self, token: bytes) -> bytes:
+        return b""
