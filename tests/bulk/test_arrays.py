@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -27,7 +29,7 @@ def column(items: list[bytes | None], before: int = 0) -> pa.Array:
 
 def contents(binary: Binary) -> list[bytes | None]:
     ends = binary.ends.tolist()
-    found: list[bytes | None] = [binary.content[begin:end].tobytes() for begin, end in zip(ends, ends[1:], strict=False)]
+    found: list[bytes | None] = [binary.content[begin:end].tobytes() for begin, end in itertools.pairwise(ends)]
     return found if binary.valid is None else [item if valid else None for item, valid in zip(found, binary.valid, strict=True)]
 
 

@@ -228,7 +228,7 @@ class BulkClient:
                     yield dress(batch)
                 return
             except flight.FlightError as failure:
-                if position >= stop:
+                if start < stop <= position:  # everything has come; what broke was only the end
                     return
                 failures = self._failed(failure, failures)
 
