@@ -39,6 +39,8 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
     "check_reads": (lambda broker: broker.check_reads(BOB, "t"), Action.READ, "topic"),
     "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),
+    "size_bytes": (lambda broker: broker.size_bytes(BOB, "t", 0), Action.DESCRIBE, "topic"),
+    "wait_for_growth": (lambda broker: broker.wait_for_growth(BOB, {"t": {}}, 0), Action.DESCRIBE, "topic"),
     "offset_for_time": (lambda broker: broker.offset_for_time(BOB, "t", 0, 0), Action.DESCRIBE, "topic"),
     "cursor": (lambda broker: broker.cursor(BOB, "t", 0, 0, lambda _: None, credit_bytes=1), Action.READ, "topic"),
     "commit": (lambda broker: broker.commit(BOB, "g", {("t", 0): 1}), Action.COMMIT, "group"),
@@ -54,9 +56,15 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "purge_dead_letters": (lambda broker: broker.purge_dead_letters(BOB, "t"), Action.DELETE, "topic"),
     "publish_delayed": (lambda broker: broker.publish_delayed(BOB, "t", b"x", delay_ms=1), Action.PUBLISH, "topic"),
     "cancel_delayed": (lambda broker: broker.cancel_delayed(BOB, "0-1"), Action.PUBLISH, "topic"),
+    "stage": (lambda broker: broker.stage(BOB, "i", "t", Run([b"x"]), app="q"), Action.PUBLISH, "transaction"),
+    "seal": (lambda broker: broker.seal(BOB, "h"), Action.PUBLISH, "transaction"),
+    "publish_staged": (lambda broker: broker.publish_staged(BOB, "q", 0, ["h"]), Action.PUBLISH, "transaction"),
+    "drop_staged": (lambda broker: broker.drop_staged(BOB, ["h"]), Action.PUBLISH, "transaction"),
+    "last_version": (lambda broker: broker.last_version(BOB, "q"), Action.DESCRIBE, "transaction"),
+    "forget_app": (lambda broker: broker.forget_app(BOB, "q"), Action.DELETE, "transaction"),
     "status": (lambda broker: broker.status(BOB), Action.DESCRIBE, "broker"),
 }
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed"}
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
 """These answer everybody, with what they may see."""
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 
@@ -68,6 +76,7 @@ async def _guarded() -> tuple[Stand, Rules]:
     await stand.broker.create_topic(ANN, "t")
     await stand.broker.commit(ANN, "g", {("t", 0): 0})
     assert await stand.broker.publish_delayed(ANN, "t", b"later", delay_ms=1_000) == ("0-1", stand.clock.now + 1_000)
+    await stand.broker.stage(ANN, "h", "t", Run([b"x"]), app="q")
     return stand, rules
 
 

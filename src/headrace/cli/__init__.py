@@ -31,6 +31,7 @@ _EXIT_CODES: Final[Mapping[str, int]] = {
     "offset_out_of_range": NOT_FOUND,
     "no_such_entry": NOT_FOUND,
     "unknown_schema": NOT_FOUND,
+    "unknown_stage": NOT_FOUND,
     "not_authorized": NOT_ALLOWED,
     "login_failed": NOT_ALLOWED,
     "unavailable": UNAVAILABLE,
@@ -41,6 +42,7 @@ _EXIT_CODES: Final[Mapping[str, int]] = {
     "incompatible_schema": CONFLICT,
     "invalid_record": CONFLICT,
     "invalid_transaction": CONFLICT,
+    "stale_run": CONFLICT,
 }
 """By the `kind` of a client's error, or the `code` of the broker's."""
 
@@ -66,6 +68,8 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "delayed": Entry("headrace.cli.delayed", "delayed", "Look after delayed messages: list, publish, cancel."),
     "pipeline": Entry("headrace.cli.pipeline", "pipeline", "Run pipelines on Spark: run, check, list, status, stop, archive."),
     "sql": Entry("headrace.cli.sql", "sql", "Run Spark SQL over topics and print the rows."),
+    "app": Entry("headrace.cli.writers", "app", "Look after exactly-once writers: list, forget."),
+    "stage": Entry("headrace.cli.writers", "stage", "Look after what exactly-once writers have staged: list, drop."),
     "user": Entry("headrace.cli.users", "user", "Look after users, their roles and passwords."),
     "acl": Entry("headrace.cli.acls", "acl", "Look after rules and roles: who may do what."),
     "key": Entry("headrace.cli.keys", "key", "Look after API keys."),

@@ -13,6 +13,10 @@
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
 | delayed.list | topic | [{id, topic, due, owner, key, size}] |
+| app.list | | [{app, version, at, run_id, is_publishing}] |
+| app.forget | app | {} |
+| stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
+| stage.drop | handles | {dropped} |
 | schema.… | | see `flymq_schemas.py` |
 
 A topic is {name, partitions: [{first, end}], config}. `config` may be partial: what it does not name keeps its value, or its default.
@@ -83,6 +87,14 @@ class _Replayed(_Arguments):
     ids: list[str]
 
 
+class _App(_Arguments):
+    app: str
+
+
+class _Handles(_Arguments):
+    handles: list[str]
+
+
 _Verb = Callable[[Any], Awaitable[object]]
 
 
@@ -104,6 +116,10 @@ class BrokerVerbs:
             "dlq.list": (_Nothing, self._list_dead_letters),
             "dlq.replay": (_Replayed, self._replay),
             "delayed.list": (_Filtered, self._list_delayed),
+            "app.list": (_Nothing, self._list_apps),
+            "app.forget": (_App, self._forget_app),
+            "stage.list": (_Nothing, self._list_stages),
+            "stage.drop": (_Handles, self._drop_stages),
             **SchemaCalls(broker, who).verbs,
         }
 
@@ -178,3 +194,16 @@ class BrokerVerbs:
             }
             for one in self._broker.delayed(self._who(), arguments.topic)
         ]
+
+    async def _list_apps(self, arguments: _Nothing) -> object:
+        return self._broker.apps(self._who())
+
+    async def _forget_app(self, arguments: _App) -> object:
+        await self._broker.forget_app(self._who(), arguments.app)
+        return {}
+
+    async def _list_stages(self, arguments: _Nothing) -> object:
+        return self._broker.stages(self._who())
+
+    async def _drop_stages(self, arguments: _Handles) -> object:
+        return {"dropped": await self._broker.drop_staged(self._who(), arguments.handles)}

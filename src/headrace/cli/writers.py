@@ -1,0 +1,79 @@
+"""`headrace app` and `headrace stage`: exactly-once writers of a running broker, and what they have staged."""
+
+from __future__ import annotations
+
+import click
+
+from headrace.cli.administration import Desk, confirm, desk_options, moment, yes_option
+from headrace.clients.flymq import FlyMqClient
+from headrace.errors import UnknownStage
+
+
+@click.group()
+def app() -> None:
+    """Look after exactly-once writers: list, forget."""
+
+
+@app.command("list")
+@desk_options
+def list_apps(desk: Desk) -> int:
+    """List the writers that have published, with the last version of each."""
+
+    async def work(client: FlyMqClient) -> int:
+        rows = [{**row, "at": moment(row["at"])} for row in await client.call("app.list")]
+        return desk.show(rows, columns=("app", "version", "at", "run_id", "is_publishing"))
+
+    return desk.run(work)
+
+
+@app.command("forget")
+@click.argument("name", metavar="APP")
+@yes_option
+@desk_options
+def forget(name: str, yes: bool, desk: Desk) -> int:
+    """Forget a writer: what it publishes next is published, even if it was before.
+
+    What it has staged is dropped, and a publication that is under way in several appends is given up where it is.
+    """
+    confirm(f"Forget what {name} has published?", yes)
+
+    async def work(client: FlyMqClient) -> int:
+        await client.call("app.forget", app=name)
+        desk.tell(f"{name}: forgotten")
+        return 0
+
+    return desk.run(work)
+
+
+@click.group()
+def stage() -> None:
+    """Look after what exactly-once writers have staged: list, drop."""
+
+
+@stage.command("list")
+@desk_options
+def list_stages(desk: Desk) -> int:
+    """List what waits to be published, by handle."""
+
+    async def work(client: FlyMqClient) -> int:
+        return desk.show(await client.call("stage.list"), columns=("handle", "app", "records", "size_bytes", "age_ms", "is_sealed"))
+
+    return desk.run(work)
+
+
+@stage.command("drop")
+@click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
+@yes_option
+@desk_options
+def drop(handles: tuple[str, ...], yes: bool, desk: Desk) -> int:
+    """Drop what was staged under these handles; its writer will have to stage it again."""
+    confirm(f"Drop {len(handles)} stages?" if len(handles) > 1 else f"Drop stage {handles[0]}?", yes)
+
+    async def work(client: FlyMqClient) -> int:
+        dropped = (await client.call("stage.drop", handles=list(handles)))["dropped"]
+        if not dropped:
+            raise UnknownStage(handles[0])
+        desk.tell(f"{dropped} dropped")
+        return 0
+
+    return desk.run(work)
