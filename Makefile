@@ -9,7 +9,7 @@ DEMO_ARGS ?=
 SERVE_ARGS ?=
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 BENCH_ARGS ?= log
-FILES ?= src tests
+FILES ?= src tests examples
 
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
