@@ -1,4 +1,4 @@
-"""What all tests share: the figures that prove the promises are printed at the end of a run, under `proof`."""
+"""What all tests share: the figures that prove the promises are printed at the end of a run, under `proof`; a watch over secrets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import TypeAlias
 
 import pytest
 
+from tests import canaries
+
 Proof: TypeAlias = Callable[[str, int], None]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(canaries, "canaries")
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from headrace.access.administration import Caller
 from headrace.access.passwords import Passwords
 from headrace.broker import Broker, Principal
 from tests.broker.stand import FragileEngine, HandClock
+from tests.canaries import secret
 
-ADMIN_PASSWORD = "correct horse battery"
-PASSWORD = "a decent password"
+ADMIN_PASSWORD = secret("admin-password")
+PASSWORD = secret("password")
 ENFORCED = AccessSettings(Mode.ENFORCED)
 ADMIN = Caller(Principal("admin", "flymq"), "10.0.0.1")
 QUICK = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)

@@ -193,9 +193,9 @@ def test_a_key_comes_from_a_file_or_a_variable_or_with_a_warning(broker: Broker,
     file.chmod(0o600)
     done(run(None, *command, f"file:{file}"))
     assert "KEY is not set" in refused(run(None, *command, "env:KEY"), 1)
-    assert b"other users" in run(None, *command, API_KEY).stderr
+    assert b"other users" in run(None, *command, "open-to-all-eyes").stderr
     assert b"other users" not in run(None, *command[:-1], HEADRACE_API_KEY=API_KEY).stderr
-    assert "invalid API key" in refused(run(None, *command[:-1], "-q", HEADRACE_API_KEY="wrong"), 1)
+    assert "invalid API key" in refused(run(None, *command[:-1], "-q", HEADRACE_API_KEY="wrong"), 4)
     assert "blipmq:// needs an api_key" in refused(run(None, *command[:-1]), 2)
 
 

@@ -12,8 +12,9 @@ from headrace.clients.flymq_login import LoginRefused
 from headrace.wire.flymq import RequestDecoder, encode_reply
 from headrace.wire.flymq.access_messages import Auth, AuthReply
 from headrace.wire.flymq.messages import Metadata, RequestEvent, TopicList
+from tests.canaries import secret
 
-OPTIONS = FlyMqOptions(user="ann", password="canary-4410", connect_seconds=1.0, backoff=lambda attempt: 0.01)
+OPTIONS = FlyMqOptions(user="ann", password=secret("password"), connect_seconds=1.0, backoff=lambda attempt: 0.01)
 
 
 class Server:

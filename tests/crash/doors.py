@@ -19,10 +19,11 @@ import headrace
 from headrace.clients.api import Client
 from headrace.clients.messages import ConnectionState
 from headrace.errors import HeadraceError
+from tests.canaries import secret
 from tests.crash.peer import Numbered, Peer
 
 _Answer = TypeVar("_Answer")
-BLIPMQ_KEY: Final = "crash-test-key"
+BLIPMQ_KEY: Final = secret("api-key")
 
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.canaries import look
 from tests.crash.doors import BLIPMQ_KEY
 
 SMALL: Final = {
@@ -69,6 +70,7 @@ class Broker:
             if time.monotonic() > deadline:
                 raise BrokerDied(f"the broker was not ready after {START_SECONDS_MAX} s: {self.output()[-2000:]}")
             time.sleep(0.005)
+        look(self._ready_file.read_bytes(), "a ready file")
         ready = json.loads(self._ready_file.read_text())
         self.pid = ready["pid"]
         self.quic = _address(ready["doors"]["quic"][0])

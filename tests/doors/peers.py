@@ -14,9 +14,10 @@ from headrace.clients.fujin import FujinOptions
 from headrace.clients.rustlog import RustLogOptions
 from headrace.wire import flymq, rustlog
 from headrace.wire.fujin import WriteForm
+from tests.canaries import secret
 from tests.server.process import BrokerProcess
 
-API_KEY = "matrix-key"
+API_KEY = secret("api-key")
 WAIT_SECONDS = 30.0
 
 

@@ -21,12 +21,13 @@ from headrace.wire.blipmq import encoder as blipmq
 from headrace.wire.flymq import messages as flymq_messages
 from headrace.wire.rustlog import Dialect
 from headrace.wire.rustlog import messages as rustlog_messages
+from tests.canaries import secret
 from tests.server.process import BrokerProcess
 
 WAIT_SECONDS: Final = 20.0
 ANSWER_SECONDS_MAX: Final = 2.0
 """How long a bystander may have to wait for an answer on two busy cores."""
-KEY: Final = "dev-key"
+KEY: Final = secret("api-key")
 TOPIC: Final = "demo"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -202,7 +203,7 @@ def strained(directory: Path, *settings: str, grown_bytes_max: int) -> Iterator[
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     chosen = [word for setting in (*settings, "rustlog.auto_create=true") for word in ("--set", setting)]
     try:
-        with BrokerProcess(directory, *chosen, "--blipmq-key", KEY, log=directory / "log") as broker:
+        with BrokerProcess(directory, *chosen, "--blipmq-key", "env:STRAIN_KEY", log=directory / "log", STRAIN_KEY=KEY) as broker:
             strain = Strain(broker, broker.addresses[0])
             with Peer(strain.address, "figg").greet() as peer:
                 peer.socket.sendall(figg.encode.publish(TOPIC, [1], [b"first"]))

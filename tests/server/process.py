@@ -14,6 +14,7 @@ from types import TracebackType
 
 from headrace.log.check import check
 from headrace.log.files import DiskFiles
+from tests.canaries import look
 
 DEADLINE_SECONDS = 30.0
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli import main; main()"
@@ -69,6 +70,7 @@ class BrokerProcess:
                 _, errors = self.process.communicate(timeout=DEADLINE_SECONDS)
                 raise AssertionError(f"not ready, exit code {self.process.returncode}: {errors}")
             time.sleep(0.005)
+        look(self.ready_file.read_bytes(), "a ready file")
 
     @property
     def ready(self) -> dict[str, object]:

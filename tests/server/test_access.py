@@ -18,10 +18,11 @@ from headrace.errors import ConfigError, NotAuthorized
 from headrace.server.addresses import require_caution
 from headrace.server.config import resolve
 from headrace.wire.figg import encode
+from tests.canaries import secret
 from tests.server.process import BrokerProcess, refusal
 
 ENFORCED = ("--set", "access.mode=enforced")
-PASSWORD = "a decent password"
+PASSWORD = secret("password")
 
 
 def admin_password(directory: Path, mode: int = 0o600) -> Path:
@@ -95,7 +96,7 @@ async def test_each_door_knows_who_comes(tmp_path: Path) -> None:
         async with await log_in(broker) as root:
             await root.create_topic("t")
             with pytest.raises(LoginRefused, match="invalid username or password"):
-                await log_in(broker, password="wrong password")
+                await log_in(broker, password=secret("wrong-password"))
             await root.create_user("lorry", "", ["producer"])
             key = (await root.manage("key.create", owner="lorry"))["key"]
             with pytest.raises((ConnectFailed, Refused)):

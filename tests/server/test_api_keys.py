@@ -12,9 +12,10 @@ from headrace.errors import ConfigError
 from headrace.server.api_keys import configured, kept
 from headrace.server.settings import References
 from headrace.wire.blipmq import Decoder, Nack, Pong, encoder
+from tests.canaries import secret
 from tests.server.process import BrokerProcess, refusal
 
-SECRET = "swordfish-0123456789"
+SECRET = secret("api-key")
 
 
 def private(path: Path, content: str, mode: int = 0o600) -> Path:
@@ -116,11 +117,11 @@ def test_a_configured_key_replaces_the_made_one_and_is_never_shown(tmp_path: Pat
 
 
 def test_a_key_on_the_command_line_works_with_a_warning(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, "--blipmq-key", SECRET) as broker:
-        assert login(broker.addresses[0], SECRET) == 0
+    with BrokerProcess(tmp_path, "--blipmq-key", "open-to-all-eyes") as broker:
+        assert login(broker.addresses[0], "open-to-all-eyes") == 0
         _, out, errors = broker.stop()
     assert "other users of this machine can see a command line" in errors
-    assert SECRET not in out + errors
+    assert "open-to-all-eyes" not in out + errors
 
 
 def test_no_key_is_made_where_nobody_could_use_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from headrace.wire.blipmq import encoder
 from headrace.wire.flymq import messages as flymq_messages
 from headrace.wire.rustlog import Dialect
 from headrace.wire.rustlog import messages as rustlog_messages
+from tests.canaries import secret
 from tests.server.process import BrokerProcess
 from tests.server.test_api_keys import private
 from tests.wire.flymq.samples import REQUESTS
@@ -125,7 +126,7 @@ def test_what_is_nobodys_is_refused_by_all(text: bytes) -> None:
     assert choose(DOORS, text) is Sniff.NO
 
 
-KEY = "dev-key"
+KEY = secret("api-key")
 FIGG_PING = figg.encode.ping(7)
 RUSTLOG_LIST = rustlog.encode_request(Dialect.BINARY, rustlog_messages.ListTopics())
 FLYMQ_LIST = flymq.encode_request(flymq_messages.ListTopics())

@@ -8,9 +8,10 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.server.config import Storage
-from headrace.server.key import KEY_BYTES, read_key
+from headrace.server.key import read_key
+from tests.canaries import ENCRYPTION_KEY
 
-KEY = bytes(range(KEY_BYTES))
+KEY = ENCRYPTION_KEY
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from headrace.wire.flymq.messages import (
     TopicList,
 )
 from tests.access.stand import ADMIN_PASSWORD, ENFORCED, PASSWORD
+from tests.canaries import secret
 from tests.sessions.flymq_support import House, Peer, house
 
 NOBODY = Principal("anonymous", "flymq")
@@ -249,7 +250,7 @@ async def test_a_connection_of_a_certificate_is_that_user_without_a_login() -> N
 
 
 async def test_nothing_that_is_said_about_a_login_holds_its_password() -> None:
-    canary = "canary-7f3a-password"
+    canary = secret("password")
     async with guarded_house() as (_, root):
         for request in (a.Auth("ann", canary), a.UserCreate("ann", canary, canary), a.PasswordChange("ann", canary, canary)):
             assert canary not in repr(request)

@@ -44,6 +44,8 @@ PARTITION: Final = 0
 _FIRST_PUBLISH: Final = 1 << 62
 _FIRST_REQUEST: Final = 1 << 63
 """Correlation ids are far from delivery tags, which count up from 1: a NACK of an ACK is then never mistaken for that of a request."""
+_KINDS: Final = {401: "not_authorized"}
+"""What kind of refusal a NACK's code is, where it says more than that there is one."""
 _HANDSHAKE: Final = (_FIRST_REQUEST, _FIRST_REQUEST + 1)
 
 
@@ -317,7 +319,7 @@ class BlipMqClient(StreamClient):
                 for cid in cids:
                     self._accepted(cid, subscription)
             case Nack(cid, code, text):
-                self._refused(cid, Refused(code=code, text=text))
+                self._refused(cid, Refused(code=code, text=text, kind=_KINDS.get(code, "")))
             case Malformed():
                 pass
             case _:

@@ -44,11 +44,14 @@ class OutcomeUnknown(ClientError):
 
 
 class Refused(ClientError):
-    """The server said no, in its own words. `code` is its protocol's."""
+    """The server said no, in its own words. `code` is its protocol's; `kind`, where it is known, what kind of refusal that is."""
 
-    def __init__(self, *, code: int, text: str) -> None:
+    kind = ""
+
+    def __init__(self, *, code: int, text: str, kind: str = "") -> None:
         super().__init__(f"{code} {text}")
         self.code, self.text = code, text
+        self.kind = kind or self.kind
 
 
 class UnknownGroup(Refused):

@@ -106,7 +106,7 @@ class ClientStream:
             case Transacted(cid=cid) | Fetched(cid=cid) | Settled(cid=cid):
                 self._answer(cid, message)
             case Failed(cid=cid, error=error) if cid in self._waiting:
-                self._waiting[cid].set_exception(Refused(code=0, text=error))
+                self._waiting[cid].set_exception(_refusal(error))
             case WrittenRun(cids):
                 for cid in cids if self._waiting else ():
                     self._answer(cid, message)
@@ -143,7 +143,7 @@ class WriterStream(ClientStream):
             case WrittenRun(cids):
                 self._answered(cids, None)
             case Failed(cid=cid, error=error):
-                self._answered([cid], Refused(code=0, text=error))
+                self._answered([cid], _refusal(error))
 
 
 class ReaderStream(ClientStream):
@@ -182,7 +182,7 @@ class ReaderStream(ClientStream):
                     self.connected.set_result(None)
                 else:
                     self._is_leaving = True  # the server ends the stream, and has said why
-                    self.connected.set_exception(Refused(code=0, text=error))
+                    self.connected.set_exception(_refusal(error))
                     self.connected.exception()
 
     async def settle(self, request: Request, ids: Sequence[bytes]) -> list[bool]:
@@ -197,3 +197,8 @@ class ReaderStream(ClientStream):
     def settle_unheard(self, request: Request, ids: Sequence[bytes]) -> None:
         """For whoever does not want to know. No answer is waited for under this cid."""
         self.send(encode.settle(request, b"\xff\xff\xff\xff", ids))
+
+
+def _refusal(text: str) -> Refused:
+    """A Headrace server puts its word for the kind before the first colon."""
+    return Refused(code=0, text=text, kind=text.partition(":")[0])

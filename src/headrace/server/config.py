@@ -146,7 +146,7 @@ class Storage:
         "with AES-256-GCM; without the key a data directory written with it does not open.",
     )
     key_env: str = setting(
-        Reference("the name of an environment variable", r"[A-Za-z_][A-Za-z0-9_]*"),
+        Reference("the name of an environment variable", r"(?![0-9A-Fa-f]{64}$)[A-Za-z_][A-Za-z0-9_]*", is_hidden=True),
         "",
         "The environment variable that holds the encryption key as 64 hexadecimal digits. Not together with storage.key_file.",
     )
@@ -565,7 +565,8 @@ def _parse(known: Setting, raw: object, origin: str) -> object:
         return known.kind.parse(raw)
     except ValueError as failure:
         # What was written instead of a reference to a secret may be the secret.
-        shown = "" if isinstance(known.kind, References) else f" = {_quote(raw)}"
+        is_hidden = isinstance(known.kind, References) or (isinstance(known.kind, Reference) and known.kind.is_hidden)
+        shown = "" if is_hidden else f" = {_quote(raw)}"
         raise ConfigError(f"{known.name}{shown} ({origin}): {failure}; expected {known.kind.expected}") from None
 
 

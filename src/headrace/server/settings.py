@@ -158,10 +158,12 @@ class Directory:
 
 
 class Reference:
-    """The name of something that is elsewhere (a file, an environment variable); empty means: none."""
+    """The name of something that is elsewhere (a file, an environment variable); empty means: none. `is_hidden`: a wrong value is not
+    repeated, since it may be the secret that is to be elsewhere."""
 
-    def __init__(self, noun: str, pattern: str = r"[^\0]+") -> None:
+    def __init__(self, noun: str, pattern: str = r"[^\0]+", *, is_hidden: bool = False) -> None:
         self._noun, self._pattern = noun, re.compile(pattern)
+        self.is_hidden = is_hidden
 
     @property
     def expected(self) -> str:
