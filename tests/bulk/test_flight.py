@@ -182,18 +182,20 @@ def test_thousands_of_garbled_requests_are_answered_and_change_nothing(
         "drop": {"handles": ["h"]},
     }
     answered = refused = 0
+    defects: list[str] = []
     for _ in range(1_500):
         verb = dice.choice(list(bodies))
         for ask in (
             lambda: read(plain, mutated(dice, ticket)),
-            lambda verb=verb: list(plain.do_action(flight.Action(verb, mutated(dice, json.dumps(bodies[verb]).encode())))),  # type: ignore[misc]
+            lambda verb=verb: list(plain.do_action(flight.Action(verb, mutated(dice, json.dumps(bodies[verb]).encode())))),
         ):
             try:
                 ask()
                 answered += 1
             except flight.FlightServerError as failure:
-                assert failure.extra_info, f"a defect, not an answer: {failure}"
                 refused += 1
+                defects += [] if failure.extra_info else [str(failure)]
+    assert defects == []
     assert refused > 1_000
     assert stand.call(lambda: stand.broker.bounds(ROOT, topic, 0)).end == 2
     assert read(plain, {"topic": topic}).num_rows == 2

@@ -1,0 +1,243 @@
+"""Bounded: a slow reader is not fed, a flood is not read, calls have a number, and a broker that stops lets them finish or go."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import headrace.bulk.server
+import headrace.bulk.verbs
+from headrace.bulk.client import BulkClient, Servers
+from headrace.bulk.request import Range, encode
+from headrace.errors import BrokerError, Unavailable
+from headrace.limits import BULK_CALLS_MAX, BULK_IN_FLIGHT_BYTES_MAX, BULK_READ_AHEAD_BYTES, MIB
+from headrace.records import Run
+from tests.bulk.stand import DEADLINE_SECONDS, Stand, rows, standing, values
+from tests.server.process import BrokerProcess
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def settled(figure: Callable[[], int], quiet_seconds: float = 0.7) -> int:
+    """The figure once it has not changed for so long."""
+    seen, since = figure(), time.monotonic()
+    deadline = since + DEADLINE_SECONDS
+    while time.monotonic() - since < quiet_seconds:
+        assert time.monotonic() < deadline, "it never comes to rest"
+        time.sleep(0.02)
+        if (now := figure()) != seen:
+            seen, since = now, time.monotonic()
+    return seen
+
+
+class Fetches:
+    """Counts what is read from the log."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.size_bytes = 0
+        inner = stand.broker.fetch
+
+        async def fetch(*arguments: Any, **more: Any) -> Any:
+            fetched = await inner(*arguments, **more)
+            self.size_bytes += sum(batch.size_bytes for batch in fetched.batches)
+            return fetched
+
+        stand.broker.fetch = fetch  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Stand]:
+    """200 MiB in topic `t`."""
+    with standing(tmp_path) as stand:
+        stand.topic("t")
+        with stand.client() as bulk:
+            bulk.append("t", [values(*[bytes(10_000)] * 2_000)] * 10)
+        yield stand
+
+
+def test_a_reader_that_does_not_read_is_not_fed(full: Stand) -> None:
+    fetches = Fetches(full)
+    with full.client() as bulk:
+        reading = bulk.read("t", 0, 0, 20_000, columns=["value"])
+        next(reading)
+        assert settled(lambda: fetches.size_bytes) <= 3 * BULK_READ_AHEAD_BYTES + 16 * MIB
+        assert sum(batch.num_rows for batch in reading) > 15_000
+        assert fetches.size_bytes == 200_000_000
+
+
+def test_a_reader_that_goes_away_stops_the_read(full: Stand) -> None:
+    fetches = Fetches(full)
+    with full.client() as bulk:
+        reading = bulk.read("t", 0, 0, 20_000, columns=["value"])
+        next(reading)
+        del reading
+        assert settled(lambda: fetches.size_bytes) < 100_000_000
+        assert bulk.topics() == ["t"]
+
+
+def test_a_flood_is_not_read_while_the_disk_is_busy(tmp_path: Path) -> None:
+    with standing(tmp_path) as stand:
+        stand.topic("t")
+        let_go = threading.Event()
+        taken = 0
+        inner = stand.broker.publish
+
+        def publish(who: Any, topic: str, run: Any, **more: Any) -> Any:
+            nonlocal taken
+            taken += run.size_bytes
+            published = inner(who, topic, run, **more)
+
+            async def late() -> Any:
+                await asyncio.to_thread(let_go.wait, DEADLINE_SECONDS)
+                return await published
+
+            return late()
+
+        stand.broker.publish = publish  # type: ignore[method-assign]
+        sent = 0
+
+        def flood() -> Iterator[pa.RecordBatch]:
+            nonlocal sent
+            for _ in range(100):
+                sent += 2_000_000
+                yield values(*[bytes(10_000)] * 200)
+
+        answers: list[int] = []
+        with stand.client() as bulk:
+            writer = threading.Thread(target=lambda: answers.append(bulk.append("t", flood()).records))
+            writer.start()
+            held = settled(lambda: taken)
+            assert 0 < held <= BULK_IN_FLIGHT_BYTES_MAX
+            assert sent <= held + 64 * MIB, "what is not taken waits in the buffers of the connection, which are bounded"
+            let_go.set()
+            writer.join(DEADLINE_SECONDS)
+        assert answers == [20_000]
+
+
+def test_one_call_too_many_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headrace.bulk.server, "BULK_CALLS_MAX", 3)
+    with standing() as stand:
+        stand.topic("t")
+        threads = [threading.Thread(target=_wait, args=(stand,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        with stand.client() as bulk:
+            eventually(lambda: _is_busy(bulk), "the calls are never too many")
+            stand.publish("t", Run([b"x"]))
+            for thread in threads:
+                thread.join(DEADLINE_SECONDS)
+            assert bulk.topics() == ["t"]
+    assert BULK_CALLS_MAX > 3
+
+
+def _wait(stand: Stand) -> None:
+    with stand.client() as bulk:
+        bulk.wait({"t": {0: 0}}, 30_000)
+
+
+def _is_busy(bulk: BulkClient) -> bool:
+    try:
+        bulk._connected().do_action(flight.Action("topics", b"")).__next__()
+    except flight.FlightUnavailableError as failure:
+        return "3 calls are being served already" in str(failure)
+    return False
+
+
+def test_waits_beyond_their_number_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headrace.bulk.verbs, "BULK_WAITS_MAX", 0)
+    with standing() as stand:
+        stand.topic("t")
+        with stand.client() as bulk:
+            began = time.monotonic()
+            assert bulk.wait({"t": {0: 0}}, 30_000)["t"].partitions[0].end == 0
+            assert time.monotonic() - began < 10
+
+
+def test_a_drain_answers_those_who_wait_and_ends_those_who_read(full: Stand) -> None:
+    with full.client() as waiting, full.client() as reading_client:
+        ended: list[object] = []
+
+        def wait() -> None:
+            try:
+                ended.append(waiting.wait({"t": {0: 20_000}}, 60_000))
+            except BrokerError as error:
+                ended.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        reading = reading_client.read("t", 0, 0, 20_000, columns=["value"])
+        next(reading)
+        eventually(lambda: full.call(lambda: len(full.broker._watermarks._waiting)) == 1, "nobody waits")
+        drained: list[int] = []
+        drain = threading.Thread(target=lambda: drained.append(full.run(full.lane.drain(DEADLINE_SECONDS))))
+        drain.start()
+        full.call(full.broker._watermarks.drain)  # what the broker does when it closes
+        with pytest.raises(Unavailable):
+            for _ in reading:
+                pass
+        waiter.join(DEADLINE_SECONDS)
+        drain.join(DEADLINE_SECONDS)
+        assert drained == [0]
+        assert len(ended) == 1
+
+
+def test_a_broker_stops_although_a_reader_does_not_read(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, "--bulk", "127.0.0.1:0", "--set", "limits.drain_timeout=500ms") as broker:
+        doors = broker.ready["doors"]
+        assert isinstance(doors, dict)
+        address = doors["bulk"][0]
+        with BulkClient(Servers.parse(address)) as bulk:
+            bulk.create_topic("t")
+            bulk.append("t", [values(*[bytes(10_000)] * 2_000)] * 5)
+        with flight.FlightClient(f"grpc://{address}") as plain:
+            reader = plain.do_get(flight.Ticket(encode(Range("t"))))
+            reader.read_chunk()
+            code, _, errors = broker.stop(signal.SIGTERM)
+            assert code == 0, errors
+            assert "stopped" in errors
+            reader.cancel()
+
+
+def test_a_put_under_way_is_finished_or_says_how_far_it_came(full: Stand) -> None:
+    gate = threading.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield values(b"a", b"b")
+        gate.wait(DEADLINE_SECONDS)
+        yield values(b"c")
+
+    failures: list[BrokerError] = []
+
+    def write() -> None:
+        with full.client() as bulk:
+            try:
+                bulk.append("t", batches())
+            except BrokerError as error:
+                failures.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with full.client() as bulk:
+        eventually(lambda: bulk.describe(["t"])["t"].partitions[0].end == 20_002, "the first batch is not there")
+    full.lane._bridge.is_closed = True
+    gate.set()
+    writer.join(DEADLINE_SECONDS)
+    full.lane._bridge.is_closed = False
+    assert isinstance(failures[0], Unavailable)
+    assert failures[0].durable_records == 2  # type: ignore[attr-defined]  # what a put adds to whatever it raises
+    with full.client() as bulk:
+        assert [row["value"] for row in rows(bulk, "t", 0, 20_000)] == [b"a", b"b"]

@@ -1,0 +1,200 @@
+"""Who calls: passwords become tokens, keys and certificates are known, and everybody else is nobody."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from pyarrow import flight
+
+from headrace.access.access import AccessSettings, Mode
+from headrace.access.administration import Caller
+from headrace.broker.access import Action, Principal, Resource
+from headrace.bulk.client import BulkClient, Servers
+from headrace.bulk.lane import LaneSettings
+from headrace.bulk.login import Tokens
+from headrace.errors import LoginFailed, NotAuthorized, Unavailable
+from headrace.limits import BULK_TOKEN_SECONDS_MAX
+from headrace.records import Run
+from tests.bulk.stand import Stand, rows, standing, values
+
+ENFORCED = AccessSettings(Mode.ENFORCED)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Stand]:
+    with standing(access=ENFORCED) as stand:
+        yield stand
+
+
+def admin(stand: Stand) -> BulkClient:
+    assert stand.password is not None
+    return stand.client(user="admin", password=stand.password)
+
+
+def witnessed(stand: Stand) -> set[str]:
+    """Who is asked about from now on."""
+    seen: set[str] = set()
+
+    def authorize(who: Principal, action: Action, resource: Resource) -> bool:
+        seen.add(f"{who.name}@{who.door}")
+        return True
+
+    stand.broker._gate._authorize = authorize
+    return seen
+
+
+def test_a_user_logs_in_and_may_do_what_rules_say(guarded: Stand) -> None:
+    with admin(guarded) as bulk:
+        bulk.create_topic("t")
+        bulk.append("t", [values(b"x")])
+        assert [row["value"] for row in rows(bulk, "t")] == [b"x"]
+
+
+def test_nobody_may_do_nothing(guarded: Stand) -> None:
+    with admin(guarded) as bulk:
+        bulk.ensure_topic("secret")
+    with guarded.client() as nobody:
+        assert nobody.topics() == []
+        for verb in (
+            lambda: nobody.describe(["secret"]),
+            lambda: list(nobody.read("secret", 0, 0, 0)),
+            lambda: nobody.append("secret", [values(b"x")]),
+            lambda: nobody.stage("h", [values(b"x")], topic="secret", app="a"),
+            lambda: nobody.create_topic("mine"),
+            lambda: nobody.commit("g", {"secret": {0: 0}}),
+        ):
+            with pytest.raises(NotAuthorized, match="anonymous may not"):
+                verb()
+
+
+@pytest.mark.parametrize(("user", "password"), [("admin", "wrong password"), ("nobody of that name", "wrong password")])
+def test_a_wrong_password_is_refused_without_saying_what_was_wrong(guarded: Stand, user: str, password: str) -> None:
+    with guarded.client(user=user, password=password) as bulk, pytest.raises(LoginFailed, match="invalid username or password"):
+        bulk.topics()
+
+
+def test_a_token_that_is_not_good_any_more_is_renewed_by_the_client(guarded: Stand) -> None:
+    with admin(guarded) as bulk:
+        bulk.topics()
+        first = bulk._token
+        bulk._token = (b"authorization", b"Bearer expired")
+        bulk.ensure_topic("renewed")
+        assert bulk._token not in (first, (b"authorization", b"Bearer expired"))
+        bulk._token = (b"authorization", b"Bearer expired")
+        assert rows(bulk, "renewed") == []
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer nonsense", "Basic !!!", "Basic " + base64.b64encode(b"nocolon").decode(), "Digest x", "", "Basic"]
+)
+def test_a_header_that_proves_nothing_is_refused(guarded: Stand, header: str) -> None:
+    with flight.FlightClient(f"grpc://{guarded.lane.address}") as plain:
+        options = flight.FlightCallOptions(headers=[(b"authorization", header.encode())])
+        with pytest.raises(flight.FlightUnauthenticatedError):
+            list(plain.do_action(flight.Action("topics", b""), options))
+
+
+def test_plain_flight_logs_in_with_a_basic_token(guarded: Stand) -> None:
+    with flight.FlightClient(f"grpc://{guarded.lane.address}") as plain:
+        token = plain.authenticate_basic_token("admin", guarded.password)
+        assert list(plain.do_action(flight.Action("topics", b""), flight.FlightCallOptions(headers=[token])))
+
+
+def test_an_api_key_stands_for_its_owner(guarded: Stand) -> None:
+    caller = Caller(Principal("admin", "internal"))
+    with admin(guarded) as bulk:
+        bulk.ensure_topic("t")
+    made = guarded.run(guarded.access.administration.create_key(caller, "admin", []))
+    with guarded.client(password=made.text) as bulk:
+        assert "t" in bulk.topics()
+    with guarded.client(password=made.text + "x") as bulk, pytest.raises(LoginFailed):
+        bulk.topics()
+
+
+def test_a_user_who_is_disabled_loses_what_the_token_gave(guarded: Stand) -> None:
+    caller = Caller(Principal("admin", "internal"))
+    administration = guarded.access.administration
+    guarded.run(administration.create_user(caller, "eve", "a long password", ["consumer"]))
+    with guarded.client(user="eve", password="a long password") as bulk:
+        assert bulk.topics()
+        guarded.run(administration.update_user(caller, "eve", ["consumer"], enabled=False))
+        assert bulk.topics() == []
+
+
+def test_tokens_end_and_the_oldest_make_room() -> None:
+    now = [0.0]
+    tokens, who = Tokens(lambda: now[0], count_max=2), Principal("u", "bulk")
+    first, second = tokens.give(who), tokens.give(who)
+    assert tokens.owner(first) == tokens.owner(second) == who
+    third = tokens.give(who)
+    assert (tokens.owner(first), tokens.owner(third)) == (None, who)
+    now[0] = BULK_TOKEN_SECONDS_MAX
+    assert tokens.owner(second) is None
+    assert tokens.owner("nonsense") is None
+
+
+def test_an_open_broker_knows_callers_by_the_principal_of_the_lane() -> None:
+    with standing(settings=LaneSettings(principal="spark")) as stand:
+        seen = witnessed(stand)
+        stand.topic("t")
+        with stand.client() as bulk:
+            bulk.describe(["t"])
+        assert "spark@bulk" in seen
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def written(directory: Path, name: str, content: bytes) -> str:
+    path = directory / name
+    path.write_bytes(content)
+    return str(path)
+
+
+def sealed(authority: trustme.CA, *, ask_clients: bool = False) -> LaneSettings:
+    leaf = authority.issue_cert("localhost", "127.0.0.1")
+    chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
+    ca = authority.cert_pem.bytes() if ask_clients else b""
+    return LaneSettings(certificate=chain, key=leaf.private_key_pem.bytes(), client_ca=ca)
+
+
+def test_a_sealed_lane_is_spoken_to_over_tls_and_over_nothing_else(tmp_path: Path, authority: trustme.CA) -> None:
+    ca_file = written(tmp_path, "ca.pem", authority.cert_pem.bytes())
+    with standing(settings=sealed(authority), access=ENFORCED) as stand:
+        assert stand.password is not None
+        with stand.client(user="admin", password=stand.password, tls=True, ca_file=ca_file) as bulk:
+            bulk.create_topic("t")
+            bulk.append("t", [values(b"x")])
+            assert len(rows(bulk, "t")) == 1
+        with stand.client(timeout_seconds=2.0) as plain, pytest.raises(Unavailable):
+            plain.topics()
+        stranger = written(tmp_path, "other.pem", trustme.CA().cert_pem.bytes())
+        with stand.client(tls=True, ca_file=stranger, timeout_seconds=2.0) as distrustful, pytest.raises(Unavailable):
+            distrustful.topics()
+
+
+def test_a_client_certificate_is_who_the_client_is(tmp_path: Path, authority: trustme.CA) -> None:
+    ca_file = written(tmp_path, "ca.pem", authority.cert_pem.bytes())
+    leaf = authority.issue_cert("reader.example")
+    certificate = written(tmp_path, "client.pem", b"".join(part.bytes() for part in leaf.cert_chain_pems))
+    key = written(tmp_path, "client.key", leaf.private_key_pem.bytes())
+    with standing(settings=sealed(authority, ask_clients=True)) as stand:
+        seen = witnessed(stand)
+        stand.topic("t")
+        stand.publish("t", Run([b"x"]))
+        with stand.client(tls=True, ca_file=ca_file, certificate_file=certificate, key_file=key) as bulk:
+            assert len(rows(bulk, "t")) == 1
+        assert "reader.example@bulk" in seen
+        with stand.client(tls=True, ca_file=ca_file, timeout_seconds=2.0) as without, pytest.raises(Unavailable):
+            without.topics()
+
+
+def test_a_login_is_never_part_of_what_is_shown() -> None:
+    client = BulkClient(Servers.parse("a", user="u", password="hunter2"))
+    assert "hunter2" not in repr(client) + repr(client._servers) + str(vars(client)["_servers"])
