@@ -146,16 +146,18 @@ class TrappedSink(StreamSink):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         spring("committing")
-        _outlive()
+        is_zombie = _outlive()
         returned = threading.Event()
         if (orders := Traps.here().take("publishing")) is not None:
             threading.Thread(target=_kill_later, args=(orders, returned), daemon=True).start()
         try:
             super().commit(messages, batchId)
         except BrokerError as failure:
-            if Traps.here().report("zombie") is not None:
+            if is_zombie:
                 Traps.here().tell("zombie", type(failure).__name__)
             raise
+        if is_zombie:
+            Traps.here().tell("zombie", "it published")
         returned.set()
         spring("published")
 
@@ -175,16 +177,19 @@ def _kill_later(orders: Orders, returned: threading.Event) -> None:
     kill(orders)
 
 
-def _outlive() -> None:
+def _outlive() -> bool:
     """Kill the driver, and go on when its successor has superseded it, which the supervisor says by taking the `going` file away."""
     traps = Traps.here()
     orders = traps.take("zombie")
     if orders is None:
-        return
+        return False
     going = traps.report_file("zombie").with_name("zombie.going")
     going.touch()
+    # The daemon that this process was forked from hangs up on its children when it finds the JVM gone.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     traps.tell("zombie", "waiting")
     kill(orders)
     deadline = time.monotonic() + 120
     while going.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+    return True
