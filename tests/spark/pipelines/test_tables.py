@@ -30,10 +30,11 @@ def rows_of(kind: str, path: Path) -> list[dict[str, object]]:
     if kind == "delta":
         rows = DeltaTable(path).to_pyarrow_table().to_pylist()
     elif kind == "iceberg":
-        found = Iceberg(str(path), "headrace.totals").catalog().load_table("headrace.totals")
-        rows = found.scan().to_arrow().to_pylist()
+        rows = Iceberg(str(path), "headrace.totals").catalog().load_table("headrace.totals").scan().to_arrow().to_pylist()
     else:
-        rows = duckdb.sql(f"select * from read_parquet('{path}/*.parquet', union_by_name=true)").to_arrow_table().to_pylist()
+        found = duckdb.sql(f"select * from read_parquet('{path}/*.parquet', union_by_name=true)")
+        assert found is not None
+        rows = found.to_arrow_table().to_pylist()
     return sorted(rows, key=lambda row: str(row["id"]))
 
 

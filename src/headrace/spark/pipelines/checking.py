@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.spark.connection import connect
 from headrace.spark.pipelines.diagnosis import diagnose
 from headrace.spark.pipelines.model import Pipeline, Sink, Source
-from headrace.spark.pipelines.plan import frames, servers, shaped
+from headrace.spark.pipelines.plan import PlanFault, check_topics, frames, servers, shaped
 from headrace.spark.pipelines.runner import close_session, open_session
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Inspection:
 
 def inspect(pipeline: Pipeline, *, master: str = "local[*]", conf: dict[str, str] | None = None) -> Inspection:
     """Start Spark, plan, describe, end Spark. Raises `PlanFault` for the first thing that is wrong."""
+    check_topics(pipeline)
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "spark.log"
         spark = open_session(pipeline, master=master, conf=dict(conf or {}), log=log)
@@ -87,8 +88,6 @@ def _check_mode(spark: SparkSession, frame: DataFrame, sink: Sink) -> None:
     """Ask Spark's own checker whether a stream of this shape can be written in this mode."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException
-
-    from headrace.spark.pipelines.plan import PlanFault
 
     if not frame.isStreaming:
         raise PlanFault(

@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 _END: Final = re.compile(r"\n=== Streaming Query ===|\nJVM stacktrace:|\n\tat |\n== SQL|\n\n?'?[A-Z]\w+[ (\[].*\n[:+ ]")
 _RAISED: Final = re.compile(r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|[A-Z]\w+)): ?(?P<text>.*)$", re.MULTILINE)
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] ?")
-_STATE: Final = re.compile(r"\.? SQLSTATE: \w{5}")
+_STATE: Final = re.compile(r"\.?\s+SQLSTATE: \w{5}")
 _OFFSETS: Final = re.compile(r"Current (Committed|Available) Offsets: (\{.*\})$", re.MULTILINE)
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]+\b|@[0-9a-f]{6,}|#\d+L?|in stage [\d.]+|TID \d+|task [\d.]+")
 _LINE_CHARACTERS_MAX: Final = 500

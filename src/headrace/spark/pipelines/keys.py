@@ -65,8 +65,10 @@ def read(keys: Mapping[str, Key], given: Mapping[str, object], path: str) -> dic
         try:
             found[name] = keys[name].parse(raw)
         except ValueError as failure:
+            # What was written instead of a reference to a secret may be the secret.
+            shown = "" if keys[name].parse is secret else f", not {short(raw)}"
             because = f"{failure}; " if str(failure) else ""
-            raise Misfit(f"{path}.{name}", f"{because}expected {keys[name].expected}, not {short(raw)}") from None
+            raise Misfit(f"{path}.{name}", f"{because}expected {keys[name].expected}{shown}") from None
     for name, key in keys.items():
         if key.required and name not in given:
             raise Misfit(path, f"{name} is missing: {key.expected}")

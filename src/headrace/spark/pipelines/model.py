@@ -84,14 +84,14 @@ class Sink:
 
 
 # Which keys of a sink mean something for which kind.
-_KEYS_OF_KIND: Final[Mapping[str, frozenset[str]]] = {
-    "topic": frozenset({"topic", "partitions", "key", "value"}),
-    "delta": frozenset({"path", "merge"}),
-    "iceberg": frozenset({"path", "table", "merge"}),
-    "parquet": frozenset({"path"}),
-    "console": frozenset({"rows"}),
+_KEYS_OF_KIND: Final[Mapping[str, tuple[str, ...]]] = {
+    "topic": ("topic", "partitions", "key", "value"),
+    "delta": ("path", "merge"),
+    "iceberg": ("path", "table", "merge"),
+    "parquet": ("path",),
+    "console": ("rows",),
 }
-_KEYS_OF_ALL_KINDS: Final = frozenset({"from", "kind", "mode", "trigger"})
+_KEYS_OF_ALL_KINDS: Final = ("from", "kind", "mode", "trigger")
 
 
 class Pipeline:
@@ -193,7 +193,7 @@ class Pipeline:
         given = _read(SINK, {**({"from": source} if source else {}), **keys}, path)
         origin, kind = str(given.pop("from")), str(given["kind"])
         for key in given:
-            if key not in _KEYS_OF_KIND[kind] | _KEYS_OF_ALL_KINDS:
+            if key not in _KEYS_OF_KIND[kind] + _KEYS_OF_ALL_KINDS:
                 raise Misfit(f"{path}.{key}", f"means nothing to kind = {kind!r}{nearest(key, _KEYS_OF_KIND[kind])}")
         made = Sink(name, origin, **given)
         _check_sink(made, path)

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from headrace.bulk.client import Servers
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnknownTopic
 from headrace.spark.columns import raw_schema
+from headrace.spark.connection import connect
 from headrace.spark.options import Options
 from headrace.spark.pipelines.diagnosis import diagnose
 from headrace.spark.pipelines.files import travelling
@@ -59,6 +60,20 @@ def servers(pipeline: Pipeline) -> Servers:
     """The same for a connection of our own."""
     pipeline.secret()
     return servers_of(Options(connection_options(pipeline)))
+
+
+def check_topics(pipeline: Pipeline) -> None:
+    """Are the topics of the sources there, and does the broker answer at all? Told in a moment, before Spark takes its seconds."""
+    client = connect(servers(pipeline))
+    known: list[str] | None = None
+    for source in pipeline.sources.values():
+        for topic in source.topics:
+            try:
+                client.describe([topic])
+            except UnknownTopic as failure:
+                known = client.topics() if known is None else known
+                text = f"there is no topic {topic!r}{nearest(topic, known)}"
+                raise PlanFault(f"sources.{source.name}", text, failure.code) from None
 
 
 def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[str, DataFrame]:

@@ -18,7 +18,7 @@ from headrace.spark.connection import connect
 from headrace.spark.options import Options
 from headrace.spark.pipelines.flow import Flow
 from headrace.spark.pipelines.model import Pipeline
-from headrace.spark.pipelines.plan import servers
+from headrace.spark.pipelines.plan import check_topics, servers
 from headrace.spark.pipelines.progress import QueryState
 from headrace.spark.pipelines.runs import Run
 from headrace.spark.servers import servers_of
@@ -165,6 +165,7 @@ def run_pipeline(
         log = run.directory / "spark.log"
         log.write_bytes(b"")
         try:
+            check_topics(pipeline)
             spark = open_session(pipeline, master=master, conf=dict(conf or {}), log=log)
         except BaseException as failure:
             run.write("failed", [], now_ms=_now_ms(), master=master, error=str(failure))

@@ -1,0 +1,96 @@
+"""Topics as tables of a query."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from headrace.bulk.client import BulkClient
+from headrace.errors import UnknownTopic
+from headrace.spark.pipelines.querying import QueryFault, Reading, quoted, relations, rows_of, run_query
+from tests.spark.serving import BulkBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def reading(broker: BulkBroker) -> Reading:
+    return Reading({"servers": broker.address})
+
+
+@pytest.fixture
+def orders(bulk: BulkClient, fresh_topic: Callable[..., str]) -> str:
+    name = fresh_topic(".by-minute", partitions=2)
+    texts = [json.dumps({"id": id, "who": "abc"[id % 3], "timestamp": id}).encode() for id in range(9)]
+    keys = [f"k{id}".encode() for id in range(9)]
+    bulk.append(name, [pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": pa.array(texts, pa.binary())})])
+    return name
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("select * from a.b where x = 'a.b'", "select * from `a.b` where x = 'a.b'"),
+        ("select * from `a.b` -- a.b\n join a.b", "select * from `a.b` -- a.b\n join `a.b`"),
+        ("select a.bc, x.a.b from a.b, c", "select a.bc, x.a.b from `a.b`, c"),
+    ],
+)
+def test_a_name_with_dots_is_quoted_where_it_stands_alone(query: str, text: str) -> None:
+    assert quoted(query, ["a.b"]) == text
+
+
+def test_the_tables_of_a_query_are_found_wherever_they_stand(spark: SparkSession) -> None:
+    query = """with mine as (select * from first) select *, (select max(x) from `sec-ond`) from mine
+    join other.third on true where x in (select y from fourth) and exists (select 1 from mine)"""
+    assert sorted(relations(spark, query)) == ["first", "fourth", "other.third", "sec-ond"]
+    with pytest.raises(QueryFault, match=r"Syntax error at or near 'selec'.*\(line 1, pos 0\)"):
+        relations(spark, "selec 1")
+
+
+def test_a_topic_without_a_schema_has_text_in_it(spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading) -> None:
+    frame = run_query(spark, bulk, f"select * from `{orders}` where key = 'k4'", reading)
+    [row] = rows_of(frame, 10).to_pylist()
+    assert list(row) == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    assert json.loads(row["value"]) == {"id": 4, "who": "b", "timestamp": 4}
+
+
+def test_columns_of_json_are_guessed_or_given(spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading) -> None:
+    query = f"select who, count(*) as n, sum(id) as total from `{orders}` group by who order by who"
+    guessed = Reading(reading.options, "json")
+    expected = [{"who": "a", "n": 3, "total": 9}, {"who": "b", "n": 3, "total": 12}, {"who": "c", "n": 3, "total": 15}]
+    assert rows_of(run_query(spark, bulk, query, guessed), 10).to_pylist() == expected
+    given = Reading(reading.options, "json", "id long, who string")
+    assert rows_of(run_query(spark, bulk, query, given), 10).to_pylist() == expected
+    # A field that is called like a column of the record is reached through the value.
+    frame = run_query(spark, bulk, f"select max(value.timestamp) as m, max(timestamp) > '2020-01-01' as y from `{orders}`", guessed)
+    assert rows_of(frame, 10).to_pylist() == [{"m": 8, "y": True}]
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("select nothing from `{topic}`", r"`nothing` cannot be resolved.*pos 7"),
+        ("select * frm `{topic}`", r"Syntax error at or near.*line 1, pos \d+"),
+    ],
+)
+def test_a_fault_has_its_place_in_the_text(
+    query: str, fault: str, spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading
+) -> None:
+    with pytest.raises(QueryFault, match=fault):
+        run_query(spark, bulk, query.format(topic=orders), reading)
+
+
+def test_a_topic_that_is_not_there_is_not_found(spark: SparkSession, bulk: BulkClient, reading: Reading) -> None:
+    with pytest.raises(UnknownTopic, match="there is no topic 'ordesr'"):
+        run_query(spark, bulk, "select * from ordesr", reading)
+
+
+def test_a_fault_of_the_rows_is_one_line(spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading) -> None:
+    frame = run_query(spark, bulk, f"select raise_error('not this ' || key) as x from `{orders}` where key = 'k1'", reading)
+    with pytest.raises(QueryFault, match="^.*not this k1"):
+        rows_of(frame, 1)

@@ -1,0 +1,162 @@
+"""When a query is started again, and when not; and what a failure of Spark comes down to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import Unavailable, UnknownTopic
+from headrace.spark.pipelines.checkpoint import unfinished
+from headrace.spark.pipelines.diagnosis import Diagnosis, diagnose, diagnose_text, offsets_of
+from headrace.spark.pipelines.model import Restart
+from headrace.spark.pipelines.progress import QueryState, lag_of
+from headrace.spark.pipelines.restarts import Restarts, Verdict
+
+POLICY = Restart(attempts=5, window=60_000, backoff=100, backoff_max=1_000, same_batch=3)
+AWAY = Diagnosis("nobody answers", "unavailable", retriable=True)
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    restarts = Restarts(POLICY)
+    waits = [restarts.failed(now, batch, Diagnosis(f"fault {batch}")).wait_ms for now, batch in enumerate(range(5))]
+    assert waits == [100, 200, 400, 800, 1_000]
+
+
+def test_more_failures_than_allowed_within_the_window_end_it() -> None:
+    restarts = Restarts(POLICY)
+    for now in range(5):
+        assert not restarts.failed(now, now, Diagnosis(f"fault {now}")).surrender
+    assert restarts.failed(6, 6, Diagnosis("fault 6")).surrender == "it failed 6 times within 60 s"
+
+
+def test_failures_that_are_long_past_do_not_count() -> None:
+    restarts = Restarts(POLICY)
+    for round in range(20):
+        verdict = restarts.failed(round * 30_000, round, Diagnosis(f"fault {round}"))
+        assert not verdict.surrender
+        restarts.succeeded(round)
+        assert verdict.wait_ms == 100
+
+
+def test_the_same_batch_failing_in_the_same_way_is_poison() -> None:
+    restarts = Restarts(POLICY)
+    text = "ValueError: row 7 in stage 3.0 (TID 12) at 0x7f01"
+    assert not restarts.failed(0, 4, Diagnosis(text)).is_poison
+    assert not restarts.failed(1, 4, Diagnosis(text.replace("3.0", "5.0").replace("12", "19"))).is_poison
+    verdict = restarts.failed(2, 4, Diagnosis(text.replace("7f01", "7f99")))
+    assert verdict == Verdict(surrender="it failed 3 times in the same way", is_poison=True)
+
+
+def test_another_failure_or_another_batch_begins_the_count_anew() -> None:
+    restarts = Restarts(POLICY)
+    for now, (batch, text) in enumerate([(4, "a"), (4, "a"), (4, "b"), (5, "b"), (5, "b")]):
+        assert not restarts.failed(now, batch, Diagnosis(text)).is_poison
+    restarts = Restarts(POLICY)
+    for now in range(2):
+        restarts.failed(now, 4, Diagnosis("a"))
+    restarts.succeeded(4)
+    assert not restarts.failed(3, 4, Diagnosis("a")).is_poison
+
+
+def test_a_broker_that_is_away_is_no_fault_of_the_batch() -> None:
+    restarts = Restarts(POLICY)
+    for now in range(5):
+        assert not restarts.failed(now, 4, AWAY).surrender
+    assert restarts.failed(6, 4, AWAY) == Verdict(surrender="it failed 6 times within 60 s")
+
+
+def test_without_its_java_nothing_can_be_started_again() -> None:
+    class Py4JNetworkError(Exception):
+        pass
+
+    found = diagnose(Py4JNetworkError("Answer from Java side is empty"))
+    assert found.is_engine_lost
+    assert Restarts(POLICY).failed(0, None, found).surrender
+
+
+IN_A_TASK = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):
+  File "step.py", line 39, in <lambda>
+    g(v)
+  File "step.py", line 37, in g
+    raise KeyError("row bad")
+KeyError: 'row bad'
+ SQLSTATE: 38000
+=== Streaming Query ===
+Identifier: [id = b979e805-4edf-40e1-b015-bf1bca1f8bdb, runId = 89ff6d9c-b66b-4893-8532-1f3fb4142f9e]
+Current Committed Offsets: {Stream@31d66bc5: {"orders":{"0":5}}}
+Current Available Offsets: {Stream@31d66bc5: {"orders":{"0":9}}}
+
+Current State: ACTIVE
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "kind"),
+    [
+        (IN_A_TASK, "KeyError: 'row bad'", ""),
+        (
+            "x: Traceback (most recent call last):\n  File \"a.py\", line 1, in f\nheadrace.errors.UnknownTopic: topic 'a' not found\n",
+            "topic 'a' not found",
+            "unknown_topic",
+        ),
+        (
+            "[UNRESOLVED_COLUMN] A column with name `foo` cannot be resolved. SQLSTATE: 42703; line 1 pos 7;\n'Project ['foo]\n+- View",
+            "A column with name `foo` cannot be resolved; line 1 pos 7",
+            "",
+        ),
+        ("\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'. SQLSTATE: 42601 (line 1, pos 0)\n\n== SQL ==\nselec x\n^^^\n",
+         "Syntax error at or near 'selec' (line 1, pos 0)", ""),
+        ("requirement failed: it does not\n\tat org.apache.spark.X", "requirement failed: it does not", ""),
+    ],
+)  # fmt: skip
+def test_a_failure_comes_down_to_one_line(text: str, line: str, kind: str) -> None:
+    found = diagnose_text(text)
+    assert (found.text, found.kind) == (line, kind)
+
+
+def test_our_own_errors_are_taken_at_their_word() -> None:
+    assert diagnose(UnknownTopic("a")) == Diagnosis("topic 'a' not found", "unknown_topic", retriable=False)
+    assert diagnose(Unavailable("draining")).retriable
+
+
+def test_the_offsets_of_a_failed_query_are_found() -> None:
+    assert offsets_of(IN_A_TASK) == ('{Stream@31d66bc5: {"orders":{"0":5}}}', '{Stream@31d66bc5: {"orders":{"0":9}}}')
+    assert offsets_of("nothing") == ("", "")
+
+
+def test_the_unfinished_batch_of_a_checkpoint_names_its_records(tmp_path: Path) -> None:
+    assert unfinished(tmp_path) is None
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "commits").mkdir()
+    for batch, ends in enumerate([{"0": 10, "1": 4}, {"0": 10, "1": 9, "2": 3}]):
+        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps({'orders': ends})}\n")
+        (tmp_path / "offsets" / f".{batch}.crc").touch()
+    (tmp_path / "commits" / "0").touch()
+    found = unfinished(tmp_path)
+    assert found is not None
+    assert (found.batch, str(found)) == (1, "orders[1] 4–8, orders[2] 0–2")
+    (tmp_path / "commits" / "1").touch()
+    assert unfinished(tmp_path) is None
+
+
+def test_lag_is_what_the_topics_hold_and_nobody_has_read() -> None:
+    sources: list[dict[str, object]] = [
+        {"latestOffset": {"a": {"0": 10, "1": 5}}, "endOffset": {"a": {"0": 7}}},
+        {"latestOffset": '{"b": {"0": 4}}', "endOffset": '{"b": {"0": 4}}'},
+        {"latestOffset": {"offset": 5, "timestamp": 1}, "endOffset": None},
+    ]
+    assert lag_of(sources) == 3 + 5
+    assert lag_of([{"latestOffset": None}]) is None
+
+
+def test_a_report_of_spark_becomes_the_state_of_a_query() -> None:
+    report = {
+        "batchId": 7, "numInputRows": 12, "inputRowsPerSecond": "NaN", "processedRowsPerSecond": 6.5,
+        "durationMs": {"triggerExecution": 250},
+        "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 1, "memoryUsedBytes": 50}], "sources": [],
+    }  # fmt: skip
+    state = QueryState("totals", rows_total=5).after(json.dumps(report))
+    assert (state.batch, state.rows_total, state.input_rate, state.processing_rate, state.batch_ms) == (7, 17, 0.0, 6.5, 250)
+    assert (state.state_rows, state.state_bytes, state.lag) == (4, 150, None)

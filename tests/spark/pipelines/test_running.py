@@ -1,0 +1,369 @@
+"""Pipelines that run, in the session and against the broker that all tests of Spark share."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from headrace.bulk.client import BulkClient
+from headrace.spark.pipelines import Pipeline
+from headrace.spark.pipelines.archive import archive_pipeline
+from headrace.spark.pipelines.checking import describe
+from headrace.spark.pipelines.model import Sink
+from headrace.spark.pipelines.plan import PlanFault, check_topics
+from headrace.spark.pipelines.progress import QueryState
+from headrace.spark.pipelines.rejection import each, reject
+from headrace.spark.pipelines.runner import Outcome, PipelineFailed, Runner
+from headrace.spark.pipelines.runs import AlreadyRunning, Run, find, status_in
+from headrace.spark.pipelines.tables.parquet import Parquet
+from tests.spark.pipelines.test_tables import rows_of
+from tests.spark.serving import BulkBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Runs = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `list` looks, for this test alone."""
+    monkeypatch.setenv("HEADRACE_PIPELINES", str(tmp_path / "entries"))
+    return tmp_path / "entries"
+
+
+@pytest.fixture
+def pipeline(broker: BulkBroker, tmp_path: Path) -> Pipeline:
+    return Pipeline("p", servers=broker.address, checkpoint="state", restart={"backoff": "1 ms"}).at(tmp_path)
+
+
+@pytest.fixture
+def run(spark: SparkSession) -> Iterator[Runs]:
+    def run(pipeline: Pipeline, **more: Any) -> Outcome:
+        pipeline.check()
+        with Run(pipeline.name, pipeline.checkpoint, file="p.toml", now_ms=0) as mine:
+            return Runner(spark, pipeline, mine, **{"once": True, **more}).run()
+
+    yield run
+    assert spark.streams.active == [], "a run leaves no query behind"
+
+
+def publish(bulk: BulkClient, topic: str, *values: object) -> None:
+    texts = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
+    bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary())})])
+
+
+def values(bulk: BulkClient, topic: str) -> list[bytes]:
+    found: list[bytes] = []
+    for partition, state in enumerate(bulk.describe([topic])[topic].partitions):
+        for batch in bulk.read(topic, partition, state.first, state.end, columns=["value"]):
+            found += batch.column("value").to_pylist()
+    return found
+
+
+def records(bulk: BulkClient, topic: str) -> list[Any]:
+    return [json.loads(value) for value in values(bulk, topic)]
+
+
+def dead_letters(bulk: BulkClient, topic: str) -> list[bytes]:
+    return values(bulk, f"{topic}.dlq") if f"{topic}.dlq" in bulk.topics() else []
+
+
+def orders(*ids: int) -> list[dict[str, object]]:
+    return [{"id": id, "amount": id * 1.5, "at": f"2026-11-15T10:{id % 60:02}:00Z"} for id in ids]
+
+
+COLUMNS = "id long, amount double, at timestamp"
+
+
+def test_rows_go_from_topic_through_sql_to_topic_once(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+) -> None:
+    source, target = fresh_topic(partitions=2), fresh_topic("-out")
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+    pipeline.step("large", sql="select id, amount from orders where amount > 3")
+    pipeline.sink("out", "large", kind="topic", topic=target, key="id")
+    publish(bulk, source, *orders(1, 2, 3, 4))
+    outcome = run(pipeline)
+    assert (outcome.state, outcome.queries[0].rows_total) == ("finished", 4)
+    publish(bulk, source, *orders(5, 1))
+    run(pipeline)
+    run(pipeline)
+    assert sorted(row["id"] for row in records(bulk, target)) == [3, 4, 5]
+    [batch] = bulk.read(target, 0, 0, 3, columns=["key", "value"])
+    assert batch.to_pylist()[0].keys() == {"key", "value"}
+    assert {int(row["key"]) for row in batch.to_pylist()} == {3, 4, 5}
+
+
+def test_the_orders_of_a_minute_are_totalled_and_the_bad_ones_are_dead_letters(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+) -> None:
+    source, target = fresh_topic(), fresh_topic("-by-minute")
+    pipeline.source(
+        "orders",
+        topic=source,
+        format="json",
+        schema=COLUMNS,
+        watermark={"column": "at", "delay": "10 seconds"},
+        expect={"the amount is positive": "amount > 0"},
+    )
+    pipeline.step(
+        "by_minute", sql="select window.start as minute, count(*) as n, sum(amount) as total from orders group by window(at, '1 minute')"
+    )
+    pipeline.sink("totals", "by_minute", kind="topic", topic=target, mode="update", key="minute")
+    pipeline.sink("table", "by_minute", kind="delta", path="totals", mode="update", merge=["minute"])
+    publish(bulk, source, *orders(1, 2, 2), b"no json", {"id": 9, "amount": -1, "at": "2026-11-15T10:01:00Z"})
+    run(pipeline)
+    publish(bulk, source, *orders(2, 3))
+    run(pipeline)
+    rows = DeltaTable(tmp_path / "totals").to_pyarrow_table().to_pylist()
+    assert {row["minute"].minute: (row["n"], row["total"]) for row in rows} == {1: (1, 1.5), 2: (3, 9.0), 3: (1, 4.5)}
+    latest = {row["minute"]: row["total"] for row in records(bulk, target)}
+    assert sorted(latest.values()) == [1.5, 4.5, 9.0]
+    # Two sinks have read them, in two queries: each is one dead letter all the same.
+    assert sorted(dead_letters(bulk, source)) == [b"no json", b'{"id": 9, "amount": -1, "at": "2026-11-15T10:01:00Z"}']
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
+def test_a_table_holds_each_row_once_though_its_batch_comes_again(
+    kind: str, bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+) -> None:
+    source = fresh_topic(partitions=2)
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+    more = {"table": "headrace.totals"} if kind == "iceberg" else {}
+    pipeline.sink("rows", "orders", kind=kind, path="rows", **more)
+    publish(bulk, source, *orders(1, 2, 3))
+    run(pipeline)
+    publish(bulk, source, *orders(4))
+    run(pipeline)
+    commits = tmp_path / "state" / "rows" / "commits"
+    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    assert last == 1
+    (commits / str(last)).unlink()  # the process died between the commit of the table and that of Spark
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+    run(pipeline)
+    assert [row["id"] for row in rows_of(kind, tmp_path / "rows")] == [1, 2, 3, 4]
+
+
+def test_a_complete_result_replaces_the_table(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+) -> None:
+    source = fresh_topic()
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+    pipeline.step("counts", sql="select id % 2 = 0 as even, count(*) as n from orders group by 1")
+    pipeline.sink("counts", "counts", kind="delta", path="counts", mode="complete")
+    publish(bulk, source, *orders(1, 2, 3))
+    run(pipeline)
+    publish(bulk, source, *orders(4, 5))
+    run(pipeline)
+    rows = DeltaTable(tmp_path / "counts").to_pyarrow_table().to_pylist()
+    assert {row["even"]: row["n"] for row in rows} == {True: 2, False: 3}
+
+
+def test_functions_take_what_their_parameters_name_and_travel_to_the_tasks(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+) -> None:
+    source, people, target = fresh_topic(), fresh_topic("-people"), fresh_topic("-out")
+    (tmp_path / "my_steps.py").write_text(
+        "from pyspark.sql import functions as F\n\n\n"
+        "def doubled(value):\n    return value * 2\n\n\n"
+        "def joined(orders, people, spark):\n"
+        "    twice = F.udf(doubled, 'double')\n"
+        "    return orders.join(people, orders.id == people.who).select(people.name, twice('amount').alias('amount'))\n"
+    )
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+    pipeline.source("people", topic=people, format="json", schema="who long, name string", read="table")
+    pipeline.step("joined", python="my_steps:joined")
+    pipeline.sink("out", "joined", kind="topic", topic=target)
+    publish(bulk, people, {"who": 1, "name": "anna"}, {"who": 2, "name": "ben"})
+    publish(bulk, source, *orders(1, 2, 3))
+    run(pipeline)
+    assert sorted((row["name"], row["amount"]) for row in records(bulk, target)) == [("anna", 3.0), ("ben", 6.0)]
+
+
+def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+) -> None:
+    source, target = fresh_topic(), fresh_topic("-out")
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+
+    def parsed(row: dict[str, Any]) -> dict[str, Any] | None:
+        if row["id"] == 4:
+            return None
+        return {"id": row["id"], "inverse": 1 / (row["id"] - 3)}
+
+    @pipeline.step
+    def checked(orders: DataFrame) -> DataFrame:
+        return each(reject(orders, "case when id = 1 then 'the first is refused' end"), parsed, "id long, inverse double")
+
+    pipeline.sink("out", "checked", kind="topic", topic=target)
+    publish(bulk, source, *orders(1, 2, 3, 4, 5))
+    run(pipeline)
+    assert sorted((row["id"], row["inverse"]) for row in records(bulk, target)) == [(2, -1.0), (5, 0.5)]
+    assert len(dead_letters(bulk, source)) == 2
+
+
+def test_columns_that_are_those_of_a_record_are_written_as_they_are(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+) -> None:
+    source, one, other = fresh_topic(), fresh_topic("-one"), fresh_topic("-other")
+    pipeline.source("lines", topic=source, format="string")
+    pipeline.step("routed", sql=f"select if(value like 'a%', '{one}', '{other}') as topic, upper(value) as value, '7' as key from lines")
+    pipeline.sink("out", "routed", kind="topic")
+    publish(bulk, source, b"anna", b"ben")
+    run(pipeline)
+    assert (values(bulk, one), values(bulk, other)) == ([b"ANNA"], [b"BEN"])
+
+
+def test_a_batch_that_always_fails_ends_the_pipeline_with_its_name_and_its_records(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+) -> None:
+    source = fresh_topic()
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+    pipeline.step("bad", sql="select id, if(id = 7, raise_error('seven is right out'), 1) as x from orders")
+    pipeline.sink("out", "bad", kind="parquet", path="rows")
+    publish(bulk, source, *orders(1))
+    run(pipeline)
+    publish(bulk, source, *orders(7))
+    with pytest.raises(PipelineFailed) as caught:
+        run(pipeline)
+    text = str(caught.value)
+    assert "seven is right out" in text
+    assert f"batch 1 holds {source}[0] 1–1; it failed 3 times in the same way. Nothing is lost" in text
+    status = status_in(tmp_path / "state" / ".headrace")
+    assert status is not None
+    assert (status["state"], status["queries"][0]["failures"]) == ("failed", 3)
+    assert [row["id"] for row in rows_of("parquet", tmp_path / "rows")] == [1]
+    pipeline.steps.clear()
+    pipeline.step("bad", sql="select id, 1 as x from orders")
+    run(pipeline)
+    assert [row["id"] for row in rows_of("parquet", tmp_path / "rows")] == [1, 7]
+
+
+def test_a_failure_that_passes_is_survived(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = fresh_topic()
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+    pipeline.sink("out", "orders", kind="parquet", path="rows")
+    publish(bulk, source, *orders(1, 2))
+    commit, failures = Parquet.commit, iter([OSError("the disk stutters"), OSError("the disk stutters")])
+
+    def stuttering(self: Parquet, *arguments: Any, **more: Any) -> None:
+        commit(self, *arguments, **more)
+        for failure in failures:
+            raise failure
+
+    monkeypatch.setattr(Parquet, "commit", stuttering)
+    seen: list[QueryState] = []
+    outcome = run(pipeline, tell=seen.extend)
+    assert (outcome.state, outcome.queries[0].failures) == ("finished", 1)
+    assert "OSError: the disk stutters" in {state.error for state in seen}
+    assert [row["id"] for row in rows_of("parquet", tmp_path / "rows")] == [1, 2]
+
+
+def test_a_run_is_seen_and_stopped_from_outside(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+) -> None:
+    from headrace.spark.pipelines.runs import ask_to_stop, runs
+
+    source, target = fresh_topic(), fresh_topic("-out")
+    pipeline.source("lines", topic=source, format="string")
+    pipeline.sink("out", "lines", kind="topic", topic=target, value="value")
+    publish(bulk, source, b"one")
+    outside: list[str] = []
+
+    def watch() -> None:
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            known = runs()
+            if known and known[0]["queries"] and known[0]["queries"][0]["rows_total"] == 1:
+                outside.append(known[0]["state"])
+                with pytest.raises(AlreadyRunning, match="pipeline p runs already"):
+                    Run("p", str(tmp_path / "state"), file="", now_ms=0).__enter__()
+                ask_to_stop(find("p"))
+                return
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    outcome = run(pipeline, once=False)
+    watcher.join()
+    assert outside == ["running"]
+    assert outcome.state == "stopped"
+    assert find(str(tmp_path / "state"))["state"] == "stopped"
+    assert values(bulk, target) == [b"one"]
+
+
+def test_a_check_shows_offsets_columns_and_sinks_and_runs_nothing(
+    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    source = fresh_topic(partitions=2)
+    publish(bulk, source, *orders(1))
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+    pipeline.step("large", sql="select id, amount as price from orders")
+    pipeline.sink("out", "large", kind="topic", topic=f"{topic}-never-made")
+    found = describe(spark, pipeline)
+    assert sum(at["end"] for at in found.sources[0]["topics"][0]["partitions"]) == 1
+    assert found.steps == [{"name": "large", "columns": [{"name": "id", "type": "bigint"}, {"name": "price", "type": "double"}]}]
+    tree = found.tree()
+    assert f"topic {source}" in tree
+    assert "id bigint, price double" in tree
+    assert f"out: large → topic {topic}-never-made (append)" in tree
+    assert f"{topic}-never-made" not in bulk.topics()
+    assert not (tmp_path / "state" / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("sql", "sink", "fault"),
+    [
+        ("select foo from orders", {}, r"steps\.s: A column.*`foo` cannot be resolved.*line 1,? pos 7"),
+        ("selec 1", {}, r"steps\.s: Syntax error at or near 'selec'.*line 1, pos 0"),
+        ("select * from orderss", {}, r"steps\.s: The table or view `orderss` cannot be found.*pos 14"),
+        ("select count(*) as n from orders", {}, r"sinks\.out\.mode: .*[Aa]ppend"),
+        ("select id from orders", {"key": "nokey"}, r"sinks\.out: A column.*`nokey` cannot be resolved"),
+    ],
+)
+def test_a_check_names_the_step_and_the_place_in_its_text(
+    sql: str, sink: dict[str, str], fault: str, fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
+    pipeline.step("s", sql=sql)
+    pipeline.sink("out", "s", kind="topic", topic="out", **sink)
+    with pytest.raises(PlanFault, match=fault):
+        describe(spark, pipeline)
+
+
+def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
+    there = fresh_topic()
+    pipeline.source("orders", topic=there[:-1] + "x")
+    with pytest.raises(PlanFault) as caught:
+        check_topics(pipeline)
+    assert caught.value.kind == "unknown_topic"
+    assert str(caught.value) == f"sources.orders: there is no topic {there[:-1] + 'x'!r}; did you mean {there}?"
+
+
+def test_an_archive_keeps_all_of_a_record(
+    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
+) -> None:
+    source = fresh_topic(partitions=2)
+    publish(bulk, source, b"\x00\xff", b"two")
+    made = archive_pipeline(source, "delta", str(tmp_path / "lake"), servers=broker.address)
+    run(made)
+    rows = DeltaTable(tmp_path / "lake").to_pyarrow_table().to_pylist()
+    assert sorted(row["value"] for row in rows) == [b"\x00\xff", b"two"]
+    assert rows[0].keys() == {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"}
+
+
+def test_a_sink_names_its_own_kind_of_table(tmp_path: Path) -> None:
+    from headrace.spark.pipelines.tables.writing import open_table
+
+    assert isinstance(open_table(Sink("s", "x", "parquet"), str(tmp_path)), Parquet)
