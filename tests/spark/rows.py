@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.bulk.client import BulkClient
 from tests.spark.serving import BulkBroker
 
+SECONDS_MAX = 60.0
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
@@ -22,7 +24,7 @@ def publish(bulk: BulkClient, topic: str, values: Sequence[bytes | None] | range
     bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary()), **columns})], partition=partition)
 
 
-def load(spark: SparkSession, broker: BulkBroker, *, schema: str = "", **options: object) -> DataFrame:
+def load(spark: SparkSession, broker: BulkBroker, schema: str = "", /, **options: object) -> DataFrame:
     reader = spark.read.format("headrace").option("kafka.bootstrap.servers", broker.address)
     reader = reader.schema(schema) if schema else reader
     return reader.options(**{name: str(value) for name, value in options.items()}).load()
@@ -66,3 +68,10 @@ class Collected:
     @property
     def values(self) -> list[str]:
         return [row[3] for row in sorted(row for batch in self.batches for row in batch)]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)

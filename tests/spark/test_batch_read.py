@@ -54,7 +54,7 @@ def test_a_schema_picks_columns_in_any_order(spark: SparkSession, broker: BulkBr
         "partition int, topic string": [(0, topic)] * 2,
         "headers array<struct<key:string,value:binary>>, offset bigint not null": [(None, 0), (None, 1)],
     }.items():
-        assert sorted(map(tuple, load(spark, broker, schema=schema, subscribe=topic).collect())) == rows
+        assert sorted(map(tuple, load(spark, broker, schema, subscribe=topic).collect())) == rows
 
 
 def test_unicode_and_bytes_that_are_no_text_come_through(spark: SparkSession, broker: BulkBroker, bulk: BulkClient, topic: str) -> None:
@@ -69,7 +69,7 @@ def test_unicode_and_bytes_that_are_no_text_come_through(spark: SparkSession, br
 def test_a_value_of_32_mib_comes_through(spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Fresh) -> None:
     topic = fresh_topic()
     publish(bulk, topic, [b"small", b"x" * VALUE_BYTES, b"small"])
-    frame = load(spark, broker, schema="value binary, offset bigint", subscribe=topic)
+    frame = load(spark, broker, "value binary, offset bigint", subscribe=topic)
     sizes = frame.selectExpr("offset", "length(value) AS size", "hex(substr(value, -1)) AS last").orderBy("offset").collect()
     assert [(row["size"], row["last"]) for row in sizes] == [(5, "6C"), (VALUE_BYTES, "78"), (5, "6C")]
 

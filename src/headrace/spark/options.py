@@ -38,11 +38,15 @@ CONNECTION_OPTIONS: Final = (
         aliases=("bootstrap.servers", "servers"),
     ),
     Option("user", "none", "all", "whom to log in as"),
-    Option("password", "none", "all", "the password, or where it is: `file:PATH` or `env:VARIABLE` of the driver"),
+    Option(
+        "password", "none", "all", "the password, or where it is: `file:PATH` or `env:VARIABLE` of the driver. Without `user`: an API key"
+    ),
     Option("password.file", "none", "all", "a file of the driver that holds the password"),
     Option("tls", "false", "all", "encrypt; also if the address begins with `grpc+tls://`"),
     Option("tls.ca", "those of the system", "all", "a PEM file with the authorities to trust, on the driver and on every executor"),
     Option("tls.serverName", "the host", "all", "the name the certificate has to carry"),
+    Option("tls.certificate", "none", "all", "a PEM file with the certificate to show, there too"),
+    Option("tls.key", "none", "all", "a PEM file with its key, there too"),
     Option("kafka.request.timeout.ms", "30000", "all", "how long one request may take", aliases=("request.timeout.ms",)),
     Option(
         "kafka.security.protocol", "PLAINTEXT", "all", "`SSL` and `SASL_SSL` turn on `tls`; user and password may come from a JAAS text"
@@ -51,6 +55,10 @@ CONNECTION_OPTIONS: Final = (
     Option("kafka.sasl.mechanism", "PLAIN", "all", "`PLAIN` and `SCRAM-…` mean user and password; others are refused"),
     Option("kafka.ssl.truststore.location", "none", "all", "the same as `tls.ca`, if `kafka.ssl.truststore.type` is `PEM`"),
     Option("kafka.ssl.truststore.type", "PEM", "all", "`PEM`; others are refused"),
+    Option(
+        "kafka.ssl.keystore.location", "none", "all", "`tls.certificate` and `tls.key` in one file, if `kafka.ssl.keystore.type` is `PEM`"
+    ),
+    Option("kafka.ssl.keystore.type", "PEM", "all", "`PEM`; others are refused"),
 )
 
 SOURCE_OPTIONS: Final = (
@@ -121,8 +129,9 @@ REFUSED: Final = {
     "kafka.value.serializer": "values are written as bytes: cast the column to string or binary",
     "kafka.enable.auto.commit": "the checkpoint decides what was read; progress is committed for display only",
     "kafka.interceptor.classes": "there is no Java client here that could run them",
-    "kafka.ssl.keystore.location": "the bulk lane knows no client certificates: use user and password",
-    "kafka.ssl.keystore.key": "the bulk lane knows no client certificates: use user and password",
+    "kafka.ssl.keystore.key": "name files instead, in tls.certificate and tls.key",
+    "kafka.ssl.keystore.password": "only PEM files without a password are read; name them in tls.certificate and tls.key",
+    "kafka.ssl.key.password": "only PEM files without a password are read; name them in tls.certificate and tls.key",
 }
 
 _BY_NAME: Final = {name.lower(): option.name for option in OPTIONS for name in (option.name, *option.aliases)}

@@ -26,15 +26,19 @@ def servers_of(options: Options, environment: Mapping[str, str] = os.environ) ->
     if not addresses:
         raise ConfigError('option kafka.bootstrap.servers is missing: where the bulk lane of the broker is, such as "127.0.0.1:8815"')
     user, password = _login(options, environment)
-    encrypted = _encrypted(options)
-    authority = _authority(options)
-    more = {"tls": True} if encrypted or authority else {}
+    authority = _pem(options, "tls.ca", "truststore")
+    certificate, key = _pem(options, "tls.certificate", "keystore"), _pem(options, "tls.key", "keystore")
+    if bool(certificate) != bool(key):
+        raise ConfigError(f"option {'tls.key' if certificate else 'tls.certificate'} is missing: a certificate is shown with its key")
+    more = {"tls": True} if _encrypted(options) or authority or certificate else {}
     try:
         return Servers.parse(
             addresses,
             user=user,
             password=password,
             ca_file=authority,
+            certificate_file=certificate,
+            key_file=key,
             server_name=options.text("tls.serverName"),
             timeout_seconds=options.count("kafka.request.timeout.ms", TIMEOUT_MS) / 1000,
             **more,
@@ -52,8 +56,8 @@ def _login(options: Options, environment: Mapping[str, str]) -> tuple[str, str]:
         raise ConfigError('option kafka.sasl.jaas.config needs username="…" and password="…"')
     user = options.text("user") or written.get("username", "")
     password = _password(options, environment) or written.get("password", "")
-    if bool(user) != bool(password):
-        raise ConfigError(f"option {'password' if user else 'user'} is missing: a login needs both")
+    if user and not password:
+        raise ConfigError("option password is missing: a login needs both")
     return user, password
 
 
@@ -83,8 +87,12 @@ def _encrypted(options: Options) -> bool:
     return options.flag("tls", protocol.endswith("SSL"))
 
 
-def _authority(options: Options) -> str:
-    kind = options.text("kafka.ssl.truststore.type", "PEM").upper()
-    if kind != "PEM" or options.text("kafka.ssl.truststore.location").endswith((".jks", ".p12", ".pfx")):
-        raise ConfigError("option kafka.ssl.truststore.type: only PEM files are read; name one in tls.ca")
-    return options.text("tls.ca") or options.text("kafka.ssl.truststore.location")
+def _pem(options: Options, name: str, store: str) -> str:
+    """A file by our name for it, or by Kafka's. It has to be here; that it is on the executors too is seen when they connect."""
+    kind, stored = options.text(f"kafka.ssl.{store}.type", "PEM").upper(), options.text(f"kafka.ssl.{store}.location")
+    if kind != "PEM" or stored.endswith((".jks", ".p12", ".pfx")):
+        raise ConfigError(f"option kafka.ssl.{store}.type: only PEM files are read; name one in {name}")
+    path = options.text(name) or stored
+    if path and not Path(path).is_file():
+        raise ConfigError(f"option {name}: there is no file {path}")
+    return path

@@ -7,6 +7,8 @@ processes needs only a part, and each of them starts with this module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -37,7 +39,9 @@ class HeadraceSource(DataSource):
         options = Options(self.options)
         servers, subscription = servers_of(options), Subscription.of(options)
         client = connect(servers)
-        Endurance.of(options).at_first(lambda: subscription.states(client), servers.addresses)
+        # A stream that may lose records must be able to start again without a topic that is gone.
+        look: Callable[[], object] = client.topics if not options.flag("failOnDataLoss", True) else partial(subscription.states, client)
+        Endurance.of(options).at_first(look, servers.addresses)
         return typed_schema(options, client)
 
     def reader(self, schema: StructType) -> DataSourceReader:
