@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker import AppEntry, BrokerSettings, OnInvalid, Principal, Publication, SchemaType, StageSize
+from headrace.broker import Action, AppEntry, BrokerSettings, OnInvalid, Principal, Publication, SchemaType, StageSize
 from headrace.engine.contract import TopicConfig
 from headrace.errors import (
     BrokerError,
@@ -284,6 +284,8 @@ async def test_names_and_versions_have_their_rules(stand: Stand) -> None:
     for app, handle, run_id in (("", "h", ""), ("a\n", "h", ""), ("q", "", ""), ("q", "x" * 250, ""), ("q", "h", "r\0")):
         with pytest.raises(InvalidRequest):
             stand.broker.stage(ANN, handle, "t", Run([b"a"]), app=app, run_id=run_id)
+    with pytest.raises(InvalidRequest):
+        await stand.broker.drop_staged(ANN, ["x" * 250])
     for version in (-1, 1 << 63):
         with pytest.raises(InvalidRequest):
             await publish(stand, version)
@@ -556,3 +558,11 @@ async def test_a_forgotten_writer_begins_anew(stand: Stand) -> None:
     assert not (await publish(stand, 0, run_id="r1")).already
     with pytest.raises(NoSuchEntry):
         await stand.broker.forget_app(ANN, "nobody")
+
+
+async def test_who_forgets_a_writer_is_noted(stand: Stand) -> None:
+    heard: list[tuple[Principal, Action, str, str, bool]] = []
+    stand.broker._gate._witness = lambda *said: heard.append(said)
+    await publish(stand, 0)
+    await stand.broker.forget_app(ANN, "q")
+    assert heard == [(ANN, Action.DELETE, "transaction", "q", True)]

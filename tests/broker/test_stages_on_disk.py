@@ -115,7 +115,8 @@ async def test_everything_about_a_record_survives_the_way_to_the_disk_and_back(t
     plain = Run([b"x" * 700, b"y"])
     for given in (run, plain):
         await tight.broker.stage(ANN, "h", "u", ColumnRun.of(given) if as_columns else given, app="q", partition=0)
-    await fill(tight, "more", 10)
+    for number in range(5):
+        await fill(tight, f"smaller {number}", 4)
     await tight.broker.seal(ANN, "h")
     await turns(200)
     assert tight.broker._stages._stages["h"].held == []
@@ -157,9 +158,9 @@ async def test_a_run_larger_than_all_memory_is_taken_when_there_is_nothing_else(
 
 async def test_only_so_much_may_wait(tight: Stand) -> None:
     tight.engine.hold()
-    waiting = [tight.broker.stage(ANN, "h", "u", Run([b"x" * 900]), app="q") for _ in range(4)]
+    waiting = [tight.broker.stage(ANN, "h", "u", Run([b"x" * 984]), app="q") for _ in range(2 + 8)]
     with pytest.raises(Unavailable):
-        tight.broker.stage(ANN, "h", "u", Run([b"x" * 900]), app="q")
+        tight.broker.stage(ANN, "h", "u", Run([b"x"]), app="q")
     tight.engine.let_go()
     await asyncio.gather(*waiting)
 

@@ -21,7 +21,8 @@ from headrace.errors import BrokerError, CorruptData, OffsetOutOfRange, UnknownT
 from headrace.limits import MIB
 from headrace.records import AnyRun, ColumnRun
 
-_READ_BYTES: Final = 8 * MIB
+_READ_BYTES: Final = 1 * MIB
+"""What is read, and taken apart, in one turn of the loop: others want theirs."""
 _PREFIX: Final = "__stage."
 _CONFIG: Final = TopicConfig(ack=Ack.WRITTEN)
 """Nothing here is worth the disk's last reserve. Records are written with the stronger promise all the same."""
@@ -132,6 +133,7 @@ class Spill:
                     writes.append(Write(piece.topic, piece.partition, _run(part, piece.is_timed)))
                     missing -= len(part)
             position = batches[-1].next_offset
+            await asyncio.sleep(0)
         if missing and not piece.expires:
             raise CorruptData(f"{missing} of {piece.count} staged records for {piece.topic} cannot be read back from {_name(piece.log)}")
         return writes

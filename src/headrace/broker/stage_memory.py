@@ -1,7 +1,7 @@
 """What stages hold in memory, together within a bound: who comes when it is full waits, and the largest stages move to the disk.
 
-Runs are taken in the order in which they came, so that those of one handle keep theirs. Moving begins when memory is half full: a writer
-whose records fit into half of it never meets the disk before it publishes.
+Runs are taken in the order in which they came, so that those of one handle keep theirs. Moving begins when memory is three
+quarters full: writers whose records fit into that never meet the disk before they publish.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.broker.rules import Rule
 from headrace.broker.spill import Spill
 from headrace.broker.stage import Held, Stage, State
 from headrace.engine.contract import Write
 from headrace.errors import BrokerError, Unavailable, UnknownStage
+
+_WAITING: Final = 4
+"""As many times what stages may hold in memory may wait in the hands of those who bring it; one more is told to come again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +59,7 @@ class StageMemory:
         """Resolves when it is taken in; fails if it will not be."""
         held = [Held.of(write) for write in writes]
         memory_bytes = sum(one.memory_bytes for one in held)
-        if self._arrivals and self._arriving_bytes + memory_bytes > self._bytes_max:
+        if self._arrivals and self._arriving_bytes + memory_bytes > _WAITING * self._bytes_max:
             raise Unavailable("too much waits to be staged already")
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stage.arriving += 1
@@ -94,7 +98,7 @@ class StageMemory:
 
     @property
     def _is_tight(self) -> bool:
-        return bool(self._arrivals) or self._bytes > self._bytes_max // 2
+        return bool(self._arrivals) or self._bytes > self._bytes_max * 3 // 4
 
     def _has_room(self, arrival: Arrival) -> bool:
         return not self._bytes or self._bytes + arrival.memory_bytes <= self._bytes_max

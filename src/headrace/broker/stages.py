@@ -283,9 +283,11 @@ class Stages:
         known = [stage for handle in wanted if (stage := self._stages.get(handle)) is not None]
         for stage in known:
             self._gate.check(who, Action.PUBLISH, _KIND, stage.app.name)
-        for handle in wanted:
-            if handle not in self._stages:
-                self._bury((who.name, handle))
+        strangers = [handle for handle in wanted if handle not in self._stages]
+        for handle in strangers:
+            check_name("stage", handle)
+        for handle in strangers:
+            self._bury((who.name, handle))
         doomed = [stage for stage in known if stage.state is not State.PUBLISHING]
         for stage in doomed:
             self._drop(stage)
