@@ -613,24 +613,57 @@ async def test_every_figg_request_is_answered_as_the_policy_says(who: str, proof
     proof("authorization cases", tally.cases)
 
 
+def fujin_writer(name: str, *steps: bytes) -> bytes:
+    """A writer whose id is the name, too: a transaction is known by it."""
+    return fujin.encode.connect_writer(name.encode()) + b"".join(steps)
+
+
+def fujin_reader(name: str, kind: fujin.ReaderKind, *steps: bytes) -> bytes:
+    return fujin.encode.connect_reader(kind, False, name) + b"".join(steps)
+
+
+def fujin_write(name: str) -> bytes:
+    return fujin.encode.writes(name, [cid(1)], [b"x"])
+
+
+BEGIN, COMMIT, ROLLBACK = (
+    fujin.encode.transact(step, cid(2)) for step in (fujin.Request.BEGIN, fujin.Request.COMMIT, fujin.Request.ROLLBACK)
+)
+PULL = fujin.ReaderKind.PULL
+READS, READS_NEW = "read t & commit g", "create t & read t & commit g"
+FUJIN = {
+    fujin.Request.CONNECT_WRITER: Row(lambda n: fujin_writer(n), ""),
+    fujin.Request.CONNECT_READER: Row(lambda n: fujin_reader(n, fujin.ReaderKind.PUSH), READS, READS_NEW),
+    fujin.Request.WRITE: Row(lambda n: fujin_writer(n, fujin_write(n)), "publish t", "publish t & create t"),
+    fujin.Request.BEGIN: Row(lambda n: fujin_writer(n, BEGIN), "publish a"),
+    fujin.Request.COMMIT: Row(
+        lambda n: fujin_writer(n, BEGIN, fujin_write(n), COMMIT), "publish a & publish t", "publish a & publish t & create t"
+    ),
+    fujin.Request.ROLLBACK: Row(lambda n: fujin_writer(n, BEGIN, ROLLBACK), "publish a"),
+    fujin.Request.FETCH: Row(lambda n: fujin_reader(n, PULL, fujin.encode.fetch(cid(3), 1)), READS, READS_NEW),
+    fujin.Request.ACK: Row(lambda n: fujin_reader(n, PULL, fujin.encode.settle(fujin.Request.ACK, cid(3), [b"?"])), READS, READS_NEW),
+    fujin.Request.NACK: Row(lambda n: fujin_reader(n, PULL, fujin.encode.settle(fujin.Request.NACK, cid(3), [b"?"])), READS, READS_NEW),
+    fujin.Request.DISCONNECT: Row(lambda n: fujin_writer(n, fujin.encode.DISCONNECT), ""),
+    fujin.Request.PONG: Row(lambda n: fujin.encode.PONG, ""),
+}
+
+
+def test_every_fujin_request_has_a_row() -> None:
+    assert set(FUJIN) == set(fujin.Request)
+
+
 @pytest.mark.parametrize("who", PEOPLE)
-async def test_fujin_writers_and_readers_get_what_the_policy_says(who: str, proof: Proof) -> None:
+async def test_every_fujin_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally = Tally()
     async with world() as stand:
-        for name in NAMES:
-            for kind in ("write", "read"):
+        for kind, row in FUJIN.items():
+            for name in NAMES:
                 link = StreamLink()
                 session = FujinSession(stand.broker, link, PEOPLE[who].at("fujin"), WriterIds())
-                if kind == "write":
-                    session.receive(fujin.encode.connect_writer() + fujin.encode.writes(name, [cid(1)], [b"x"]))
-                else:
-                    session.receive(fujin.encode.connect_reader(fujin.ReaderKind.PUSH, False, name))
+                session.receive(row.request(name))
                 await turns()
                 got = b" may not " not in bytes(link.sent)
-                needs = {"write": "publish t", "read": "read t & commit g"}[kind]
-                if name not in EXISTING:
-                    needs += " & create t"
-                tally.add(f"{kind} {name}", got, needed(who, "fujin", needs, name))
+                tally.add(f"{kind.name} {name}", got, needed(who, "fujin", row.of(name), name))
                 session.lost()
                 await turns()
                 await stand.restore(name)

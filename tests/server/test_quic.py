@@ -96,6 +96,14 @@ async def test_a_client_is_who_its_certificate_says(tmp_path: Path) -> None:
                 await alice.publish("orders", b"alice has no rights yet, and is known by name")
 
 
+async def test_a_client_without_a_certificate_is_the_principal_of_the_door(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, *QUIC, "--set", "access.mode=enforced", "--set", "fujin.principal=lorries") as broker:
+        async with await FujinClient.connect("127.0.0.1", quic_port(broker)) as client:
+            with pytest.raises(Refused, match="lorries may not publish topic 'orders'") as refused:
+                await client.publish("orders", b"x")
+            assert refused.value.kind == "not_authorized"
+
+
 def guarded(certs: Path) -> list[str]:
     """Flags of a broker that wants to know who comes, and what they may do."""
     chosen = {

@@ -396,6 +396,7 @@ class Fujin:
     idle_timeout: int = setting(
         Duration(_SECOND, _DAY), f"{limits.IDLE_SECONDS_MAX:g}s", "A connection on which nothing arrives for so long is over."
     )
+    principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.access.policy import ANONYMOUS
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.errors import ConfigError
@@ -48,7 +47,8 @@ class QuicDoors:
         settings, ids, shares = fujin_settings(config), WriterIds(), Shares(broker)
 
         def enter(link: StreamLink) -> StreamSession:
-            return FujinSession(broker, link, Principal(link.identity or ANONYMOUS, "fujin"), ids, settings, shares)
+            who = Principal(link.identity or config.fujin.principal, "fujin")
+            return FujinSession(broker, link, who, ids, settings, shares)
 
         self.door = QuicDoor("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE)
 
