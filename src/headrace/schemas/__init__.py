@@ -1,7 +1,7 @@
 """Schemas without a broker: definitions are compiled, values judged, versions compared.
 
-Read `contract` first; then `compile` below is all that the rest of Headrace uses. Each language has its own modules, imported when a
-schema of that language is met: their libraries are the extra `schemas`.
+Read `contract` first; then `compile_schema` below is all that the broker uses. Those who want the values themselves go on with `reading`.
+Each language has its own modules, imported when a schema of that language is met: their libraries are the extra `schemas`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from headrace.bulk.client import READ_SCHEMA, BulkClient, TopicSchema
-from headrace.errors import BrokerError, Unavailable, UnknownSchema
+from headrace.bulk.client import READ_SCHEMA, BulkClient, TopicSchema, TopicState
+from headrace.errors import BrokerError, Unavailable, UnknownSchema, UnknownTopic
 from headrace.spark.options import Options
 
 
@@ -28,6 +28,12 @@ class Registry:
 
     def topics(self) -> list[str]:
         return sorted({*self.versions, *self.names})
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicState]:
+        for name in topics:
+            if name not in self.topics():
+                raise UnknownTopic(name)
+        return {name: TopicState(name, (), 0, "delete") for name in topics}
 
     def require(self, topic: str, kind: str, *definitions: object, name: str = "s") -> None:
         texts = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in definitions]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, Unavailable
 from headrace.schemas.shapes import Decimal, Field, Kind, ListOf, MapOf, Record, Shape
 from headrace.spark.columns import raw_schema
 from headrace.spark.values import ERROR_COLUMN, is_typed, plan, typed_schema
@@ -154,6 +154,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({"value_format": "json", "subscribe": "t,plain"}, "topic plain requires no schema .*in .schema"),
     ({"value_format": "avro", "subscribe": "plain"}, "topic plain requires no schema .*as the option value.schema"),
     ({"value_format": "json", "subscribe": "other,t"}, "topics other and t require two schemas, o and s"),
+    ({"value_format": "json", "subscribe": "othr"}, "there is no topic othr; did you mean other"),
     ({"value_format": "avro", "subscribe": "loop"}, "schema s version 1: L contains itself"),
 ]
 
@@ -165,6 +166,12 @@ def test_what_cannot_be_meant_is_refused_on_the_driver(registry: Registry, given
     registry.require("loop", "avro", {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]})
     with pytest.raises(ConfigError, match=words):
         typed_schema(options(**given), registry.client)
+
+
+def test_a_broker_that_does_not_answer_is_named(registry: Registry) -> None:
+    registry.failure = Unavailable("away")
+    with pytest.raises(Unavailable, match="no broker answers at 127.0.0.1:1"):
+        plan(options(value_format="json"), struct(value=struct(a=LONG)), registry.client)
 
 
 def test_a_pattern_without_topics_needs_a_text() -> None:
@@ -200,7 +207,7 @@ def test_what_a_task_reads_is_what_it_needs(bad_records: str, schema: StructType
 
 
 def test_a_users_type_decides_for_json() -> None:
-    decoder = plan(options(value_format="json"), struct(value=struct(a=LONG)), Registry().client)
+    decoder = plan(options(value_format="json"), struct(value=struct(a=LONG)), Registry(names=["t"]).client)
     assert decoder.recipe.shape == Record((Field("a", Kind.INT64),))
     assert not decoder.asks_again
 
@@ -247,4 +254,4 @@ def test_a_type_that_json_has_no_values_for_is_refused() -> None:
     from pyspark.sql.types import DayTimeIntervalType
 
     with pytest.raises(ConfigError, match="column value.a: JSON cannot be read as interval"):
-        plan(options(value_format="json"), struct(value=struct(a=DayTimeIntervalType())), Registry().client)
+        plan(options(value_format="json"), struct(value=struct(a=DayTimeIntervalType())), Registry(names=["t"]).client)

@@ -82,7 +82,7 @@ def _value_of(schema: StructType, bad_records: str) -> DataType | None:
 
 
 def _has_schema(options: Options, client: BulkClient) -> bool:
-    return "value.schema" in options or any(client.schema(topic) is not None for topic in Subscription.of(options).topics(client))
+    return "value.schema" in options or any(found is not None for _, found in _schemas(options, client, 0))
 
 
 def _registered(options: Options, client: BulkClient) -> tuple[Recipe, bool]:
@@ -100,26 +100,32 @@ def _registered(options: Options, client: BulkClient) -> tuple[Recipe, bool]:
 
 def _required(options: Options, client: BulkClient, format: str) -> TopicSchema:
     """What the topics require; they have to agree on a schema, not on its version."""
-    version = options.count("value.version", 0)
-    topics = Subscription.of(options).topics(client)
-    best: TopicSchema | None = None
-    for topic in topics:
-        try:
-            found = client.schema(topic, version)
-        except UnknownSchema as error:
-            raise ConfigError(f"option value.version: {error}") from None
+    first, best = "", None
+    for topic, found in _schemas(options, client, options.count("value.version", 0)):
         if found is None:
             given = " in .schema(…), or as the option value.schema" if format == "json" else " as the option value.schema"
             raise ConfigError(f"topic {topic} requires no schema (headrace schema require), so value.format {format} needs one{given}")
         if found.kind != format:
             raise ConfigError(f"topic {topic} requires schema {found.name}, which is {found.kind}, not {format} as value.format says")
         if best is not None and best.name != found.name:
-            raise ConfigError(f"topics {topics[0]} and {topic} require two schemas, {best.name} and {found.name}: read them apart")
+            raise ConfigError(f"topics {first} and {topic} require two schemas, {best.name} and {found.name}: read them apart")
         if best is None or found.version > best.version:
-            best = found
+            first, best = first or topic, found
     if best is None:
         raise ConfigError("there is no topic yet whose schema could be used: give one as the option value.schema")
     return best
+
+
+def _schemas(options: Options, client: BulkClient, version: int) -> list[tuple[str, TopicSchema | None]]:
+    """What each topic requires. A name that does not exist is refused with those that look like it."""
+
+    def ask() -> list[tuple[str, TopicSchema | None]]:
+        return [(topic, client.schema(topic, version)) for topic in Subscription.of(options).states(client)]
+
+    try:
+        return Endurance.of(options).at_first(ask, servers_of(options).addresses)
+    except UnknownSchema as error:
+        raise ConfigError(f"option value.version: {error}") from None
 
 
 def _checked(recipe: Recipe, origin: str) -> Recipe:
