@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from headrace import __version__
 from headrace.errors import HeadraceError
@@ -80,6 +81,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
     "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the doors, and others beside them.", "bench"),
     "demo": Entry("headrace.cli.demo", "demo", "Run everything at once: broker, sample orders, pipeline on Spark.", "spark"),
+    "completion": Entry("headrace.cli.completion", "completion", "Print the script that lets a shell complete commands and options."),
     "version": Entry("headrace.cli.version", "version", "Show the version of Headrace and of what it runs on."),
 }
 
@@ -108,6 +110,11 @@ class LazyGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return result
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and texts are known without importing a command: whoever presses the tabulator waits for it."""
+        found = [CompletionItem(name, help=entry.text) for name, entry in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
