@@ -88,6 +88,7 @@ def test_the_version_as_json_names_what_it_runs_on() -> None:
     assert facts["headrace"] == __version__
     assert facts["python"].startswith("3.")
     assert facts["google-crc32c"] != "absent"
+    assert {"pyarrow", "pyspark", "java"} <= facts.keys()
 
 
 def test_a_defect_is_one_line_unless_the_traceback_is_asked_for() -> None:

@@ -10,8 +10,9 @@ import sys
 import click
 
 from headrace import __version__
+from headrace.spark.session import java_version
 
-_LIBRARIES = ("uvloop", "google-crc32c", "backports.zstd", "cryptography")
+_LIBRARIES = ("uvloop", "google-crc32c", "backports.zstd", "cryptography", "pyarrow", "pyspark")
 
 
 @click.command()
@@ -24,6 +25,7 @@ def version(output: str) -> None:
             facts[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             facts[library] = "absent"
+    facts["java"] = java_version()
     if output == "json":
         click.echo(json.dumps(facts))
     else:

@@ -6,6 +6,7 @@
     orders = spark.readStream.format("headrace").option("servers", "127.0.0.1:8815").option("subscribe", "orders").load()
 
 A session of your own learns the format by `register(spark)`, or by itself if this package is installed beside pyspark.
+pyspark is imported when it is needed: looking at options, or at what a machine has, takes no second of start-up.
 """
 
 from __future__ import annotations
@@ -13,17 +14,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.spark.session import session
-from headrace.spark.source import HeadraceSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DefaultSource = HeadraceSource
-"""The name by which Spark's discovery finds a source in a module `pyspark_…`."""
+    from headrace.spark.source import HeadraceSource
+    from headrace.spark.source import HeadraceSource as DefaultSource
 
 __all__ = ["DefaultSource", "HeadraceSource", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:
     """Teach this session the format `headrace`, whatever discovery finds or fails to find."""
+    from headrace.spark.source import HeadraceSource
+
     spark.dataSource.register(HeadraceSource)
+
+
+def __getattr__(name: str) -> object:
+    """`DefaultSource` is the name by which Spark's discovery finds a source in a module `pyspark_…`."""
+    if name in ("DefaultSource", "HeadraceSource"):
+        from headrace.spark.source import HeadraceSource
+
+        return HeadraceSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -76,6 +76,12 @@ def check_java() -> int:
     return version or JAVA_VERSION_MIN
 
 
+def java_version() -> str:
+    """Of the Java that Spark would start: a number, "unknown" if it does not say, or "absent"."""
+    java = _java()
+    return "absent" if java is None else str(_java_version(java) or "unknown")
+
+
 def _java() -> Path | None:
     """Found as Spark's own scripts find it."""
     home = os.environ.get("JAVA_HOME")
