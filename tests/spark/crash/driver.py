@@ -58,7 +58,7 @@ def watch(query: StreamingQuery, finish: Path | None) -> bool:
 def main() -> int:
     settings = json.loads(Path(sys.argv[1]).read_text())
     directory, finish = Path(settings["directory"]), Path(settings["finish"])
-    spark = session("crash", settings.get("master", "local[2,4]"), **{**session_settings(directory), **settings.get("conf", {})})
+    spark = session("crash", settings["master"], **{**session_settings(directory), **settings["conf"]})
     spark.dataSource.register(TrappedSource)
     print(f"{time.time():.3f} session", flush=True)
     while not watch(copy(spark, settings, to_the_end=False), finish):

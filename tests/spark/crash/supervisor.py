@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, TypeVar
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError
-from tests.spark.crash.traps import MYSELF, VARIABLE, Orders, Report, Traps
+from tests.spark.crash.traps import MY_EXECUTOR, MYSELF, VARIABLE, Orders, Report, Traps
 from tests.spark.serving import BulkBroker, shadow_home
 
 _T = TypeVar("_T")
@@ -89,7 +89,7 @@ class Driver:
         path.write_text(json.dumps(settings))
         self._log: IO[bytes] = (directory / "driver.log").open("ab")
         environment = {**os.environ, VARIABLE: str(directory / "traps"), "SPARK_HOME": str(directory / "home")}
-        environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[3])}
+        environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[3]), "PYSPARK_PYTHON": sys.executable}
         # A group of its own: the JVM belongs to it, the Python workers have one of theirs and outlive the driver for a moment.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.crash.driver", str(path)],
@@ -115,8 +115,9 @@ class Driver:
 class Supervisor:
     """Arms the traps, buries the dead, feeds the source, and counts the rows at the end."""
 
-    def __init__(self, directory: Path, *, seed: int) -> None:
+    def __init__(self, directory: Path, *, seed: int, master: str = "local[2,4]", conf: Mapping[str, str] | None = None) -> None:
         self._directory = directory
+        self._master, self._conf = master, dict(conf or {})
         self._rng = random.Random(seed)
         for name in ("traps", "spark", "broker"):
             (directory / name).mkdir(parents=True, exist_ok=True)
@@ -127,7 +128,6 @@ class Supervisor:
         self._bulk = BulkClient(Servers.parse(self._address, timeout_seconds=10.0))
         self._fed = [0] * PARTITIONS
         self._driver: Driver | None = None
-        self._must_serve = True
         self.outcome = Outcome()
 
     def _new_broker(self, address: str) -> BulkBroker:
@@ -135,11 +135,12 @@ class Supervisor:
         broker.wait_ready()
         return broker
 
-    def run(self, kills: int) -> Outcome:
+    def run(self, planned: Iterable[tuple[str, str]]) -> Outcome:
+        """Kill as planned: (target, point)."""
         started = time.monotonic()
         for topic in (SOURCE, TARGET):
             self._bulk.create_topic(topic, PARTITIONS)
-        for kind, point in schedule(kills):
+        for kind, point in planned:
             self._feed()
             if self._driver is None:
                 self._start_driver()
@@ -183,6 +184,8 @@ class Supervisor:
             "finish": str(self._directory / "finish"),
             "rows": ROWS_PER_BATCH,
             "rows_finishing": 50_000,
+            "master": self._master,
+            "conf": self._conf,
         }
         self._driver = Driver(self._directory, settings)
 
@@ -216,10 +219,16 @@ class Supervisor:
                 self._kill_driver(point)
             case "broker", _:
                 self._kill_broker(point)
+            case "executor", _:
+                self._kill_worker(target, point, MY_EXECUTOR)
             case _:
-                self._moving()
-                self._spring(point, Orders(processes=(MYSELF,)))
-                self._count("worker", point)
+                self._kill_worker(target, point, MYSELF)
+
+    def _kill_worker(self, target: str, point: str, whom: int) -> None:
+        """The query goes on: Spark runs the task again."""
+        self._moving()
+        self._spring(point, Orders(processes=(whom,)))
+        self._count(target, point)
 
     def _kill_driver(self, point: str, *, waking: bool = False) -> None:
         assert self._driver is not None
@@ -333,7 +342,7 @@ def kill_repeatedly(directory: Path, *, kills: int, seed: int) -> Outcome:
     """Raises `NotExactlyOnce`, or another `AssertionError` if the run itself did not work."""
     supervisor = Supervisor(directory, seed=seed)
     try:
-        return supervisor.run(kills)
+        return supervisor.run(schedule(kills))
     finally:
         supervisor.close()
 

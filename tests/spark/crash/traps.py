@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 VARIABLE: Final = "HEADRACE_TRAPS"
 POINTS: Final = ("planning", "staging", "staged", "committing", "publishing", "published", "zombie")
 MYSELF: Final = 0
+MY_EXECUTOR: Final = -1
 PUBLISH_SECONDS: Final = 0.004
 """About what a small publication takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Whom to kill: processes by their ids, or whole groups; `MYSELF` is whoever springs the trap."""
+    """Whom to kill: processes by their ids, or whole groups; `MYSELF` is whoever springs the trap, `MY_EXECUTOR` the JVM it works for."""
 
     processes: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
-    delay_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,13 @@ def kill(orders: Orders) -> None:
     for group in orders.groups:
         os.killpg(group, signal.SIGKILL)
     for process in orders.processes:
-        os.kill(process or os.getpid(), signal.SIGKILL)
+        os.kill({MYSELF: os.getpid(), MY_EXECUTOR: executor()}.get(process, process), signal.SIGKILL)
+
+
+def executor() -> int:
+    """A task's Python is a child of a daemon, which is a child of the JVM."""
+    daemon = os.getppid()
+    return int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class TrappedSource(HeadraceSource):

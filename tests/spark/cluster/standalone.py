@@ -1,0 +1,93 @@
+"""A Spark standalone cluster from the installed package: a master and workers as processes, each executor a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.spark.serving import shadow_home
+
+START_SECONDS_MAX: Final = 120.0
+SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class Standalone:
+    """`with Standalone(directory) as cluster`: `cluster.master` is what a session connects to."""
+
+    def __init__(self, directory: Path, *, workers: int = 2) -> None:
+        self._directory, self._workers = directory, workers
+        directory.mkdir(parents=True)
+        self._home = shadow_home(directory / "home")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.master = ""
+
+    def __enter__(self) -> Standalone:
+        try:
+            log = self._start("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+            self.master = self._wait(log, r"Starting Spark master at (spark://\S+)")
+            logs = [
+                self._start(
+                    f"worker{number}",
+                    "org.apache.spark.deploy.worker.Worker",
+                    *("--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "768m"),
+                    *("--work-dir", str(self._directory / f"work{number}"), self.master),
+                )
+                for number in range(self._workers)
+            ]
+            for log in logs:
+                self._wait(log, r"Successfully (registered) with master")
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stop()
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """What a session on this cluster needs beside the address."""
+        return {
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[3]),
+        }
+
+    def _start(self, name: str, *command: str) -> Path:
+        log = self._directory / f"{name}.log"
+        environment = {**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": SMALL}
+        environment["SPARK_DAEMON_MEMORY"] = "256m"
+        with log.open("wb") as output:
+            # A group of its own: a worker's executors belong to it, and end with it.
+            process = subprocess.Popen(
+                [str(self._home / "bin" / "spark-class"), *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return log
+
+    def _wait(self, log: Path, pattern: str) -> str:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while True:
+            text = log.read_text(errors="replace")
+            if (found := re.search(pattern, text)) is not None:
+                return found[1]
+            if any(process.poll() is not None for process in self._processes) or time.monotonic() > deadline:
+                raise AssertionError(f"the cluster does not start: {text[-3000:]}")
+            time.sleep(0.05)
+
+    def _stop(self) -> None:
+        for process in reversed(self._processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)

@@ -1,0 +1,30 @@
+"""The same query on a real cluster: master, two workers, an executor on each, and executors that die in the middle of a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Proof
+from tests.spark.cluster.standalone import Standalone
+from tests.spark.crash.supervisor import Supervisor
+from tests.spark.crash.traps import VARIABLE
+
+KILLS = (("executor", "staging"), ("executor", "staged"))
+
+
+@pytest.mark.cluster
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(900)
+def test_an_executor_that_dies_takes_no_row_with_it_and_leaves_none_behind(tmp_path: Path, proof: Proof) -> None:
+    with Standalone(tmp_path / "cluster") as cluster:
+        conf = {**cluster.conf, f"spark.executorEnv.{VARIABLE}": str(tmp_path / "job" / "traps")}
+        supervisor = Supervisor(tmp_path / "job", seed=1, master=cluster.master, conf=conf)
+        try:
+            outcome = supervisor.run(KILLS)
+        finally:
+            supervisor.close()
+    proof("kill -9 under a Spark query", outcome.kills.total())
+    assert outcome.kills == {"executor staging": 1, "executor staged": 1}
+    assert outcome.rows > 0

@@ -1,0 +1,64 @@
+"""docs/spark.md, section "Write": its examples run, and what it promises is shown by tests that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.bulk.client import BulkClient
+from headrace.limits import MIB, SINK_IDLE_MS, STAGE_IDLE_MS_MAX, STAGED_MEMORY_BYTES_MAX
+from headrace.spark.publishing import KEPT_BYTES_MAX
+from headrace.spark.sink_columns import COLUMNS, HEADERS_TYPE
+from tests.spark.rows import publish
+from tests.spark.serving import BulkBroker
+from tests.spark.sink.reading import values
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+SECTION = PAGE[PAGE.index("\n## Write\n") : PAGE.index("\n## Typed values\n")]
+
+
+def test_every_test_that_is_called_as_a_witness_exists() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "spark").rglob("test_*.py"))
+    witnesses = set(re.findall(r"`(test_\w+)`", SECTION))
+    assert len(witnesses) > 5
+    assert [name for name in sorted(witnesses) if f"def {name}(" not in tests] == []
+
+
+def test_the_page_names_every_column() -> None:
+    table = SECTION[SECTION.index("| column |") :].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(COLUMNS)
+    assert HEADERS_TYPE in table.replace(": ", ":").replace(", v", ",v")
+
+
+def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
+    assert f"less than {KEPT_BYTES_MAX // MIB} MiB" in SECTION
+    assert f"beyond {STAGED_MEMORY_BYTES_MAX // MIB} MiB" in SECTION
+    assert f"for {SINK_IDLE_MS // (24 * 3600 * 1000)} days" in SECTION
+    assert STAGE_IDLE_MS_MAX == 6 * 3600 * 1000 and "six hours" in SECTION
+
+
+def test_the_examples_run(
+    spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = fresh_topic()
+    publish(bulk, topic, [b"first", b"second"])
+    reader = spark.read.format("headrace").option("kafka.bootstrap.servers", broker.address)
+    names: dict[str, object] = {"spark": spark, "orders": reader.option("subscribe", topic).load()}
+    for block in re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL):
+        code = re.sub(
+            r'"orders(\.\w+)?"', rf'"{topic}\1"', block.replace("127.0.0.1:8815", broker.address).replace('"out/', f'"{tmp_path}/')
+        )
+        exec(compile(code, "docs/spark.md, Write", "exec"), names)
+    assert values(bulk, f"{topic}.loud") == ["FIRST", "SECOND"]
+    for copy in ("copy", "first", "second"):
+        assert values(bulk, f"{topic}.{copy}") == ["first", "second"]
+
+
+@pytest.mark.parametrize("name", ["txnAppId", "txnVersion", "kafka.delivery.timeout.ms"])
+def test_the_page_tells_what_the_options_of_the_sink_are_for(name: str) -> None:
+    assert f"`{name}`" in SECTION
