@@ -1,0 +1,105 @@
+"""Many writers at once, with little memory, tasks that fail, runs that are superseded and a disk that is full now and then: against a
+list for each writer of what it has to find in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from headrace.broker import BrokerSettings
+from headrace.broker.settings import SpillSizes
+from headrace.errors import DiskFull, StaleRun, UnknownStage
+from headrace.records import Run
+from tests.broker.stand import ANN, Stand
+
+SETTINGS = BrokerSettings(
+    stages_memory_bytes=3_000,
+    publication_bytes=1_500,
+    spill_sizes=SpillSizes(write_bytes=500, piece_bytes=200, log_bytes=2_000, step_bytes=600),
+)
+WRITERS, VERSIONS = 5, 6
+
+
+class Writer:
+    """Publishes its versions one by one and tries again until each is there. It does not believe any answer but `already` or success."""
+
+    def __init__(self, name: str, stand: Stand, dice: random.Random) -> None:
+        self.name, self.stand, self.dice = name, stand, dice
+        self.attempts = 0
+        self.expected: list[list[str]] = []
+
+    async def work(self) -> None:
+        for version in range(VERSIONS):
+            rows = [f"{self.name}/{version}/{number}".ljust(60, ".") for number in range(self.dice.randrange(0, 60))]
+            self.expected.append(rows)
+            while not await self._try(version, rows):
+                self.stand.clock.tick(100)
+
+    async def _try(self, version: int, rows: list[str]) -> bool:
+        """One life of the writer, under a run id of its own."""
+        self.attempts += 1
+        run_id, tasks = f"{self.name}-{self.attempts}", self.dice.randrange(1, 4)
+        handles = [f"{run_id}/{version}/{task}" for task in range(tasks)]
+        cuts = [len(rows) * task // tasks for task in range(tasks + 1)]
+        try:
+            await asyncio.gather(
+                *(self._task(handle, task, rows[cuts[task] : cuts[task + 1]], run_id) for task, handle in enumerate(handles))
+            )
+            if self.dice.random() < 0.2:
+                # It dies here, after some other task of its had begun; or it was abandoned and its zombie goes on.
+                zombie = asyncio.ensure_future(self.stand.broker.publish_staged(ANN, self.name, version, handles, run_id=run_id))
+                await asyncio.sleep(0)
+                if self.dice.random() < 0.5:
+                    zombie.cancel()
+                await asyncio.gather(zombie, return_exceptions=True)
+                return False
+            await self.stand.broker.publish_staged(ANN, self.name, version, handles[:: self.dice.choice((1, -1))], run_id=run_id)
+        except (DiskFull, StaleRun, UnknownStage):
+            if self.dice.random() < 0.5:
+                await self.stand.broker.drop_staged(ANN, handles)
+            return False
+        return True
+
+    async def _task(self, handle: str, order: int, rows: list[str], run_id: str) -> None:
+        position = 0
+        while position < len(rows):
+            count = self.dice.randrange(1, 5)
+            run = Run([row.encode() for row in rows[position : position + count]])
+            await self.stand.broker.stage(ANN, handle, "t", run, app=self.name, run_id=run_id, order=order, partition=0)
+            position += count
+        await self.stand.broker.seal(ANN, handle, app=self.name, run_id=run_id, order=order)
+
+
+async def _trouble(stand: Stand, dice: random.Random) -> None:
+    while True:
+        for _ in range(dice.randrange(20, 200)):
+            await asyncio.sleep(0)
+            assert stand.broker._stages._memory.size_bytes <= SETTINGS.stages_memory_bytes
+        stand.engine.error = DiskFull("full") if dice.random() < 0.3 else None
+        stand.clock.tick(dice.randrange(2_000))
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_goes_wrong_every_version_is_there_once_and_in_order(seed: int) -> None:
+    dice = random.Random(seed)
+    stand = Stand(SETTINGS)
+    await stand.broker.open()
+    await stand.broker.create_topic(ANN, "t")
+    writers = [Writer(f"w{number}", stand, random.Random(seed * 100 + number)) for number in range(WRITERS)]
+    trouble = asyncio.ensure_future(_trouble(stand, dice))
+    await asyncio.wait_for(asyncio.gather(*(writer.work() for writer in writers)), 60)
+    trouble.cancel()
+    stand.engine.error = None
+    values = await stand.values("t")
+    for writer in writers:
+        own = [value for value in values if value.startswith(f"{writer.name}/")]
+        assert own == [row for rows in writer.expected for row in rows], f"seed {seed}, {writer.name}"
+        assert stand.broker.last_version(ANN, writer.name) == VERSIONS - 1
+    await stand.broker.drop_staged(ANN, [entry.handle for entry in stand.broker.stages(ANN)])
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert [name for name in stand.engine.topics() if name.startswith("__stage")] == []
+    assert stand.broker._stages._memory.size_bytes == 0
+    await stand.broker.close()
