@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from headrace.bulk.client import Publication, Servers
-from headrace.errors import ConfigError, InvalidRequest
+from headrace.errors import ConfigError, InvalidRequest, UnknownStage
 from headrace.spark import publishing
 from headrace.spark.connection import connect
 from headrace.spark.publishing import Edition, Editions, TaskPlace, patiently
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS_MAX: Final = 15.0
 """How long the driver looks for the broker before it says that nobody answers: a user waits for it."""
+SENT_BYTES_MAX: Final = 16 << 20
+"""About what one message to the broker holds, unless a single row is larger."""
 TOPIC_SECONDS_MAX: Final = 10.0
 """How long a topic that was there is taken to be there."""
 
@@ -114,14 +116,21 @@ class Outlet:
             if not self.topic:
                 for topic in shaped.column("topic").unique().to_pylist():
                     ensure_topic(self.servers, topic, until=self._deadline())
-            yield shaped
+            yield from _cut(shaped)
 
     def publish(self, messages: Sequence[Staged]) -> Publication:
         """One transaction. The broker may restart while it is asked: what it has published it does not publish again."""
         edition = _common_edition(messages)
         handles = [message.handle for message in messages if message.handle]
         ask = partial(connect(self.servers).publish, edition.app, edition.version, handles, run_id=edition.run)
-        published = patiently(ask, until=self._deadline())
+        try:
+            published = patiently(ask, until=self._deadline())
+        except UnknownStage as failure:
+            failure.add_note(
+                "The broker has restarted since these rows were staged, or they have waited for too long. Nothing of this write is "
+                "visible; a streaming query writes it when it is started again."
+            )
+            raise
         if published.already and handles:
             rows = sum(message.records for message in messages)
             _log.warning("version %d of %s was published before: its %d rows are not written again", edition.version, edition.app, rows)
@@ -198,6 +207,13 @@ class BatchSink(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self.outlet.drop(messages)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch of Spark's may hold gigabytes, and one of the bulk lane is held in memory whole. Slices are no copies."""
+    rows = max(1, batch.num_rows * SENT_BYTES_MAX // max(SENT_BYTES_MAX, batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:

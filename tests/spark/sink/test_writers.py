@@ -165,8 +165,9 @@ def test_a_broker_that_restarts_during_the_commit_publishes_once(broker: StandIn
 def test_a_broker_that_has_lost_the_stages_fails_the_batch_whole(broker: StandIn, at: Place) -> None:
     writer, messages = stream(at, "a", "b", batch=0)
     broker.restart()
-    with pytest.raises(UnknownStage):
+    with pytest.raises(UnknownStage) as failure:
         writer.commit(messages, 0)
+    assert "Nothing of this write is visible" in failure.value.__notes__[0]
     assert broker.values == [] and broker.versions == {}
 
 
@@ -200,6 +201,17 @@ def test_a_task_without_rows_stages_nothing_and_its_batch_counts(broker: StandIn
     assert (message.handle, message.records) == ("", 0) and broker.staged == {}
     writer.commit([message], 3)
     assert broker.versions == {f"spark/{QUERY}": 3}
+
+
+def test_large_batches_are_cut_and_keep_their_order(broker: StandIn, at: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "SENT_BYTES_MAX", 1000)
+    many = [f"{number:04}".encode() * 25 for number in range(100)]
+    huge = [b"x" * 5000]
+    at(task(batch=0))
+    writer = stream_writer(ORDERS, VALUES, False)
+    writer.commit([writer.write(iter([rows(*many), rows(*huge)]))], 0)
+    assert broker.values == many + huge
+    assert broker.calls.count("batch") == 13  # nine rows of 100 bytes, with their offsets, fit into 1000
 
 
 def test_a_batch_without_tasks_is_committed_in_silence(broker: StandIn) -> None:
