@@ -3,7 +3,7 @@
 The dead letters of a topic T are the records of the topic `T.dlq`: any door can read them, retention and access rules apply as anywhere.
 What is known about a dead letter stands in its headers, behind the record's own:
 
-    x-headrace-reason             refused, timed out, consumer left, expired, rejected, moved, or what the mover said
+    x-headrace-reason             refused, timed out, consumer left, expired, rejected, moved, unreadable, or what the mover said
     x-headrace-source-topic       T
     x-headrace-source-partition   where it was, unless it was never written
     x-headrace-source-offset
