@@ -31,9 +31,9 @@ SAMPLES: list[BrokerError] = [
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
 def test_an_error_survives_the_way(error: BrokerError) -> None:
     carried = broker_error(flight_error(error))
+    assert carried is not None
     assert type(carried) is type(error)
-    assert str(carried) == str(error)
-    assert carried is not None and carried.retriable is error.retriable
+    assert (str(carried), carried.retriable) == (str(error), error.retriable)
     numbers = {name: value for name, value in vars(error).items() if isinstance(value, str | int)}
     assert {name: value for name, value in vars(carried).items() if name in numbers} == numbers
 

@@ -93,12 +93,6 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 endpoints.append(flight.FlightEndpoint(encode(ticket), []))
         return flight.FlightInfo(schema, descriptor, endpoints, rows, size)
 
-    def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
-        with self._call(context) as who:
-            wanted = _ranges(descriptor)[0]
-            self._bridge.call(lambda: self._broker.topic(who, wanted.topic))
-            return flight.SchemaResult(stored_schema(check_stored(wanted.columns)))
-
     # Reading
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
