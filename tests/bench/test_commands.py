@@ -176,3 +176,12 @@ def test_what_cannot_be_measured_is_said_in_one_line(arguments: tuple[str, ...],
     assert len(done.stderr.splitlines()) == 1
     assert line in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bulk_is_measured_against_a_bare_server(tmp_path: Path) -> None:
+    told = measured("bulk", "--rows", "20000", "--batch", "3000", directory=tmp_path)
+    read, bare_read, read_share, append, bare_append, append_share = told["figures"]
+    assert read_share["value"] == pytest.approx(read["value"] / bare_read["value"])
+    assert append_share["value"] == pytest.approx(append["value"] / bare_append["value"])
+    assert (read["target"]["at_least"], append["target"]["at_least"]) == (5_000_000, 3_000_000)
+    assert read_share["target"]["at_least"] == append_share["target"]["at_least"] == 0.5
