@@ -234,15 +234,24 @@ class Broker:
         records_max: int = 1 << 31,
         wait_ms: int = 0,
         bytes_min: int = 1,
+        with_expired: bool = False,
     ) -> Fetched:
         """Records from `offset` on. At the end it waits up to `wait_ms` for `bytes_min` bytes, then answers with what there is.
 
-        Raises `OffsetOutOfRange` below the first offset and above the end. Expired records are left out.
+        Raises `OffsetOutOfRange` below the first offset and above the end. Expired records are left out, unless whoever asks for them
+        (and does not wait) leaves them out by itself, whole columns at a time.
         """
         self._gate.check(who, Action.READ, "topic", topic)
         self._topics.find_partition(topic, partition)
         fetched = await self._fetcher.fetch(
-            topic, partition, offset, bytes_max=bytes_max, records_max=records_max, wait_ms=wait_ms, bytes_min=bytes_min
+            topic,
+            partition,
+            offset,
+            bytes_max=bytes_max,
+            records_max=records_max,
+            wait_ms=wait_ms,
+            bytes_min=bytes_min,
+            with_expired=with_expired,
         )
         if wait_ms:
             self._gate.check(who, Action.READ, "topic", topic)  # it may have waited for longer than the permission was there

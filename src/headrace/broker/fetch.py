@@ -36,12 +36,23 @@ class Fetcher:
         self._is_draining = False
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int, wait_ms: int, bytes_min: int
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        bytes_max: int,
+        records_max: int,
+        wait_ms: int,
+        bytes_min: int,
+        with_expired: bool = False,
     ) -> Fetched:
         if bytes_max < 1 or records_max < 1:
             raise InvalidRequest("a fetch must ask for at least one byte and one record")
         bytes_max = min(bytes_max, FETCH_BYTES_MAX)
         bytes_min = min(bytes_min, bytes_max)
+        if with_expired:
+            return await self._read_all(topic, partition, offset, bytes_max, records_max)
         fetched = await self._read(topic, partition, offset, bytes_max, records_max)
         if wait_ms <= 0 or self._is_draining or _is_enough(fetched, bytes_min, records_max):
             return fetched
@@ -51,6 +62,13 @@ class Fetcher:
                 fetched = await self._read(topic, partition, offset, bytes_max, records_max)
                 if _is_enough(fetched, bytes_min, records_max) or not await wait.for_more():
                     return fetched
+
+    async def _read_all(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> Fetched:
+        """What there is, expired or not."""
+        end = self._engine.bounds(topic, partition).end
+        batches = await self._engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+        read_on = batches[-1].next_offset if batches else max(offset, end)
+        return Fetched(batches, self._engine.bounds(topic, partition), read_on)
 
     async def _read(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> Fetched:
         """What there is from `offset` on; passes over records that have expired until it finds one that has not."""

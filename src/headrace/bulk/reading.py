@@ -14,10 +14,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from headrace.bulk.arrays import Int64s
 from headrace.bulk.request import HEADERS, TIMESTAMP, encode_place, stored_schema
 from headrace.engine.contract import Batch
 from headrace.limits import BATCH_BYTES_MAX, BULK_BATCH_BYTES_TARGET
-from headrace.records import Headers
+from headrace.records import NEVER, Headers
 
 assert BATCH_BYTES_MAX < 1 << 31, "a column of one batch never needs 64-bit offsets"
 _JOIN_BYTES: Final = 1 << 20
@@ -36,11 +37,12 @@ class Arrows:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = self._next_offset = 0
 
-    def feed(self, batches: Iterable[Batch]) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """What can be sent now, each with the place to read on at. Small ends are kept for the next call."""
+    def feed(self, batches: Iterable[Batch], now: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """What can be sent now, each with the place to read on at. Small ends are kept for the next call. What has expired by `now` (Unix
+        ms) is left out."""
         for batch in batches:
             for part in self._parts(batch):
-                yield from self._take(self._wrap(part), part.size_bytes, part.next_offset)
+                yield from self._take(self._living(part, now), part.size_bytes, part.next_offset)
 
     def flush(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """What is left."""
@@ -51,6 +53,8 @@ class Arrows:
 
     def _take(self, piece: pa.RecordBatch, size_bytes: int, next_offset: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         rows = piece.num_rows
+        if not rows:
+            return
         if self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
             yield from self.flush()
         self._pending.append(piece)
@@ -73,6 +77,16 @@ class Arrows:
     def _joined(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
         arrays = [pa.concat_arrays([piece.column(index) for piece in pieces]) for index in range(len(self._columns))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _living(self, batch: Batch, now: int) -> pa.RecordBatch:
+        """The records of the window that have time to live."""
+        wrapped = self._wrap(batch)
+        expiries = batch.expiry_buffer()
+        if expiries is None:
+            return wrapped
+        times = np.frombuffer(expiries, np.int64)[batch.start : batch.stop]
+        living = (times == NEVER) | (times > now)
+        return wrapped if living.all() else wrapped.filter(pa.array(living))
 
     def _wrap(self, batch: Batch) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([_COLUMNS[name](batch) for name in self._columns], schema=self.schema)
@@ -97,19 +111,23 @@ def _keys(batch: Batch) -> pa.Array:
     return pa.nulls(len(batch), pa.binary()) if buffers is None else _binary(buffers, batch)
 
 
+def offsets_of(batch: Batch) -> Int64s:
+    base, deltas = batch.header.base_offset, batch.delta_buffer()
+    if deltas is None:
+        return np.arange(base + batch.start, base + batch.stop, dtype=np.int64)
+    return np.frombuffer(deltas, np.uint32)[batch.start : batch.stop].astype(np.int64) + base
+
+
 def _offsets(batch: Batch) -> pa.Array:
-    known = batch.offsets()
-    if isinstance(known, range):
-        return pa.array(np.arange(known.start, known.stop, dtype=np.int64))
-    return pa.array(np.array(known, dtype=np.int64))
+    return pa.array(offsets_of(batch))
 
 
 def _timestamps(batch: Batch) -> pa.Array:
-    header = batch.header
-    if header.min_timestamp == header.max_timestamp:
-        times = np.full(len(batch), header.min_timestamp * _MS, dtype=np.int64)
+    known = batch.timestamp_buffer()
+    if known is None:
+        times = np.full(len(batch), batch.header.min_timestamp * _MS, dtype=np.int64)
     else:
-        times = np.array(batch.timestamps(), dtype=np.int64) * _MS
+        times = np.frombuffer(known, np.int64)[batch.start : batch.stop] * _MS
     return pa.Array.from_buffers(TIMESTAMP, len(batch), [None, pa.py_buffer(times)])
 
 
@@ -140,8 +158,6 @@ def below(batches: list[Batch], stop: int) -> list[Batch]:
         if batch.first_offset >= stop:
             break
         if batch.next_offset > stop:
-            offsets = batch.offsets()
-            count = stop - offsets.start if isinstance(offsets, range) else int(np.searchsorted(np.array(offsets), stop))
-            batch = batch.window(0, min(count, len(batch)))
+            batch = batch.window(0, int(np.searchsorted(offsets_of(batch), stop)))
         kept.append(batch)
     return kept

@@ -114,7 +114,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
         def fetch(offset: int) -> Any:
             return self._bridge.start(
-                lambda: self._broker.fetch(who, wanted.topic, wanted.partition, offset, bytes_max=BULK_READ_AHEAD_BYTES)
+                lambda: self._broker.fetch(who, wanted.topic, wanted.partition, offset, bytes_max=BULK_READ_AHEAD_BYTES, with_expired=True)
             )
 
         coming = None
@@ -124,7 +124,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 while coming is not None:
                     fetched = self._bridge.result(coming, None)
                     coming = fetch(fetched.next_offset) if fetched.next_offset < stop else None
-                    yield from arrows.feed(below(fetched.batches, stop))
+                    yield from arrows.feed(below(fetched.batches, stop), self._broker.now)
                 yield from arrows.flush()
             finally:
                 if coming is not None:
