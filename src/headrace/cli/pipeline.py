@@ -22,18 +22,11 @@ if TYPE_CHECKING:
     from headrace.spark.pipelines.model import Pipeline
 
 _TABLES: Final = ("delta", "iceberg", "parquet")
-_QUERY_COLUMNS: Final = (
-    "pipeline",
-    "sink",
-    "state",
-    "batch",
-    "rows_total",
-    "input_rate",
-    "processing_rate",
-    "batch_ms",
-    "lag",
-    "state_rows",
-)
+_QUERY_COLUMNS: Final = {
+    "pipeline": "pipeline", "sink": "sink", "state": "state", "batch": "batch", "rows_total": "rows", "input_rate": "in/s",
+    "processing_rate": "done/s", "batch_ms": "ms", "lag": "lag", "state_rows": "kept",
+}  # fmt: skip
+"""What the table shows of a query, and what it calls it; programs get all of it under its own name."""
 
 _file = click.argument("file", type=click.Path(path_type=Path))
 _output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print it.")
@@ -42,6 +35,22 @@ _output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="ta
 @click.group()
 def pipeline() -> None:
     """Run pipelines on Spark: run, check, list, status, stop, archive."""
+
+
+def needs_spark(command: Callable[..., int]) -> Callable[..., int]:
+    """Nothing heavy is imported before the command is called; what is missing then becomes advice."""
+
+    @functools.wraps(command)
+    def with_advice(*arguments: object, **rest: object) -> int:
+        try:
+            return command(*arguments, **rest)
+        except ModuleNotFoundError as failure:
+            if (failure.name or "").startswith("headrace"):
+                raise
+            needed = f"{(failure.name or '').partition('.')[0]}: pip install 'headrace[spark,tables]'"
+            raise click.ClickException(f"{click.get_current_context().command_path} needs {needed}") from None
+
+    return with_advice
 
 
 def session_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -56,6 +65,7 @@ def session_options(command: Callable[..., int]) -> Callable[..., int]:
         show_envvar=True,
         help="The bulk lane of the broker, instead of the file's.",
     )
+    @needs_spark
     @functools.wraps(command)
     def with_session(*arguments: object, conf: Sequence[str], **rest: object) -> int:
         return command(*arguments, conf=_settings(conf), **rest)
@@ -143,6 +153,7 @@ def check(file: Path, master: str, conf: dict[str, str], servers: str | None, ou
 
 @pipeline.command("list")
 @_output
+@needs_spark
 def list_pipelines(output: str) -> int:
     """List the pipelines that run or have run on this machine."""
     from headrace.spark.pipelines.runs import runs
@@ -154,12 +165,13 @@ def list_pipelines(output: str) -> int:
 @pipeline.command()
 @click.argument("name", metavar="[NAME|FILE|DIR]", required=False)
 @_output
+@needs_spark
 def status(name: str | None, output: str) -> int:
     """Show how the queries of a pipeline are doing; of all that run if none is named."""
     from headrace.spark.pipelines.runs import find, runs
 
     found = [find(name)] if name else [each for each in runs() if each["state"] in ("starting", "running", "stopping")]
-    rows = [
+    rows: list[Row] = [
         {"pipeline": each["name"], "run": each["state"], "sink": query.pop("name"), **query} for each in found for query in each["queries"]
     ]
     if output == "table" and name:
@@ -167,13 +179,16 @@ def status(name: str | None, output: str) -> int:
         click.echo(f"{one['name']}: {one['state']}, pid {one['pid']} on {one['host']}, {one['master']}", err=True)
         if one["error"]:
             click.echo(one_line(one["error"]), err=True)
-    return show_rows(rows, output, columns=_QUERY_COLUMNS)
+    if output == "table":
+        rows = [{text: _rounded(row[name]) for name, text in _QUERY_COLUMNS.items()} for row in rows]
+    return show_rows(rows, output, columns=list(_QUERY_COLUMNS.values()))
 
 
 @pipeline.command()
 @click.argument("name", metavar="NAME|FILE|DIR")
 @click.option("--timeout", type=click.FloatRange(min=0), default=90.0, show_default=True, help="How many seconds to wait for its end.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@needs_spark
 def stop(name: str, timeout: float, quiet: bool) -> int:
     """Stop a running pipeline after the batches that are under way, and wait for its end."""
     from headrace.spark.pipelines.runs import ask_to_stop, find
@@ -248,6 +263,10 @@ def _run_row(status: dict[str, object]) -> Row:
         "file": status["file"],
         "error": status["error"],
     }
+
+
+def _rounded(value: object) -> object:
+    return round(value) if isinstance(value, float) else value
 
 
 def _overrides(checkpoint: str | None, servers: str | None) -> dict[str, object]:

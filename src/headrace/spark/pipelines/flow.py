@@ -68,6 +68,13 @@ class Flow:
         return self.state.state in ("finished", "stopped", "failed")
 
     @property
+    def is_starting(self) -> bool:
+        """The query has not heard from its sources yet."""
+        if self.query is None or not self.query.isActive:
+            return False
+        return str(self.query.status["message"]).startswith(("Initializing", "Getting offsets"))
+
+    @property
     def is_between_batches(self) -> bool:
         """True too when there is no query that could be in the midst of one."""
         return self.query is None or not self.query.isActive or not self.query.status["isTriggerActive"]

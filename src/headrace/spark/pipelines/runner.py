@@ -32,6 +32,9 @@ STATUS_SECONDS: Final = 1.0
 STOP_SECONDS_MAX: Final = 60.0
 """How long a stop waits for the batches that are under way."""
 
+START_SECONDS_MAX: Final = 15.0
+"""How long one query waits for the one before it to have read its first offsets."""
+
 SHUFFLE_PARTITIONS_LOCAL: Final = "4"
 """Spark's own 200 would make a micro-batch of a few rows take seconds; on a cluster its default stays."""
 
@@ -76,8 +79,7 @@ class Runner:
         try:
             ensure_topics(self._pipeline)
             self._flows = [Flow(self._spark, self._pipeline, sink, once=self._once) for sink in self._pipeline.sinks.values()]
-            for flow in self._flows:
-                flow.start(_now_ms())
+            self._start()
             outcome = self._watch()
         except BaseException as failure:
             self._end()
@@ -85,6 +87,14 @@ class Runner:
             raise
         self._write(outcome.state)
         return outcome
+
+    def _start(self) -> None:
+        """One after the other: each query starts processes of its own, and Spark gives each of these ten seconds to answer."""
+        for flow in self._flows:
+            flow.start(_now_ms())
+            deadline = time.monotonic() + START_SECONDS_MAX
+            while flow.is_starting and time.monotonic() < deadline and not self._stop():
+                time.sleep(0.02)
 
     def _watch(self) -> Outcome:
         while True:
