@@ -33,6 +33,7 @@ from headrace.log.store import Completion, LateRun, Store, StoreOptions
 from headrace.records import AnyRun, ColumnRun, Run
 
 _READ_THREADS: Final = 4
+_LOOP_READ_BYTES_MAX: Final = 1024 * 1024
 _CATALOG_READ_BYTES: Final = 1024 * 1024
 _STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
 
@@ -265,10 +266,13 @@ class EmbeddedEngine:
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         log = self._partition(topic, partition)
-        try:
-            return log.read(offset, bytes_max, records_max, cached_only=True)
-        except NotCached:
-            assert self._loop is not None
+        assert self._loop is not None
+        # Megabytes take milliseconds even from the page cache, and nobody else is served meanwhile. What is in memory takes none.
+        if bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end():
+            try:
+                return log.read(offset, bytes_max, records_max, cached_only=True)
+            except NotCached:
+                pass
         try:
             return await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)
         except CorruptData:
