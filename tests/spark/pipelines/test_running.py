@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,39 +21,15 @@ from headrace.spark.pipelines.model import Sink
 from headrace.spark.pipelines.plan import PlanFault, check_topics
 from headrace.spark.pipelines.progress import QueryState
 from headrace.spark.pipelines.rejection import each, reject
-from headrace.spark.pipelines.runner import Outcome, PipelineFailed, Runner
+from headrace.spark.pipelines.runner import PipelineFailed
 from headrace.spark.pipelines.runs import AlreadyRunning, Run, find, status_in
 from headrace.spark.pipelines.tables.parquet import Parquet
+from tests.spark.pipelines.conftest import Runs
 from tests.spark.pipelines.test_tables import rows_of
 from tests.spark.serving import BulkBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-Runs = Callable[..., Outcome]
-
-
-@pytest.fixture(autouse=True)
-def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where `list` looks, for this test alone."""
-    monkeypatch.setenv("HEADRACE_PIPELINES", str(tmp_path / "entries"))
-    return tmp_path / "entries"
-
-
-@pytest.fixture
-def pipeline(broker: BulkBroker, tmp_path: Path) -> Pipeline:
-    return Pipeline("p", servers=broker.address, checkpoint="state", restart={"backoff": "1 ms"}).at(tmp_path)
-
-
-@pytest.fixture
-def run(spark: SparkSession) -> Iterator[Runs]:
-    def run(pipeline: Pipeline, **more: Any) -> Outcome:
-        pipeline.check()
-        with Run(pipeline.name, pipeline.checkpoint, file="p.toml", now_ms=0) as mine:
-            return Runner(spark, pipeline, mine, **{"once": True, **more}).run()
-
-    yield run
-    assert spark.streams.active == [], "a run leaves no query behind"
 
 
 def publish(bulk: BulkClient, topic: str, *values: object) -> None:
@@ -101,35 +77,6 @@ def test_rows_go_from_topic_through_sql_to_topic_once(
     [batch] = bulk.read(target, 0, 0, 3, columns=["key", "value"])
     assert batch.to_pylist()[0].keys() == {"key", "value"}
     assert {int(row["key"]) for row in batch.to_pylist()} == {3, 4, 5}
-
-
-def test_the_orders_of_a_minute_are_totalled_and_the_bad_ones_are_dead_letters(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
-) -> None:
-    source, target = fresh_topic(), fresh_topic("-by-minute")
-    pipeline.source(
-        "orders",
-        topic=source,
-        format="json",
-        schema=COLUMNS,
-        watermark={"column": "at", "delay": "10 seconds"},
-        expect={"the amount is positive": "amount > 0"},
-    )
-    pipeline.step(
-        "by_minute", sql="select window.start as minute, count(*) as n, sum(amount) as total from orders group by window(at, '1 minute')"
-    )
-    pipeline.sink("totals", "by_minute", kind="topic", topic=target, mode="update", key="minute")
-    pipeline.sink("table", "by_minute", kind="delta", path="totals", mode="update", merge=["minute"])
-    publish(bulk, source, *orders(1, 2, 2), b"no json", {"id": 9, "amount": -1, "at": "2026-11-15T10:01:00Z"})
-    run(pipeline)
-    publish(bulk, source, *orders(2, 3))
-    run(pipeline)
-    rows = DeltaTable(tmp_path / "totals").to_pyarrow_table().to_pylist()
-    assert {row["minute"].minute: (row["n"], row["total"]) for row in rows} == {1: (1, 1.5), 2: (3, 9.0), 3: (1, 4.5)}
-    latest = {row["minute"]: row["total"] for row in records(bulk, target)}
-    assert sorted(latest.values()) == [1.5, 4.5, 9.0]
-    # Two sinks have read them, in two queries: each is one dead letter all the same.
-    assert sorted(dead_letters(bulk, source)) == [b"no json", b'{"id": 9, "amount": -1, "at": "2026-11-15T10:01:00Z"}']
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])

@@ -8,7 +8,21 @@ function, `reject` and `each` send rows to the dead letters of their topic inste
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from headrace.spark.pipelines.files import load
 from headrace.spark.pipelines.model import Pipeline, Restart, Sink, Source, Step
 
-__all__ = ["Pipeline", "Restart", "Sink", "Source", "Step", "load"]
+if TYPE_CHECKING:
+    from headrace.spark.pipelines.rejection import each, reject
+
+__all__ = ["Pipeline", "Restart", "Sink", "Source", "Step", "each", "load", "reject"]
+
+
+def __getattr__(name: str) -> Any:
+    """`reject` and `each` need Arrow; who only lists pipelines does not."""
+    if name in ("each", "reject"):
+        from headrace.spark.pipelines import rejection
+
+        return getattr(rejection, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
