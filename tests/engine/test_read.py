@@ -191,3 +191,14 @@ async def test_a_reader_that_follows_the_tail_sees_every_record_once(subject: Su
         await subject.put(f"{number}a", f"{number}b")
     await within(5, following)
     assert following.result() == [f"{number}{letter}".encode() for number in range(30) for letter in "ab"]
+
+
+async def test_a_partition_says_what_it_takes(subject: Subject) -> None:
+    await subject.topic()
+    assert subject.engine.size_bytes("t", 0) < 1_000
+    await subject.put("x" * 100_000)
+    assert 100_000 <= subject.engine.size_bytes("t", 0) < 110_000
+    with pytest.raises(UnknownPartition):
+        subject.engine.size_bytes("t", 9)
+    with pytest.raises(UnknownTopic):
+        subject.engine.size_bytes("nowhere", 0)

@@ -155,8 +155,8 @@ def below(batches: list[Batch], stop: int) -> list[Batch]:
     """The records of a read with offsets below `stop`."""
     kept: list[Batch] = []
     for batch in batches:
-        if batch.first_offset >= stop:
-            break
+        if not len(batch) or batch.first_offset >= stop:
+            continue
         if batch.next_offset > stop:
             batch = batch.window(0, int(np.searchsorted(offsets_of(batch), stop)))
         kept.append(batch)
