@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import CorruptData
+from headrace.log.batch import HEADER_BYTES as BATCH_HEADER_BYTES
+from headrace.log.batch import Batch
 from headrace.log.check import check
 from headrace.log.dump import dump
 from headrace.log.partition import LogOptions
@@ -203,3 +205,24 @@ def test_dump_shows_batches_and_records_for_people() -> None:
     with pytest.raises(CorruptData, match="neither a segment"):
         list(dump(files, "IDENTITY"))
     store.close()
+
+
+@pytest.mark.parametrize("place", ["closed", "active"])
+def test_a_flipped_bit_in_a_header_hides_no_other_batch(place: str) -> None:
+    """Whatever the bit makes of a batch's offsets or size: its neighbours are read, and it is reported."""
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store, segment_bytes=500)
+    for number in range(9):
+        put(store, log, b"value %d" % number)
+    store.close()
+    base = store.partitions[log].segments[0 if place == "closed" else -1].base_offset
+    path = segment_path(log, base)
+    first = Batch.parse(files.contents()[path], HEADER_BYTES)
+    start = HEADER_BYTES + first.header.size
+    kept = [value for number, value in enumerate([b"value %d" % number for number in range(9)]) if number != base + 1]
+    for bit in range(8 * BATCH_HEADER_BYTES):
+        flipped = files.contents()[path][start + bit // 8] ^ 1 << bit % 8
+        found = opened(damaged(files, path, start + bit // 8, bytes((flipped,))))
+        assert values(found, log) == kept, f"bit {bit}"
+        assert [damage.path for damage in found.report.damages] == [path], f"bit {bit}"

@@ -145,6 +145,12 @@ def parse_header(buffer: bytes | memoryview, position: int, where: str) -> Batch
     return BatchHeader(crc, size, flags, log, count, base, span, raw, low, high, nonce)
 
 
+def check_crc(buffer: bytes, position: int, header: BatchHeader, where: str) -> None:
+    """Whether the header may be believed, for those who want no more of the batch."""
+    if crc32c(buffer[position + 8 : position + header.size]) != header.crc:
+        raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
+
+
 class Batch:
     """A window on an encoded batch: some consecutive records of one partition, decoded column by column and only on demand."""
 

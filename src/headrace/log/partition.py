@@ -308,9 +308,12 @@ class Partition:
                     if at + position + header.size <= segment.size:
                         return at, header.size
                     raise CorruptData(f"{segment.path}: a batch is cut by the end of the file")
-                if header.base_offset >= stop:
-                    return at, 0
-                if header.next_offset > taken.offset and not taken.take(segment.parse(window, at, self._keyring, position + at)):
+                if header.base_offset >= stop or header.next_offset <= taken.offset:
+                    # What is passed over because of its offsets must have them: a flipped bit may hide all that follows.
+                    batch_format.check_crc(window, at, header, segment.path)
+                    if header.base_offset >= stop:
+                        return at, 0
+                elif not taken.take(segment.parse(window, at, self._keyring, position + at)):
                     return (at if taken.rest else at + header.size), 0
             except CorruptData:
                 return (at, batch_format.HEADER_BYTES) if at else (0, _DAMAGED)
