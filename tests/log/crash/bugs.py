@@ -344,6 +344,22 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "sync_file", lambda files, path: None)
 
 
+@plant("recovery takes up what compaction has replaced")
+def _(patch: pytest.MonkeyPatch) -> None:
+    clean = recovery._without_left_overs
+
+    def trusting(files: Any, segments: list[Segment], known: Any) -> list[Segment]:
+        covers = [one.covers_to for one in segments]
+        for one in segments:
+            one.covers_to = 0
+        kept = clean(files, segments, known)
+        for one, covers_to in zip(segments, covers, strict=True):
+            one.covers_to = covers_to
+        return kept
+
+    patch.setattr(recovery, "_without_left_overs", trusting)
+
+
 @plant("recovery misses the last batch of the journal")
 def _(patch: pytest.MonkeyPatch) -> None:
     build = recovery._build_tail

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import cast
 
 from headrace.errors import BrokerError
@@ -15,7 +16,7 @@ from headrace.log.power_cut import PowerCuts, barest
 from headrace.log.simulated import Operation, SimulatedFiles
 from headrace.log.store import Store
 from headrace.records import Ack, Appended, Run
-from tests.log.crash.history import Anomaly, Content, Event, Facts, Given, adopt, judge, read_log, read_store
+from tests.log.crash.history import Anomaly, Content, Event, Facts, Given, adopt, judge, read_log, read_store, view
 from tests.log.crash.workload import Shape, Workload
 
 SECOND_LIFE_EVERY = 500
@@ -89,6 +90,7 @@ def recover(image: SimulatedFiles, shape: Shape, given: dict[int, Given], facts:
     adopt(store, given, facts)
     content = read_store(store)
     judge(content, given, facts)
+    verify_segments(store)
     second = barest(image)
     _verify_journals(second)
     if not store.report.damages:
@@ -99,7 +101,32 @@ def recover(image: SimulatedFiles, shape: Shape, given: dict[int, Given], facts:
     if again != content:
         raise Anomaly(f"a second recovery finds {_differing(content, again)}")
     _go_on(store, content, now)
+    if shape.compacted:
+        compact_again(store, now)
     return content
+
+
+def compact_again(store: Store, now: int) -> None:
+    """What a crash in the middle of a compaction left is compacted in turn, and the tables say what they said before."""
+    before = read_store(store)
+    store.maintain(now)
+    for log, (bounds, records) in read_store(store).items():
+        if not store.partitions[log].options.compact:
+            continue
+        offsets = [record.offset for record in records]
+        if offsets != sorted(set(offsets)):
+            raise Anomaly(f"log {log}: another compaction leaves the offsets {offsets}")
+        if bounds != before[log][0] or view(records) != view(before[log][1]):
+            raise Anomaly(f"log {log}: another compaction changes {before[log]} to {records}")
+
+
+def verify_segments(store: Store) -> None:
+    """What compaction has replaced is no part of a log any more. No reader could tell, since the records that replaced it say the same;
+    but nobody would ever give the space back."""
+    for partition in store.partitions.values():
+        for one, following in pairwise(partition.segments):
+            if one.covers_to > following.base_offset:
+                raise Anomaly(f"{following.path} is there, although {one.path} has replaced it")
 
 
 def _verify(files: SimulatedFiles, shape: Shape) -> None:

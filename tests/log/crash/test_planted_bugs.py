@@ -25,7 +25,7 @@ from tests.conftest import Proof
 from tests.log.crash.bugs import PLANTS
 from tests.log.crash.damage import inspect, original, units
 from tests.log.crash.history import Anomaly
-from tests.log.crash.survival import survive
+from tests.log.crash.survival import compact_again, survive, verify_segments
 from tests.log.crash.test_mutations import hit
 from tests.log.crash.trouble import endure
 from tests.log.crash.workload import Shape
@@ -152,6 +152,28 @@ def a_key_survives_compaction_and_a_power_cut() -> None:
         raise Anomaly("a key was acknowledged and is lost")
 
 
+def what_compaction_has_replaced_is_gone() -> None:
+    """Segments that have become small are merged into the first of them; a process that dies in between leaves the others behind."""
+    files = SimulatedFiles()
+    store = opened(files)
+    options = LogOptions(segment_bytes=600, compact=True)
+    log = store.create_log(options)
+    began = 0
+    for turn in range(4):
+        for key in range(4):
+            put(store, log, b"%d" % turn * 150, keys=[b"key %d" % key])
+        store.checkpoint()
+        began = len(files.operations)
+        store.maintain(0)
+    removed = [operation.path for operation in files.operations[began:] if operation.kind == "remove"]
+    assert any(path.endswith(".seg") for path in removed), "the last compaction merges"
+    for cut in range(began, len(files.operations) + 1):
+        found = opened(files.killed(cut))
+        found.open_log(log, options)
+        verify_segments(found)
+        compact_again(found, 0)
+
+
 WRITES: Final = PowerCut("writes", "append flush atomic flush append atomic flush checkpoint append flush atomic flush")
 CHECKPOINTS: Final = PowerCut(
     "checkpoints", "append flush atomic flush checkpoint append flush append flush checkpoint append flush checkpoint"
@@ -217,6 +239,7 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
     "recovery does not ask the manifest where a log ended": SEGMENT_BITS,
     "an index is believed whatever its checksum and its segment say": Flipped("index", 1),
     "recovery does not sync the frames that a dead process left": DEATHS,
+    "recovery takes up what compaction has replaced": what_compaction_has_replaced_is_gone,
     "recovery misses the last batch of the journal": WRITES,
     "recovery gives the last offset again": WRITES,
     "recovery takes what the page cache shows of a segment for durable": SEGMENTS_FAILING,

@@ -11,7 +11,7 @@ from headrace.errors import BrokerError
 from headrace.log.partition import LogOptions
 from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import LateRun, Store, StoreOptions
-from headrace.records import NEVER, Ack, Appended, Headers, Record, Run
+from headrace.records import NEVER, Ack, AnyRun, Appended, ColumnRun, Headers, Record, Run
 from tests.log.crash.history import Anomaly, Facts, Given, Part, adopt, created, deleted, deleting, durable, forgotten, maintaining, staged
 
 KEY = bytes(range(32))
@@ -191,7 +191,7 @@ class Workload:
         self.files.mark(event)
 
     def _stage(self, logs: Sequence[int], ack: Ack) -> None:
-        appends: list[tuple[int, Run | LateRun]] = []
+        appends: list[tuple[int, AnyRun | LateRun]] = []
         parts: list[Part] = []
         for log in logs:
             run = self._run(log)
@@ -200,12 +200,13 @@ class Workload:
             self.given[log].records += _records(run, base, self.now)
             if run.timestamps is None:
                 self.unstamped += [(log, offset) for offset in range(base, base + len(run))]
-            appends.append((log, run if self.rng.random() < 0.7 else _late(run, parts[:-1])))
+            form = self.rng.random()
+            appends.append((log, ColumnRun.of(run) if form < 0.2 else run if form < 0.7 else _late(run, parts[:-1])))
         self._commit(appends, tuple(parts), ack)
         if tuple(parts) in self.staged:
             self.staged_now = self.now
 
-    def _commit(self, appends: list[tuple[int, Run | LateRun]], parts: tuple[Part, ...], ack: Ack) -> None:
+    def _commit(self, appends: list[tuple[int, AnyRun | LateRun]], parts: tuple[Part, ...], ack: Ack) -> None:
         self.staged.append(parts)
         self._mark(staged(parts))
         done = partial(self._answered, parts, ack)
