@@ -21,10 +21,10 @@ def test_make_without_a_verb_lists_every_verb_with_a_text() -> None:
     assert {"help", "run", "test", "lint", "format", "bench", "clean"} <= listed
 
 
-def test_a_duration_reaches_the_broker() -> None:
-    command = ["make", "-C", str(ROOT), "-n", "--assume-old=.venv/.installed-run", "run", "DURATION=60", "LISTEN=127.0.0.1:1 127.0.0.1:2"]
+def test_a_duration_reaches_the_story() -> None:
+    command = ["make", "-C", str(ROOT), "-n", "--assume-old=.venv/.installed-run", "run", "DURATION=60", "DEMO_ARGS=--rate 7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "serve --data data --listen 127.0.0.1:1 --listen 127.0.0.1:2 --duration 60" in done.stdout
+    assert "headrace demo examples/orders/pipeline.toml --data data --duration 60 --rate 7" in done.stdout
 
 
 @pytest.mark.parametrize("script", [".ci/run", "tools/setup"])
