@@ -206,18 +206,36 @@ class BulkClient:
     # Reading
 
     def read(
-        self, topic: str, partition: int, start: int, stop: int, *, columns: Sequence[str] = ALL, rows_max: int = 65_536
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        stop: int,
+        *,
+        columns: Sequence[str] = ALL,
+        rows_max: int = 65_536,
+        reached: Callable[[int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The rows with start <= offset < stop that there are, in order, with exactly these columns.
 
+        `reached` is told, before each batch, the offset to read on at behind it: for those who have more patience than this client.
         Raises `OffsetOutOfRange` below the first offset and above the end, `UnknownTopic`, `UnknownPartition`.
         """
         for name in columns:
             if name not in READ_SCHEMA.names:
                 raise InvalidRequest(f"no column {name!r}; there are {', '.join(READ_SCHEMA.names)}")
-        return self._read(topic, partition, start, stop, tuple(columns), rows_max)
+        return self._read(topic, partition, start, stop, tuple(columns), rows_max, reached)
 
-    def _read(self, topic: str, partition: int, start: int, stop: int, columns: tuple[str, ...], rows_max: int) -> Iterator[pa.RecordBatch]:
+    def _read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        stop: int,
+        columns: tuple[str, ...],
+        rows_max: int,
+        reached: Callable[[int], None] | None,
+    ) -> Iterator[pa.RecordBatch]:
         stored = [name for name in dict.fromkeys(columns) if name in STORED] or ["offset"]
         dress = _Dress(topic, partition, columns)
         position, failures = start, 0
@@ -225,6 +243,8 @@ class BulkClient:
             try:
                 for batch, read_on in self._stream(request.Range(topic, partition, position, stop, stored, rows_max)):
                     position, failures = read_on, 0
+                    if reached is not None:
+                        reached(position)
                     yield dress(batch)
                 return
             except flight.FlightError as failure:
