@@ -373,8 +373,13 @@ def test_a_closed_client_and_a_broker_that_is_not_there_are_unavailable() -> Non
 
 
 def test_the_second_address_is_asked_when_the_first_does_not_answer(stand: Stand, topic: str) -> None:
-    with BulkClient(Servers.parse(f"127.0.0.1:1,{stand.lane.address}")) as client:
+    servers = Servers.parse(f"127.0.0.1:1,{stand.lane.address}")
+    with BulkClient(servers) as client:
         assert topic in client.topics()
+    with BulkClient(servers) as client:
+        assert client.append(topic, [values(b"x")]).records == 1
+    with BulkClient(servers) as client:
+        assert len(list(client.read(topic, 0, 0, 1))) == 1
 
 
 def test_arrow_reads_a_whole_topic_and_writes_tables(stand: Stand, bulk: BulkClient, wide: str) -> None:

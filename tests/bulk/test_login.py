@@ -86,6 +86,8 @@ def test_a_token_that_is_not_good_any_more_is_renewed_by_the_client(guarded: Sta
         assert bulk._token not in (first, (b"authorization", b"Bearer expired"))
         bulk._token = (b"authorization", b"Bearer expired")
         assert rows(bulk, "renewed") == []
+        bulk._token = (b"authorization", b"Bearer expired")
+        assert bulk.append("renewed", [values(b"x")]).records == 1
 
 
 @pytest.mark.parametrize(

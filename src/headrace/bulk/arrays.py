@@ -55,10 +55,10 @@ def as_binary(array: pa.Array, name: str) -> pa.Array:
     if kind == pa.binary():
         return array
     if pa.types.is_dictionary(kind):
-        return as_binary(_cast(array, kind.value_type, name), name)
+        return as_binary(cast(array, kind.value_type, name), name)
     if not _is_bytes(kind):
         raise InvalidRequest(f"column {name!r} is {kind}; expected binary or string")
-    return _cast(array, pa.binary(), name)
+    return cast(array, pa.binary(), name)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -80,7 +80,8 @@ def is_bytes(kind: pa.DataType) -> bool:
     return _is_bytes(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
-def _cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+def cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    """Raises `InvalidRequest`, naming the column."""
     try:
         return array.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as failure:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import flight
@@ -36,7 +36,6 @@ __all__ = [
     "TopicState",
 ]
 
-T = TypeVar("T")
 _ATTEMPTS: Final = 4
 _BACKOFF_SECONDS: Final = 0.1
 _PUBLISH_SECONDS: Final = 600.0
@@ -287,7 +286,8 @@ class BulkClient:
             return None
         descriptor = flight.FlightDescriptor.for_command(encode(command))
         try:
-            writer, answers = self._call(lambda client: client.do_put(descriptor, first.schema, self._options(None)))
+            self._make_sure()
+            writer, answers = self._connected().do_put(descriptor, first.schema, self._options(None))
             with writer:
                 writer.write_batch(first)
                 for batch in coming:
@@ -373,8 +373,16 @@ class BulkClient:
             except flight.FlightError as failure:
                 failures = self._failed(failure, failures if again else _ATTEMPTS)
 
-    def _call(self, verb: Callable[[flight.FlightClient], T]) -> T:
-        return verb(self._connected())
+    def _make_sure(self) -> None:
+        """Before a put, which cannot be repeated: a broker answers, and knows us. Costs a round trip, and finds another address or a new
+        token where there is need."""
+        failures = 0
+        while True:
+            try:
+                self._connected().list_actions(self._options(self._servers.timeout_seconds))
+                return
+            except flight.FlightError as failure:
+                failures = self._failed(failure, failures)
 
     def _failed(self, failure: flight.FlightError, failures: int) -> int:
         """Raise, or make ready for another attempt; returns how many there have been."""

@@ -159,7 +159,8 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     # Verbs
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        return [(name, (kind.__doc__ or "").strip()) for name, kind in request.ACTIONS.items()]
+        with self._call(context):
+            return [(name, (kind.__doc__ or "").strip()) for name, kind in request.ACTIONS.items()]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         with self._call(context) as who:

@@ -16,11 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.bulk.arrays import Binary, Int64s, as_binary, fnv1a, header_blobs, is_bytes
+from headrace.bulk.arrays import Binary, Int64s, as_binary, cast, fnv1a, header_blobs, is_bytes
+from headrace.bulk.request import HEADERS
 from headrace.errors import InvalidRequest, RecordTooLarge, UnknownPartition
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headrace.records import Column, ColumnRun
 
+_STORED: Final = ("key", "value", "headers", "timestamp")
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp", "topic")
 _EXPECTED: Final = {
     "key": "binary or string",
@@ -72,7 +74,7 @@ class Cutter:
         """
         if not batch.num_rows:
             return
-        columns = {name: batch.column(index) for index, name in enumerate(self._names)}
+        columns = {name: _plain(batch.column(index), name) for index, name in enumerate(self._names)}
         if self._target.topic is not None:
             yield from self._of_topic(self._target.topic, columns)
             return
@@ -85,12 +87,8 @@ class Cutter:
             yield from self._of_topic(name, rows)
 
     def _of_topic(self, topic: str, columns: dict[str, pa.Array]) -> Iterator[Piece]:
-        chosen: dict[str, pa.Array] = {name: as_binary(columns[name], name) for name in ("value", "key") if name in columns}
-        places = self._places(topic, columns, chosen)
-        if "headers" in columns:
-            chosen["headers"] = columns["headers"]
-        if "timestamp" in columns:
-            chosen["timestamp"] = _times(columns["timestamp"])
+        places = self._places(topic, columns)
+        chosen = {name: array for name, array in columns.items() if name in _STORED}
         if isinstance(places, int):
             yield from _cut(topic, places, chosen)
             return
@@ -102,15 +100,15 @@ class Cutter:
             part = {name: array.slice(start, stop - start) for name, array in rows.items()}
             yield from _cut(topic, int(sorted_places[start]), part)
 
-    def _places(self, topic: str, columns: dict[str, pa.Array], chosen: dict[str, pa.Array]) -> int | npt.NDArray[np.int64]:
+    def _places(self, topic: str, columns: dict[str, pa.Array]) -> int | npt.NDArray[np.int64]:
         """The partition of each row, or of all of them."""
         count = self._count(topic)
         if self._target.partition is not None:
             return _within(topic, self._target.partition, count)
         given = columns.get("partition")
         if given is not None and given.null_count < len(given):
-            return self._given_places(topic, count, given, chosen.get("key"))
-        return self._keyed_places(count, chosen.get("key"))
+            return self._given_places(topic, count, given, columns.get("key"))
+        return self._keyed_places(count, columns.get("key"))
 
     def _given_places(self, topic: str, count: int, given: pa.Array, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
         lowest, highest = pc.min_max(given).as_py().values()
@@ -182,6 +180,16 @@ def _within(topic: str, partition: int, count: int) -> int:
     if not 0 <= partition < count:
         raise UnknownPartition(topic, partition)
     return partition
+
+
+def _plain(array: pa.Array, name: str) -> pa.Array:
+    """The column in the one layout that everything below works on. Raises `InvalidRequest`."""
+    if name in ("value", "key"):
+        return as_binary(array, name)
+    if name == "timestamp":
+        return _times(array)
+    wanted = {"headers": HEADERS, "topic": pa.string()}.get(name, array.type)
+    return array if array.type == wanted else cast(array, wanted, name)
 
 
 def _times(array: pa.Array) -> pa.Array:
