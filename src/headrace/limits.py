@@ -63,6 +63,8 @@ DEAD_LETTERS_REMEMBERED_MAX: Final = 1_000_000
 """Dead letters whose origin is held in memory, of all topics but the one that is being added to."""
 DELAYED_MAX: Final = 100_000
 """Delayed messages that wait for their time."""
+DELAYED_LIST_MAX: Final = 10_000
+"""Of them in one answer: more would keep the loop busy for longer than a message may be late."""
 DELAYED_BYTES_MAX: Final = 256 * MIB
 """What they may hold together: they wait in memory as well as on disk."""
 DELAYED_RECORD_BYTES_MAX: Final = 16 * MIB

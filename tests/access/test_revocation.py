@@ -10,7 +10,7 @@ from headrace.access.administration import Caller
 from headrace.access.policy import Effect, Grant, Match, Rule, decide
 from headrace.broker import Action, Batch, Principal, SettlementPolicy
 from headrace.errors import BrokerError, NotAuthorized
-from headrace.records import Run
+from headrace.records import Record, Run
 from tests.access.stand import ADMIN, PASSWORD, Guarded, guarded
 from tests.broker.stand import turns
 
@@ -136,6 +136,58 @@ async def test_an_open_transaction_cannot_be_committed_any_more(how: str) -> Non
             await transaction.commit()
         assert stand.engine.bounds("t", 0).end == 0
         transaction.abort()
+
+
+@pytest.mark.parametrize("how", ["rule removed", "denied", "disabled", "deleted"])
+async def test_a_delayed_message_whose_owner_may_not_publish_when_it_is_due_becomes_a_dead_letter(how: str) -> None:
+    async with guarded() as stand:
+        who = await reader(stand)
+        await stand.broker.publish_delayed(who, "t", b"too late", delay_ms=100, key=b"k", headers=(("h", b"1"),))
+        await stand.broker.publish_delayed(ROOT, "t", b"in time", delay_ms=100)
+        await take_away(stand, how)
+        stand.clock.tick(100)
+        await turns()
+        stand.clock.tick(50)  # the first dead letter of a topic waits until there is a place for it
+        await turns()
+        assert [record.value for record in await everything(stand, "t")] == [b"in time"]
+        (letter,) = await stand.broker.dead_letters(ROOT, "t", records_max=10)
+        assert (letter.value, letter.key, letter.headers) == (b"too late", b"k", (("h", b"1"),))
+        assert (letter.reason, letter.error) == ("rejected", "ann may not publish topic 't'")
+        assert stand.broker.delayed(ROOT) == []
+
+
+@pytest.mark.parametrize("how", ["deleted and made anew", "password changed"])
+async def test_a_delayed_message_is_its_owners_by_name(how: str) -> None:
+    async with guarded() as stand:
+        who = await reader(stand)
+        await stand.broker.publish_delayed(who, "t", b"in time", delay_ms=100)
+        await take_away(stand, how)
+        stand.clock.tick(100)
+        await turns()
+        assert [record.value for record in await everything(stand, "t")] == [b"in time"]
+
+
+async def test_what_is_due_at_the_start_waits_for_the_rules() -> None:
+    async with guarded() as stand:
+        who = await reader(stand)
+        await stand.broker.publish_delayed(who, "t", b"x", delay_ms=100)
+        stand.clock.forget_timers()
+        stand.clock.now += 1_000
+        again = Guarded(engine=stand.engine, clock=stand.clock)
+        await again.broker.open()
+        stand.clock.tick(10)
+        await turns()
+        assert len(again.broker._schedule._waiting) == 1, "nobody is refused because nobody has looked"
+        await again.access.open()
+        stand.clock.tick(100)
+        await turns()
+        assert [record.value for record in await everything(again, "t")] == [b"x"]
+        again.passwords.close()
+
+
+async def everything(stand: Guarded, topic: str) -> list[Record]:
+    batches = await stand.engine.read(topic, 0, 0, bytes_max=1 << 20)
+    return [record for batch in batches for record in batch.records()]
 
 
 async def test_a_key_that_expires_ends_what_it_had_opened() -> None:

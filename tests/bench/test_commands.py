@@ -71,6 +71,15 @@ def test_latency_reports_percentiles_in_order(door: str, tmp_path: Path) -> None
     assert above["value"] == pytest.approx(trips["value"] - machine["value"])
 
 
+def test_delayed_messages_are_measured_alone_and_under_load(tmp_path: Path) -> None:
+    told = measured("delayed", "--messages", "20", "--rate", "200", "--delay", "200", directory=tmp_path)
+    quiet, busy, machine = told["figures"]
+    for figure in (quiet, busy, machine):
+        assert 0 < figure["notes"]["p50"] <= figure["notes"]["max"]
+        assert figure["value"] == pytest.approx(figure["notes"]["max"], rel=0.01)
+    assert busy["target"]["at_most"] == 50
+
+
 def test_log_reports_every_part(tmp_path: Path) -> None:
     sizes = ("--records", "5000", "--run", "100", "--log-size", "3 MiB", "--partitions", "10")
     told = measured("log", *sizes, directory=tmp_path)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker import Broker, BrokerSettings, TopicConfig
+from headrace.broker.delayed import Waiting
 from headrace.broker.publish import Route
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import (
@@ -142,6 +143,52 @@ async def test_a_message_that_cannot_be_written_comes_later(stand: Stand) -> Non
     await _tick(stand, 1_000)
     await _tick(stand, 1_000)
     assert await stand.values() == ["a"]
+
+
+async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_thousand(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, taken, rings = stand.broker._schedule, list[tuple[int, int]](), 0
+    deliver, ring = schedule._deliver, schedule._ring
+
+    def told(due: list[Waiting]) -> None:
+        taken.append((len(due), rings))
+        deliver(due)
+
+    def counted() -> None:
+        nonlocal rings
+        rings += 1
+        ring()
+
+    monkeypatch.setattr(schedule, "_deliver", told)
+    monkeypatch.setattr(schedule, "_ring", counted)
+    for _ in range(2_500):
+        await _later(stand, "a", 100)
+    await _tick(stand, 100)
+    assert taken == [(1_000, 1), (1_000, 2), (500, 3)]
+    assert len(await stand.values()) == 2_500
+
+
+async def test_the_next_ones_are_listed_first_and_no_more_than_asked_for(stand: Stand) -> None:
+    for delay_ms in (300, 100, 200):
+        await _later(stand, "a", delay_ms)
+    dues = [one.message.due - stand.clock.now for one in stand.broker.delayed(ANN, count_max=2)]
+    assert dues == [100, 200]
+    assert len(stand.broker.delayed(ANN)) == 3
+
+
+async def test_what_could_not_be_written_is_tried_again_soon_then_ever_later(stand: Stand) -> None:
+    await _later(stand, "a", 100)
+    stand.engine.error = DiskFull("full")
+    await _tick(stand, 100)
+    tried = []
+    for ms in range(4_000):
+        before = stand.engine.appends
+        await _tick(stand, 1)
+        if stand.engine.appends > before:
+            tried.append(ms + 1)
+    pauses = [later - earlier for earlier, later in zip([0, *tried], tried, strict=False)]
+    assert pauses == [20, 40, 80, 160, 320, 640, 1_000, 1_000]
 
 
 async def test_what_became_due_while_nobody_ran_comes_at_the_start(stand: Stand) -> None:

@@ -277,6 +277,19 @@ async def test_dead_letters_that_were_purged_come_again(stand: Stand) -> None:
     assert [value for value, _, _ in await dead_letters(stand)] == [b"z"]
 
 
+async def test_a_delayed_record_waits_but_a_moment_for_dead_letters_that_were_purged(stand: Stand) -> None:
+    await requiring(stand, OnInvalid.DEAD_LETTER)
+    await stand.broker.publish_delayed(ANN, "t", b"x", delay_ms=100)
+    await stand.broker.publish(ANN, "t", Run([b"y"]))
+    await stand.broker.purge_dead_letters(ANN, "t")
+    stand.clock.tick(100)
+    await turns()
+    assert [value for value, _, _ in await dead_letters(stand)] == []
+    stand.clock.tick(20)
+    await turns()
+    assert [value for value, _, _ in await dead_letters(stand)] == [b"x"]
+
+
 async def test_a_dead_letter_topic_cannot_require_anything(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER)
     with pytest.raises(InvalidRequest, match="holds dead letters"):

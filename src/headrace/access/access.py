@@ -76,7 +76,7 @@ class Access:
         self.administration = Administration(
             self._directory, self._passwords, self._audit, self.authorize, self._would, clock, random_bytes
         )
-        self._is_closed = False
+        self._is_loaded = self._is_closed = False
 
     # Life
 
@@ -84,6 +84,7 @@ class Access:
         """Load the tables. Where access is enforced and nobody could administer the broker, make the user `admin`, with this password
         or a new one, which is returned: it is to be shown once."""
         await self._directory.load()
+        self._is_loaded = True
         self._changed()
         if not self.is_enforced or self._directory.admins():
             return None
@@ -139,7 +140,12 @@ class Access:
     # What the gate asks
 
     def authorize(self, who: Principal, action: Action, resource: Resource) -> bool:
-        return not self.is_enforced or decide(self._policy, who, action, resource)
+        """Raises `Unavailable` before the rules are there: nobody is to be refused because nobody has looked."""
+        if not self.is_enforced:
+            return True
+        if not self._is_loaded:
+            raise Unavailable("the rules have not been read yet")
+        return decide(self._policy, who, action, resource)
 
     def _would(self, who: Principal, action: Action, resource: Resource) -> bool:
         return decide(self._policy, who, action, resource)

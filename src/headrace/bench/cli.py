@@ -240,6 +240,39 @@ def bulk(
 
 @bench.command()
 @options.common
+@click.option("--messages", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Delayed messages of a run.")
+@click.option("--rate", type=click.FloatRange(0.1, 10_000), default=100.0, show_default=True, help="Messages handed in a second.")
+@click.option("--delay", "delay_ms", type=click.IntRange(1, 60_000), default=1_000, show_default=True, help="Milliseconds each one waits.")
+@click.option("--profile", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Run the broker under cProfile.")
+def delayed(repeat: int, output: str, parent: Path | None, messages: int, rate: float, delay_ms: int, profile: Path | None) -> None:
+    """How late delayed messages arrive, alone and while another client publishes at full speed.
+
+    From the time a message was due to its arrival at a reader that is pushed. One that comes early ends the run.
+    """
+    from headrace.bench import delayed as lateness
+
+    config: dict[str, NoteValue] = {"messages": messages, "rate": rate, "delay_ms": delay_ms}
+    quiet, busy, machine = [], [], []
+    with options.measuring("delayed", repeat, output, parent, config) as run:
+        with run.broker(options.Chosen("durable", None, None, profile)) as target:
+
+            def once(name: str, turn: int) -> list[float]:
+                with run.steps.step(f"{name} {turn + 1}/{repeat}", messages) as tick:
+                    return lateness.lateness(
+                        target.address, f"delayed-{name}-{turn}", messages=messages, rate=rate, delay_ms=delay_ms, tick=tick
+                    )
+
+            for turn in range(repeat):
+                quiet.append(once("quiet", turn))
+                with lateness.loaded(target.address, run.directory), lateness.Pulse(run.directory) as pulse:
+                    busy.append(once("busy", turn))
+                machine.append(pulse.late)
+        for figure in lateness.figures(quiet, busy, machine):
+            run.report.add(figure)
+
+
+@bench.command()
+@options.common
 @options.size()
 @options.records(1_000_000)
 @click.option(

@@ -81,7 +81,15 @@ class Broker:
         self.schemas = Schemas(self._schemas, gate, self._topics, self._dead_letters)
         self._sweep = Sweep(engine, publisher, self._dead_letters, clock=clock, later=later, every_ms=settings.sweep_every_ms)
         self._schedule = Schedule(
-            engine, publisher, clock=clock, later=later, count_max=settings.delayed_max, bytes_max=settings.delayed_bytes_max
+            engine,
+            publisher,
+            clock=clock,
+            later=later,
+            count_max=settings.delayed_max,
+            bytes_max=settings.delayed_bytes_max,
+            check_owner=lambda owner, topic: gate.check(Principal(owner), Action.PUBLISH, "topic", topic),
+            letters=self._dead_letters.rejected,
+            make_room=self._make_dead_letter_topic,
         )
         around = Surroundings(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
         self._settlement = Settlement(around, shares_max=settings.groups_max)
@@ -499,11 +507,17 @@ class Broker:
         due = self._clock() + max(0, delay_ms)
         return await self._schedule.add(Delayed(route.topic, due, who.name, value, key, headers, partition, ttl_ms)), due
 
-    def delayed(self, who: Principal, topic: str | None = None) -> list[Waiting]:
-        """What waits to be delivered, in one topic or (None) in all that this principal may see, by time."""
-        waiting = [one for one in self._schedule.waiting() if topic in (None, one.message.topic)]
-        seen = {name: self._may_see(who, name) for name in {one.message.topic for one in waiting}}
-        return [one for one in waiting if seen[one.message.topic]]
+    def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[Waiting]:
+        """What waits to be delivered, in one topic or (None) in all that this principal may see, by time: all, or the next ones."""
+        seen: dict[str, bool] = {}
+
+        def is_seen(one: Waiting) -> bool:
+            name = one.message.topic
+            if name not in seen:
+                seen[name] = topic in (None, name) and self._may_see(who, name)
+            return seen[name]
+
+        return self._schedule.waiting(is_seen, count_max)
 
     async def cancel_delayed(self, who: Principal, id: str, *, topic: str | None = None) -> None:
         """It will not be delivered when this returns. Raises `UnknownMessage` if it is not waiting (any more), or not for this topic."""

@@ -4,43 +4,58 @@ A delayed message waits in the table `__delayed`, as durable as a record, and in
 topic and removed from the table in one append: a crash leaves it either waiting or delivered, never both and never neither. Messages
 that are due together are delivered together, in the order of their times. Nothing is delivered before its time by the broker's clock.
 
-A message that cannot be written (the disk is full) stays and is tried again; those of a topic that is deleted go with it.
+A message that cannot be written (the disk is full) stays and is tried again; those of a topic that is deleted go with it. Whoever scheduled
+a message must be allowed to publish when it is due, too: else it becomes a dead letter.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
-from typing import Final, TypeAlias
+from heapq import heappop, heappush, nsmallest
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from headrace.broker.publish import Placing, Publisher
-from headrace.broker.rules import Divert
+from headrace.broker.rules import Divert, Letters, MakeRoom
 from headrace.broker.tables import Staged, TableLog
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_run, headers_bytes
 from headrace.engine.contract import Ack, Engine, Write
-from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownMessage
+from headrace.errors import (
+    BrokerError,
+    InvalidRequest,
+    LimitExceeded,
+    NotAuthorized,
+    RecordTooLarge,
+    Unavailable,
+    UnknownMessage,
+    UnknownTopic,
+)
 from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX, MIB
 from headrace.records import NEVER, Headers, Run
 
 _Key: TypeAlias = tuple[str]
-_RETRY_MS: Final = 1_000
+_RETRY_MS_MIN: Final = 20
+_RETRY_MS_MAX: Final = 1_000
+"""What a message waits that could not be written: doubled each time. What is missing may just be in the making."""
 _LOOK_SECONDS_MAX: Final = 1.0
 """The clock is looked at so often: it may be set forward while a timer runs."""
 _AT_ONCE_MAX: Final = 1_000
 _AT_ONCE_BYTES_MAX: Final = 4 * MIB
-"""Messages of one append: enough to be cheap, not so many that the next ones wait for them."""
+"""Messages of one append, and of one turn of the loop: enough to be cheap, not so many that everybody else waits for them."""
 _ENTRY_BYTES: Final = 256
 """What a message weighs beside its content."""
 
 
-class Delayed(msgspec.Struct, frozen=True, array_like=True):
-    """A message and when it is to be delivered. Stored in this order of fields: new ones go to the end and have a default."""
+class Delayed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message and when it is to be delivered. Stored in this order of fields: new ones go to the end and have a default.
+
+    Neither this nor `Waiting` can be part of a cycle, so the collector is not to look at them: with 100,000 of them it would stop the loop
+    for longer than a message may be late.
+    """
 
     topic: str
     due: int
@@ -59,22 +74,42 @@ class Delayed(msgspec.Struct, frozen=True, array_like=True):
         return len(self.value or b"") + len(self.key or b"") + headers_bytes(self.headers) + _ENTRY_BYTES
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, eq=False, gc=False):
     """A message in the schedule."""
 
     id: str
     message: Delayed
     is_leaving: bool = False
     """An append that removes it is under way."""
+    pause_ms: int = _RETRY_MS_MIN
+    """How long it waits if it cannot be written."""
+
+
+class CheckOwner(Protocol):
+    """Raises `NotAuthorized` unless the owner may still publish to the topic."""
+
+    def __call__(self, owner: str, topic: str, /) -> None: ...
 
 
 class Schedule(TableLog[_Key, Delayed]):
-    """All delayed messages. `count_max` and `bytes_max` bound what waits."""
+    """All delayed messages. `count_max` and `bytes_max` bound what waits; `letters` and `make_room` are for what may not be delivered."""
 
-    def __init__(self, engine: Engine, publisher: Publisher, *, clock: Clock, later: Later, count_max: int, bytes_max: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        *,
+        clock: Clock,
+        later: Later,
+        count_max: int,
+        bytes_max: int,
+        check_owner: CheckOwner,
+        letters: Letters,
+        make_room: MakeRoom,
+    ) -> None:
         super().__init__(engine, "__delayed", _Key, Delayed, is_binary=True)  # type: ignore[arg-type]  # see `Groups`
         self._publisher = publisher
+        self._check_owner, self._letters, self._make_room = check_owner, letters, make_room
         self._clock = clock
         self._later = later
         self._count_max, self._bytes_max = count_max, bytes_max
@@ -158,9 +193,14 @@ class Schedule(TableLog[_Key, Delayed]):
             raise UnknownMessage(id)
         return waiting
 
-    def waiting(self) -> list[Waiting]:
-        """By time."""
-        return sorted(self._waiting.values(), key=lambda waiting: (waiting.message.due, waiting.id))
+    def waiting(self, wanted: Callable[[Waiting], bool], count_max: int | None = None) -> list[Waiting]:
+        """Those wanted, by time: all of them, or the first ones."""
+
+        def turn(waiting: Waiting) -> tuple[int, str]:
+            return waiting.message.due, waiting.id
+
+        found = filter(wanted, self._waiting.values())
+        return sorted(found, key=turn) if count_max is None else nsmallest(count_max, found, key=turn)
 
     async def cancel(self, waiting: Waiting) -> None:
         """It will never be delivered when this returns. `waiting` is what `find` has just given."""
@@ -211,8 +251,10 @@ class Schedule(TableLog[_Key, Delayed]):
 
     def _ring(self) -> None:
         self._timer = None
-        while due := self._take_due():
+        due = self._take_due()
+        if due:
             self._deliver(due)
+        # What else is due comes in the next turn of the loop: tens of thousands at once must not keep everybody waiting.
         self._arm()
 
     def _take_due(self) -> list[Waiting]:
@@ -234,7 +276,7 @@ class Schedule(TableLog[_Key, Delayed]):
         for (topic, partition), group in by_place.items():
             try:
                 # Entries of a topic that has just been deleted are removed, with nothing to deliver.
-                writes += self._writes(topic, partition, group) if topic in self._engine.topics() else ()
+                writes += self._placed(topic, partition, group) if topic in self._engine.topics() else ()
                 leaving += group
             except BrokerError:
                 self._stay(group)
@@ -255,9 +297,28 @@ class Schedule(TableLog[_Key, Delayed]):
         if staged.cancelled() or staged.exception() is not None:
             self._stay(left)
 
-    def _writes(self, topic: str, partition: int | None, group: list[Waiting]) -> list[Write]:
-        now, messages = self._clock(), [waiting.message for waiting in group]
-        run = Run(
+    def _placed(self, topic: str, partition: int | None, group: list[Waiting]) -> list[Write]:
+        """The records of those whose owners may publish them, and the dead letters of the others."""
+        denials: dict[str, str] = {}
+        for owner in {waiting.message.owner for waiting in group}:
+            try:
+                self._check_owner(owner, topic)
+            except NotAuthorized as error:
+                denials[owner] = str(error)
+        allowed = [waiting.message for waiting in group if waiting.message.owner not in denials]
+        denied = [waiting.message for waiting in group if waiting.message.owner in denials]
+        writes = Placing(self._publisher.own_route(topic), self._records(allowed), partition, Divert.ALWAYS).writes if allowed else []
+        if not denied:
+            return writes
+        try:
+            return [*writes, *self._letters(topic, self._records(denied), [denials[message.owner] for message in denied])]
+        except UnknownTopic:
+            self._make_room(topic)
+            raise Unavailable(f"the dead letters of {topic} are being made") from None
+
+    def _records(self, messages: list[Delayed]) -> Run:
+        now = self._clock()
+        return Run(
             [message.value for message in messages],
             [message.key for message in messages] if any(message.key is not None for message in messages) else None,
             [message.headers for message in messages] if any(message.headers for message in messages) else None,
@@ -265,12 +326,12 @@ class Schedule(TableLog[_Key, Delayed]):
             if any(message.ttl_ms for message in messages)
             else None,
         )
-        return Placing(self._publisher.own_route(topic), run, partition, Divert.ALWAYS).writes
 
     def _stay(self, kept: list[Waiting]) -> None:
         """To be tried again, but not at once."""
         for waiting in kept:
             if self._waiting.get(waiting.id) is waiting:
                 waiting.is_leaving = False
-                self._push(waiting, max(waiting.message.due, self._clock() + _RETRY_MS))
+                self._push(waiting, max(waiting.message.due, self._clock() + waiting.pause_ms))
+                waiting.pause_ms = min(2 * waiting.pause_ms, _RETRY_MS_MAX)
         self._arm()

@@ -8,6 +8,7 @@ import click
 
 from headrace.cli.administration import DURATION, MOMENT, Desk, confirm, desk_options, moment, yes_option
 from headrace.clients.flymq import FlyMqClient
+from headrace.limits import DELAYED_LIST_MAX
 
 
 @click.group()
@@ -17,12 +18,13 @@ def delayed() -> None:
 
 @delayed.command("list")
 @click.argument("topic", required=False)
+@click.option("--limit", type=click.IntRange(1, DELAYED_LIST_MAX), default=1_000, show_default=True, help="At most so many.")
 @desk_options
-def list_delayed(topic: str | None, desk: Desk) -> int:
+def list_delayed(topic: str | None, limit: int, desk: Desk) -> int:
     """List what waits to be published, in one topic or in all, the next one first."""
 
     async def work(client: FlyMqClient) -> int:
-        rows = [{**row, "due": moment(row["due"])} for row in await client.call("delayed.list", topic=topic)]
+        rows = [{**row, "due": moment(row["due"])} for row in await client.call("delayed.list", topic=topic, limit=limit)]
         return desk.show(rows, columns=("id", "topic", "due", "key", "size", "owner"))
 
     return desk.run(work)

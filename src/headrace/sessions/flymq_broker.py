@@ -12,7 +12,7 @@
 | group.delete | group | {} |
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
-| delayed.list | topic | [{id, topic, due, owner, key, size}] |
+| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], the next ones first; 1,000 unless said |
 | app.list | | [{app, version, at, run_id, is_publishing}] |
 | app.forget | app | {} |
 | stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
@@ -27,12 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from headrace.broker import Ack, Broker, Cleanup, Principal, Topic, TopicConfig
 from headrace.errors import InvalidRequest
+from headrace.limits import DELAYED_LIST_MAX
 from headrace.sessions.flymq_refusals import UnknownGroup
 from headrace.sessions.flymq_schemas import SchemaCalls
 from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
@@ -53,6 +54,10 @@ class _Named(_Arguments):
 
 class _Filtered(_Arguments):
     topic: str | None = None
+
+
+class _Next(_Filtered):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=DELAYED_LIST_MAX)] = 1_000
 
 
 class _Config(_Arguments, omit_defaults=True):
@@ -115,7 +120,7 @@ class BrokerVerbs:
             "group.delete": (_Grouped, self._delete_group),
             "dlq.list": (_Nothing, self._list_dead_letters),
             "dlq.replay": (_Replayed, self._replay),
-            "delayed.list": (_Filtered, self._list_delayed),
+            "delayed.list": (_Next, self._list_delayed),
             "app.list": (_Nothing, self._list_apps),
             "app.forget": (_App, self._forget_app),
             "stage.list": (_Nothing, self._list_stages),
@@ -182,7 +187,7 @@ class BrokerVerbs:
     async def _replay(self, arguments: _Replayed) -> object:
         return (await self._broker.replay(self._who(), arguments.topic, arguments.ids)).placements
 
-    async def _list_delayed(self, arguments: _Filtered) -> object:
+    async def _list_delayed(self, arguments: _Next) -> object:
         return [
             {
                 "id": one.id,
@@ -192,7 +197,7 @@ class BrokerVerbs:
                 "key": None if one.message.key is None else one.message.key.decode(errors="replace"),
                 "size": len(one.message.value or b""),
             }
-            for one in self._broker.delayed(self._who(), arguments.topic)
+            for one in self._broker.delayed(self._who(), arguments.topic, count_max=arguments.limit)
         ]
 
     async def _list_apps(self, arguments: _Nothing) -> object:
