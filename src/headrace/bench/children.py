@@ -140,6 +140,7 @@ def broker(
     command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready_file)]
     key = secrets.token_urlsafe()
     settings = {
+        "HEADRACE__LISTEN__BULK": "",  # Arrow would be 80 MiB of what is measured here
         **(environment or {}),
         "HEADRACE__STORAGE__ACK": ack,
         "HEADRACE__BLIPMQ__KEYS": f"{key_owner}=env:{_KEY_VARIABLE}",

@@ -123,7 +123,7 @@ def quic_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[tup
     profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
     command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
     command += ["--listen-quic", "127.0.0.1:0", "--ready-file", str(ready_file)]
-    with child(command, log, environment={"HEADRACE__STORAGE__ACK": ack}) as process:
+    with child(command, log, environment={"HEADRACE__STORAGE__ACK": ack, "HEADRACE__LISTEN__BULK": ""}) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
         yield parse_address(json.loads(ready_file.read_text("utf-8"))["doors"]["quic"][0]), process.pid
 
