@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
@@ -76,7 +76,17 @@ class FakeClient:
         self._called()
         self.commits.append((group, offsets))
 
-    def read(self, topic: str, partition: int, start: int, stop: int, *, columns: Sequence[str], rows_max: int) -> Iterator[pa.RecordBatch]:
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        stop: int,
+        *,
+        columns: Sequence[str],
+        rows_max: int,
+        reached: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
         """Plays `answers`: a range is a batch of these offsets, an error is raised."""
         self.reads.append((start, stop, tuple(columns)))
         while self.answers:
@@ -85,6 +95,7 @@ class FakeClient:
                 raise answer
             rows = list(answer)
             made = {"offset": pa.array(rows, pa.int64()), "value": pa.array([b"%d" % row for row in rows], pa.binary())}
+            reached(rows[-1] + 1)
             yield pa.RecordBatch.from_pydict({name: made[name] for name in columns})
 
 

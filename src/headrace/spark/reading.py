@@ -2,8 +2,7 @@
 
     broker ── Arrow Flight ── RecordBatch ── (typed values) ── Spark
 
-No record is touched in Python on the way. The offset travels along even if nobody asked for it, because it is what lets a read go on
-behind the last row when the broker has been away.
+No record is touched in Python on the way. A read goes on behind the last row that came when the broker has been away.
 """
 
 from __future__ import annotations
@@ -57,20 +56,22 @@ class RangeReader:
     def _shaped(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
         if self.decoder is not None:
             return self.decoder.decode(batch, topic)
-        return pa.RecordBatch.from_arrays(batch.columns[: len(self.columns)], schema=self._target)
+        return pa.RecordBatch.from_arrays(batch.columns, schema=self._target)
 
     def _fetched(self, asked: Range) -> Iterator[pa.RecordBatch]:
         """The rows of the range, whatever happens to the broker meanwhile."""
-        client = connect(self.settings.servers)
-        columns = self.columns if "offset" in self.columns else (*self.columns, "offset")
-        offset_index = columns.index("offset")
-        position, away_since = asked.start, None
+        client, position = connect(self.settings.servers), asked.start
+        away_since: float | None = None
+
+        def reached(offset: int) -> None:
+            nonlocal position, away_since
+            position, away_since = offset, None
+
         while position < asked.stop:
             try:
-                for batch in client.read(asked.topic, asked.partition, position, asked.stop, columns=columns, rows_max=ROWS_MAX):
-                    if batch.num_rows:
-                        away_since, position = None, batch.column(offset_index)[-1].as_py() + 1
-                        yield batch
+                yield from client.read(
+                    asked.topic, asked.partition, position, asked.stop, columns=self.columns, rows_max=ROWS_MAX, reached=reached
+                )
                 return
             except (OffsetOutOfRange, UnknownTopic, UnknownPartition) as failure:
                 position = self._skipped(asked, position, failure, client)

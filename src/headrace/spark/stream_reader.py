@@ -39,7 +39,7 @@ from headrace.spark.reading import RangeReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WAIT_MS: Final = 100
+WAIT_MS: Final = 50
 """How long one question for news may be held: the query cannot be stopped meanwhile."""
 PATTERN_SECONDS: Final = 1.0
 """How often a pattern looks for new topics."""
