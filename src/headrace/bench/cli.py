@@ -16,6 +16,7 @@ QUIC_DOORS = ["fujin"]
 """Over QUIC, and so with a load generator of their own."""
 COMPARED_DOORS = "figg,blipmq,flymq,rustlog"
 LOG_PARTS = ["raw", "append", "read", "spread", "recovery", "memory"]
+SPARK_PARTS = ["batch", "stream", "sink", "latency"]
 PEERS = ["nats", "redis"]
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
@@ -381,3 +382,41 @@ def _names(text: str, known: list[str], flag: str) -> list[str]:
     if unknown:
         raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint=flag)
     return names
+
+
+@bench.command()
+@options.common
+@options.size()
+@click.option("--rows", type=click.IntRange(1_000), default=4_000_000, show_default=True, help="Rows of one turn.")
+@click.option("--per-trigger", type=click.IntRange(1_000), default=1_000_000, show_default=True, help="Rows of one micro-batch.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=10.0, show_default=True, help="How long micro-batches of few rows are watched."
+)
+@click.option("--only", type=click.Choice(SPARK_PARTS), multiple=True, help="Measure only this part; may be repeated.")
+@click.option("--master", metavar="URL", default="local[2]", show_default=True, help="Where Spark runs.")
+def spark(
+    value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, per_trigger: int, seconds: float, only: tuple[str, ...],
+    master: str,
+) -> None:  # fmt: skip
+    """Spark over topics, beside the most that Spark takes from any Python source and gives to any Python sink.
+
+    batch: a topic into nothing. stream: the same in micro-batches. sink: constant rows into a topic, durable. latency: micro-batches of
+    the rows that arrive, about a hundred a second. The ceilings are constant record batches and a writer that only counts.
+    """
+    from headrace.bench import bulk as lanes
+    from headrace.bench import spark as streams
+    from headrace.bench import spark_ceiling
+    from headrace.spark import session
+
+    config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "per_trigger": per_trigger, "master": master}
+    plan = streams.SparkPlan(rows, value_bytes, per_trigger, seconds)
+    with options.measuring("spark", repeat, output, parent, config) as run, lanes.bulk_broker(run.directory, "durable", None) as lane:
+        running = session("headrace bench", master, **{"spark.log.level": "OFF"})
+        spark_ceiling.register(running)
+        stage = streams.Stage(running, lane.address, run.directory, plan)
+        try:
+            for figure in streams.measured(stage, only or tuple(SPARK_PARTS), repeat, lambda name: run.steps.step(name, 1)):
+                run.report.add(figure)
+        finally:
+            stage.close()
+            running.stop()
