@@ -21,7 +21,8 @@ def test_where_nobody_looks_a_line_now_and_then_says_what_happens() -> None:
     with Screen(Console(file=output, width=200), scene()) as screen:
         screen.show()
         screen.show()
-    assert output.getvalue().count("\n") == 1
+    assert output.getvalue().startswith("try next, in another terminal:\n  headrace sub demo\n")
+    assert output.getvalue().count("\n") == 3
     assert "1,200 orders: figg 1,200" in output.getvalue()
     assert line(scene(), 7).startswith("   7 s  orders are sent  |")
 

@@ -47,6 +47,8 @@ class Screen:
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
+        elif self._scene.hints:
+            self._console.print("\n".join(["try next, in another terminal:", *(f"  {hint}" for hint in self._scene.hints)]), soft_wrap=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
