@@ -54,6 +54,19 @@ def test_the_initial_offset_stays_what_it_was(client: FakeClient) -> None:
     assert reader.initialOffset() == at(10, 20)
 
 
+def test_a_stream_may_start_at_a_time_or_at_offsets(client: FakeClient) -> None:
+    client.times = {("t", 0): [100 * index for index in range(10)], ("t", 1): [100 * index for index in range(20)]}
+    assert stream(startingTimestamp="350").initialOffset() == at(4, 4)
+    assert stream(startingOffsetsByTimestamp='{"t":{"0":0,"1":1000}}').initialOffset() == at(0, 10)
+    assert stream(startingTimestamp="1500", startingOffsetsByTimestampStrategy="latest").initialOffset() == at(10, 15)
+    assert stream(startingOffsets='{"t":{"0":-1,"1":7}}').initialOffset() == at(10, 7)
+    with pytest.raises(
+        DataLost, match="option startingOffsets: offset 11 of topic t, partition 0 is out of range, the log holds offsets 0 to 9"
+    ):
+        stream(startingOffsets='{"t":{"0":11,"1":7}}').initialOffset()
+    assert stream(startingOffsets='{"t":{"0":11,"1":7}}', failOnDataLoss="false").initialOffset() == at(10, 7)
+
+
 def test_everything_there_is_without_a_limit(client: FakeClient) -> None:
     reader = stream()
     assert reader.getDefaultReadLimit() == ALL
