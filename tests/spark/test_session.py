@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError
-from headrace.spark.session import check_java
+from headrace.spark.session import check_java, session
 
 
 def java_home(directory: Path, release: str, *, script: str = "") -> Path:
@@ -37,6 +38,12 @@ def test_a_machine_without_java_gets_the_command_that_installs_it(monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="Java 17 or newer.*apt-get install openjdk-17-jre-headless"):
         check_java()
+
+
+def test_an_environment_without_pyspark_gets_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(ConfigError, match=r"a Spark session needs pyspark.sql: pip install 'headrace\[spark\]'"):
+        session()
 
 
 @pytest.mark.parametrize("version, major", [("1.8.0_392", 8), ("11.0.2", 11)])

@@ -40,9 +40,11 @@ SETTINGS: Final = {
 
 def session(app: str = "headrace", master: str = "local[*]", **conf: object) -> SparkSession:
     """The session of this process, made if there is none; `**{"spark.sql.shuffle.partitions": 8}` sets more, or overrides."""
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as failure:
+        raise ConfigError(f"a Spark session needs {failure.name}: pip install 'headrace[spark]'") from None
     check_java()
-    from pyspark.sql import SparkSession
-
     from headrace.spark import register
 
     if master.startswith("local"):
