@@ -270,6 +270,19 @@ async def test_logins_denials_and_changes_of_topics_are_written_down() -> None:
         ]
 
 
+async def test_what_the_gate_writes_down_says_where_it_came_from() -> None:
+    async with guarded() as stand:
+        await stand.user("ann")
+        for address in ("10.1.1.1", "10.2.2.2"):
+            ann = await stand.log_in("ann", address=address)
+            with pytest.raises(NotAuthorized):
+                stand.broker.publish(ann, "t", Run([b"x"]))
+        root = await stand.log_in("admin", ADMIN_PASSWORD, address="10.3.3.3")
+        await stand.broker.create_topic(root, "t")
+        lines = [(n.event.type, n.event.address) for n in await found(stand, types=["denial", "topic"])][::-1]
+        assert lines == [("denial", "10.1.1.1"), ("topic", "10.3.3.3")], "a denial is written once, wherever else it comes from"
+
+
 async def test_nobody_reads_writes_or_deletes_the_audit_log_as_a_topic() -> None:
     async with guarded() as stand:
         assert TOPIC in stand.engine.topics()

@@ -142,6 +142,11 @@ def test_a_key_is_shown_once_and_then_never(desk: Desk) -> None:
     )
     assert id in everything and key not in everything and key.rpartition("_")[2] not in everything
     assert desk.run("key", "alter", id, "--expires-in", "0").returncode == 0
+    (altered,) = desk.rows("key", "alter", id, "--scope", "publish@topic:gps", "--scope", "read@topic:orders*")
+    assert altered["scopes"] == ["publish@topic:gps", "read@topic:orders*"]
+    assert desk.rows("key", "alter", id, "--no-scopes")[0]["scopes"] == []
+    assert desk.run("key", "alter", id, "--no-scopes", "--scope", "read@topic:x").returncode == 2
+    assert desk.rows("topic", "list", user=id, password=key) == [], "a key logs in too"
     assert desk.run("key", "revoke", id, "--yes").returncode == 0
     assert desk.rows("key", "describe", id)[0]["in_force"] is False
     assert desk.run("key", "delete", id, "--yes").returncode == 0

@@ -18,6 +18,7 @@ from headrace.errors import ConfigError, NotAuthorized
 from headrace.server.addresses import require_caution
 from headrace.server.config import resolve
 from headrace.wire.figg import encode
+from headrace.wire.flymq.access_messages import AuditQuery
 from tests.canaries import secret
 from tests.server.process import BrokerProcess, refusal
 
@@ -110,6 +111,8 @@ async def test_each_door_knows_who_comes(tmp_path: Path) -> None:
                 with pytest.raises(NotAuthorized, match="anonymous may not publish"):
                     await nobody.publish("t", b"by nobody")
             assert [message.value for message in await root.fetch("t", 0)] == [b"by key", b"by the door"]
+            denials = await root.audit(AuditQuery(types=["denial"]))
+            assert {(event.user, event.address) for event in denials.events} == {("anonymous", "127.0.0.1")}
         assert broker.stop()[0] == 0
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.broker import Principal
+from headrace.limits import SCOPES_PER_KEY_MAX
 from headrace.wire.flymq import Dialect
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.flymq.access_messages import AccessReply, AuditPage, AuthReply, Identity, UserEntry
@@ -67,6 +68,41 @@ async def test_a_login_changes_who_the_connection_is() -> None:
         assert await peer.one(a.WhoAmI()) == Identity(True, "ann", ["producer"], ["write"])
         assert isinstance(await peer.one(ProduceRun("t", [b"x"])), RecordMetadataRun)
         assert "unauthorized" in await peer.refused(Fetch("t", 0, 0, 1))
+
+
+async def test_an_api_key_logs_in_as_its_owner_within_its_scopes_as_they_are() -> None:
+    async with guarded_house() as (home, root):
+        await root.ask(CreateTopic("t", 1), CreateTopic("u", 1))
+        await root.one(a.UserCreate("lorry", "", "", ["producer"]))
+        made = await call(root, "key.create", owner="lorry", scopes=[{"actions": ["publish"], "kind": "topic", "name": "t"}])
+        assert isinstance(made, dict)
+        for user in ("", made["id"]):
+            peer = home.peer(who=NOBODY)
+            assert await peer.one(a.Auth(user, made["key"])) == AuthReply(True, "", "lorry", ["producer"])
+            assert isinstance(await peer.one(ProduceRun("t", [b"x"])), RecordMetadataRun)
+            assert "unauthorized" in await peer.refused(ProduceRun("u", [b"x"]))
+        await call(root, "key.alter", id=made["id"], scopes=[{"actions": ["publish"], "kind": "topic", "name": "u"}])
+        assert "unauthorized" in await peer.refused(ProduceRun("t", [b"x"])), "an open connection notices"
+        assert isinstance(await peer.one(ProduceRun("u", [b"x"])), RecordMetadataRun)
+        await call(root, "key.alter", id=made["id"], scopes=[])
+        assert isinstance(await peer.one(ProduceRun("t", [b"x"])), RecordMetadataRun), "without scopes it may what its owner may"
+        other = home.peer(who=NOBODY)
+        for user, key in (("lorry", made["key"]), ("", made["key"][:-1]), (made["id"], made["key"] + "x"), ("", "hr_aaaaaaaaaaaa_no")):
+            assert await other.one(a.Auth(user, key)) == WRONG
+        await call(root, "key.revoke", id=made["id"])
+        assert "unauthorized" in await peer.refused(ProduceRun("t", [b"x"]))
+        assert await other.one(a.Auth("", made["key"])) == WRONG
+
+
+async def test_a_key_has_so_many_scopes_and_not_one_more() -> None:
+    async with guarded_house() as (_, root):
+        made = await call(root, "key.create", owner="admin")
+        assert isinstance(made, dict)
+        scopes = [{"actions": ["read"], "kind": "topic", "name": f"t{number}"} for number in range(SCOPES_PER_KEY_MAX + 1)]
+        altered = await call(root, "key.alter", id=made["id"], scopes=scopes[1:])
+        assert isinstance(altered, dict) and len(altered["scopes"]) == SCOPES_PER_KEY_MAX
+        refused = await root.refused(a.AccessCall("key.alter", json.dumps({"id": made["id"], "scopes": scopes}).encode()))
+        assert "at most" in refused
 
 
 async def test_requests_behind_a_login_wait_for_it() -> None:

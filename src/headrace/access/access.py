@@ -153,7 +153,7 @@ class Access:
     def witness(self, who: Principal, action: Action, kind: str, name: str, allowed: bool) -> None:
         """What the gate saw: every change of a topic or group, and each denial once."""
         type = kind if allowed else "denial"
-        self._audit.note(event_of(who, "", type, action.value, f"{kind}:{name}", "allowed" if allowed else "denied"))
+        self._audit.note(event_of(who, who.address, type, action.value, f"{kind}:{name}", "allowed" if allowed else "denied"))
 
     # Who somebody is
 
@@ -162,7 +162,7 @@ class Access:
         door, now = caller.who.door, self._clock()
         if not self.is_enforced:
             check_user_name(name)
-            return Principal(name, door)
+            return Principal(name, door, address=caller.address)
         pause = self._throttle.pause_ms(name, caller.address, now)
         if pause:
             raise LoginThrottled(wait_ms=pause)
@@ -181,7 +181,7 @@ class Access:
         self._audit.note(event_of(claimed, caller.address, "login", "login", f"user:{name}", "success"))
         if self._passwords.is_outdated(row.hash):
             await self._rehash(name, row, password)
-        return Principal(name, door, password_credential(row.generation))
+        return Principal(name, door, password_credential(row.generation), caller.address)
 
     async def _rehash(self, name: str, row: UserRow, password: str) -> None:
         """The same password under today's parameters. Whoever is logged in stays so."""
@@ -208,7 +208,7 @@ class Access:
             return None
         self._throttle.succeeded(None, caller.address)
         self.administration.keys_used[id] = now
-        who = Principal(row.owner, caller.who.door, key_credential(id))
+        who = Principal(row.owner, caller.who.door, key_credential(id), caller.address)
         self._audit.note(event_of(who, caller.address, "login", "login", f"key:{id}", "success"))
         return who
 

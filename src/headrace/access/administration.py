@@ -287,10 +287,7 @@ class Administration:
     async def create_key(self, by: Caller, owner: str, scopes: Sequence[Grant], *, expires_ms: int = 0, description: str = "") -> NewKey:
         """The key itself is in the answer and nowhere else."""
         self._check(by, "key", "create", f"user:{owner}")
-        if len(scopes) > SCOPES_PER_KEY_MAX:
-            raise LimitExceeded(f"a key has at most {SCOPES_PER_KEY_MAX} scopes")
-        for scope in scopes:
-            check_grant(scope)
+        self._check_scopes(scopes)
         self._check_expiry(expires_ms)
         async with self._directory.changing():
             self._user(owner)
@@ -306,9 +303,12 @@ class Administration:
             await self._directory.commit(Changes(keys={made.id: row}), event)
         return made
 
-    async def alter_key(self, by: Caller, id: str, *, expires_ms: int | None, description: str | None) -> KeyState:
-        """None leaves what is there. A revoked key stays revoked."""
+    async def alter_key(
+        self, by: Caller, id: str, *, expires_ms: int | None, description: str | None, scopes: Sequence[Grant] | None = None
+    ) -> KeyState:
+        """None leaves what is there; no scopes at all: what its owner may. A revoked key stays revoked."""
         self._check(by, "key", "alter", f"key:{id}")
+        self._check_scopes(scopes or ())
         if expires_ms is not None:
             self._check_expiry(expires_ms)
         async with self._directory.changing():
@@ -317,6 +317,8 @@ class Administration:
                 row = replace(row, expires_ms=expires_ms)
             if description is not None:
                 row = replace(row, description=description[:500])
+            if scopes is not None:
+                row = replace(row, scopes=[GrantRow.of(scope) for scope in scopes])
             await self._directory.commit(Changes(keys={id: row}), event_of(by.who, by.address, "key", "alter", f"key:{id}", "success"))
         return self._state(id, row)
 
@@ -356,6 +358,12 @@ class Administration:
     def _check_not_last_admin(self, name: str) -> None:
         if self._directory.admins() == {name}:
             raise InvalidRequest(f"{name!r} is the last user who can administer the broker")
+
+    def _check_scopes(self, scopes: Sequence[Grant]) -> None:
+        if len(scopes) > SCOPES_PER_KEY_MAX:
+            raise LimitExceeded(f"a key has at most {SCOPES_PER_KEY_MAX} scopes")
+        for scope in scopes:
+            check_grant(scope)
 
     def _check_expiry(self, expires_ms: int) -> None:
         if expires_ms and expires_ms <= self._clock():

@@ -8,7 +8,7 @@ is told of every change of topics and groups that was asked for, and of every de
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
@@ -27,6 +27,8 @@ class Principal:
     credential: str = ""
     """What was shown, by its mark (`key:ID`, `password:GENERATION`), never the secret: so that it can be withdrawn by itself. Empty for
     those whom the connection vouches for."""
+    address: str = field(default="", compare=False)
+    """Where they are, for the audit log alone: whoever comes from two places is one principal."""
 
 
 class Action(StrEnum):

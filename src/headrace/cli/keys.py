@@ -66,19 +66,31 @@ def create_key(owner: str, scopes: Sequence[dict[str, object]], expires_in: int,
     return desk.run(work)
 
 
-@key.command("alter")
+@key.command("alter", epilog=RESOURCE_HELP)
 @click.argument("id")
 @click.option("--expires-in", type=DURATION, help="How long it is in force from now on; 0: until it is revoked.")
 @click.option("--description", help="What it is for.")
+@click.option("--scope", "scopes", multiple=True, type=SCOPE, help="What it is for from now on, instead of what it was; may be repeated.")
+@click.option("--no-scopes", is_flag=True, help="It may what its owner may.")
 @desk_options
-def alter_key(id: str, expires_in: int | None, description: str | None, desk: Desk) -> int:
-    """Change when an API key expires, or what is said about it."""
-    if expires_in is None and description is None:
-        raise click.UsageError("nothing to alter: name --expires-in or --description")
+def alter_key(
+    id: str, expires_in: int | None, description: str | None, scopes: Sequence[dict[str, object]], no_scopes: bool, desk: Desk
+) -> int:
+    """Change when an API key expires, what it is for, or what is said about it. Open connections notice."""
+    if expires_in is None and description is None and not scopes and not no_scopes:
+        raise click.UsageError("nothing to alter: name --expires-in, --scope, --no-scopes or --description")
+    if scopes and no_scopes:
+        raise click.UsageError("either --scope or --no-scopes")
 
     async def work(client: FlyMqClient) -> int:
-        expires_ms = None if expires_in is None else _expiry(expires_in)
-        return desk.show([_row(await client.manage("key.alter", id=id, expires_ms=expires_ms, description=description))], columns=_COLUMNS)
+        altered = await client.manage(
+            "key.alter",
+            id=id,
+            expires_ms=None if expires_in is None else _expiry(expires_in),
+            description=description,
+            scopes=list(scopes) if scopes or no_scopes else None,
+        )
+        return desk.show([_row(altered)], columns=_COLUMNS)
 
     return desk.run(work)
 

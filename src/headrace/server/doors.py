@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from headrace.access.access import Access
@@ -92,10 +93,13 @@ class Doors:
         configured = api_keys(keys)
 
         def enter(visitor: Visitor) -> FramedSession:
-            caller = Caller(Principal(ANONYMOUS, "blipmq"), visitor.peer.rpartition(":")[0])
+            caller = Caller(Principal(ANONYMOUS, "blipmq"), host_of(visitor.peer))
 
             def verify(key: bytes) -> Principal | None:
-                return configured(key) or self._access.verify_key(key.decode("utf-8", "replace"), caller)
+                known = configured(key)
+                if known is not None:
+                    return replace(known, address=caller.address)
+                return self._access.verify_key(key.decode("utf-8", "replace"), caller)
 
             return BlipMqSession(visitor, self._broker, self._subscriptions, verify_key=verify)
 
@@ -115,7 +119,12 @@ class Doors:
 
 def _who(visitor: Visitor, door: str, otherwise: str) -> Principal:
     """Before a login, if the protocol knows one: a certificate tells who it is, or the door does."""
-    return Principal(visitor.identity or otherwise, door)
+    return Principal(visitor.identity or otherwise, door, address=host_of(visitor.peer))
+
+
+def host_of(peer: str) -> str:
+    """Of `HOST:PORT`, and of a stream of it."""
+    return peer.rpartition(":")[0] or peer
 
 
 def _blipmq_settings(config: Config) -> BlipMqSettings:

@@ -16,6 +16,7 @@ from headrace.net.quic import QuicDoor, QuicLimits, QuicListener, StreamLink, St
 from headrace.net.quic_certificate import fingerprint, self_signed
 from headrace.net.quic_endpoint import Retry, ServerTls
 from headrace.server.config import Config
+from headrace.server.doors import host_of
 from headrace.sessions.fujin import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin_settings import Connectors, FujinSettings, ReaderConnector
 from headrace.sessions.fujin_shares import Shares
@@ -47,7 +48,7 @@ class QuicDoors:
         settings, ids, shares = fujin_settings(config), WriterIds(), Shares(broker)
 
         def enter(link: StreamLink) -> StreamSession:
-            who = Principal(link.identity or config.fujin.principal, "fujin")
+            who = Principal(link.identity or config.fujin.principal, "fujin", address=host_of(link.peer))
             return FujinSession(broker, link, who, ids, settings, shares)
 
         self.door = QuicDoor("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE)

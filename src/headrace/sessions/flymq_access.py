@@ -17,6 +17,7 @@ import msgspec
 from headrace.access.access import Access
 from headrace.access.administration import Caller, TopicAcl
 from headrace.access.audit import Noted, Query
+from headrace.access.keys import id_of
 from headrace.access.policy import ANONYMOUS, Effect, Grant, Match, Role, Rule
 from headrace.access.rows import GrantRow, UserRow
 from headrace.broker.access import Action, Principal, Resource
@@ -89,6 +90,7 @@ class AlterKeyBody(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     expires_ms: int | None = None
     description: str | None = None
+    scopes: list[GrantBody] | None = None
 
 
 class FlyMqAccess:
@@ -150,10 +152,20 @@ class FlyMqAccess:
 
     async def _auth(self, request: a.Auth) -> Reply:
         try:
-            self.who = await self._access.log_in(request.user, request.password, self._caller)
+            self.who = await self._log_in(request.user, request.password)
         except (LoginFailed, LoginThrottled, Unavailable, InvalidRequest) as error:
             return a.AuthReply(False, str(error))
         return a.AuthReply(True, "", self.who.name, self._access.roles_of(self.who))
+
+    async def _log_in(self, user: str, password: str) -> Principal:
+        """A user with a password; or an API key as the password, with its id as the user, or none."""
+        key = id_of(password)
+        if not self._access.is_enforced or not key or user not in ("", key):
+            return await self._access.log_in(user, password, self._caller)
+        who = self._access.verify_key(password, self._caller)
+        if who is None:
+            raise LoginFailed
+        return who
 
     async def _who_am_i(self, request: a.WhoAmI) -> Reply:
         roles = self._access.roles_of(self.who)
@@ -272,7 +284,10 @@ class FlyMqAccess:
         return {"id": made.id, "key": made.text}
 
     async def _key_alter(self, body: AlterKeyBody) -> object:
-        return await self._administration.alter_key(self._caller, body.id, expires_ms=body.expires_ms, description=body.description)
+        scopes = None if body.scopes is None else [scope.grant() for scope in body.scopes]
+        return await self._administration.alter_key(
+            self._caller, body.id, expires_ms=body.expires_ms, description=body.description, scopes=scopes
+        )
 
     async def _key_revoke(self, body: KeyBody) -> object:
         await self._administration.revoke_key(self._caller, body.id)
