@@ -6,7 +6,7 @@ import asyncio
 import errno
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pyarrow import flight
 
@@ -14,8 +14,10 @@ from headrace.access.access import Access
 from headrace.broker.broker import Broker
 from headrace.bulk.bridge import Bridge
 from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware, OpenHandshake
-from headrace.bulk.memory import keep_large_pieces
+from headrace.bulk.memory import give_back, keep_large_pieces
 from headrace.bulk.server import BulkServer
+
+_QUIET_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class Lane:
 
     def __init__(self, server: BulkServer, bridge: Bridge, host: str) -> None:
         self._server, self._bridge = server, bridge
+        self._begun = self._seen = 0
+        """Calls when memory was given back last, and at the last look."""
+        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._look)
         self.address = f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
 
     @classmethod
@@ -58,9 +63,19 @@ class Lane:
             raise OSError(errno.EADDRINUSE, str(failure)) from None
         return cls(server, bridge, host)
 
+    def _look(self) -> None:
+        """Where nobody has called since the last look, and somebody before it, memory that is kept for them is given back."""
+        calls, loop = self._server.calls, asyncio.get_running_loop()
+        if not calls.under_way and calls.begun == self._seen != self._begun:
+            self._begun = calls.begun
+            loop.run_in_executor(None, give_back)
+        self._seen = calls.begun
+        self._timer = loop.call_later(_QUIET_SECONDS, self._look)
+
     async def drain(self, deadline_seconds: float) -> int:
         """Take no new call and let those under way finish what they have; 1 if some did not in time."""
         self._bridge.is_closed = True
+        self._timer.cancel()
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
 

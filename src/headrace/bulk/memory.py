@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
+import pyarrow as pa
+
 from headrace.limits import MIB
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES: Final = 128 * MIB
-"""What may lie unused at the end of the heap."""
-_HEAP_BYTES_MAX: Final = 32 * MIB
-"""Larger pieces are mapped by themselves; the C library takes no higher number."""
+_KEPT_BYTES: Final = 64 * MIB
+"""What may lie unused at the end of a heap; there is one for each few threads."""
+_HEAP_BYTES_MAX: Final = 8 * MIB
+"""Larger pieces are mapped by themselves: single records of that size are rare."""
 
 
 def keep_large_pieces() -> bool:
@@ -25,3 +27,12 @@ def keep_large_pieces() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _HEAP_BYTES_MAX)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+
+
+def give_back() -> None:
+    """What is kept and not used. Takes some milliseconds; not for the loop."""
+    pa.default_memory_pool().release_unused()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -23,13 +22,14 @@ from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
+from headrace.bulk.calls import Calls
 from headrace.bulk.fault import flight_error
 from headrace.bulk.puts import AppendPut, LettersPut, Put, StagePut
 from headrace.bulk.reading import Arrows, below
 from headrace.bulk.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
 from headrace.bulk.verbs import Verbs
 from headrace.bulk.writing import Target
-from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, Unavailable
+from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange
 from headrace.limits import BULK_CALLS_MAX, BULK_READ_AHEAD_BYTES
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._broker, self._bridge, self._who = broker, bridge, who
         self._verbs = Verbs(broker, bridge)
         self._turns = itertools.count()
-        self._calls = threading.BoundedSemaphore(BULK_CALLS_MAX)
+        self.calls = Calls(BULK_CALLS_MAX)
         super().__init__(location, **options)
 
     # What there is
@@ -118,7 +118,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             )
 
         coming = None
-        with _Call(self._calls, lambda: who):
+        with _Call(self.calls, lambda: who):
             try:
                 coming = fetch(position) if position < stop else None
                 while coming is not None:
@@ -168,27 +168,29 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             return iter([encode(self._verbs.answer(who, action.type, body))])
 
     def _call(self, context: flight.ServerCallContext) -> _Call:
-        return _Call(self._calls, lambda: self._who(context))
+        return _Call(self.calls, lambda: self._who(context))
 
 
 class _Call:
     """A call within the bounds of how many there may be. What the broker raises inside leaves as a Flight error, and a defect of ours as
     one that tells a stranger nothing of our inside."""
 
-    def __init__(self, calls: threading.BoundedSemaphore, who: Callable[[], Principal]) -> None:
+    def __init__(self, calls: Calls, who: Callable[[], Principal]) -> None:
         self._calls, self._who = calls, who
 
     def __enter__(self) -> Principal:
-        if not self._calls.acquire(blocking=False):
-            raise flight_error(Unavailable(f"{BULK_CALLS_MAX} calls are being served already"))
+        try:
+            self._calls.begin()
+        except BrokerError as error:
+            raise flight_error(error) from None
         try:
             return self._who()
         except BrokerError as error:
-            self._calls.release()
+            self._calls.end()
             raise flight_error(error) from None
 
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        self._calls.release()
+        self._calls.end()
         if isinstance(failure, BrokerError):
             raise flight_error(failure) from None
         if isinstance(failure, Exception) and not isinstance(failure, flight.FlightError):
