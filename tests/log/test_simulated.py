@@ -40,7 +40,7 @@ def test_a_file_reads_back_what_was_written(files: Files) -> None:
     file.write_at(14, [b"!"])
     file.sync()
     assert file.read_at(0, 100) == b"hello there\0\0\0!"
-    assert file.read_at(6, 5, cached_only=False) == b"there"
+    assert file.read_at(6, 5) == b"there"
     assert file.read_at(99, 5) == b""
     assert file.size() == 15
     file.truncate(5)
@@ -125,10 +125,10 @@ def test_a_directory_is_locked_once() -> None:
 def test_a_cold_file_is_not_read_on_the_loop() -> None:
     files = SimulatedFiles({"a": b"x"})
     file = files.open("a")
-    assert file.read_at(0, 1, cached_only=True) == b"x"
+    assert bytes(file.glance_at(0, 1)) == b"x"
     files.cold = True
     with pytest.raises(NotCached):
-        file.read_at(0, 1, cached_only=True)
+        file.glance_at(0, 1)
     assert file.read_at(0, 1) == b"x"
 
 

@@ -145,9 +145,9 @@ def parse_header(buffer: bytes | memoryview, position: int, where: str) -> Batch
     return BatchHeader(crc, size, flags, log, count, base, span, raw, low, high, nonce)
 
 
-def check_crc(buffer: bytes, position: int, header: BatchHeader, where: str) -> None:
+def check_crc(buffer: bytes | memoryview, position: int, header: BatchHeader, where: str) -> None:
     """Whether the header may be believed, for those who want no more of the batch."""
-    if crc32c(buffer[position + 8 : position + header.size]) != header.crc:
+    if crc32c(bytes(buffer[position + 8 : position + header.size])) != header.crc:
         raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
 
 

@@ -36,8 +36,12 @@ class NotCached(Exception):
 class File(Protocol):
     """One open file."""
 
-    def read_at(self, position: int, size_bytes: int, *, cached_only: bool = False) -> bytes:
-        """Up to `size_bytes` bytes; fewer only at the end of the file. `cached_only` raises `NotCached` instead of waiting for the disk."""
+    def read_at(self, position: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` bytes; fewer only at the end of the file."""
+
+    def glance_at(self, position: int, size_bytes: int) -> memoryview:
+        """The same, if the page cache has it: raises `NotCached` instead of waiting for the disk. What is returned is this thread's to
+        look at until its next glance at any file."""
 
     def write_at(self, position: int, buffers: list[bytes]) -> None:
         """All buffers, one after the other, from `position`; a short write is continued, never ignored."""
@@ -100,7 +104,8 @@ class DirectoryLocked(HeadraceError):
 
 
 _buffers = threading.local()
-_BUFFER_BYTES_KEPT: Final = 4 * 1024 * 1024
+_BUFFER_BYTES_KEPT: Final = 8 * 1024 * 1024
+"""The largest reads of the doors and of the bulk lane, with the headers around them."""
 
 
 def _buffer(size_bytes: int) -> bytearray:
@@ -123,15 +128,16 @@ class DiskFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def read_at(self, position: int, size_bytes: int, *, cached_only: bool = False) -> bytes:
-        if not cached_only:
-            data = os.pread(self._fd, size_bytes, position)
-            while 0 < len(data) < size_bytes:
-                more = os.pread(self._fd, size_bytes - len(data), position + len(data))
-                if not more:
-                    break
-                data += more
-            return data
+    def read_at(self, position: int, size_bytes: int) -> bytes:
+        data = os.pread(self._fd, size_bytes, position)
+        while 0 < len(data) < size_bytes:
+            more = os.pread(self._fd, size_bytes - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def glance_at(self, position: int, size_bytes: int) -> memoryview:
         # A buffer that is used again spares the page faults of a new one, which would cost more than the copy.
         view = memoryview(_buffer(size_bytes))[:size_bytes]
         try:
@@ -144,7 +150,7 @@ class DiskFile:
             raise
         if got < size_bytes and position + got < self.size():
             raise NotCached
-        return bytes(view[:got])
+        return view[:got]
 
     def write_at(self, position: int, buffers: list[bytes]) -> None:
         views = [memoryview(buffer) for buffer in buffers if len(buffer)]

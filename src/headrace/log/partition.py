@@ -268,7 +268,8 @@ class Partition:
         size, taken = segment.size, _Taken(offset, bytes_max, records_max)
         want = max(bytes_max + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
         while position < size:
-            window = segment.file().read_at(position, min(want, size - position), cached_only=cached_only)
+            file, length = segment.file(), min(want, size - position)
+            window = file.glance_at(position, length) if cached_only else file.read_at(position, length)
             consumed, want = self._take_window(segment, window, position, taken, stop)
             if want == _DAMAGED:
                 if taken.batches:
@@ -298,7 +299,7 @@ class Partition:
             pass
         return segment.rebuild_index(self._keyring, self._damaged).position_for_offset(offset)[0]
 
-    def _take_window(self, segment: Segment, window: bytes, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
+    def _take_window(self, segment: Segment, window: bytes | memoryview, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
         """(bytes consumed, bytes wanted next). Nothing wanted: the end of what was asked for; `_DAMAGED`: no batch at `position`."""
         at = 0
         while len(window) - at >= batch_format.HEADER_BYTES:

@@ -361,7 +361,7 @@ class Segment:
                 return window_at + found, window, window_at
         return stop, window, window_at
 
-    def parse(self, window: bytes, at: int, keyring: Keyring | None, position: int) -> Batch:
+    def parse(self, window: bytes | memoryview, at: int, keyring: Keyring | None, position: int) -> Batch:
         """The batch at `at`; one that belongs to another log is damage, however good its checksum."""
         batch = Batch.parse(window, at, where=self._where(position), keyring=keyring)
         if batch.header.log != self.log:

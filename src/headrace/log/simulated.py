@@ -109,10 +109,14 @@ class SimulatedFile:
         if self._closed or (writing and self._readonly):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
 
-    def read_at(self, position: int, size_bytes: int, *, cached_only: bool = False) -> bytes:
+    def glance_at(self, position: int, size_bytes: int) -> memoryview:
         self._usable()
-        if cached_only and self._files.cold:
+        if self._files.cold:
             raise NotCached
+        return memoryview(self.read_at(position, size_bytes))
+
+    def read_at(self, position: int, size_bytes: int) -> bytes:
+        self._usable()
         try:
             fault = self._files.call("read_at", self._path)
         except _Failing as failing:
