@@ -20,51 +20,51 @@ AWAY = Diagnosis("nobody answers", "unavailable", retriable=True)
 
 def test_pauses_double_up_to_the_longest() -> None:
     restarts = Restarts(POLICY)
-    waits = [restarts.failed(now, batch, Diagnosis(f"fault {batch}")).wait_ms for now, batch in enumerate(range(5))]
+    waits = [restarts.failed(now, str(batch), Diagnosis(f"fault {batch}")).wait_ms for now, batch in enumerate(range(5))]
     assert waits == [100, 200, 400, 800, 1_000]
 
 
 def test_more_failures_than_allowed_within_the_window_end_it() -> None:
     restarts = Restarts(POLICY)
     for now in range(5):
-        assert not restarts.failed(now, now, Diagnosis(f"fault {now}")).surrender
-    assert restarts.failed(6, 6, Diagnosis("fault 6")).surrender == "it failed 6 times within 60 s"
+        assert not restarts.failed(now, str(now), Diagnosis(f"fault {now}")).surrender
+    assert restarts.failed(6, "6", Diagnosis("fault 6")).surrender == "it failed 6 times within 60 s"
 
 
 def test_failures_that_are_long_past_do_not_count() -> None:
     restarts = Restarts(POLICY)
     for round in range(20):
-        verdict = restarts.failed(round * 30_000, round, Diagnosis(f"fault {round}"))
+        verdict = restarts.failed(round * 30_000, str(round), Diagnosis(f"fault {round}"))
         assert not verdict.surrender
-        restarts.succeeded(round)
+        restarts.succeeded()
         assert verdict.wait_ms == 100
 
 
 def test_the_same_batch_failing_in_the_same_way_is_poison() -> None:
     restarts = Restarts(POLICY)
     text = "ValueError: row 7 in stage 3.0 (TID 12) at 0x7f01"
-    assert not restarts.failed(0, 4, Diagnosis(text)).is_poison
-    assert not restarts.failed(1, 4, Diagnosis(text.replace("3.0", "5.0").replace("12", "19"))).is_poison
-    verdict = restarts.failed(2, 4, Diagnosis(text.replace("7f01", "7f99")))
+    assert not restarts.failed(0, "4", Diagnosis(text)).is_poison
+    assert not restarts.failed(1, "4", Diagnosis(text.replace("3.0", "5.0").replace("12", "19"))).is_poison
+    verdict = restarts.failed(2, "4", Diagnosis(text.replace("7f01", "7f99")))
     assert verdict == Verdict(surrender="it failed 3 times in the same way", is_poison=True)
 
 
 def test_another_failure_or_another_batch_begins_the_count_anew() -> None:
     restarts = Restarts(POLICY)
-    for now, (batch, text) in enumerate([(4, "a"), (4, "a"), (4, "b"), (5, "b"), (5, "b")]):
+    for now, (batch, text) in enumerate([("4", "a"), ("4", "a"), ("4", "b"), ("5", "b"), ("5", "b")]):
         assert not restarts.failed(now, batch, Diagnosis(text)).is_poison
     restarts = Restarts(POLICY)
     for now in range(2):
-        restarts.failed(now, 4, Diagnosis("a"))
-    restarts.succeeded(4)
-    assert not restarts.failed(3, 4, Diagnosis("a")).is_poison
+        restarts.failed(now, "4", Diagnosis("a"))
+    restarts.succeeded()
+    assert not restarts.failed(3, "4", Diagnosis("a")).is_poison
 
 
 def test_a_broker_that_is_away_is_no_fault_of_the_batch() -> None:
     restarts = Restarts(POLICY)
     for now in range(5):
-        assert not restarts.failed(now, 4, AWAY).surrender
-    assert restarts.failed(6, 4, AWAY) == Verdict(surrender="it failed 6 times within 60 s")
+        assert not restarts.failed(now, "4", AWAY).surrender
+    assert restarts.failed(6, "4", AWAY) == Verdict(surrender="it failed 6 times within 60 s")
 
 
 def test_without_its_java_nothing_can_be_started_again() -> None:
@@ -73,7 +73,7 @@ def test_without_its_java_nothing_can_be_started_again() -> None:
 
     found = diagnose(Py4JNetworkError("Answer from Java side is empty"))
     assert found.is_engine_lost
-    assert Restarts(POLICY).failed(0, None, found).surrender
+    assert Restarts(POLICY).failed(0, "", found).surrender
 
 
 IN_A_TASK = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):

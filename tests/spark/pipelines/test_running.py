@@ -119,9 +119,9 @@ def test_functions_take_what_their_parameters_name_and_travel_to_the_tasks(
     bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
     source, people, target = fresh_topic(), fresh_topic("-people"), fresh_topic("-out")
+    (tmp_path / "my_numbers.py").write_text("def doubled(value):\n    return value * 2\n")
     (tmp_path / "my_steps.py").write_text(
-        "from pyspark.sql import functions as F\n\n\n"
-        "def doubled(value):\n    return value * 2\n\n\n"
+        "from pyspark.sql import functions as F\n\nfrom my_numbers import doubled\n\n\n"
         "def joined(orders, people, spark):\n"
         "    twice = F.udf(doubled, 'double')\n"
         "    return orders.join(people, orders.id == people.who).select(people.name, twice('amount').alias('amount'))\n"

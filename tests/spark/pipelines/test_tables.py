@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from headrace.spark.pipelines.model import Sink
-from headrace.spark.pipelines.tables import Table, TableFault
+from headrace.spark.pipelines.tables import Table, TableFault, iceberg
 from headrace.spark.pipelines.tables.iceberg import Iceberg
 from headrace.spark.pipelines.tables.parquet import Parquet
 from headrace.spark.pipelines.tables.parts import Part, PartWriter
@@ -192,3 +192,16 @@ def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     [report] = PartWriter(str(tmp_path), "part", batch_of(1).schema.serialize().to_pybytes())([batch_of()])
     assert report.num_rows == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_iceberg_table_forgets_old_snapshots_and_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", 5)
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_KEPT", 2)
+    table = table_at("iceberg", tmp_path)
+    for version in range(9):
+        put(table, version, batch_of(version))
+    assert [row["id"] for row in rows_of("iceberg", tmp_path)] == list(range(9))
+    held = Iceberg(str(tmp_path), "headrace.totals").catalog().load_table("headrace.totals").snapshots()
+    assert 2 <= len(held) <= 5
+    put(table, 3, batch_of(3))
+    assert len(rows_of("iceberg", tmp_path)) == 9

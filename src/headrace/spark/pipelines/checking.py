@@ -1,4 +1,4 @@
-"""What a pipeline would do, without doing it: sources with their offsets, the columns of every step, sinks, and all faults at once.
+"""What a pipeline would do, without doing it: sources with their offsets, the columns of every step, sinks; or the first fault.
 
 Planning is done by Spark itself, so what passes here is what will run; only the values of records can still go wrong.
 """

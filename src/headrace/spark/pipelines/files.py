@@ -5,6 +5,7 @@ An error names the file, the key, and the line if the key can be found there.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -86,6 +87,19 @@ def module_at(file: Path, name: str) -> ModuleType:
     return travelling(module)
 
 
+def module_beside(directory: Path, name: str) -> ModuleType:
+    """Import an installed module, or one that is in this directory, which then travels."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    path = directory.joinpath(*name.split(".")).with_suffix(".py")
+    cached = sys.modules.get(name)
+    if path.is_file() and cached is not None and cached.__file__ != str(path):
+        del sys.modules[name]  # another pipeline of this process has a module of that name
+    module = importlib.import_module(name)
+    travelling_from(directory)
+    return module
+
+
 def travelling(module: ModuleType) -> ModuleType:
     """Mark a module so that Spark sends what it defines along with the tasks instead of its name."""
     from pyspark import cloudpickle
@@ -94,24 +108,35 @@ def travelling(module: ModuleType) -> ModuleType:
     return module
 
 
+def travelling_from(directory: Path) -> None:
+    """Mark all modules that were imported from this directory: a step may have brought others along."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).parent == directory and module.__name__ in sys.modules and module.__name__ != "__main__":
+            travelling(module)
+
+
 def _from_python(file: Path, overrides: Mapping[str, object]) -> Pipeline:
-    sys.path.insert(0, str(file.parent.absolute()))
+    shown, file = file, file.absolute()
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
     try:
         module = module_at(file, f"pipeline_{re.sub(r'[^A-Za-z0-9_]', '_', file.stem)}")
     except Misfit as failure:
-        raise ConfigError(f"{file}{_line_in(failure, file)}: {failure}") from None
+        raise ConfigError(f"{shown}{_line_in(failure, file)}: {failure}") from None
     except SyntaxError as failure:
-        raise ConfigError(f"{file}:{failure.lineno}: {failure.msg}") from None
+        raise ConfigError(f"{shown}:{failure.lineno}: {failure.msg}") from None
     except ImportError as failure:
-        raise ConfigError(f"{file}{_line_in(failure, file)}: {failure}") from None
+        raise ConfigError(f"{shown}{_line_in(failure, file)}: {failure}") from None
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"{file}: defines no pipeline: expected pipeline = Pipeline(...)")
+        raise ConfigError(f"{shown}: defines no pipeline: expected pipeline = Pipeline(...)")
     try:
+        travelling_from(file.parent)
         pipeline.at(file.parent, **overrides)
         pipeline.check()
     except Misfit as failure:
-        raise ConfigError(f"{file}: {failure}") from None
+        raise ConfigError(f"{shown}: {failure}") from None
     return pipeline
 
 

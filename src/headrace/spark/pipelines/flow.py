@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.spark.pipelines.checkpoint import unfinished
-from headrace.spark.pipelines.diagnosis import Diagnosis, diagnose
+from headrace.spark.pipelines.diagnosis import Diagnosis, diagnose, offsets_of
 from headrace.spark.pipelines.keys import AVAILABLE_NOW
 from headrace.spark.pipelines.model import Pipeline, Sink
 from headrace.spark.pipelines.plan import connection_options, frames, shaped
@@ -42,7 +43,7 @@ class Flow:
         """Begin, or begin again where the checkpoint says. A failure counts like one of the query."""
         try:
             self.query = self._writer().start()
-        except PySparkException as failure:
+        except (PySparkException, Py4JJavaError) as failure:
             self._failed(now_ms, diagnose(failure), before_start=True)
             return
         self.state = replace(self.state, state="running", error="")
@@ -61,7 +62,7 @@ class Flow:
         if failure is None:
             self.state = replace(self.state, state="finished")
         else:
-            self._failed(now_ms, diagnose(failure))
+            self._failed(now_ms, diagnose(failure), batch=self._failing_batch(str(failure)))
 
     @property
     def is_over(self) -> bool:
@@ -119,11 +120,15 @@ class Flow:
             number = int(report["batchId"])
             if self.state.batch is None or number > self.state.batch:
                 self.state = self.state.after(report.json)
-                self.restarts.succeeded(number)
+                self.restarts.succeeded()
 
-    def _failed(self, now_ms: int, why: Diagnosis, *, before_start: bool = False) -> None:
+    def _failing_batch(self, text: str) -> str:
+        """What names the batch it died in: its number, or where the checkpoint cannot be read from here, the offsets Spark tells."""
         batch = unfinished(Path(self.checkpoint))
-        verdict = self.restarts.failed(now_ms, None if batch is None or before_start else batch.batch, why)
+        return offsets_of(text)[1] if batch is None else str(batch.batch)
+
+    def _failed(self, now_ms: int, why: Diagnosis, *, batch: str = "", before_start: bool = False) -> None:
+        verdict = self.restarts.failed(now_ms, batch, why)
         self.failure = why
         # What cannot even start, for another reason than a broker that is away, will not start later either.
         is_hopeless = before_start and not (why.kind and why.retriable)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +18,7 @@ from headrace.spark.columns import raw_schema
 from headrace.spark.connection import connect
 from headrace.spark.options import Options
 from headrace.spark.pipelines.diagnosis import diagnose
-from headrace.spark.pipelines.files import travelling
+from headrace.spark.pipelines.files import module_beside
 from headrace.spark.pipelines.keys import Watermark, nearest
 from headrace.spark.pipelines.model import Pipeline, Sink, Source, Step, Transform
 from headrace.spark.pipelines.rejection import expect, use_servers
@@ -197,15 +195,11 @@ def _text_of(pipeline: Pipeline, step: Step) -> str:
 def find_function(pipeline: Pipeline, step: Step) -> Transform:
     """Import `module:function`; a module beside the pipeline's file travels with the tasks."""
     module_name, _, function_name = step.python.partition(":")
-    directory = str(pipeline.directory)
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
     try:
-        module = importlib.import_module(module_name)
+        module = module_beside(pipeline.directory, module_name)
     except ModuleNotFoundError as failure:
-        raise PlanFault(f"steps.{step.name}.python", f"no module {failure.name} in {directory} or among the installed ones") from None
-    if (module.__file__ or "").startswith(directory):
-        travelling(module)
+        where = f"in {pipeline.directory} or among the installed ones"
+        raise PlanFault(f"steps.{step.name}.python", f"no module {failure.name} {where}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
         names = [name for name, value in vars(module).items() if callable(value)]

@@ -25,13 +25,13 @@ class Restarts:
     policy: Restart
     count: int = 0
     _times: deque[int] = field(default_factory=deque)
-    _batch: int | None = None
+    _batch: str = ""
     _likeness: str = ""
     _same: int = 0
     _row: int = 0
 
-    def failed(self, now_ms: int, batch: int | None, why: Diagnosis) -> Verdict:
-        """`batch`: the one it died in, if that is known."""
+    def failed(self, now_ms: int, batch: str, why: Diagnosis) -> Verdict:
+        """`batch`: what names the one it died in; empty if that is not known."""
         self.count += 1
         self._row += 1
         self._times.append(now_ms)
@@ -40,7 +40,7 @@ class Restarts:
         if why.is_engine_lost:
             return Verdict(surrender="Spark cannot be started again from here")
         # A broker that is away fails every batch in the same way; that is no fault of the batch.
-        if batch is not None and not (why.kind and why.retriable):
+        if batch and not (why.kind and why.retriable):
             is_same = (batch, why.likeness) == (self._batch, self._likeness)
             self._same = self._same + 1 if is_same else 1
             self._batch, self._likeness = batch, why.likeness
@@ -50,8 +50,7 @@ class Restarts:
             return Verdict(surrender=f"it failed {len(self._times)} times within {self.policy.window / 1000:g} s")
         return Verdict(min(self.policy.backoff << min(self._row - 1, 30), self.policy.backoff_max))
 
-    def succeeded(self, batch: int) -> None:
-        """A batch went through: pauses begin small again."""
+    def succeeded(self) -> None:
+        """A batch went through: pauses begin small again, and whatever failed before is past."""
         self._row = 0
-        if self._batch is not None and batch >= self._batch:
-            self._batch, self._likeness, self._same = None, "", 0
+        self._batch, self._likeness, self._same = "", "", 0

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JError, Py4JJavaError
+
 from headrace.bulk.client import BulkClient
 from headrace.errors import HeadraceError, TopicExists, UnknownTopic
 from headrace.spark.connection import connect
@@ -82,7 +84,11 @@ class Runner:
             self._start()
             outcome = self._watch()
         except BaseException as failure:
-            self._end()
+            if is_engine_lost(failure):
+                text = f"the Spark process has ended; what it said last is in {self._run.directory / 'spark.log'}"
+                self._write("failed", error=text)
+                raise PipelineFailed(text) from failure
+            self._abandon()
             self._write("failed", error=str(failure) or type(failure).__name__)
             raise
         self._write(outcome.state)
@@ -128,6 +134,14 @@ class Runner:
                 time.sleep(0.02)
         self._tell([flow.state for flow in self._flows])
 
+    def _abandon(self) -> None:
+        """Stop what can be stopped on the way out."""
+        try:
+            self._end()
+        except (Py4JError, ConnectionError) as failure:
+            if not is_engine_lost(failure):
+                raise
+
     def _report(self) -> None:
         self._tell([flow.state for flow in self._flows])
         if time.monotonic() - self._written >= STATUS_SECONDS:
@@ -136,6 +150,11 @@ class Runner:
     def _write(self, state: str, error: str = "") -> None:
         self._written = time.monotonic()
         self._run.write(state, [flow.state.plain() for flow in self._flows], now_ms=_now_ms(), master=self._master, error=error)
+
+
+def is_engine_lost(failure: BaseException) -> bool:
+    """A call that Java did not answer, as opposed to one that it answered with an exception."""
+    return isinstance(failure, (Py4JError, ConnectionError)) and not isinstance(failure, Py4JJavaError)
 
 
 def _batch(flow: Flow) -> int | None:
@@ -188,8 +207,6 @@ def run_pipeline(
 
 def close_session(spark: SparkSession, log: Path | None = None) -> None:
     """A session whose Java has died cannot be stopped, and need not be."""
-    from py4j.protocol import Py4JError
-
     with talking_to(log):
         try:
             spark.stop()
@@ -206,9 +223,9 @@ def bare_session(app: str, master: str, conf: Mapping[str, str], log: Path | Non
     """The same without a pipeline."""
     settings = {"spark.sql.shuffle.partitions": SHUFFLE_PARTITIONS_LOCAL} if master.startswith("local") else {}
     settings |= {"spark.ui.enabled": "false", **conf}
-    # pyspark logs every failed analysis with its stack; we say it in one line.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    # They log every failed analysis and every broken connection with its stack; we say it in one line.
+    for talker in ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "py4j"):
+        logging.getLogger(talker).setLevel(logging.CRITICAL + 1)
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     with talking_to(log):
         return session(app, master, **settings)

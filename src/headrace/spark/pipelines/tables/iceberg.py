@@ -19,6 +19,15 @@ from headrace.spark.pipelines.tables.parts import Part, sync_directory
 
 CATALOG_FILE: Final = "catalog.db"
 _APP, _BATCH, _LAST = "headrace.query", "headrace.batch", "headrace.last."
+SNAPSHOTS_MAX, SNAPSHOTS_KEPT = 60, 30
+"""When a table has more than the first, those beyond the second are forgotten."""
+
+_PROPERTIES: Final = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "commit.manifest-merge.enabled": "true",
+}
+"""A stream commits often: old descriptions of the table are not kept for ever, and lists of files are merged."""
 _SMALL: Final = {pa.int8(): pa.int32(), pa.int16(): pa.int32()}
 
 
@@ -53,6 +62,7 @@ class Iceberg:
                 # Names hold a random number: there is nothing to look for among the files that are there.
                 change.add_files([os.path.join(directory, part.name) for part in parts], mark, check_duplicate_files=False)
             change.set_properties({_LAST + app: str(version)})
+        _forget_old(table)
 
     def merge(self, app: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
         table = self._ready(rows.schema)
@@ -61,6 +71,7 @@ class Iceberg:
         with table.transaction() as change:
             change.upsert(rows, join_cols=list(keys), snapshot_properties={_APP: app, _BATCH: str(version)})
             change.set_properties({_LAST + app: str(version)})
+        _forget_old(table)
 
     def catalog(self) -> SqlCatalog:
         """The catalog of the directory, made if it is not there."""
@@ -82,12 +93,21 @@ class Iceberg:
         table = self._load()
         if table is None:
             self.catalog().create_namespace_if_not_exists(self.name.partition(".")[0])
-            return self.catalog().create_table(self.name, schema, location=f"file://{os.path.dirname(self.parts_directory(''))}")
+            place = f"file://{os.path.dirname(self.parts_directory(''))}"
+            return self.catalog().create_table(self.name, schema, location=place, properties=_PROPERTIES)
         if added_columns(table.schema().as_arrow(), schema, f"the Iceberg table {self.name} in {self.path}"):
             with table.update_schema() as change:
                 change.union_by_name(schema)
             table.refresh()
         return table
+
+
+def _forget_old(table: IcebergTable) -> None:
+    """Drop the oldest snapshots, not what is in the table. Each commit handles all of them again: with thousands it would take seconds."""
+    snapshots = table.snapshots()
+    if len(snapshots) > SNAPSHOTS_MAX:
+        oldest = sorted(snapshots, key=lambda each: each.sequence_number or 0)[: len(snapshots) - SNAPSHOTS_KEPT]
+        table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in oldest]).commit()
 
 
 def _last(table: IcebergTable, app: str) -> int | None:
