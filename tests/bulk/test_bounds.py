@@ -197,9 +197,7 @@ def test_a_drain_answers_those_who_wait_and_ends_those_who_read(full: Stand) -> 
 
 def test_a_broker_stops_although_a_reader_does_not_read(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--bulk", "127.0.0.1:0", "--set", "limits.drain_timeout=500ms") as broker:
-        doors = broker.ready["doors"]
-        assert isinstance(doors, dict)
-        address = doors["bulk"][0]
+        address = bulk_address(broker)
         with BulkClient(Servers.parse(address)) as bulk:
             bulk.create_topic("t")
             bulk.append("t", [values(*[bytes(10_000)] * 2_000)] * 5)
@@ -210,6 +208,32 @@ def test_a_broker_stops_although_a_reader_does_not_read(tmp_path: Path) -> None:
             assert code == 0, errors
             assert "stopped" in errors
             reader.cancel()
+
+
+def test_a_read_goes_on_where_it_was_when_the_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, "--bulk", "127.0.0.1:0") as broker:
+        address = bulk_address(broker)
+        with BulkClient(Servers.parse(address)) as bulk:
+            bulk.create_topic("t")
+            bulk.append(
+                "t", [values(*(b"%06d" % number * 1_000 for number in range(first, first + 500))) for first in range(0, 10_000, 500)]
+            )
+            reading = bulk.read("t", 0, 0, 10_000, columns=["offset", "value"], rows_max=100)
+            seen = [next(reading)]
+            broker.process.kill()
+            broker.process.wait()
+            with BrokerProcess(tmp_path, "--bulk", address) as again:
+                assert bulk_address(again) == address
+                seen += reading
+    assert [offset for batch in seen for offset in batch.column("offset").to_pylist()] == list(range(10_000))
+    assert seen[-1].column("value")[-1].as_py() == b"009999" * 1_000
+
+
+def bulk_address(broker: BrokerProcess) -> str:
+    doors = broker.ready["doors"]
+    assert isinstance(doors, dict)
+    (address,) = doors["bulk"]
+    return str(address)
 
 
 def test_a_put_under_way_is_finished_or_says_how_far_it_came(full: Stand) -> None:

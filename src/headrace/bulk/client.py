@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 _ATTEMPTS: Final = 4
-_BACKOFF_SECONDS: Final = 0.1
+_BACKOFF_SECONDS: Final = 0.25
+"""Before the second attempt, and three times as long before each further one: a broker that is started again is back by then."""
 _PUBLISH_SECONDS: Final = 600.0
 """A publication larger than memory takes its time, and giving up does not make it faster."""
 _OPTIONS: Final = [
@@ -396,7 +397,7 @@ class BulkClient:
         if failures >= _ATTEMPTS or not isinstance(failure, _LINE_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()
-        time.sleep(_BACKOFF_SECONDS * 2 ** (failures - 1))
+        time.sleep(_BACKOFF_SECONDS * 3 ** (failures - 1))
         return failures
 
     def _connected(self) -> flight.FlightClient:
