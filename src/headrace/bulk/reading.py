@@ -8,6 +8,7 @@ Batches of a few records each are joined, because a message costs as much as som
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.bulk.arrays import Int64s
-from headrace.bulk.request import HEADERS, TIMESTAMP, encode_place, stored_schema
+from headrace.bulk.request import HEADERS, READ_SCHEMA, TIMESTAMP, encode_place, stored_schema
 from headrace.engine.contract import Batch
 from headrace.limits import BATCH_BYTES_MAX, BULK_BATCH_BYTES_TARGET
 from headrace.records import NEVER, Headers
@@ -42,7 +43,9 @@ class Arrows:
         ms) is left out."""
         for batch in batches:
             for part in self._parts(batch):
-                yield from self._take(self._living(part, now), part.size_bytes, part.next_offset)
+                # Of a whole batch the header says about how large it is; looking at its columns costs more than a small one is worth.
+                size_bytes = part.header.raw_size if len(part) == part.header.count else part.size_bytes
+                yield from self._take(self._living(part, now), size_bytes, part.next_offset)
 
     def flush(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """What is left."""
@@ -66,6 +69,9 @@ class Arrows:
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
         """The batch in windows that respect the bounds; a single record may be larger than they are."""
+        if 0 < len(batch) <= self._rows_max and batch.header.raw_size <= self._bytes_max:
+            yield batch
+            return
         while len(batch):
             count = min(max(batch.fitting(self._bytes_max), 1), self._rows_max)
             if count >= len(batch):
@@ -102,13 +108,18 @@ def _binary(buffers: tuple[memoryview, memoryview, memoryview | None], batch: Ba
     )
 
 
+@lru_cache(64)
+def _nulls(count: int, name: str) -> pa.Array:
+    return pa.nulls(count, READ_SCHEMA.field(name).type)
+
+
 def _values(batch: Batch) -> pa.Array:
     return _binary(batch.value_buffers(), batch)
 
 
 def _keys(batch: Batch) -> pa.Array:
     buffers = batch.key_buffers()
-    return pa.nulls(len(batch), pa.binary()) if buffers is None else _binary(buffers, batch)
+    return _nulls(len(batch), "key") if buffers is None else _binary(buffers, batch)
 
 
 def offsets_of(batch: Batch) -> Int64s:
@@ -134,7 +145,7 @@ def _timestamps(batch: Batch) -> pa.Array:
 def _headers(batch: Batch) -> pa.Array:
     rows = batch.headers()
     if rows is None:
-        return pa.nulls(len(batch), HEADERS)
+        return _nulls(len(batch), "headers")
     return headers_array(rows)
 
 
