@@ -18,10 +18,13 @@ def test_a_rate_is_shown_beside_the_raw_ceiling(tmp_path: Path, command: str, na
     assert told["config"]["streams"] == 2
 
 
-def test_round_trips_are_shown_with_percentiles(tmp_path: Path) -> None:
+def test_round_trips_are_shown_with_percentiles_beside_the_machine(tmp_path: Path) -> None:
     told = measured("latency", "--door", "fujin", "--round-trips", "50", directory=tmp_path)
-    (figure,) = told["figures"]
-    assert figure["name"] == "fujin round trip, durable" and 0 < figure["value"] <= figure["notes"]["max"]
+    trips, machine, above = told["figures"]
+    assert trips["name"] == "fujin one at a time, durable"
+    for figure in (trips, machine):
+        assert 0 < figure["value"] <= figure["notes"]["max"]
+    assert above["value"] == pytest.approx(trips["value"] - machine["value"])
 
 
 @pytest.mark.parametrize(

@@ -366,13 +366,20 @@ def _latency_over_quic(chosen: options.Chosen, repeat: int, output: str, parent:
     """Round trips alone: an open loop over QUIC would measure the load generator's own half of the library."""
     from headrace.bench import fujin
 
-    count, value_bytes, trips = int(str(config["round_trips"])), int(str(config["value_bytes"])), []
+    from headrace.bench.latency import RECORD_OVERHEAD_BYTES
+    from headrace.bench.raw import SyncProbe
+
+    count, value_bytes = int(str(config["round_trips"])), int(str(config["value_bytes"]))
+    trips, machine = [], []
     with options.measuring("latency", repeat, output, parent, config) as run:
         with fujin.quic_broker(run.directory, chosen.ack, chosen.profile) as (address, _):
             for turn in range(repeat):
                 with run.steps.step(f"round trips {turn + 1}/{repeat}", count):
-                    trips.append(fujin.on_loop(fujin.round_trips(address, fujin.new_topic(), count, value_bytes)))
-        for figure in fujin.latency_figures(chosen.ack, trips):
+                    with closing(SyncProbe(run.directory, value_bytes + RECORD_OVERHEAD_BYTES, count)) as probe:
+                        times, own = fujin.on_loop(fujin.round_trips(address, fujin.new_topic(), count, value_bytes, probe.once))
+                trips.append(times)
+                machine.append(own)
+        for figure in fujin.latency_figures(chosen.ack, trips, machine):
             run.report.add(figure)
 
 
