@@ -11,7 +11,7 @@ from headrace.errors import Unavailable, UnknownTopic
 from headrace.spark.pipelines.checkpoint import unfinished
 from headrace.spark.pipelines.diagnosis import Diagnosis, diagnose, diagnose_text, offsets_of
 from headrace.spark.pipelines.model import Restart
-from headrace.spark.pipelines.progress import QueryState, lag_of
+from headrace.spark.pipelines.progress import QueryState, lag_of, moment_of
 from headrace.spark.pipelines.restarts import Restarts, Verdict
 
 POLICY = Restart(attempts=5, window=60_000, backoff=100, backoff_max=1_000, same_batch=3)
@@ -154,9 +154,14 @@ def test_lag_is_what_the_topics_hold_and_nobody_has_read() -> None:
 def test_a_report_of_spark_becomes_the_state_of_a_query() -> None:
     report = {
         "batchId": 7, "numInputRows": 12, "inputRowsPerSecond": "NaN", "processedRowsPerSecond": 6.5,
-        "durationMs": {"triggerExecution": 250},
+        "durationMs": {"triggerExecution": 250, "addBatch": 200}, "timestamp": "2026-11-15T10:00:00.000Z",
         "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 1, "memoryUsedBytes": 50}], "sources": [],
     }  # fmt: skip
     state = QueryState("totals", rows_total=5).after(json.dumps(report))
     assert (state.batch, state.rows_total, state.input_rate, state.processing_rate, state.batch_ms) == (7, 17, 0.0, 6.5, 250)
     assert (state.state_rows, state.state_bytes, state.lag) == (4, 150, None)
+    idle = {"batchId": 8, "numInputRows": 0, "durationMs": {"triggerExecution": 3}, "timestamp": "2026-11-15T10:00:10.000Z", "sources": []}
+    after = state.after(json.dumps(idle))
+    assert (after.batch, after.rows_total, after.processing_rate, after.batch_ms, after.state_rows) == (7, 17, 0.0, 250, 4)
+    assert moment_of(json.dumps(report)) < moment_of(json.dumps(idle))
+    assert state.after(json.dumps({**report, "batchId": 8})).rows_total == 29

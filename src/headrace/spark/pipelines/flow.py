@@ -15,7 +15,7 @@ from headrace.spark.pipelines.diagnosis import Diagnosis, diagnose, offsets_of
 from headrace.spark.pipelines.keys import AVAILABLE_NOW
 from headrace.spark.pipelines.model import Pipeline, Sink
 from headrace.spark.pipelines.plan import connection_options, frames, shaped
-from headrace.spark.pipelines.progress import QueryState
+from headrace.spark.pipelines.progress import QueryState, moment_of
 from headrace.spark.pipelines.restarts import Restarts
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Flow:
         self.failure: Diagnosis | None = None
         self.surrender = ""
         self._wake_ms = 0
+        self._seen = ""
         # Each sink reads for itself, at its own pace; so the group that shows its progress is its own too.
         every = frames(spark, pipeline, group=f"{pipeline.name}.{sink.name}")
         self._frame = shaped(every[sink.source], sink)
@@ -106,20 +107,19 @@ class Flow:
         return text
 
     def _take_progress(self, query: StreamingQuery) -> None:
-        last = query.lastProgress
-        if last is None:
-            return
-        known = -1 if self.state.batch is None else self.state.batch
-        if int(last["batchId"]) <= known:
-            # Idle: Spark repeats the last number with new offsets.
-            self.state = replace(self.state, lag=self.state.after(last.json).lag)
-            return
-        # Batches may be quicker than looks; Spark remembers a hundred.
-        reports = [last] if int(last["batchId"]) == known + 1 else query.recentProgress
-        for report in reports:
-            number = int(report["batchId"])
-            if self.state.batch is None or number > self.state.batch:
-                self.state = self.state.after(report.json)
+        """All reports since the last look: batches may be quicker than looks, and Spark remembers a hundred."""
+        # The Python objects for them are made of some fifty calls each; their JSON is one.
+        known: Any = query._jsq.recentProgress()
+        new: list[str] = []
+        for index in range(len(known) - 1, -1, -1):
+            report = known[index].json()
+            if moment_of(report) <= self._seen:
+                break
+            new.append(report)
+        for report in reversed(new):
+            before = self.state.batch
+            self.state, self._seen = self.state.after(report), moment_of(report)
+            if self.state.batch != before:
                 self.restarts.succeeded()
 
     def _failing_batch(self, text: str) -> str:

@@ -26,24 +26,33 @@ class QueryState:
     error: str = ""
 
     def after(self, progress: str) -> QueryState:
-        """With the report of one more batch, which Spark gives as JSON."""
+        """With one more report, which Spark gives as JSON."""
         report: dict[str, Any] = json.loads(progress)
-        rows = int(report.get("numInputRows") or 0)
+        durations = report.get("durationMs") or {}
+        lag = lag_of(report.get("sources") or [])
+        if "addBatch" not in durations:
+            # Nothing has come in. Such a report has the number of the batch that will be next.
+            return replace(self, input_rate=0.0, processing_rate=0.0, lag=lag)
         operators = report.get("stateOperators") or []
         return replace(
             self,
             batch=int(report["batchId"]),
-            rows_total=self.rows_total + rows,
+            rows_total=self.rows_total + int(report.get("numInputRows") or 0),
             input_rate=_number(report.get("inputRowsPerSecond")),
             processing_rate=_number(report.get("processedRowsPerSecond")),
-            batch_ms=int((report.get("durationMs") or {}).get("triggerExecution", 0)),
-            lag=lag_of(report.get("sources") or []),
+            batch_ms=int(durations.get("triggerExecution", 0)),
+            lag=lag,
             state_rows=sum(int(operator.get("numRowsTotal") or 0) for operator in operators),
             state_bytes=sum(int(operator.get("memoryUsedBytes") or 0) for operator in operators),
         )
 
     def plain(self) -> dict[str, object]:
         return asdict(self)
+
+
+def moment_of(progress: str) -> str:
+    """When the report was made; later ones sort behind earlier ones."""
+    return str(json.loads(progress)["timestamp"])
 
 
 def lag_of(sources: list[dict[str, Any]]) -> int | None:
