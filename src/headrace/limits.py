@@ -40,6 +40,8 @@ STAGES_MAX: Final = 10_000
 """Stages that wait to be published."""
 STAGE_IDLE_MS_MAX: Final = 6 * 3600 * 1000
 """A stage is dropped when its writer has staged and sealed nothing for so long."""
+STAGE_STRAGGLER_MS: Final = 600_000
+"""How old a stage is that its writer has published past twice, before it counts as left behind."""
 STAGES_REMEMBERED_MAX: Final = 65_536
 """Handles of stages that are gone, and stay so."""
 SINK_APPS_MAX: Final = 100_000

@@ -24,7 +24,7 @@ from headrace.errors import (
     UnknownStage,
     UnknownTopic,
 )
-from headrace.limits import STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
 from headrace.records import ColumnRun, Run
 from tests.broker.stand import ANN, Stand, turns
 
@@ -497,6 +497,22 @@ async def test_a_writer_that_only_staged_is_not_remembered() -> None:
     await stand.broker.drop_staged(ANN, ["h1"])
     await put(stand, "h2", "a", app="b")
     await stand.broker.close()
+
+
+async def test_what_attempts_that_lost_have_left_goes_while_their_writer_goes_on(stand: Stand) -> None:
+    await put(stand, "killed", "never wanted")
+    await put(stand, "h0", "a")
+    await publish(stand, 0, "h0")
+    stand.clock.now += STAGE_STRAGGLER_MS
+    await put(stand, "early", "c")
+    assert {entry.handle for entry in stand.broker.stages(ANN)} == {"killed", "early"}, "it may be for the next version"
+    await put(stand, "h1", "b")
+    await publish(stand, 1, "h1")
+    assert {entry.handle for entry in stand.broker.stages(ANN)} == {"early"}
+    with pytest.raises(UnknownStage):
+        await publish(stand, 2, "killed")
+    await publish(stand, 2, "early")
+    assert await stand.values("t") == ["a", "b", "c"]
 
 
 async def test_stages_of_a_silent_writer_expire() -> None:

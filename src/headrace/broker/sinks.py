@@ -70,6 +70,8 @@ class App:
     """Who waits for the lock or has it: as long as there is anybody, this is the app of its name."""
     fence: asyncio.Task[None] | None = None
     """The writing down of a new run."""
+    publications: int = 0
+    """How many there were since the broker has known it."""
 
     @property
     def version(self) -> int | None:

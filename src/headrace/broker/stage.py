@@ -85,6 +85,8 @@ class Stage:
     run_id: str
     order: int
     made_at: int
+    generation: int
+    """How many publications its writer had made before."""
     state: State = State.OPEN
     records: int = 0
     size_bytes: int = 0

@@ -34,7 +34,7 @@ from headrace.broker.transactions import weight
 from headrace.engine.admission import check_run
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, NotAuthorized, UnknownStage
-from headrace.limits import STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX
+from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX
 from headrace.records import AnyRun
 
 __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
@@ -170,7 +170,7 @@ class Stages:
             raise LimitExceeded(f"{self._count_max} stages wait to be published already")
         app = self._sinks.enter(name)
         self._enter_run(app, run_id)
-        stage = self._stages[handle] = Stage(handle, app, run_id, order, self._clock())
+        stage = self._stages[handle] = Stage(handle, app, run_id, order, self._clock(), app.publications)
         app.handles.add(handle)
         self._arm()
         return stage
@@ -243,8 +243,18 @@ class Stages:
             raise
         for stage in stages:
             self._drop(stage)
+        app.publications += 1
+        self._drop_stragglers(app)
         if not is_done:
             await self._publications.roll(app)
+
+    def _drop_stragglers(self, app: App) -> None:
+        """What was begun long ago, before the publication before this one, belonged to attempts that lost: a writer stages for one
+        version after another."""
+        before = self._clock() - STAGE_STRAGGLER_MS
+        for stage in [self._stages[handle] for handle in app.handles]:
+            if stage.generation < app.publications - 1 and stage.made_at <= before and stage.state is not State.PUBLISHING:
+                self._drop(stage)
 
     def _sealed(self, app: App, handles: Iterable[str]) -> list[Stage]:
         """In the order of publication. Raises `UnknownStage`, `InvalidRequest`."""
