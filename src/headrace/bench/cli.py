@@ -365,7 +365,6 @@ def _consume_over_quic(
 def _latency_over_quic(chosen: options.Chosen, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue]) -> None:
     """Round trips alone: an open loop over QUIC would measure the load generator's own half of the library."""
     from headrace.bench import fujin
-
     from headrace.bench.latency import RECORD_OVERHEAD_BYTES
     from headrace.bench.raw import SyncProbe
 
