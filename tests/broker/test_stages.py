@@ -489,6 +489,20 @@ async def test_there_is_a_bound_on_writers_and_the_silent_ones_are_forgotten() -
     await stand.broker.close()
 
 
+async def test_a_writer_that_comes_only_once_is_remembered_for_as_long_as_it_says(stand: Stand) -> None:
+    await publish(stand, 0, app="comes again")
+    await stand.broker.publish_staged(ANN, "once", 0, [], remember_ms=1_000)
+    await stand.crash()
+    stand.clock.tick(1_000)
+    await stand.broker.maintain()
+    assert stand.broker.last_version(ANN, "once") == 0
+    stand.clock.tick(1)
+    await stand.broker.maintain()
+    assert [entry.app for entry in stand.broker.apps(ANN)] == ["comes again"]
+    with pytest.raises(InvalidRequest):
+        await stand.broker.publish_staged(ANN, "once", 0, [], remember_ms=-1)
+
+
 async def test_a_writer_that_only_staged_is_not_remembered() -> None:
     stand = await bounded(BrokerSettings(sinks_max=1))
     await put(stand, "h1", "a", app="a")

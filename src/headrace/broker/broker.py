@@ -398,13 +398,15 @@ class Broker:
         """No more may be staged. Idempotent. Raises `UnknownStage`, unless `app` is given: then an empty one is made."""
         return await self._stages.seal(who, handle, app, run_id, order)
 
-    async def publish_staged(self, who: Principal, app: str, version: int, handles: Sequence[str], *, run_id: str = "") -> Publication:
+    async def publish_staged(
+        self, who: Principal, app: str, version: int, handles: Sequence[str], *, run_id: str = "", remember_ms: int = 0
+    ) -> Publication:
         """All records of these handles at once, unless this version or a later one of the app has been published: then nothing, and the
-        handles are dropped. Durable when it returns.
+        handles are dropped. Durable when it returns. A writer that will not come back says with `remember_ms` for how long to ask.
 
         Raises `UnknownStage`, `StaleRun`, `InvalidRequest` for a handle that is not sealed, and as a transaction's commit does.
         """
-        return await self._stages.publish(who, app, version, handles, run_id)
+        return await self._stages.publish(who, app, version, handles, run_id, remember_ms)
 
     async def drop_staged(self, who: Principal, handles: Sequence[str]) -> int:
         """Forget what was staged; returns how many handles there were. Nothing can be staged under any of them again."""

@@ -51,6 +51,8 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     superseded: tuple[str, ...] = ()
     """Those before it, oldest first."""
     rolling: Rolling | None = None
+    remember_ms: int = 0
+    """For how long the writer may come back, if it has said so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +72,8 @@ class App:
     """Who waits for the lock or has it: as long as there is anybody, this is the app of its name."""
     fence: asyncio.Task[None] | None = None
     """The writing down of a new run."""
+    remember_ms: int = 0
+    """For how long it may come back; 0: as long as any writer."""
     publications: int = 0
     """How many there were since the broker has known it."""
 
@@ -101,7 +105,7 @@ class App:
         self.superseded.clear()
 
     def row(self, version: int | None, now: int, rolling: Rolling | None = None) -> Sink:
-        return Sink(version, now, self.run_id, tuple(self.superseded), rolling)
+        return Sink(version, now, self.run_id, tuple(self.superseded), rolling, self.remember_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class Sinks(TableLog[Key, Sink]):
         if app is None:
             app = self.apps[name] = App(name)
         app.sink = value
+        app.remember_ms = value.remember_ms
         app.used_at = max(app.used_at, value.at)
 
     def find(self, name: str) -> App | None:
@@ -185,9 +190,10 @@ class Sinks(TableLog[Key, Sink]):
 
     async def expire(self) -> None:
         """Forget those that were silent for too long."""
-        before = self._clock() - self._idle_ms
+        now = self._clock()
         for app in list(self.apps.values()):
-            if app.used_at < before and app.sink is not None and app.rolling is None and not app.handles and not app.busy:
+            is_over = app.used_at < now - (app.remember_ms or self._idle_ms)
+            if is_over and app.sink is not None and app.rolling is None and not app.handles and not app.busy:
                 async with self.alone(app):
                     await self.put([((app.name,), None)])
                     app.forget_runs()

@@ -186,15 +186,18 @@ class Stages:
 
     # Publishing
 
-    async def publish(self, who: Principal, name: str, version: int, handles: Sequence[str], run_id: str) -> Publication:
+    async def publish(self, who: Principal, name: str, version: int, handles: Sequence[str], run_id: str, remember_ms: int) -> Publication:
         """The check and the publication are one step, whoever else asks at the same time; it goes on if its caller gives up."""
         self._gate.check(who, Action.PUBLISH, _KIND, name)
         self._publisher.check_open()
         check_version(version)
+        if remember_ms < 0:
+            raise InvalidRequest(f"a writer cannot be remembered for {remember_ms} ms")
         if run_id:
             check_name("run", run_id)
         app = self._sinks.enter(name)
         self._enter_run(app, run_id)
+        app.remember_ms = remember_ms
         task = asyncio.get_running_loop().create_task(self._publish(who, app, version, list(dict.fromkeys(handles)), run_id))
         self._follow(app, task)
         return await asyncio.shield(task)

@@ -329,10 +329,11 @@ class BulkClient:
         answer = self._put(command, batches, otherwise=_nothing(topic))
         return StageSize(answer["records"], answer["size_bytes"])
 
-    def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "") -> Publication:
+    def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "", remember_ms: int = 0) -> Publication:
         """Everything staged under the handles becomes readable at once. A version that has been published before changes nothing, which
-        is why this may be repeated. Raises `UnknownStage`, `StaleRun`."""
-        answer = self._ask("publish", request.Publish(app, version, list(handles), run_id), seconds=_PUBLISH_SECONDS)
+        is why this may be repeated; by an application that comes only once, within `remember_ms`. Raises `UnknownStage`, `StaleRun`."""
+        asked = request.Publish(app, version, list(handles), run_id, remember_ms)
+        answer = self._ask("publish", asked, seconds=_PUBLISH_SECONDS)
         return Publication(answer["app"], answer["version"], answer["already"], answer["records"])
 
     def drop(self, handles: Sequence[str]) -> int:

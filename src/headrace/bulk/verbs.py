@@ -131,7 +131,9 @@ class Verbs:
     # Exactly-once writers
 
     async def _publish(self, who: Principal, asked: request.Publish) -> object:
-        done = await self._broker.publish_staged(who, asked.app, asked.version, asked.handles, run_id=asked.run_id)
+        done = await self._broker.publish_staged(
+            who, asked.app, asked.version, asked.handles, run_id=asked.run_id, remember_ms=asked.remember_ms
+        )
         return {"app": done.app, "version": done.version, "already": done.already, "records": done.records}
 
     async def _drop(self, who: Principal, asked: request.Drop) -> int:

@@ -99,6 +99,7 @@ def _run(get_property: Callable[[str], str | None]) -> str:
 
 
 JOB: Final = "spark/job/"
+JOB_REMEMBERED_MS: Final = 24 * 3600 * 1000
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -109,6 +110,11 @@ class Edition:
     app: str
     version: int
     run: str = ""
+
+    @property
+    def remember_ms(self) -> int:
+        """A job with a random name comes back only to ask again what became of its one write; 0: the others may come back any time."""
+        return JOB_REMEMBERED_MS if self.app.startswith(JOB) else 0
 
     @property
     def mark(self) -> str:

@@ -122,7 +122,8 @@ class Outlet:
         """One transaction. The broker may restart while it is asked: what it has published it does not publish again."""
         edition = _common_edition(messages)
         handles = [message.handle for message in messages if message.handle]
-        ask = partial(connect(self.servers).publish, edition.app, edition.version, handles, run_id=edition.run)
+        client = connect(self.servers)
+        ask = partial(client.publish, edition.app, edition.version, handles, run_id=edition.run, remember_ms=edition.remember_ms)
         try:
             published = patiently(ask, until=self._deadline())
         except UnknownStage as failure:

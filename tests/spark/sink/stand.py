@@ -73,7 +73,7 @@ class StandIn:
         self.staged[handle] = (app, order, taken)
         return StageSize(len(taken), 0)
 
-    def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "") -> Publication:
+    def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "", remember_ms: int = 0) -> Publication:
         lost = self._call("publish")
         if run_id in self.stale:
             raise StaleRun(app=app, run_id=run_id, current="another")
