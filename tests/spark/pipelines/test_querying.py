@@ -13,6 +13,7 @@ from headrace.bulk.client import BulkClient
 from headrace.errors import UnknownTopic
 from headrace.spark.pipelines.querying import QueryFault, Reading, quoted, relations, rows_of, run_query
 from tests.spark.serving import BulkBroker
+from tests.spark.values.conftest import Desk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,6 +70,16 @@ def test_columns_of_json_are_guessed_or_given(spark: SparkSession, bulk: BulkCli
     # A field that is called like a column of the record is reached through the value.
     frame = run_query(spark, bulk, f"select max(value.timestamp) as m, max(timestamp) > '2020-01-01' as y from `{orders}`", guessed)
     assert rows_of(frame, 10).to_pylist() == [{"m": 8, "y": True}]
+
+
+def test_a_topic_that_requires_a_schema_has_its_columns_unasked(
+    spark: SparkSession, bulk: BulkClient, broker: BulkBroker, orders: str, reading: Reading
+) -> None:
+    desk = Desk(broker, bulk)
+    desk.register(orders, "json", {"type": "object", "properties": {"id": {"type": "integer"}, "who": {"type": "string"}}})
+    desk.require(orders, orders)
+    frame = run_query(spark, bulk, f"select who, max(id) as top from `{orders}` group by 1 order by 1 limit 1", reading)
+    assert rows_of(frame, 10).to_pylist() == [{"who": "a", "top": 6}]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from headrace.spark.pipelines.tables.parquet import Parquet
 from tests.spark.pipelines.conftest import Runs
 from tests.spark.pipelines.test_tables import rows_of
 from tests.spark.serving import BulkBroker
+from tests.spark.values.conftest import Desk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +138,7 @@ def test_functions_take_what_their_parameters_name_and_travel_to_the_tasks(
 
 
 def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
@@ -155,7 +156,26 @@ def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
     publish(bulk, source, *orders(1, 2, 3, 4, 5))
     run(pipeline)
     assert sorted((row["id"], row["inverse"]) for row in records(bulk, target)) == [(2, -1.0), (5, 0.5)]
-    assert len(dead_letters(bulk, source)) == 2
+    reasons = {json.loads(letter.value)["id"]: letter.reason for letter in Desk(broker, bulk).dead_letters(source)}
+    assert reasons == {1: "pipeline: the first is refused", 3: "pipeline: ZeroDivisionError: division by zero"}
+
+
+def test_the_columns_come_from_the_schema_that_the_topic_requires(
+    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+) -> None:
+    source, target = fresh_topic(), fresh_topic("-out")
+    desk = Desk(broker, bulk)
+    fields = {"id": {"type": "integer"}, "topic": {"type": "string"}}
+    desk.register(source, "json", {"type": "object", "properties": fields, "required": ["id"]})
+    desk.require(source, source)
+    # A field that is called like a column of the record keeps its name; the record's has another.
+    pipeline.source("orders", topic=source, format="json", expect={"the id is positive": "id > 0"})
+    pipeline.step("named", sql="select id, topic as of_value, record_topic = topic as same from orders")
+    pipeline.sink("out", "named", kind="topic", topic=target)
+    publish(bulk, source, {"id": 1, "topic": "mine"}, {"id": -1, "topic": "mine"})
+    run(pipeline)
+    assert records(bulk, target) == [{"id": 1, "of_value": "mine", "same": False}]
+    assert [letter.reason for letter in desk.dead_letters(source)] == ["pipeline: the id is positive"]
 
 
 def test_columns_that_are_those_of_a_record_are_written_as_they_are(
