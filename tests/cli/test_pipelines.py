@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli import cli
+from headrace.cli.sql import plain
 from headrace.cli.watching import Watch, line_of, size_text
 from headrace.spark.pipelines.progress import QueryState
 from headrace.spark.pipelines.runs import AlreadyRunning, Run, UnknownRun, ask_to_stop, find, process_birth, runs
@@ -191,3 +194,12 @@ def test_without_pyspark_the_extra_is_named_and_lists_can_still_be_seen(monkeypa
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (3 << 50, "3072.0 TiB")])
 def test_sizes_are_short(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_values_of_a_query_are_printed_as_json_can_say_them() -> None:
+    when = datetime(2026, 11, 15, 10, tzinfo=UTC)
+    row = {"a": when, "b": [b"text", b"\xff"], "c": {"d": Decimal("1.50")}, "e": float("nan"), "f": None, "g": when.date(), "h": 1.5}
+    assert plain(row) == {
+        "a": "2026-11-15T10:00:00+00:00", "b": ["text", "base64:/w=="], "c": {"d": "1.50"}, "e": "NaN",
+        "f": None, "g": "2026-11-15", "h": 1.5,
+    }  # fmt: skip

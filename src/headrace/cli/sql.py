@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import tempfile
 from datetime import date, datetime
 from decimal import Decimal
@@ -62,14 +63,14 @@ def sql(
             table = rows_of(frame, limit + 1)
         finally:
             close_session(spark, log)
-    rows = [{name: _plain(value) for name, value in row.items()} for row in table.slice(0, limit).to_pylist()]
+    rows = [{name: plain(value) for name, value in row.items()} for row in table.slice(0, limit).to_pylist()]
     show_rows(rows, output, columns=table.column_names)
     if table.num_rows > limit:
         click.echo(f"there are more than {limit:,} rows: --limit shows more", err=True)
     return 0
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """As JSON can say it."""
     if isinstance(value, bytes):
         try:
@@ -81,9 +82,9 @@ def _plain(value: object) -> object:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and value != value:
-        return "NaN"
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value).replace("nan", "NaN").replace("inf", "Infinity")
     return value if isinstance(value, (str, int, float, bool, type(None))) else json.dumps(value, default=str)

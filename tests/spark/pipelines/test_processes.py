@@ -188,6 +188,10 @@ def test_a_run_reads_what_is_there_and_ends_and_one_that_follows_ends_by_a_signa
     assert "copy: finished; topic 500 rows, table 500 rows" in errors
     assert "Exception" not in errors
     assert len(records(bulk, target)) == 500
+    asked = terminal.start("sql", f"select count(*) as n, sum(twice) as total from `{target}`", "--format=json", "-o", "json")
+    answer, errors = asked.communicate(timeout=200)
+    assert (asked.returncode, errors) == (0, "")
+    assert json.loads(answer) == [{"n": 500, "total": 499 * 500}]
     following = terminal.start("pipeline", "run", "copy.toml")
     until(lambda: terminal.status(following)["state"] == "running", following)
     following.send_signal(signal.SIGTERM)
