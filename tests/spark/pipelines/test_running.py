@@ -146,6 +146,8 @@ def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
     def parsed(row: dict[str, Any]) -> dict[str, Any] | None:
         if row["id"] == 4:
             return None
+        if row["id"] == 6:
+            return {"id": "six"}
         return {"id": row["id"], "inverse": 1 / (row["id"] - 3)}
 
     @pipeline.step
@@ -153,10 +155,11 @@ def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
         return each(reject(orders, "case when id = 1 then 'the first is refused' end"), parsed, "id long, inverse double")
 
     pipeline.sink("out", "checked", kind="topic", topic=target)
-    publish(bulk, source, *orders(1, 2, 3, 4, 5))
+    publish(bulk, source, *orders(1, 2, 3, 4, 5, 6))
     run(pipeline)
     assert sorted((row["id"], row["inverse"]) for row in records(bulk, target)) == [(2, -1.0), (5, 0.5)]
     reasons = {json.loads(letter.value)["id"]: letter.reason for letter in Desk(broker, bulk).dead_letters(source)}
+    assert "six" in reasons.pop(6)
     assert reasons == {1: "pipeline: the first is refused", 3: "pipeline: ZeroDivisionError: division by zero"}
 
 

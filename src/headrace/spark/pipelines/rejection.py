@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ORIGIN: Final = ("topic", "partition", "offset")
 REASON: Final = "pipeline"
 _ERROR: Final = "__error"
+_REASON_CHARACTERS_MAX: Final = 1000
 _servers_of_run: Servers | None = None
 
 
@@ -58,7 +59,7 @@ def each(
     """Call a function for each row, as a dict, and go on with what it returns, of the given columns; None leaves the row out.
 
     A row for which it raises an exception goes to the dead letters, with the exception as the reason, and does not fail the batch.
-    It is Python for each row: some 100,000 a second and core. SQL and `reject` are for more.
+    It is Python for each row: a few hundred thousand a second and core at best. SQL and `reject` do more.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
@@ -98,22 +99,46 @@ class Caller:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
         for batch in batches:
-            made: list[Mapping[str, Any]] = []
-            bad: list[int] = []
-            errors: list[str] = []
-            for index, row in enumerate(batch.to_pylist()):
-                try:
-                    result = self.function(row)
-                    if result is not None:
-                        pa.RecordBatch.from_pylist([dict(result)], schema=schema)
-                        made.append(result)
-                except Exception as failure:  # whatever the user's code raises is the reason of the dead letter
-                    bad.append(index)
-                    errors.append(f"{type(failure).__name__}: {failure}"[:1000])
-            if bad:
-                bury(self.servers, batch.take(pa.array(bad, pa.int64())), pa.array(errors, pa.string()))
-            if made:
-                yield pa.RecordBatch.from_pylist([dict(row) for row in made], schema=schema)
+            made, errors = self._called(batch)
+            rows = self._checked(made, errors, schema)
+            if errors:
+                places = sorted(errors)
+                bad = batch.take(pa.array(places, pa.int64()))
+                bury(self.servers, bad, pa.array([errors[place] for place in places], pa.string()))
+            if rows.num_rows:
+                yield rows
+
+    def _called(self, batch: pa.RecordBatch) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+        """What the function made of each row, by its place in the batch, and why it made nothing of others."""
+        made: dict[int, dict[str, Any]] = {}
+        errors: dict[int, str] = {}
+        for place, row in enumerate(batch.to_pylist()):
+            try:
+                result = self.function(row)
+            except Exception as failure:  # whatever the user's code raises is the reason of the dead letter
+                errors[place] = _reason(failure)
+            else:
+                if result is not None:
+                    made[place] = dict(result)
+        return made, errors
+
+    def _checked(self, made: dict[int, dict[str, Any]], errors: dict[int, str], schema: pa.Schema) -> pa.RecordBatch:
+        """The rows as columns. Only if they do not fit, one by one: those that are to blame join the errors."""
+        try:
+            return pa.RecordBatch.from_pylist(list(made.values()), schema=schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            pass
+        for place, row in list(made.items()):
+            try:
+                pa.RecordBatch.from_pylist([row], schema=schema)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
+                errors[place] = _reason(failure)
+                del made[place]
+        return pa.RecordBatch.from_pylist(list(made.values()), schema=schema)
+
+
+def _reason(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {failure}"[:_REASON_CHARACTERS_MAX]
 
 
 def bury(servers: Servers, rows: pa.RecordBatch, errors: pa.Array) -> None:

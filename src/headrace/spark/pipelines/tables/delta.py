@@ -16,9 +16,6 @@ from deltalake.transaction import AddAction, RemoveAction
 from headrace.spark.pipelines.tables.columns import added_columns, widened
 from headrace.spark.pipelines.tables.parts import Part, sync_directory
 
-# Delta has no unsigned numbers, and its time is microseconds in UTC; Spark has neither of the others.
-_SMALL = {pa.int8(): pa.int8(), pa.int16(): pa.int16()}
-
 
 class Delta:
     """One table, in one directory."""
@@ -27,7 +24,7 @@ class Delta:
         self.path = path
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        return widened(rows, _SMALL, "Delta")
+        return widened(rows, {}, "Delta")
 
     def last(self, app: str) -> int | None:
         return self._open().transaction_version(app) if self._exists() else None
