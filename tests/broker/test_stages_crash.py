@@ -82,12 +82,12 @@ class Mortal:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("never")
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         self.life -= 1
         if not self.is_dead:
-            return self.engine.append(writes, ack=ack)
+            return self.engine.append(writes, ack=ack, urgent=urgent)
         if self.life == -1 and self.is_late:
-            self.engine.append(writes, ack=ack)
+            self.engine.append(writes, ack=ack, urgent=urgent)
         return asyncio.get_running_loop().create_future()
 
     def topics(self) -> Mapping[str, Topic]:

@@ -15,7 +15,7 @@ from headrace.log.files import DirectoryLocked, DiskFiles
 from headrace.log.journal import read_journal
 from headrace.log.partition import LogOptions
 from headrace.log.simulated import Fault, SimulatedFiles
-from headrace.log.store import Store, StoreOptions
+from headrace.log.store import FLUSH_BYTES_MAX, Store, StoreOptions
 from headrace.records import Ack, Appended, Run
 from tests.log.stores import SMALL, crashed, new_log, opened, put, records, staged, values
 
@@ -30,6 +30,28 @@ def test_everything_staged_together_is_one_frame_and_one_batch_a_log() -> None:
     assert [(batch.header.log, batch.header.count) for batch in frame.batches] == [(first, 5), (second, 5)]
     assert [outcome[0] for outcome in outcomes[:2]] == [[Appended(0, 1, 0)], [Appended(0, 1, 0)]]
     assert values(store, second) == [b"1", b"3", b"5", b"7", b"9"]
+
+
+def test_a_flush_is_bounded_and_what_is_urgent_is_in_the_next_one() -> None:
+    store = opened(SimulatedFiles())
+    log = new_log(store)
+    piece = bytes(1 << 20)
+
+    def stage(value: bytes, *, urgent: bool = False) -> None:
+        store.stage([(log, Run([value]))], ack=Ack.DURABLE, now=0, done=lambda result: None, size_bytes=len(value), urgent=urgent)
+
+    for _ in range(20):
+        stage(piece)
+    assert store.flush()
+    ahead = store.bounds(log).end
+    assert ahead == FLUSH_BYTES_MAX // len(piece)
+    for value in (b"now", b"and this"):
+        stage(value, urgent=True)
+    assert store.flush()
+    assert values(store, log)[ahead : ahead + 3] == [b"now", b"and this", piece], "before what waits, in their own order"
+    while store.flush():
+        pass
+    assert store.bounds(log).end == 22
 
 
 def test_nothing_is_acknowledged_or_shown_before_the_sync() -> None:

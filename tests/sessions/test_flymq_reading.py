@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ async def test_what_was_read_before_a_read_that_failed_is_sent(monkeypatch: pyte
         await peer.ask(ProduceRun("t", [bytes(300_000)] * 4))
         fetch, damaged = home.broker.fetch, CorruptData("batch 2 is damaged")
 
-        async def read(who: Principal, topic: str, partition: int, offset: int, **wanted: int) -> BrokerFetched:
+        async def read(who: Principal, topic: str, partition: int, offset: int, **wanted: Any) -> BrokerFetched:
             if offset >= 2:
                 raise damaged
             return await fetch(who, topic, partition, offset, **wanted)

@@ -284,7 +284,8 @@ class Schedule(TableLog[_Key, Delayed]):
             return
         changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None) for waiting in leaving]
         try:
-            staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE)
+            # Its time has come: megabytes that others have just handed in may wait.
+            staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE, urgent=True)
         except BrokerError:
             self._stay(leaving)
             return

@@ -209,9 +209,9 @@ class Publisher:
         staged.add_done_callback(partial(self._answer, answer, placing))
         return answer
 
-    def append(self, writes: Sequence[Write], ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+    def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         """An append that a drain waits for."""
-        staged = self._engine.append(writes, ack=ack)
+        staged = self._engine.append(writes, ack=ack, urgent=urgent)
         self._staged += 1
         staged.add_done_callback(self._landed)
         return staged

@@ -91,8 +91,10 @@ class Engine(Protocol):
     def topics(self) -> Mapping[str, Topic]:
         """A live read-only view."""
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         """Stage now, in call order; resolve when the promise of `ack` holds (None: the strongest `ack` of the topics touched).
+        An urgent one goes before what only waits to be written, if the engine can do that: for what has its own time, and no order
+        to keep with what others append.
 
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
         Through the future: `DiskFull` (retriable, nothing was written), `StorageFailed` (the outcome is unknown until it is opened again).

@@ -207,7 +207,7 @@ class EmbeddedEngine:
 
     # Appending.
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None) -> asyncio.Future[list[Appended]]:
+    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         appends: list[tuple[int, AnyRun | LateRun]] = []
         size_bytes, strongest, reserve = 0, Ack.NONE, True
         for write in writes:
@@ -224,7 +224,7 @@ class EmbeddedEngine:
             # Records of users may not eat into what is kept for tables, nor what merely waits on disk.
             reserve = reserve and entry.topic.internal and entry.topic.config.ack is Ack.DURABLE
         future = self._future()
-        self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve)
+        self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
         return future
 
     def _future(self) -> asyncio.Future[list[Appended]]:
@@ -239,6 +239,7 @@ class EmbeddedEngine:
         *,
         size_bytes: int,
         reserve: bool,
+        urgent: bool = False,
     ) -> None:
         def done(result: list[Appended] | BrokerError) -> None:
             if future.done():  # the caller gave up waiting; the append stands
@@ -248,7 +249,7 @@ class EmbeddedEngine:
             else:
                 future.set_result(result)
 
-        self.store.stage(appends, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes, reserve=reserve)
+        self.store.stage(appends, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
 
     def _deliver(self, completions: list[Completion], advanced: list[int]) -> None:
         """On the writer thread: one hop to the loop for a whole flush."""

@@ -29,8 +29,8 @@ from headrace.log.recovery import RecoveryReport, recover
 from headrace.log.runs import pieces
 from headrace.records import Ack, AnyRun, Appended, Bounds, ColumnRun, Run
 
-FLUSH_BYTES_MAX: Final = 32 * MIB
-"""A flush takes no more than this at once (but always one append whole)."""
+FLUSH_BYTES_MAX: Final = 8 * MIB
+"""A flush takes no more than this at once (but always one append whole): whoever comes next waits no longer than for that."""
 STAGED_BYTES_MAX: Final = 512 * MIB
 
 LateRun: TypeAlias = Callable[[Sequence[Appended]], AnyRun]
@@ -107,6 +107,8 @@ class Store:
         self.deleted = dict(report.deleted)
         """Deleted logs, and the last journal file that may hold batches of each."""
         self._staged: deque[Staged] = deque()
+        self._urgent: deque[Staged] = deque()
+        """What goes before the rest."""
         self._staged_bytes = 0
         self._wake = threading.Event()
         self._stopping = False
@@ -182,15 +184,24 @@ class Store:
     # Appending.
 
     def stage(
-        self, appends: Sequence[tuple[int, AnyRun | LateRun]], *, ack: Ack, now: int, done: Done, size_bytes: int, reserve: bool = False
+        self,
+        appends: Sequence[tuple[int, AnyRun | LateRun]],
+        *,
+        ack: Ack,
+        now: int,
+        done: Done,
+        size_bytes: int,
+        reserve: bool = False,
+        urgent: bool = False,
     ) -> None:
-        """Queue one atomic append; `done` gets its placements or the reason why not. `reserve` lets it use the headroom."""
+        """Queue one atomic append; `done` gets its placements or the reason why not. `reserve` lets it use the headroom, `urgent` go
+        before what waits."""
         refusal = self._refusal(size_bytes, reserve)
         if refusal is not None:
             done(refusal)
             return
         self._staged_bytes += size_bytes
-        self._staged.append(Staged(appends, ack, now, done, size_bytes))
+        (self._urgent if urgent else self._staged).append(Staged(appends, ack, now, done, size_bytes))
         if not self._wake.is_set():
             self._wake.set()
 
@@ -240,8 +251,8 @@ class Store:
     def _drain(self) -> list[Staged]:
         drained: list[Staged] = []
         size = 0
-        while self._staged and size < FLUSH_BYTES_MAX:
-            item = self._staged.popleft()
+        while size < FLUSH_BYTES_MAX and (waiting := self._urgent or self._staged):
+            item = waiting.popleft()
             size += item.size_bytes
             drained.append(item)
         self._staged_bytes -= size
@@ -324,7 +335,7 @@ class Store:
             self._wake.clear()
             while self.flush():
                 self.keeper.after_flush()
-            if self._stopping and not self._staged:
+            if self._stopping and not self._staged and not self._urgent:
                 return
 
     # The keeper's steps, for callers that take them by hand.
