@@ -16,7 +16,7 @@ from headrace.spark.pipelines.tables import Table, TableFault, iceberg
 from headrace.spark.pipelines.tables.iceberg import Iceberg
 from headrace.spark.pipelines.tables.parquet import Parquet
 from headrace.spark.pipelines.tables.parts import Part, PartWriter
-from headrace.spark.pipelines.tables.writing import open_table
+from headrace.spark.pipelines.tables.writing import latest, open_table
 
 KINDS = ("delta", "iceberg", "parquet")
 
@@ -113,12 +113,34 @@ def test_a_changed_row_replaces_the_one_with_its_key(kind: str, tmp_path: Path) 
     assert table.last("query") == 2
 
 
-def test_a_null_in_the_key_of_a_merge_finds_its_row(tmp_path: Path) -> None:
-    table = table_at("delta", tmp_path)
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_null_in_the_key_of_a_merge_finds_its_row(kind: str, tmp_path: Path) -> None:
+    table = table_at(kind, tmp_path)
     for version, count in enumerate([1, 2]):
-        rows = pa.table({"id": pa.array([None], pa.string()), "count": pa.array([count], pa.int64())})
+        rows = pa.table({"id": pa.array([None, "a"], pa.string()), "count": pa.array([count, count], pa.int64())})
         table.merge("query", version, rows, ("id",))
-    assert rows_of("delta", tmp_path) == [{"id": None, "count": 2}]
+    assert rows_of(kind, tmp_path) == [{"id": None, "count": 2}, {"id": "a", "count": 2}]
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_null_in_one_of_two_keys_finds_its_row_and_no_other(kind: str, tmp_path: Path) -> None:
+    table = table_at(kind, tmp_path)
+    for version, counts in enumerate([(1, 1, 1), (2, 3, 4)]):
+        at = [datetime.datetime(2026, 1, day, tzinfo=datetime.UTC) for day in (1, 1, 2)]
+        table.merge("query", version, pa.table({"id": at, "city": [None, "x", None], "count": counts}), ("id", "city"))
+    found = sorted((f"{row['id']:%d}", row["city"] or "", row["count"]) for row in rows_of(kind, tmp_path))
+    assert found == [("01", "", 2), ("01", "x", 3), ("02", "", 4)]
+
+
+def test_of_rows_with_one_key_the_last_is_merged() -> None:
+    rows = pa.table({"id": ["a", None, "a", "b", None], "day": [1, 1, 1, 1, 1], "count": [1, 2, 3, 4, 5]})
+    assert latest(rows, ("id", "day")).select(["id", "count"]).to_pylist() == [
+        {"id": "a", "count": 3},
+        {"id": "b", "count": 4},
+        {"id": None, "count": 5},
+    ]
+    assert latest(rows, ("count",)) is rows
+    assert latest(rows.slice(0, 0), ("id",)).num_rows == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +151,7 @@ def test_a_column_that_is_new_is_added(kind: str, tmp_path: Path) -> None:
     assert rows_of(kind, tmp_path) == [{"id": 1, "name": "n1", "price": None}, {"id": 2, "name": "n2", "price": 1.5}]
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_column_of_another_type_is_refused_with_both_types(kind: str, tmp_path: Path) -> None:
     table = table_at(kind, tmp_path)
     put(table, 0, batch_of(1))

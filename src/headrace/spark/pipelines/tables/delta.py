@@ -50,7 +50,7 @@ class Delta:
         table = self._ready(rows.schema)
         if _is_done(table, app, version):
             return
-        same = " AND ".join(f'kept."{key}" IS NOT DISTINCT FROM new."{key}"' for key in keys)
+        same = " AND ".join(f'(kept."{key}" IS NOT DISTINCT FROM new."{key}")' for key in keys)
         merger = table.merge(rows, same, source_alias="new", target_alias="kept", commit_properties=_mark(app, version))
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 

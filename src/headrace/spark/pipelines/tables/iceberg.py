@@ -6,12 +6,16 @@ The last batch of a query is a property of the table, set in the same commit tha
 from __future__ import annotations
 
 import os
-from typing import Final
+import warnings
+from functools import reduce
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, IsNull, Or, Reference
+from pyiceberg.expressions.literals import literal
 from pyiceberg.table import Table as IcebergTable
 
 from headrace.spark.pipelines.tables.columns import added_columns, widened
@@ -28,6 +32,8 @@ _PROPERTIES: Final = {
     "commit.manifest-merge.enabled": "true",
 }
 """A stream commits often: old descriptions of the table are not kept for ever, and lists of files are merged."""
+# A key that is new has nothing to delete; that is no news to anybody.
+warnings.filterwarnings("ignore", "Delete operation did not match any records", UserWarning)
 _SMALL: Final = {pa.int8(): pa.int32(), pa.int16(): pa.int32()}
 
 
@@ -68,8 +74,14 @@ class Iceberg:
         table = self._ready(rows.schema)
         if _is_done(table, app, version):
             return
+        mark = {_APP: app, _BATCH: str(version)}
+        with_null = reduce(pc.or_, (pc.is_null(rows.column(key)) for key in keys))
         with table.transaction() as change:
-            change.upsert(rows, join_cols=list(keys), snapshot_properties={_APP: app, _BATCH: str(version)})
+            change.upsert(rows.filter(pc.invert(with_null)), join_cols=list(keys), snapshot_properties=mark)
+            # `upsert` knows no null in a key, and a group of rows without one is as good as any other.
+            if (rest := rows.filter(with_null)).num_rows:
+                change.delete(reduce(Or, (_same_key(row) for row in rest.select(list(keys)).to_pylist())), snapshot_properties=mark)
+                change.append(rest, snapshot_properties=mark)
             change.set_properties({_LAST + app: str(version)})
         _forget_old(table)
 
@@ -100,6 +112,13 @@ class Iceberg:
                 change.union_by_name(schema)
             table.refresh()
         return table
+
+
+def _same_key(row: dict[str, Any]) -> BooleanExpression:
+    parts: list[BooleanExpression] = [
+        IsNull(term=Reference(key)) if value is None else EqualTo(term=Reference(key), value=literal(value)) for key, value in row.items()
+    ]
+    return reduce(And, parts)
 
 
 def _forget_old(table: IcebergTable) -> None:

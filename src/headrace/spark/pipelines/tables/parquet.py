@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from headrace.spark.pipelines.tables.columns import widened
+from headrace.spark.pipelines.tables.columns import added_columns, widened
 from headrace.spark.pipelines.tables.parts import Part, sync_directory
 
 
@@ -37,7 +38,12 @@ class Parquet:
         self._marks = self.path / "_headrace"
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        return widened(rows, {}, "Parquet")
+        """As the youngest file has it, where it has a column too: readers take all files for one table."""
+        schema = widened(rows, {}, "Parquet")
+        files = sorted(self.path.glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
+        if files:
+            added_columns(pq.read_schema(files[-1]), schema, f"the Parquet files in {self.path}")
+        return schema
 
     def last(self, app: str) -> int | None:
         mark = self._mark(app)

@@ -58,11 +58,21 @@ class TableWriter:
             return
         schema = self.table.schema(arrow_schema(frame))
         if self.mode == "update":
-            self.table.merge(app, batch, frame.toArrow().cast(schema), self.keys)
+            self.table.merge(app, batch, latest(frame.toArrow().cast(schema), self.keys), self.keys)
             return
         parts = write_parts(frame, self.table.parts_directory(app), f"part-{batch:08}", schema)
         if parts or self.mode == "complete":
             self.table.commit(app, batch, parts, schema, overwrite=self.mode == "complete")
+
+
+def latest(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    """Of rows with the same keys the last, which is the newest where the rows come in the order of their topic.
+
+    A table would take both, or neither: Delta adds each of them if the key is new, and fails if it is not.
+    """
+    ranked = rows.select(list(keys)).append_column("", pa.array(range(rows.num_rows), pa.int64()))
+    last = ranked.group_by(list(keys), use_threads=False).aggregate([("", "max")]).column("_max")
+    return rows if len(last) == rows.num_rows else rows.take(last.combine_chunks().sort())
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
