@@ -182,6 +182,10 @@ BULK_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Records of one put that are on their way to the disk before the next are read from its connection."""
 BULK_SCHEMAS_BYTES_MAX: Final = 1 * MIB
 """What an answer holds of other versions of a schema."""
+BULK_PUT_ROWS_MAX: Final = 1 << 24
+"""Rows of one record batch that is put: rows of nulls take no bytes on their way."""
+BULK_UNPACKED_BYTES_MAX: Final = 256 * MIB
+"""What a column of one record batch that is put may take once it is plain: a dictionary says a large value in four bytes."""
 BULK_CALLS_MAX: Final = 128
 """Calls that are served at once, each on a thread of its own."""
 BULK_WAITS_MAX: Final = 96

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import InvalidRequest, LimitExceeded
-from headrace.limits import HEADERS_BYTES_MAX, HEADERS_MAX
+from headrace.limits import BULK_UNPACKED_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -49,6 +49,57 @@ class Binary:
         return np.diff(self.ends)
 
 
+def checked(array: pa.Array, name: str) -> pa.Array:
+    """A column that came from a stranger. Arrow reads messages without looking at what is in them, and everything else trusts offsets,
+    views and indices to lie inside of their buffers: with those that do not, it reads the memory of the broker, or ends it.
+
+    Raises `InvalidRequest`, naming the column, and `LimitExceeded` where it is small only as long as nobody unpacks it.
+    """
+    try:
+        array.validate(full=True)
+    except pa.ArrowException as failure:
+        raise InvalidRequest(f"column {name!r} is damaged: {str(failure)[:200]}") from None
+    if (size_bytes := _unpacked_bytes(array)) > BULK_UNPACKED_BYTES_MAX:
+        raise LimitExceeded(
+            f"column {name!r} takes {size_bytes} bytes unpacked, more than {BULK_UNPACKED_BYTES_MAX}; send it in smaller record batches"
+        )
+    return array
+
+
+def texts_as_bytes(array: pa.Array) -> pa.Array:
+    """The same buffers: where nobody asks whether it is text, nobody need look."""
+    if pa.types.is_string(array.type):
+        return array.view(pa.binary())
+    return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array
+
+
+def _unpacked_bytes(array: pa.Array) -> int:
+    """What the items take that may be there once and meant many times; 0 for all others. The array has been checked."""
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _unpacked_bytes(array.flatten())
+    if pa.types.is_struct(kind):
+        return sum(_unpacked_bytes(array.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_dictionary(kind):
+        if not _is_bytes(kind.value_type) or pa.types.is_null(kind.value_type):
+            return 0
+        items, places = array.dictionary, array.indices.drop_null()
+        return int(_lengths(items)[places.to_numpy(zero_copy_only=False)].sum()) if len(places) else 0
+    if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+        return int(_lengths(array).sum())
+    return 0
+
+
+def _lengths(array: pa.Array) -> Int64s:
+    if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
+        # A view is 16 bytes, and the first four say how long it is; those of nulls say nothing.
+        views = array.buffers()[1]
+        lengths = np.frombuffer(views, np.int32)[array.offset * 4 : (array.offset + len(array)) * 4 : 4].astype(np.int64)
+        return np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), lengths, 0) if array.null_count else lengths
+    found: Int64s = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
 def as_binary(array: pa.Array, name: str) -> pa.Array:
     """Texts and bytes of whatever layout as plain `binary`. Raises `InvalidRequest`, naming the column."""
     kind = array.type
@@ -84,8 +135,8 @@ def cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     """Raises `InvalidRequest`, naming the column."""
     try:
         return array.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as failure:
-        raise InvalidRequest(f"column {name!r} cannot be read as {kind}: {failure}") from None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError) as failure:
+        raise InvalidRequest(f"column {name!r} cannot be read as {kind}: {str(failure)[:200]}") from None
 
 
 def fnv1a(keys: Binary) -> npt.NDArray[np.uint32]:

@@ -18,8 +18,9 @@ from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
 from headrace.bulk import request
+from headrace.bulk.arrays import cast, checked
 from headrace.bulk.bridge import Bridge
-from headrace.bulk.writing import Cutter, Piece, Target
+from headrace.bulk.writing import Cutter, Piece, Target, check_rows
 from headrace.errors import BrokerError, InvalidRequest
 from headrace.limits import BULK_IN_FLIGHT_BYTES_MAX, DEAD_LETTER_ERROR_BYTES_MAX, DEAD_LETTERS_MOVED_MAX
 
@@ -187,21 +188,21 @@ class LettersPut(Put):
             raise InvalidRequest(f"the columns of dead letters are {', '.join(names)}, not {', '.join(schema.names)[:200]}")
 
     def take(self, batch: pa.RecordBatch) -> None:
-        columns: list[list[Any]] = []
+        check_rows(batch)
+        columns: dict[str, pa.Array] = {}
         for name, kind in self._TYPES:
-            try:
-                array = batch.column(name).cast(kind)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as failure:
-                raise InvalidRequest(f"column {name!r} cannot be read as {kind}: {str(failure)[:200]}") from None
-            if name != "error" and array.null_count:
+            columns[name] = cast(checked(batch.column(name), name), kind, name)
+            if name != "error" and columns[name].null_count:
                 raise InvalidRequest(f"column {name!r} is null in a row")
-            columns.append(array.to_pylist())
+        for start in range(0, batch.num_rows, DEAD_LETTERS_MOVED_MAX):
+            self._move([array.slice(start, DEAD_LETTERS_MOVED_MAX).to_pylist() for array in columns.values()])
+
+    def _move(self, columns: list[list[Any]]) -> None:
         wanted: dict[str, list[tuple[int, int, str]]] = {}
         for partition, offset, error, reason in zip(*columns, strict=True):
             wanted.setdefault(reason, []).append((partition, offset, (error or "")[:DEAD_LETTER_ERROR_BYTES_MAX]))
         for reason, entries in wanted.items():
-            for start in range(0, len(entries), DEAD_LETTERS_MOVED_MAX):
-                self._moved += self._bridge.wait(self._mover(entries[start : start + DEAD_LETTERS_MOVED_MAX], reason))
+            self._moved += self._bridge.wait(self._mover(entries, reason))
 
     def _mover(self, entries: list[tuple[int, int, str]], reason: str) -> Callable[[], Awaitable[int]]:
         return lambda: self._broker.move_many_to_dead_letters(self._who, self._topic, entries, reason=reason)

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.bulk.arrays import Binary, Int64s, as_binary, cast, fnv1a, header_blobs, is_bytes
+from headrace.bulk.arrays import Binary, Int64s, as_binary, cast, checked, fnv1a, header_blobs, is_bytes, texts_as_bytes
 from headrace.bulk.request import HEADERS
-from headrace.errors import InvalidRequest, RecordTooLarge, UnknownPartition
-from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge, UnknownPartition
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, BULK_PUT_ROWS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headrace.records import Column, ColumnRun
 
 _STORED: Final = ("key", "value", "headers", "timestamp")
@@ -74,6 +74,7 @@ class Cutter:
         """
         if not batch.num_rows:
             return
+        check_rows(batch)
         columns = {name: _plain(batch.column(index), name) for index, name in enumerate(self._names)}
         if self._target.topic is not None:
             yield from self._of_topic(self._target.topic, columns)
@@ -182,10 +183,16 @@ def _within(topic: str, partition: int, count: int) -> int:
     return partition
 
 
+def check_rows(batch: pa.RecordBatch) -> None:
+    if batch.num_rows > BULK_PUT_ROWS_MAX:
+        raise LimitExceeded(f"a record batch of {batch.num_rows} rows exceeds the limit of {BULK_PUT_ROWS_MAX}")
+
+
 def _plain(array: pa.Array, name: str) -> pa.Array:
-    """The column in the one layout that everything below works on. Raises `InvalidRequest`."""
+    """The column in the one layout that everything below works on. Raises `InvalidRequest`, `LimitExceeded`."""
     if name in ("value", "key"):
-        return as_binary(array, name)
+        return as_binary(checked(texts_as_bytes(array), name), name)
+    array = checked(array, name)
     if name == "timestamp":
         return _times(array)
     wanted = {"headers": HEADERS, "topic": pa.string()}.get(name, array.type)
