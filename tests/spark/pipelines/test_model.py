@@ -204,12 +204,19 @@ def test_a_fault_in_a_python_file_has_its_line(tmp_path: Path) -> None:
         ("pipeline = 1\n", "defines no pipeline: expected pipeline = Pipeline(...)"),
         ("pipeline = (\n", "'(' was never closed"),
         ("import no_such_module\n", "No module named 'no_such_module'"),
+        ("import os\nwhere = os.environ['NOWHERE_AT_ALL']\n", "p.py:2: KeyError: 'NOWHERE_AT_ALL'"),
     ],
 )
 def test_a_python_file_without_a_pipeline_is_refused(tmp_path: Path, script: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, script, "p.py"))
     assert fault in str(caught.value)
+
+
+def test_spark_is_not_there_while_a_file_is_read(tmp_path: Path) -> None:
+    script = "class PySparkRuntimeError(Exception): pass\nraise PySparkRuntimeError('[SESSION_OR_CONTEXT_NOT_EXISTS] no session')\n"
+    with pytest.raises(ConfigError, match=r"p\.py:2: this needs a Spark session.*: move it into the function of a step"):
+        load(written(tmp_path, script, "p.py"))
 
 
 @pytest.mark.parametrize("name", ["absent.toml", "orders.yaml"])

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import StreamingQueryException
 
 from headrace.errors import Unavailable, UnknownTopic
 from headrace.spark.pipelines.checkpoint import unfinished
@@ -68,12 +70,15 @@ def test_a_broker_that_is_away_is_no_fault_of_the_batch() -> None:
 
 
 def test_without_its_java_nothing_can_be_started_again() -> None:
-    class Py4JNetworkError(Exception):
-        pass
+    for failure in (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "Connection refused")):
+        found = diagnose(failure)
+        assert found.is_engine_lost
+        assert Restarts(POLICY).failed(0, "", found).surrender
 
-    found = diagnose(Py4JNetworkError("Answer from Java side is empty"))
-    assert found.is_engine_lost
-    assert Restarts(POLICY).failed(0, "", found).surrender
+
+def test_a_connection_that_a_step_could_not_make_is_not_that_to_java() -> None:
+    text = IN_A_TASK.replace("KeyError", "ConnectionRefusedError")
+    assert diagnose(StreamingQueryException(text)) == Diagnosis("ConnectionRefusedError: 'row bad'")
 
 
 IN_A_TASK = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):

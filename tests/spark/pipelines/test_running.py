@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from headrace.bulk.client import BulkClient
+from headrace.errors import Unavailable
 from headrace.spark.pipelines import Pipeline
 from headrace.spark.pipelines.archive import archive_pipeline
 from headrace.spark.pipelines.checking import describe
@@ -310,6 +311,46 @@ def test_a_check_names_the_step_and_the_place_in_its_text(
     pipeline.sink("out", "s", kind="topic", topic="out", **sink)
     with pytest.raises(PlanFault, match=fault):
         describe(spark, pipeline)
+
+
+def test_a_check_finds_a_column_of_a_merge_that_is_not_there(
+    fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
+    pipeline.sink("out", "orders", kind="delta", path="t", mode="update", merge=["idd"])
+    with pytest.raises(PlanFault, match=r"sinks\.out\.merge: orders has no column 'idd'; did you mean id\?"):
+        describe(spark, pipeline)
+
+
+def test_what_a_function_raises_is_told_with_its_step_and_line(
+    fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
+
+    @pipeline.step
+    def priced(orders: DataFrame) -> DataFrame:
+        raise ConnectionRefusedError("no rates today")
+
+    pipeline.sink("out", "priced", kind="console")
+    with pytest.raises(PlanFault, match=r"steps\.priced: ConnectionRefusedError: no rates today \(test_running\.py:\d+\)"):
+        describe(spark, pipeline)
+
+
+def test_a_field_that_differs_from_a_column_of_the_record_in_case_alone_has_its_name(
+    fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.source("orders", topic=fresh_topic(), format="json", schema="Timestamp long, Key string")
+    pipeline.step("s", sql="select timestamp, key, record_timestamp, record_key from orders")
+    pipeline.sink("out", "s", kind="console")
+    [step] = describe(spark, pipeline).steps
+    assert [column["type"] for column in step["columns"]] == ["bigint", "string", "timestamp", "string"]
+
+
+def test_a_broker_that_does_not_answer_is_told_with_its_address() -> None:
+    pipeline = Pipeline("p", servers="127.0.0.1:1")
+    pipeline.source("orders", pattern="orders.*")
+    with pytest.raises(Unavailable, match=r"no broker answers at 127\.0\.0\.1:1: is its bulk lane open there"):
+        check_topics(pipeline)
 
 
 def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from py4j.protocol import Py4JError, Py4JJavaError
+
 from headrace import errors
 from headrace.errors import HeadraceError
 
@@ -20,7 +22,6 @@ _STATE: Final = re.compile(r"\.?\s+SQLSTATE: \w{5}")
 _OFFSETS: Final = re.compile(r"Current (Committed|Available) Offsets: (\{.*\})$", re.MULTILINE)
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]+\b|@[0-9a-f]{6,}|#\d+L?|in stage [\d.]+|TID \d+|task [\d.]+")
 _LINE_CHARACTERS_MAX: Final = 500
-_BROKEN_GATEWAY: Final = ("Py4JNetworkError", "ConnectionRefusedError", "Answer from Java side is empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,17 @@ def diagnose(failure: BaseException) -> Diagnosis:
         return Diagnosis(str(failure), code, bool(getattr(failure, "retriable", False)))
     name = type(failure).__name__
     text = str(failure).strip()
-    if name in _BROKEN_GATEWAY or any(sign in text for sign in _BROKEN_GATEWAY):
+    if is_engine_lost(failure):
         return Diagnosis("the Spark process has ended", is_engine_lost=True, retriable=False)
     found = diagnose_text(text)
     if not found.text:
         return Diagnosis(name)
     return found
+
+
+def is_engine_lost(failure: BaseException) -> bool:
+    """A call that Java did not answer, as opposed to one that it answered with an exception: that may tell of any broken connection."""
+    return isinstance(failure, (Py4JError, ConnectionError)) and not isinstance(failure, Py4JJavaError)
 
 
 def diagnose_text(text: str) -> Diagnosis:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.pipelines.keys import Misfit, nearest
 from headrace.spark.pipelines.model import Pipeline
 
@@ -122,12 +122,8 @@ def _from_python(file: Path, overrides: Mapping[str, object]) -> Pipeline:
         sys.path.insert(0, str(file.parent))
     try:
         module = module_at(file, f"pipeline_{re.sub(r'[^A-Za-z0-9_]', '_', file.stem)}")
-    except Misfit as failure:
-        raise ConfigError(f"{shown}{_line_in(failure, file)}: {failure}") from None
-    except SyntaxError as failure:
-        raise ConfigError(f"{shown}:{failure.lineno}: {failure.msg}") from None
-    except ImportError as failure:
-        raise ConfigError(f"{shown}{_line_in(failure, file)}: {failure}") from None
+    except Exception as failure:  # the file is a program of the user's: whatever it raises is told with its line
+        raise ConfigError(f"{shown}{_line_in(failure, file)}: {reason_of(failure)}") from None
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"{shown}: defines no pipeline: expected pipeline = Pipeline(...)")
@@ -140,8 +136,21 @@ def _from_python(file: Path, overrides: Mapping[str, object]) -> Pipeline:
     return pipeline
 
 
+def reason_of(failure: BaseException) -> str:
+    """What code of the user's has run into, in one line."""
+    if isinstance(failure, (Misfit, HeadraceError, ImportError)):
+        return str(failure)
+    if isinstance(failure, SyntaxError):
+        return failure.msg
+    if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(failure):
+        return "this needs a Spark session, and there is none while the file is read: move it into the function of a step"
+    return f"{type(failure).__name__}: {failure}"
+
+
 def _line_in(failure: BaseException, file: Path) -> str:
     """The line of the file that led to it: the last frame that is in the file."""
+    if isinstance(failure, SyntaxError) and failure.filename == str(file):
+        return f":{failure.lineno}"
     trace, line = failure.__traceback__, ""
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(file):

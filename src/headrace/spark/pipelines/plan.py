@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from headrace.bulk.client import Servers
-from headrace.errors import ConfigError, UnknownTopic
+from headrace.errors import ConfigError, HeadraceError, UnknownTopic
 from headrace.spark.columns import raw_schema
 from headrace.spark.connection import connect
+from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
 from headrace.spark.pipelines.diagnosis import diagnose
-from headrace.spark.pipelines.files import module_beside
+from headrace.spark.pipelines.files import module_beside, reason_of
 from headrace.spark.pipelines.keys import Watermark, nearest
 from headrace.spark.pipelines.model import Pipeline, Sink, Source, Step, Transform
 from headrace.spark.pipelines.rejection import expect, use_servers
@@ -62,8 +65,10 @@ def servers(pipeline: Pipeline) -> Servers:
 
 def check_topics(pipeline: Pipeline) -> None:
     """Are the topics of the sources there, and does the broker answer at all? Told in a moment, before Spark takes its seconds."""
-    client = connect(servers(pipeline))
+    where = servers(pipeline)
+    client = connect(where)
     known: list[str] | None = None
+    Endurance(retries=0).at_first(client.topics, where.addresses)
     for source in pipeline.sources.values():
         for topic in source.topics:
             try:
@@ -94,6 +99,9 @@ def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[
 
 def shaped(frame: DataFrame, sink: Sink) -> DataFrame:
     """The rows as the sink takes them: for a topic, records."""
+    for key in sink.merge:
+        if key not in frame.columns:
+            raise PlanFault(f"sinks.{sink.name}.merge", f"{sink.source} has no column {key!r}{nearest(key, frame.columns)}")
     return _planned(f"sinks.{sink.name}", lambda: _records(frame, sink)) if sink.kind == "topic" else frame
 
 
@@ -102,7 +110,7 @@ def _planned(place: str, make: Callable[[], DataFrame]) -> DataFrame:
         return make()
     except (AnalysisException, ParseException) as failure:
         raise PlanFault(place, _sql_text(failure), diagnose(failure).kind) from None
-    except PySparkException as failure:
+    except (PySparkException, Py4JJavaError) as failure:
         found = diagnose(failure)
         raise PlanFault(place, found.text, found.kind) from None
 
@@ -159,12 +167,14 @@ def unpacked(frame: DataFrame) -> DataFrame:
     """The fields of the value as columns, then those of the record; where both have a name, the record's is called `record_NAME`."""
     kind = frame.schema["value"].dataType
     fields = kind.fieldNames() if isinstance(kind, StructType) else []
+    # Names are the same to Spark whatever their case.
+    taken = {name.lower() for name in fields}
     columns = [F.col(f"value.`{name}`") for name in fields]
     for name in frame.columns:
         if name in ("timestampType", *(["value"] if fields else [])):
             continue
         column = F.col(name).cast("string") if name == "key" else F.col(name)
-        columns.append(column.alias(f"record_{name}" if name in fields else name))
+        columns.append(column.alias(f"record_{name}" if name.lower() in taken else name))
     return frame.select(*columns)
 
 
@@ -178,10 +188,23 @@ def _step_frame(spark: SparkSession, pipeline: Pipeline, step: Step, above: Mapp
         if name != "spark" and name not in above:
             raise PlanFault(f"steps.{step.name}", f"there is no source or step {name!r} above it{nearest(name, above)}")
         arguments.append(spark if name == "spark" else above[name])
-    made = function(*arguments)
+    made = _called(step, function, arguments)
     if not hasattr(made, "createOrReplaceTempView"):
         raise PlanFault(f"steps.{step.name}", f"expected a DataFrame from the function, not {type(made).__name__}")
     return _watermarked(made, step.watermark)
+
+
+def _called(step: Step, function: Transform, arguments: Sequence[Any]) -> Any:
+    try:
+        return function(*arguments)
+    except (PySparkException, Py4JError):
+        raise  # explained like a fault in SQL
+    except HeadraceError as failure:
+        raise PlanFault(f"steps.{step.name}", str(failure)) from None
+    except Exception as failure:  # the function is the user's: whatever it raises is told with the step and its line
+        line = traceback.extract_tb(failure.__traceback__)[1:2]
+        where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in line)
+        raise PlanFault(f"steps.{step.name}", reason_of(failure) + where) from failure
 
 
 def _text_of(pipeline: Pipeline, step: Step) -> str:
@@ -200,6 +223,8 @@ def find_function(pipeline: Pipeline, step: Step) -> Transform:
     except ModuleNotFoundError as failure:
         where = f"in {pipeline.directory} or among the installed ones"
         raise PlanFault(f"steps.{step.name}.python", f"no module {failure.name} {where}") from None
+    except Exception as failure:  # the module is the user's: whatever it raises is told with the step
+        raise PlanFault(f"steps.{step.name}.python", f"{module_name}: {reason_of(failure)}") from failure
     function = getattr(module, function_name, None)
     if not callable(function):
         names = [name for name, value in vars(module).items() if callable(value)]

@@ -133,7 +133,9 @@ def _frame(spark: SparkSession, client: BulkClient, topic: str, reading: Reading
     frame = frame.withColumn("key", F.col("key").cast("string"))
     kind = frame.schema["value"].dataType
     fields = kind.fieldNames() if isinstance(kind, StructType) else []
-    return frame.select("*", *(F.col(f"value.`{name}`") for name in fields if name not in frame.columns))
+    # Names are the same to Spark whatever their case.
+    taken = {name.lower() for name in frame.columns}
+    return frame.select("*", *(F.col(f"value.`{name}`") for name in fields if name.lower() not in taken))
 
 
 def guessed_columns(frame: DataFrame, records_max: int = 1000) -> str:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 
 from headrace.bulk.client import BulkClient
 from headrace.errors import HeadraceError, TopicExists, UnknownTopic
 from headrace.spark.connection import connect
 from headrace.spark.options import Options
+from headrace.spark.pipelines.diagnosis import is_engine_lost
 from headrace.spark.pipelines.flow import Flow
 from headrace.spark.pipelines.model import Pipeline
 from headrace.spark.pipelines.plan import check_topics, servers
@@ -150,11 +151,6 @@ class Runner:
     def _write(self, state: str, error: str = "") -> None:
         self._written = time.monotonic()
         self._run.write(state, [flow.state.plain() for flow in self._flows], now_ms=_now_ms(), master=self._master, error=error)
-
-
-def is_engine_lost(failure: BaseException) -> bool:
-    """A call that Java did not answer, as opposed to one that it answered with an exception."""
-    return isinstance(failure, (Py4JError, ConnectionError)) and not isinstance(failure, Py4JJavaError)
 
 
 def _batch(flow: Flow) -> int | None:
