@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -10,20 +11,50 @@ import headrace.bulk.lane
 from headrace.bulk.calls import Calls
 from headrace.bulk.memory import give_back, keep_large_pieces
 from headrace.errors import Unavailable
-from tests.bulk.stand import standing
+from headrace.limits import BULK_STALL_SECONDS_MAX
+from headrace.records import Run
+from tests.bulk.stand import DEADLINE_SECONDS, rows, standing, values
 from tests.bulk.test_bounds import eventually
 
 
 def test_one_call_too_many_is_refused_and_counts_for_nothing() -> None:
     calls = Calls(2)
-    calls.begin()
-    calls.begin()
+    first = calls.begin()
+    calls.begin(carries_rows=True)
     with pytest.raises(Unavailable, match="2 calls are being served already"):
-        calls.begin()
-    assert (calls.under_way, calls.begun) == (2, 2)
-    calls.end()
-    calls.begin()
-    assert (calls.under_way, calls.begun) == (2, 3)
+        calls.begin(carries_rows=True)
+    assert (calls.under_way, calls.carriers_under_way, calls.carriers_begun) == (2, 1, 1)
+    calls.end(first)
+    calls.begin(carries_rows=True)
+    assert (calls.under_way, calls.carriers_under_way, calls.carriers_begun) == (2, 2, 2)
+
+
+def test_the_call_that_waits_the_longest_for_its_peer_makes_room_but_not_too_soon() -> None:
+    now, lost = [0.0], list[str]()
+    calls = Calls(3, cut=lost.append, clock=lambda: now[0])
+    ours, late, early = (calls.begin(name) for name in ("ours", "late", "early"))
+    ours.peers_turn()
+    ours.our_turn()
+    early.peers_turn()
+    now[0] = 1.0
+    late.peers_turn()
+
+    def one_more() -> list[str]:
+        with pytest.raises(Unavailable):
+            calls.begin("more")
+        return lost
+
+    now[0] = BULK_STALL_SECONDS_MAX - 0.001
+    assert one_more() == []
+    now[0] = BULK_STALL_SECONDS_MAX
+    assert one_more() == ["early"]
+    assert one_more() == ["early"], "it is on its way out, and the other one has some time left"
+    now[0] += 1.0
+    assert one_more() == ["early", "late"]
+    now[0] += 1_000.0
+    assert one_more() == ["early", "late"], "nobody waits for the peer of the third"
+    calls.end(early)
+    calls.begin("more")
 
 
 def test_memory_can_be_kept_and_given_back() -> None:
@@ -31,16 +62,23 @@ def test_memory_can_be_kept_and_given_back() -> None:
     give_back()
 
 
-def test_memory_is_given_back_once_after_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_given_back_once_after_rows_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(headrace.bulk.lane, "_QUIET_SECONDS", 0.01)
     monkeypatch.setattr(headrace.bulk.lane, "give_back", lambda: given.append(1))
-    with standing() as stand, stand.client() as bulk:
+    with standing() as stand, stand.client() as bulk, stand.client() as waiting:
+        stand.topic("t")
+        stand.topic("quiet")
+        watch = threading.Thread(target=lambda: waiting.wait({"quiet": {0: 0}}, 30_000))
+        watch.start()
+        eventually(lambda: stand.lane._server.calls.under_way == 1, "nobody waits")
         stand.run(asyncio.sleep(0.1))
-        assert given == [], "nobody has called yet"
-        bulk.topics()
-        eventually(lambda: given == [1], "it is not given back")
+        assert given == [], "nobody has moved a row yet"
+        bulk.append("t", [values(b"x")])
+        eventually(lambda: given == [1], "it is not given back while somebody waits for news")
         stand.run(asyncio.sleep(0.1))
         assert given == [1]
-        bulk.topics()
+        assert len(rows(bulk, "t")) == 1
         eventually(lambda: given == [1, 1], "it is not given back again")
+        stand.publish("quiet", Run([b"x"]))
+        watch.join(DEADLINE_SECONDS)

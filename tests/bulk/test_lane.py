@@ -262,7 +262,7 @@ def test_a_put_that_fails_says_how_much_of_it_is_durable(bulk: BulkClient, topic
     with pytest.raises(UnknownPartition) as caught:
         bulk.append(topic, [good, good, bad, good])
     assert caught.value.durable_records == 4  # type: ignore[attr-defined]  # what a put adds to whatever it raises
-    assert "4 records before it are durable" in str(caught.value)
+    assert "4 records of the put are durable" in str(caught.value)
     assert bulk.describe([topic])[topic].partitions[0].end == 4
 
 

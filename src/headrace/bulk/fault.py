@@ -40,7 +40,7 @@ def flight_error(error: BrokerError, durable: int | None = None) -> flight.Fligh
     fields = {name: value for name in _fields(type(error)) if isinstance(value := getattr(error, name, None), _SCALARS)}
     text = str(error)
     if durable is not None:
-        text = f"{text} ({durable} records before it are durable)"
+        text = f"{text} ({durable} records of the put are durable)"
         fields["durable_records"] = durable
     extra = json.dumps({"code": error.code, "text": text, "fields": fields}).encode()
     words = f"{error.code}: {text}"

@@ -39,7 +39,7 @@ class Lane:
     def __init__(self, server: BulkServer, bridge: Bridge, host: str) -> None:
         self._server, self._bridge = server, bridge
         self._begun = self._seen = 0
-        """Calls when memory was given back last, and at the last look."""
+        """Calls that carry rows, when memory was given back last, and at the last look."""
         self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._look)
         self.address = f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
 
@@ -64,12 +64,13 @@ class Lane:
         return cls(server, bridge, host)
 
     def _look(self) -> None:
-        """Where nobody has called since the last look, and somebody before it, memory that is kept for them is given back."""
+        """Where nobody has moved rows since the last look, and somebody before it, memory that is kept for them is given back. Calls that
+        carry none do not count: there is always somebody who waits for news."""
         calls, loop = self._server.calls, asyncio.get_running_loop()
-        if not calls.under_way and calls.begun == self._seen != self._begun:
-            self._begun = calls.begun
+        if not calls.carriers_under_way and calls.carriers_begun == self._seen != self._begun:
+            self._begun = calls.carriers_begun
             loop.run_in_executor(None, give_back)
-        self._seen = calls.begun
+        self._seen = calls.carriers_begun
         self._timer = loop.call_later(_QUIET_SECONDS, self._look)
 
     async def drain(self, deadline_seconds: float) -> int:

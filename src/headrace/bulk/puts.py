@@ -10,6 +10,7 @@ import concurrent.futures
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -20,13 +21,23 @@ from headrace.broker.publish import Published
 from headrace.bulk import request
 from headrace.bulk.arrays import cast, checked
 from headrace.bulk.bridge import Bridge
+from headrace.bulk.fault import flight_error
 from headrace.bulk.writing import Cutter, Piece, Target, check_rows
-from headrace.errors import BrokerError, InvalidRequest
+from headrace.errors import BrokerError, InvalidRequest, Unavailable
 from headrace.limits import BULK_IN_FLIGHT_BYTES_MAX, DEAD_LETTER_ERROR_BYTES_MAX, DEAD_LETTERS_MOVED_MAX
 
 
 class Put(ABC):
-    """One put. What `take` raises ends it."""
+    """One put. As a context it is given up by whatever is raised inside; what the broker raised leaves as a Flight error."""
+
+    def __enter__(self) -> Put:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        if failure is not None:
+            self.abandon()
+        if isinstance(failure, BrokerError):
+            raise flight_error(failure, self.durable()) from None
 
     @abstractmethod
     def take(self, batch: pa.RecordBatch) -> None:
@@ -36,8 +47,12 @@ class Put(ABC):
     def finish(self) -> object:
         """The answer, once everything is safe."""
 
+    @abstractmethod
+    def abandon(self) -> None:
+        """It has failed, or whoever sent it has gone: nothing is left behind that nobody will ask for."""
+
     def durable(self) -> int | None:
-        """How many records are safe although the put has failed; None where nothing is unless all is."""
+        """How many records are safe although the put was given up; None where nothing is unless all is."""
         return None
 
 
@@ -66,15 +81,29 @@ class _Flown(Put):
 
     def __init__(self, bridge: Bridge, cutter: Cutter) -> None:
         self._bridge, self._cutter = bridge, cutter
-        self._flying: deque[tuple[concurrent.futures.Future[Any], int]] = deque()
+        self._flying: deque[tuple[concurrent.futures.Future[list[Any]], int]] = deque()
         self._flying_bytes = 0
 
     @abstractmethod
-    async def _send(self, pieces: list[Piece]) -> Any:
-        """On the loop: hand over all pieces before waiting for the first, so that they keep their order and share a flush."""
+    def _hand_over(self, piece: Piece) -> Awaitable[Any]:
+        """To the broker, on its loop."""
 
     @abstractmethod
-    def _landed(self, answer: Any) -> None: ...
+    def _landed(self, answer: Any) -> None:
+        """One piece is safe."""
+
+    async def _send(self, pieces: list[Piece]) -> list[Any]:
+        """Hand over all pieces before waiting for the first, so that they keep their order and share a flush. What becomes of each is in
+        the answer, up to the first that was refused: a failure of one does not make the others unwritten."""
+        handed: list[Awaitable[Any]] = []
+        refused: list[BrokerError] = []
+        for piece in pieces:
+            try:
+                handed.append(self._hand_over(piece))
+            except BrokerError as error:
+                refused.append(error)
+                break
+        return [*await asyncio.gather(*handed, return_exceptions=True), *refused]
 
     def take(self, batch: pa.RecordBatch) -> None:
         pieces: list[Piece] = []
@@ -97,13 +126,22 @@ class _Flown(Put):
     def _land(self) -> None:
         future, size = self._flying.popleft()
         self._flying_bytes -= size
-        self._landed(self._bridge.result(future, None))
+        failures: list[BaseException] = []
+        for outcome in self._bridge.result(future, None):
+            if isinstance(outcome, asyncio.CancelledError):
+                failures.append(Unavailable("the broker is draining"))
+            elif isinstance(outcome, BaseException):
+                failures.append(outcome)
+            else:
+                self._landed(outcome)
+        if failures:
+            raise failures[0]
 
     def _land_all(self) -> None:
         while self._flying:
             self._land()
 
-    def _give_up(self) -> None:
+    def abandon(self) -> None:
         """Wait for what is on its way; the first failure is the one that is reported."""
         while self._flying:
             try:
@@ -120,24 +158,21 @@ class AppendPut(_Flown):
         self._broker, self._who = broker, who
         self._placements = Placements()
 
-    async def _send(self, pieces: list[Piece]) -> list[Published]:
-        staged = [self._broker.publish(self._who, piece.topic, piece.run, partition=piece.partition) for piece in pieces]
-        return list(await asyncio.gather(*staged))
+    def _hand_over(self, piece: Piece) -> Awaitable[Published]:
+        return self._broker.publish(self._who, piece.topic, piece.run, partition=piece.partition)
 
-    def _landed(self, answer: list[Published]) -> None:
-        for published in answer:
-            if published.placements is None:
-                self._placements.add(published.partition, published.base_offset, published.count)
-            else:
-                for partition, offset in published.placements:
-                    self._placements.add(partition, offset, 1)
+    def _landed(self, answer: Published) -> None:
+        if answer.placements is None:
+            self._placements.add(answer.partition, answer.base_offset, answer.count)
+            return
+        for partition, offset in answer.placements:
+            self._placements.add(partition, offset, 1)
 
     def finish(self) -> object:
         self._land_all()
         return {"records": self._placements.records, "placements": self._placements.found}
 
     def durable(self) -> int:
-        self._give_up()
         return self._placements.records
 
 
@@ -147,26 +182,38 @@ class StagePut(_Flown):
     def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, asked: request.Stage) -> None:
         super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)))
         self._broker, self._who, self._asked = broker, who, asked
+        self._has_staged = False
 
-    async def _send(self, pieces: list[Piece]) -> None:
+    def _hand_over(self, piece: Piece) -> Awaitable[None]:
         asked = self._asked
-        staged = [
-            self._broker.stage(
-                self._who,
-                asked.handle,
-                piece.topic,
-                piece.run,
-                app=asked.app,
-                run_id=asked.run_id,
-                order=asked.order,
-                partition=piece.partition,
-            )
-            for piece in pieces
-        ]
-        await asyncio.gather(*staged)
+        staged = self._broker.stage(
+            self._who,
+            asked.handle,
+            piece.topic,
+            piece.run,
+            app=asked.app,
+            run_id=asked.run_id,
+            order=asked.order,
+            partition=piece.partition,
+        )
+        self._has_staged = True
+        return staged
 
     def _landed(self, answer: Any) -> None:
         pass
+
+    def abandon(self) -> None:
+        """Half of a task is of no use to anybody, and a handle is used once."""
+        try:
+            self._bridge.wait(self._drop)
+        except BrokerError:
+            pass  # the broker is draining, or the caller may not any more: it goes with the broker, or expires
+        super().abandon()
+
+    async def _drop(self) -> None:
+        """Not what another put has staged under the handle: then this one was refused."""
+        if self._has_staged:
+            await self._broker.drop_staged(self._who, [self._asked.handle])
 
     def finish(self) -> object:
         self._land_all()
@@ -209,3 +256,6 @@ class LettersPut(Put):
 
     def finish(self) -> object:
         return {"moved": self._moved}
+
+    def abandon(self) -> None:
+        """What has been moved stays where it is, and is left alone when it comes again."""

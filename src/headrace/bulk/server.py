@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
@@ -22,8 +22,9 @@ from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
-from headrace.bulk.calls import Calls
+from headrace.bulk.calls import Call, Calls
 from headrace.bulk.fault import flight_error
+from headrace.bulk.lines import cut
 from headrace.bulk.puts import AppendPut, LettersPut, Put, StagePut
 from headrace.bulk.reading import Arrows, below
 from headrace.bulk.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
@@ -32,6 +33,7 @@ from headrace.bulk.writing import Target
 from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange
 from headrace.limits import BULK_CALLS_MAX, BULK_READ_AHEAD_BYTES
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _ENDPOINTS: Final = 8
 """Into how many ranges GetFlightInfo divides a partition at most."""
@@ -47,7 +49,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._broker, self._bridge, self._who = broker, bridge, who
         self._verbs = Verbs(broker, bridge)
         self._turns = itertools.count()
-        self.calls = Calls(BULK_CALLS_MAX)
+        self.calls = Calls(BULK_CALLS_MAX, cut=lambda peer: cut(peer, self.port))
         super().__init__(location, **options)
 
     # What there is
@@ -102,30 +104,31 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             bounds = self._bridge.call(lambda: self._checked_bounds(who, wanted))
             start, stop = _bounded(wanted, bounds[0], bounds[1])
             arrows = Arrows(columns, wanted.rows_max)
-            return flight.GeneratorStream(arrows.schema, self._rows(who, wanted, start, stop, arrows))
+            reading = _Call(self.calls, context.peer(), lambda: who, carries_rows=True)
+            return flight.GeneratorStream(arrows.schema, self._rows(reading, wanted, start, stop, arrows))
 
     def _checked_bounds(self, who: Principal, wanted: Range) -> tuple[int, int]:
         self._broker.check_reads(who, wanted.topic)
         bounds = self._broker.bounds(who, wanted.topic, wanted.partition)
         return bounds.first, bounds.end
 
-    def _rows(self, who: Principal, wanted: Range, position: int, stop: int, arrows: Arrows) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _rows(self, call: _Call, wanted: Range, position: int, stop: int, arrows: Arrows) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Runs on the thread of the call, as far as its reader keeps up; one chunk is read ahead."""
 
-        def fetch(offset: int) -> Any:
+        def fetch(who: Principal, offset: int) -> Any:
             return self._bridge.start(
                 lambda: self._broker.fetch(who, wanted.topic, wanted.partition, offset, bytes_max=BULK_READ_AHEAD_BYTES, with_expired=True)
             )
 
         coming = None
-        with _Call(self.calls, lambda: who):
+        with call as who:
             try:
-                coming = fetch(position) if position < stop else None
+                coming = fetch(who, position) if position < stop else None
                 while coming is not None:
                     fetched = self._bridge.result(coming, None)
-                    coming = fetch(fetched.next_offset) if fetched.next_offset < stop else None
-                    yield from arrows.feed(below(fetched.batches, stop), self._broker.now)
-                yield from arrows.flush()
+                    coming = fetch(who, fetched.next_offset) if fetched.next_offset < stop else None
+                    yield from call.sent(arrows.feed(below(fetched.batches, stop), self._broker.now))
+                yield from call.sent(arrows.flush())
             finally:
                 if coming is not None:
                     coming.cancel()
@@ -139,15 +142,17 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        with self._call(context) as who:
-            put = self._put(who, _command(descriptor), reader.schema)
+        call = self._call(context, carries_rows=True)
+        with call as who, self._put(who, _command(descriptor), reader.schema) as put:
+            for chunk in call.received(reader):
+                put.take(chunk)
+            if context.is_cancelled():  # the rows of a caller that has gone end like those of one that is done
+                raise _gone()
+            answer = encode(put.finish())
             try:
-                for chunk in _chunks(reader):
-                    put.take(chunk)
-                answer = put.finish()
-            except BrokerError as error:
-                raise flight_error(error, put.durable()) from None
-            writer.write(encode(answer))
+                writer.write(answer)
+            except OSError:
+                raise _gone() from None
 
     def _put(self, who: Principal, asked: request.Put, schema: pa.Schema) -> Put:
         if isinstance(asked, Append):
@@ -167,30 +172,53 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             body = b"" if action.body is None else action.body.to_pybytes()
             return iter([encode(self._verbs.answer(who, action.type, body))])
 
-    def _call(self, context: flight.ServerCallContext) -> _Call:
-        return _Call(self.calls, lambda: self._who(context))
+    def _call(self, context: flight.ServerCallContext, *, carries_rows: bool = False) -> _Call:
+        return _Call(self.calls, context.peer(), lambda: self._who(context), carries_rows=carries_rows)
 
 
 class _Call:
     """A call within the bounds of how many there may be. What the broker raises inside leaves as a Flight error, and a defect of ours as
     one that tells a stranger nothing of our inside."""
 
-    def __init__(self, calls: Calls, who: Callable[[], Principal]) -> None:
-        self._calls, self._who = calls, who
+    def __init__(self, calls: Calls, peer: str, who: Callable[[], Principal], *, carries_rows: bool) -> None:
+        self._calls, self._peer, self._who, self._carries_rows = calls, peer, who, carries_rows
+        self._call: Call
 
     def __enter__(self) -> Principal:
         try:
-            self._calls.begin()
+            self._call = self._calls.begin(self._peer, carries_rows=self._carries_rows)
         except BrokerError as error:
             raise flight_error(error) from None
         try:
             return self._who()
         except BrokerError as error:
-            self._calls.end()
+            self._calls.end(self._call)
             raise flight_error(error) from None
 
+    def sent(self, rows: Iterable[T]) -> Iterator[T]:
+        """It is the peer's turn until the next is asked for."""
+        for one in rows:
+            self._call.peers_turn()
+            yield one
+            self._call.our_turn()
+
+    def received(self, reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """It is the peer's turn until the next has come. Raises `InvalidRequest`."""
+        while True:
+            self._call.peers_turn()
+            try:
+                batch = reader.read_chunk().data
+            except StopIteration:
+                return
+            except pa.ArrowException as failure:
+                raise InvalidRequest(f"the rows of a put cannot be read: {str(failure)[:200]}") from None
+            finally:
+                self._call.our_turn()
+            if batch is not None:
+                yield batch
+
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        self._calls.end()
+        self._calls.end(self._call)
         if isinstance(failure, BrokerError):
             raise flight_error(failure) from None
         if isinstance(failure, Exception) and not isinstance(failure, flight.FlightError):
@@ -218,16 +246,8 @@ def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
     raise InvalidRequest("a path is [topic] or [topic, partition]")
 
 
-def _chunks(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:
-    while True:
-        try:
-            batch = reader.read_chunk().data
-        except StopIteration:
-            return
-        except pa.ArrowException as failure:
-            raise InvalidRequest(f"the rows of a put cannot be read: {str(failure)[:200]}") from None
-        if batch is not None:
-            yield batch
+def _gone() -> flight.FlightError:
+    return flight.FlightCancelledError("the caller has gone")
 
 
 def _command(descriptor: flight.FlightDescriptor) -> request.Put:
