@@ -54,6 +54,17 @@ def test_the_initial_offset_stays_what_it_was(client: FakeClient) -> None:
     assert reader.initialOffset() == at(10, 20)
 
 
+@pytest.mark.parametrize("options", [{}, {"subscribePattern": "t.*"}])
+def test_the_checkpoint_of_another_source_is_refused(client: FakeClient, options: dict[str, str]) -> None:
+    client.put(state("other", 5))
+    reader, other = stream(**options), {"other": {"0": 3}}
+    with pytest.raises(ConfigError, match="the checkpoint is not of this source: it has read other, and t"):
+        reader.latestOffset(other, ALL)
+    with pytest.raises(ConfigError, match="the checkpoint is not of this source"):
+        reader.partitions(other, {"other": {"0": 5}})
+    assert reader.latestOffset({**other, **at(10, 20)}, ALL) == at(10, 20)
+
+
 def test_a_stream_may_start_at_a_time_or_at_offsets(client: FakeClient) -> None:
     client.times = {("t", 0): [100 * index for index in range(10)], ("t", 1): [100 * index for index in range(20)]}
     assert stream(startingTimestamp="350").initialOffset() == at(4, 4)

@@ -49,6 +49,12 @@ def test_a_pattern_matches_whole_names() -> None:
     assert list(pattern.states(client("orders", "orders.eu", "xx", "my-orders", "x"))) == ["orders", "orders.eu", "x"]
 
 
+def test_a_pattern_means_dead_letters_only_if_it_says_so() -> None:
+    there = client("orders", "orders.dlq", "orders.eu")
+    assert list(subscription(subscribePattern="orders.*").states(there)) == ["orders", "orders.eu"]
+    assert list(subscription(subscribePattern=r".*\.dlq").states(there)) == ["orders.dlq"]
+
+
 def test_a_pattern_that_matches_nothing_yet_is_fine() -> None:
     assert subscription(subscribePattern="nothing").states(client("orders")) == {}
 

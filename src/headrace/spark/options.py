@@ -63,7 +63,12 @@ CONNECTION_OPTIONS: Final = (
 
 SOURCE_OPTIONS: Final = (
     Option("subscribe", "one of the three", "read", "topics, separated by commas"),
-    Option("subscribePattern", "one of the three", "read", "a regular expression (of Python) that a topic's whole name has to match"),
+    Option(
+        "subscribePattern",
+        "one of the three",
+        "read",
+        "a regular expression (of Python) that a topic's whole name has to match; dead letters (`….dlq`) only if it says `dlq`",
+    ),
     Option("assign", "one of the three", "read", 'partitions: `{"orders":[0,1]}`'),
     Option(
         "startingOffsets",

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.bulk.client import BulkClient, TopicState
-from headrace.errors import UnknownTopic
+from headrace.errors import ConfigError, UnknownTopic
 from headrace.spark.admission import Patience, records_within, share
 from headrace.spark.batch_reader import resolved
 from headrace.spark.connection import connect
@@ -92,7 +92,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
         """The end of the next batch; `start` itself if there is to be none."""
-        begin = from_json(start)
+        begin = self._own(start)
         self._progress.tell(begin, wait=self._target is not None)
         ends = self._ends(begin) if self._target is None else self._target
         end = self._admitted(begin, ends, limit)
@@ -106,6 +106,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._states = self._described()
         self._target = self._settings.subscription.ends(self._states)
+
+    def _own(self, given: dict[str, dict[str, int]]) -> Offsets:
+        """Offsets of a checkpoint may be those of another query, or of another source of this one: Spark tells sources apart by their
+        order alone. Going on from there would read everything again, or what nobody asked for."""
+        reads = self._settings.subscription.reads
+        if given and not any(map(reads, given)):
+            raise ConfigError(
+                f"the checkpoint is not of this source: it has read {', '.join(sorted(given))}, and {self._settings.subscription} is to be "
+                "read. Give the query a checkpoint of its own, and keep the order of its sources"
+            )
+        return from_json(given)
 
     def _admitted(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets | None:
         """How far the next batch goes. None: there is nothing to do, or not enough yet."""
@@ -181,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> Sequence[InputPartition]:
         """The tasks of a batch; of one that is run again, too, so nothing but the two offsets counts."""
         settings = self._settings
-        begin, stop = from_json(start), from_json(end)
+        begin, stop = self._own(start), self._own(end)
         states = self._described(sorted({topic for topic, _ in begin.keys() | stop.keys()}))
         ranges = present(begin, stop, states, Losses(fatal=settings.fail_on_data_loss))
         return settings.endurance.throughout(

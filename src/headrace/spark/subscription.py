@@ -15,6 +15,7 @@ from headrace.spark.offsets import Offsets, Place, parse_assignment
 from headrace.spark.options import Options
 
 WAYS = ("subscribe", "subscribePattern", "assign")
+_DEAD_LETTERS = "dlq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,19 @@ class Subscription:
             raise ConfigError(f'option subscribePattern: "{text}" is not a regular expression: {failure}') from None
         return cls(pattern=text)
 
+    def __str__(self) -> str:
+        return self.pattern or ", ".join(self.names)
+
     def topics(self, client: BulkClient) -> list[str]:
         """Their names as of now."""
+        return [name for name in client.topics() if self.reads(name)] if self.pattern else list(self.names)
+
+    def reads(self, topic: str) -> bool:
+        """Whether it is one of these. A pattern means dead letters only if it names them: a query that moves what it cannot read to
+        `orders.dlq` would find it there, move it to `orders.dlq.dlq`, and so on for ever."""
         if not self.pattern:
-            return list(self.names)
-        matches = re.compile(self.pattern).fullmatch
-        return [name for name in client.topics() if matches(name)]
+            return topic in self.names
+        return re.fullmatch(self.pattern, topic) is not None and (not topic.endswith(f".{_DEAD_LETTERS}") or _DEAD_LETTERS in self.pattern)
 
     def states(self, client: BulkClient) -> dict[str, TopicState]:
         """The topics as they are now. A name that does not exist is refused with those that look like it."""

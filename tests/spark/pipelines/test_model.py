@@ -278,9 +278,15 @@ def test_a_checkpoint_with_a_scheme_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_archive_is_a_pipeline_with_a_checkpoint_beside_its_table(tmp_path: Path) -> None:
     made = archive_pipeline("orders.eu", "iceberg", str(tmp_path / "lake"), servers="broker:1")
-    assert (made.name, made.servers, made.checkpoint) == ("archive.orders.eu", "broker:1", str(tmp_path / "lake.checkpoint"))
+    assert (made.name, made.servers, made.checkpoint) == ("archive.orders.eu", "broker:1", str(tmp_path / "lake.checkpoint/orders.eu"))
     assert made.sources["records"].topics == ("orders.eu",)
     assert (made.sinks["table"].path, made.sinks["table"].table) == (str(tmp_path / "lake"), "headrace.orders_eu")
+
+
+def test_no_two_topics_share_the_checkpoint_of_an_archive(tmp_path: Path) -> None:
+    topics = ("a-b", "a/b", "a:b", "x" * 200, "x" * 201, "é")
+    made = [archive_pipeline(topic, "iceberg", str(tmp_path / "lake")) for topic in topics]
+    assert len({each.checkpoint for each in made}) == len({each.name for each in made}) == len(topics)
 
 
 def test_two_things_of_one_name_are_refused() -> None:

@@ -374,6 +374,17 @@ def test_an_archive_keeps_all_of_a_record(
     assert rows[0].keys() == {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"}
 
 
+def test_a_directory_keeps_the_archives_of_several_topics_apart(
+    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
+) -> None:
+    topics = [fresh_topic(), fresh_topic()]
+    for topic in (*topics, topics[0]):
+        publish(bulk, topic, topic.encode())
+        run(archive_pipeline(topic, "delta", str(tmp_path / "lake"), servers=broker.address))
+    rows = DeltaTable(tmp_path / "lake").to_pyarrow_table().to_pylist()
+    assert sorted((row["topic"], row["offset"]) for row in rows) == sorted([(topics[0], 0), (topics[0], 1), (topics[1], 0)])
+
+
 def test_a_sink_names_its_own_kind_of_table(tmp_path: Path) -> None:
     from headrace.spark.pipelines.tables.writing import open_table
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.spark.connection import connect
+from headrace.spark.options import Options
 from headrace.spark.pipelines.diagnosis import diagnose
 from headrace.spark.pipelines.model import Pipeline, Sink, Source
-from headrace.spark.pipelines.plan import PlanFault, check_topics, frames, servers, shaped
+from headrace.spark.pipelines.plan import PlanFault, check_topics, frames, servers, shaped, source_options
 from headrace.spark.pipelines.runner import close_session, open_session
+from headrace.spark.subscription import Subscription
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,12 +108,7 @@ def _check_mode(spark: SparkSession, frame: DataFrame, sink: Sink) -> None:
 
 def _source(pipeline: Pipeline, source: Source, frame: DataFrame) -> dict[str, Any]:
     client = connect(servers(pipeline))
-    if source.pattern:
-        import re
-
-        topics = [topic for topic in client.topics() if re.fullmatch(source.pattern, topic)]
-    else:
-        topics = list(source.topics)
+    topics = Subscription.of(Options(source_options(pipeline, source))).topics(client)
     states = client.describe(topics)
     return {
         "name": source.name,
