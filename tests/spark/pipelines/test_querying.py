@@ -53,6 +53,22 @@ def test_the_tables_of_a_query_are_found_wherever_they_stand(spark: SparkSession
         relations(spark, "selec 1")
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "delete from a where key = 'x'",
+        "update a set key = 'x'",
+        "insert into a values (1)",
+        "insert overwrite a select 1",
+        "truncate table a",
+        "merge into a using b on a.key = b.key when matched then delete",
+    ],
+)
+def test_a_query_that_would_change_a_topic_is_refused(spark: SparkSession, query: str) -> None:
+    with pytest.raises(QueryFault, match="a topic is only read here"):
+        relations(spark, query)
+
+
 def test_a_topic_without_a_schema_has_text_in_it(spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading) -> None:
     frame = run_query(spark, bulk, f"select * from `{orders}` where key = 'k4'", reading)
     [row] = rows_of(frame, 10).to_pylist()

@@ -377,7 +377,7 @@ def test_an_archive_keeps_all_of_a_record(
 def test_a_directory_keeps_the_archives_of_several_topics_apart(
     bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
 ) -> None:
-    topics = [fresh_topic(), fresh_topic()]
+    topics = [fresh_topic("-a"), fresh_topic("-b")]
     for topic in (*topics, topics[0]):
         publish(bulk, topic, topic.encode())
         run(archive_pipeline(topic, "delta", str(tmp_path / "lake"), servers=broker.address))

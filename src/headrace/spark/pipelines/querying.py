@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RELATION: Final = re.compile(r"'UnresolvedRelation \[(.*?)\], \[")
+_CHANGE: Final = re.compile(r"'?(DeleteFromTable|UpdateTable|MergeIntoTable|InsertInto\w*|OverwriteBy\w*|TruncateTable)\b")
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _POSITION: Final = re.compile(r"line (\d+),? pos (\d+)")
 
@@ -51,12 +52,14 @@ class Reading:
 
 
 def relations(spark: SparkSession, query: str) -> list[str]:
-    """The tables a query names, in order, without those it defines itself; raises `QueryFault` if it is no SQL."""
+    """The tables a query names, in order, without those it defines itself; raises `QueryFault` if it is no SQL, or would change one."""
     session: Any = spark._jsparkSession
     try:
         plan = session.sessionState().sqlParser().parsePlan(query).toString()
     except ParseException as failure:
         raise QueryFault(explained(failure)) from None
+    if _CHANGE.match(plan):
+        raise QueryFault("a topic is only read here: `headrace pub` and pipelines add to one, and nothing changes its records")
     own = set(re.findall(r"^\s*[:+|\- ]*CTE \[(.*)\]", plan, re.MULTILINE))
     defined = {name.strip() for names in own for name in names.split(",")}
     found = [name.replace(", ", ".") for name in _RELATION.findall(plan)]
