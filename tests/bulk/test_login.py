@@ -15,7 +15,7 @@ from headrace.access.administration import Caller
 from headrace.broker.access import Action, Principal, Resource
 from headrace.bulk.client import BulkClient, Servers
 from headrace.bulk.lane import LaneSettings
-from headrace.bulk.login import Tokens
+from headrace.bulk.login import Callers, LoginMiddleware, Tokens, certified
 from headrace.errors import LoginFailed, NotAuthorized, Unavailable
 from headrace.limits import BULK_TOKEN_SECONDS_MAX
 from headrace.records import Run
@@ -127,6 +127,60 @@ def test_a_user_who_is_disabled_loses_what_the_token_gave(guarded: Stand) -> Non
         assert bulk.topics() == []
 
 
+def test_a_changed_password_ends_the_tokens_of_the_old_one(guarded: Stand) -> None:
+    caller = Caller(Principal("admin", "internal"))
+    administration = guarded.access.administration
+    guarded.run(administration.create_user(caller, "finn", "a long password", ["consumer"]))
+    with guarded.client(user="finn", password="a long password") as bulk:
+        assert bulk.topics()
+        guarded.run(administration.change_password(caller, "finn", "another password", ""))
+        assert bulk.topics() == []
+        with pytest.raises(NotAuthorized):
+            bulk.describe(["t"])
+
+
+def test_a_key_is_verified_once_for_many_calls_and_a_revoked_one_ends_all_the_same(guarded: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(Principal("admin", "internal"))
+    with admin(guarded) as bulk:
+        bulk.ensure_topic("t")
+    made = guarded.run(guarded.access.administration.create_key(caller, "admin", []))
+    verified: list[Principal | None] = []
+    inner = guarded.access.verify_key
+
+    def verify(text: str, caller: Caller) -> Principal | None:
+        verified.append(inner(text, caller))
+        return verified[-1]
+
+    monkeypatch.setattr(guarded.access, "verify_key", verify)
+    with guarded.client(password=made.text) as bulk:
+        for _ in range(5):
+            assert "t" in bulk.topics()
+        assert len(verified) == 1, "each would be a login in the audit log"
+        guarded.run(guarded.access.administration.revoke_key(caller, made.id))
+        assert bulk.topics() == []
+        with pytest.raises(NotAuthorized):
+            bulk.describe(["t"])
+
+
+@pytest.mark.parametrize("name", ["reader.example", "spiffe://example/ns@1/reader", "reader"])
+def test_a_certificate_is_the_user_of_its_name(name: str) -> None:
+    assert certified(name.encode()) == Principal(name, "bulk")
+
+
+@pytest.mark.parametrize("name", [b"10.0.0.7", b"::1", b"ada@example.com", b"a\nb", b"\xff"])
+def test_a_name_that_other_doors_do_not_go_by_is_refused(name: bytes) -> None:
+    with pytest.raises(LoginFailed):
+        certified(name)
+
+
+@pytest.mark.parametrize("header", ["Basic \u00e9", "Basic \ufffd", "Basic /w==", "Basic a"])
+def test_credentials_that_cannot_be_read_are_no_defect(guarded: Stand, header: str) -> None:
+    """gRPC lets through no header that is not ASCII; this does not count on it."""
+    middleware = LoginMiddleware(Callers(guarded.lane._bridge, guarded.access, "anonymous"))
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        middleware.start_call(None, {"authorization": [header]})
+
+
 def test_tokens_end_and_the_oldest_make_room() -> None:
     now = [0.0]
     tokens, who = Tokens(lambda: now[0], count_max=2), Principal("u", "bulk")
@@ -193,6 +247,14 @@ def test_a_client_certificate_is_who_the_client_is(tmp_path: Path, authority: tr
         with stand.client(tls=True, ca_file=ca_file, certificate_file=certificate, key_file=key) as bulk:
             assert len(rows(bulk, "t")) == 1
         assert "reader.example@bulk" in seen
+        other = authority.issue_cert("10.0.0.7", "reader.example")
+        certificate = written(tmp_path, "other.pem", b"".join(part.bytes() for part in other.cert_chain_pems))
+        key = written(tmp_path, "other.key", other.private_key_pem.bytes())
+        with (
+            stand.client(tls=True, ca_file=ca_file, certificate_file=certificate, key_file=key) as confused,
+            pytest.raises(LoginFailed),
+        ):
+            confused.topics()
         with stand.client(tls=True, ca_file=ca_file, timeout_seconds=2.0) as without, pytest.raises(Unavailable):
             without.topics()
 

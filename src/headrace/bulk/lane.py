@@ -30,7 +30,7 @@ class LaneSettings:
     """Empty: no TLS."""
     key: bytes = field(default=b"", repr=False)
     client_ca: bytes = b""
-    """With it every caller has to show a certificate, and its name is who they are. Then there is no other login."""
+    """With it every caller has to show a certificate, and its name is who they are unless they show a token or key too."""
 
 
 class Lane:
