@@ -193,3 +193,24 @@ async def test_whatever_is_asked_for_lies_there_once(steps: list[list[tuple[int,
     stand.engine.error = None
     assert sorted(await _origins(stand)) == [("pipeline", *place) for place in sorted(wanted)]
     await stand.broker.close()
+
+
+async def test_others_are_served_while_many_dead_letters_are_read(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the page cache is read without waiting: a long dead-letter topic must not be one long turn of the loop."""
+    monkeypatch.setattr(dead_letter_moves, "_READ_BYTES", 1)
+    places = [(partition, offset) for partition in (0, 1) for offset in range(10)]
+    for place in places:
+        await _move(stand, place)  # a batch each
+    stand.broker._moves.topic_gone("t.dlq")
+    seen = 0
+
+    async def watch() -> None:
+        nonlocal seen
+        while True:
+            seen += 1
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    assert await _move(stand, *places) == 0
+    watching.cancel()
+    assert seen >= 2 * len(places)

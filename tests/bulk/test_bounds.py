@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from pyarrow import flight
 import headrace.bulk.server
 import headrace.bulk.verbs
 from headrace.bulk.client import BulkClient, Servers
-from headrace.bulk.request import Range, encode
+from headrace.bulk.request import Describe, Range, encode
 from headrace.errors import BrokerError, Unavailable
 from headrace.limits import BULK_CALLS_MAX, BULK_IN_FLIGHT_BYTES_MAX, BULK_READ_AHEAD_BYTES, MIB
 from headrace.records import Run
-from tests.bulk.stand import DEADLINE_SECONDS, Stand, rows, standing, values
+from tests.bulk.stand import DEADLINE_SECONDS, ROOT, Stand, rows, standing, values
 from tests.server.process import BrokerProcess
 
 
@@ -265,3 +265,47 @@ def test_a_put_under_way_is_finished_or_says_how_far_it_came(full: Stand) -> Non
     assert failures[0].durable_records == 2  # type: ignore[attr-defined]  # what a put adds to whatever it raises
     with full.client() as bulk:
         assert [row["value"] for row in rows(bulk, "t", 0, 20_000)] == [b"a", b"b"]
+
+
+def test_a_topic_that_is_named_a_thousand_times_is_described_once(
+    stand: Stand, bulk: BulkClient, wide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = 0
+    inner = stand.broker.bounds
+
+    def bounds(*arguments: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return inner(*arguments)
+
+    monkeypatch.setattr(stand.broker, "bounds", bounds)
+    assert len(bulk.describe([wide] * 1_000)) == 1
+    assert looked == 5
+
+
+async def turns_during(work: Callable[[], Awaitable[object]]) -> int:
+    """How often others had the loop meanwhile."""
+    turns = 0
+
+    async def watch() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await work()
+    watching.cancel()
+    return turns
+
+
+def test_others_are_served_while_a_range_is_split_and_topics_are_described(tmp_path: Path) -> None:
+    with standing(tmp_path) as stand:
+        names = [stand.topic(f"t{number}") for number in range(20)]
+        for _ in range(20):
+            stand.publish("t0", Run([b"x"] * 10))
+        server = stand.lane._server
+        verbs = server._verbs
+        assert stand.run(turns_during(lambda: verbs.split(ROOT, "t0", 0, 0, 200, 20))) >= 19
+        assert stand.run(turns_during(lambda: verbs._describe(ROOT, Describe()))) >= len(names)
+        assert stand.run(turns_during(lambda: server._flights(ROOT, ""))) >= len(names)

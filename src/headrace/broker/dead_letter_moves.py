@@ -91,6 +91,7 @@ class Moves:
                 for row in rows_of(batch):
                     if row.offset in wanted:
                         yield row
+                await asyncio.sleep(0)  # what is in the page cache is read at once, and others want the loop
             index = bisect_left(offsets, batches[-1].next_offset)
 
     async def _keep(self, topic: str, found: Sequence[DeadLetter]) -> int:
@@ -136,6 +137,7 @@ class Moves:
                         if entry.source_partition is not None and entry.source_offset is not None:
                             mark = _print(entry.reason, entry.source_partition, entry.source_offset, entry.key, entry.value)
                             known.prints.add(mark)
+                    await asyncio.sleep(0)
                 position = batches[-1].next_offset if batches else bounds.end
                 known.positions[partition] = position
         except (OffsetOutOfRange, UnknownTopic):

@@ -9,6 +9,7 @@ not read while its window is full.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ from headrace.bulk.reading import Arrows, below
 from headrace.bulk.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
 from headrace.bulk.verbs import Verbs
 from headrace.bulk.writing import Target
-from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange
+from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.limits import BULK_CALLS_MAX, BULK_READ_AHEAD_BYTES
 
 T = TypeVar("T")
@@ -58,11 +59,19 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         """One for each partition of each topic that the caller may see; `criteria` is what their names begin with."""
         with self._call(context) as who:
             prefix = bytes(criteria or b"").decode(errors="replace")
-            return iter(self._bridge.call(lambda: self._flights(who, prefix)))
+            return iter(self._bridge.wait(lambda: self._flights(who, prefix)))
 
-    def _flights(self, who: Principal, prefix: str) -> list[flight.FlightInfo]:
-        topics = [topic for topic in self._broker.topics(who) if topic.name.startswith(prefix)]
-        return [self._flight(who, topic.name, partition) for topic in topics for partition in range(topic.partitions)]
+    async def _flights(self, who: Principal, prefix: str) -> list[flight.FlightInfo]:
+        flights: list[flight.FlightInfo] = []
+        for topic in self._broker.topics(who):
+            if not topic.name.startswith(prefix):
+                continue
+            try:
+                flights += [self._flight(who, topic.name, partition) for partition in range(topic.partitions)]
+            except UnknownTopic:
+                pass  # it has gone since
+            await asyncio.sleep(0)  # there may be thousands, and others want the loop
+        return flights
 
     def _flight(self, who: Principal, topic: str, partition: int) -> flight.FlightInfo:
         bounds = self._broker.bounds(who, topic, partition)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from headrace.broker.access import Principal
@@ -10,7 +11,7 @@ from headrace.broker.broker import Broker
 from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
 from headrace.engine.contract import Topic
-from headrace.errors import InvalidRequest, OffsetOutOfRange
+from headrace.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.limits import BULK_SCHEMAS_BYTES_MAX, BULK_WAITS_MAX
 
 _PROBE_BYTES: Final = 1
@@ -36,12 +37,21 @@ class Verbs:
         return [topic.name for topic in self._broker.topics(who)]
 
     async def _describe(self, who: Principal, asked: request.Describe) -> object:
-        names = [topic.name for topic in self._broker.topics(who)] if asked.topics is None else asked.topics
-        return self.states(who, names)
+        if asked.topics is not None:
+            return await self._states(who, asked.topics)
+        return await self._states(who, [topic.name for topic in self._broker.topics(who)], if_there=True)
 
-    def states(self, who: Principal, names: list[str]) -> dict[str, object]:
-        """Topics as they are now. Called on the loop."""
-        return {name: self._state(who, self._broker.topic(who, name)) for name in names}
+    async def _states(self, who: Principal, names: Iterable[str], *, if_there: bool = False) -> dict[str, object]:
+        """Topics as they are, each once. There may be thousands of partitions, and others want the loop."""
+        found: dict[str, object] = {}
+        for name in dict.fromkeys(names):
+            try:
+                found[name] = self._state(who, self._broker.topic(who, name))
+            except UnknownTopic:
+                if not if_there:
+                    raise
+            await asyncio.sleep(0)
+        return found
 
     def _state(self, who: Principal, topic: Topic) -> object:
         bounds = [self._broker.bounds(who, topic.name, partition) for partition in range(topic.partitions)]
@@ -68,6 +78,7 @@ class Verbs:
             if wanted <= cuts[-1]:
                 continue
             found = await self._broker.fetch(who, topic, partition, wanted, bytes_max=_PROBE_BYTES, records_max=1)
+            await asyncio.sleep(0)  # what is in the page cache is read at once, and there may be thousands of these
             border = found.batches[0].header.base_offset if found.batches else stop
             if cuts[-1] < border < stop:
                 cuts.append(border)
@@ -99,7 +110,7 @@ class Verbs:
                     await self._broker.wait_for_growth(who, asked.ends, asked.wait_ms)
             finally:
                 self._waiting -= 1
-        return self.states(who, list(asked.ends))
+        return await self._states(who, asked.ends)
 
     async def _schema(self, who: Principal, asked: request.Schema) -> object:
         self._broker.topic(who, asked.topic)
