@@ -120,6 +120,23 @@ def test_times_of_every_unit_and_none_zone_are_taken_as_utc(bulk: BulkClient, to
     assert row["timestamp"] == time_of.replace(tzinfo=datetime.UTC)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_time_that_no_calendar_has_does_not_make_its_topic_unreadable(bulk: BulkClient, topic: str, count: int) -> None:
+    """Any door takes it; it comes back as the last moment of the year 9999."""
+    times = [(1 << 63) - 1, 253_402_300_799_999, NOW][:count]
+    bulk.append(topic, [values(*[b"x"] * count, timestamp=pa.array(times, pa.timestamp("ms")))])
+    last = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=datetime.UTC)
+    assert [row["timestamp"] for row in rows(bulk, topic)] == [last, last, datetime.datetime.fromtimestamp(NOW / 1000, datetime.UTC)][
+        :count
+    ]
+
+
+def test_a_time_in_seconds_that_does_not_fit_is_refused_and_not_turned_into_another(bulk: BulkClient, topic: str) -> None:
+    with pytest.raises(InvalidRequest, match="'timestamp' has a time that is too far ahead"):
+        bulk.append(topic, [values(b"x", timestamp=pa.array([1 << 62], pa.timestamp("s")))])
+    assert rows(bulk, topic) == []
+
+
 @pytest.mark.parametrize("columns", [["value"], ["offset", "key"], ["topic"], ["partition", "timestampType"], list(reversed(ALL))])
 def test_exactly_the_asked_columns_come_in_the_asked_order(bulk: BulkClient, topic: str, columns: list[str]) -> None:
     bulk.append(topic, [values(b"a", b"b")])

@@ -26,6 +26,8 @@ _JOIN_BYTES: Final = 1 << 20
 """A piece that is at least so large is sent as it is: joining would copy it, and saves nothing."""
 _JOIN_ROWS: Final = 8_192
 _MS: Final = 1_000
+_TIME_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999 in Unix ms. Any door takes later ones, but they may not fit into microseconds, nor into anybody's calendar."""
 
 
 class Arrows:
@@ -136,9 +138,9 @@ def _offsets(batch: Batch) -> pa.Array:
 def _timestamps(batch: Batch) -> pa.Array:
     known = batch.timestamp_buffer()
     if known is None:
-        times = np.full(len(batch), batch.header.min_timestamp * _MS, dtype=np.int64)
+        times = np.full(len(batch), min(batch.header.min_timestamp, _TIME_MAX) * _MS, dtype=np.int64)
     else:
-        times = np.frombuffer(known, np.int64)[batch.start : batch.stop] * _MS
+        times = np.minimum(np.frombuffer(known, np.int64)[batch.start : batch.stop], _TIME_MAX) * _MS
     return pa.Array.from_buffers(TIMESTAMP, len(batch), [None, pa.py_buffer(times)])
 
 

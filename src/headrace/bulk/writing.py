@@ -32,7 +32,7 @@ _EXPECTED: Final = {
     "partition": "an integer",
     "timestamp": "a timestamp",
 }
-_TIME: Final = pa.timestamp("ms")
+_MILLIS_MAX: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +206,8 @@ def _times(array: pa.Array) -> pa.Array:
     plain = array.cast(pa.int64())  # units since 1970 in UTC, whatever zone it is shown in
     per_ms = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}[array.type.unit]
     numbers = plain.to_numpy(zero_copy_only=False)
+    if per_ms[0] > 1 and len(numbers) and int(numbers.max()) > _MILLIS_MAX // per_ms[0]:
+        raise InvalidRequest("column 'timestamp' has a time that is too far ahead")
     return pa.array(numbers * per_ms[0] // per_ms[1])
 
 
