@@ -180,6 +180,10 @@ BULK_READ_AHEAD_BYTES: Final = 4 * MIB - 64 * KIB
 """What is read from the log while the batches before it are being sent: a reader holds about twice this."""
 BULK_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Records of one put that are on their way to the disk before the next are read from its connection."""
+BULK_IN_FLIGHT_BYTES_MIN: Final = 4 * MIB
+"""The same where many put at once."""
+BULK_IN_FLIGHT_BYTES_TOTAL: Final = 256 * MIB
+"""What all puts share, as long as each of them has the least."""
 BULK_SCHEMAS_BYTES_MAX: Final = 1 * MIB
 """What an answer holds of other versions of a schema."""
 BULK_PUT_ROWS_MAX: Final = 1 << 24

@@ -17,9 +17,10 @@ from pyarrow import flight
 import headrace.bulk.server
 import headrace.bulk.verbs
 from headrace.bulk.client import BulkClient, Servers
+from headrace.bulk.puts import share
 from headrace.bulk.request import Describe, Range, encode
 from headrace.errors import BrokerError, Unavailable
-from headrace.limits import BULK_CALLS_MAX, BULK_IN_FLIGHT_BYTES_MAX, BULK_READ_AHEAD_BYTES, MIB
+from headrace.limits import BULK_CALLS_MAX, BULK_IN_FLIGHT_BYTES_MAX, BULK_IN_FLIGHT_BYTES_MIN, BULK_READ_AHEAD_BYTES, MIB
 from headrace.records import Run
 from tests.bulk.stand import DEADLINE_SECONDS, ROOT, Stand, rows, standing, values
 from tests.server.process import BrokerProcess
@@ -126,6 +127,25 @@ def test_a_flood_is_not_read_while_the_disk_is_busy(tmp_path: Path) -> None:
             let_go.set()
             writer.join(DEADLINE_SECONDS)
         assert answers == [20_000]
+
+
+@pytest.mark.parametrize(("puts", "mebibytes"), [(0, 32), (1, 32), (8, 32), (9, 28), (16, 16), (64, 4), (BULK_CALLS_MAX, 4)])
+def test_many_puts_share_what_is_on_its_way(puts: int, mebibytes: int) -> None:
+    assert share(puts) // MIB == mebibytes
+
+
+def test_a_put_among_many_has_less_on_its_way(tmp_path: Path) -> None:
+    with standing(tmp_path) as stand:
+        stand.topic("t")
+        alone = stand.lane._server._window()
+        others = [stand.lane._server.calls.begin(carries_rows=True) for _ in range(100)]
+        try:
+            assert (alone, stand.lane._server._window()) == (BULK_IN_FLIGHT_BYTES_MAX, BULK_IN_FLIGHT_BYTES_MIN)
+            with stand.client() as bulk:
+                assert bulk.append("t", [values(*[bytes(10_000)] * 2_000)]).records == 2_000
+        finally:
+            for other in others:
+                stand.lane._server.calls.end(other)
 
 
 def test_one_call_too_many_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:

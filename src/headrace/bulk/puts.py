@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -24,7 +24,21 @@ from headrace.bulk.bridge import Bridge
 from headrace.bulk.fault import flight_error
 from headrace.bulk.writing import Cutter, Piece, Target, check_rows
 from headrace.errors import BrokerError, InvalidRequest, Unavailable
-from headrace.limits import BULK_IN_FLIGHT_BYTES_MAX, DEAD_LETTER_ERROR_BYTES_MAX, DEAD_LETTERS_MOVED_MAX
+from headrace.limits import (
+    BULK_IN_FLIGHT_BYTES_MAX,
+    BULK_IN_FLIGHT_BYTES_MIN,
+    BULK_IN_FLIGHT_BYTES_TOTAL,
+    DEAD_LETTER_ERROR_BYTES_MAX,
+    DEAD_LETTERS_MOVED_MAX,
+)
+
+Window: TypeAlias = Callable[[], int]
+"""How many bytes of a put may be on their way now."""
+
+
+def share(puts: int) -> int:
+    """The window of each of so many."""
+    return max(BULK_IN_FLIGHT_BYTES_MIN, min(BULK_IN_FLIGHT_BYTES_MAX, BULK_IN_FLIGHT_BYTES_TOTAL // max(1, puts)))
 
 
 class Put(ABC):
@@ -79,8 +93,8 @@ class Placements:
 class _Flown(Put):
     """Cuts record batches into pieces and keeps a window of them in flight."""
 
-    def __init__(self, bridge: Bridge, cutter: Cutter) -> None:
-        self._bridge, self._cutter = bridge, cutter
+    def __init__(self, bridge: Bridge, cutter: Cutter, window: Window) -> None:
+        self._bridge, self._cutter, self._window = bridge, cutter, window
         self._flying: deque[tuple[concurrent.futures.Future[list[Any]], int]] = deque()
         self._flying_bytes = 0
 
@@ -111,14 +125,14 @@ class _Flown(Put):
         for piece in self._cutter.pieces(batch):
             pieces.append(piece)
             size += piece.run.size_bytes
-            if size >= BULK_IN_FLIGHT_BYTES_MAX // 4:
+            if size >= self._window() // 4:
                 self._fly(pieces, size)
                 pieces, size = [], 0
         if pieces:
             self._fly(pieces, size)
 
     def _fly(self, pieces: list[Piece], size: int) -> None:
-        while self._flying and self._flying_bytes + size > BULK_IN_FLIGHT_BYTES_MAX:
+        while self._flying and self._flying_bytes + size > self._window():
             self._land()
         self._flying.append((self._bridge.start(lambda: self._send(pieces)), size))
         self._flying_bytes += size
@@ -153,8 +167,8 @@ class _Flown(Put):
 class AppendPut(_Flown):
     """Records for everybody to see."""
 
-    def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target) -> None:
-        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)))
+    def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, window: Window) -> None:
+        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
         self._broker, self._who = broker, who
         self._placements = Placements()
 
@@ -179,8 +193,10 @@ class AppendPut(_Flown):
 class StagePut(_Flown):
     """Records that nobody sees before their handle is published."""
 
-    def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, asked: request.Stage) -> None:
-        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)))
+    def __init__(
+        self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, window: Window, asked: request.Stage
+    ) -> None:
+        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
         self._broker, self._who, self._asked = broker, who, asked
         self._has_staged = False
 

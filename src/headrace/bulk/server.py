@@ -26,7 +26,7 @@ from headrace.bulk.bridge import Bridge
 from headrace.bulk.calls import Call, Calls
 from headrace.bulk.fault import flight_error
 from headrace.bulk.lines import cut
-from headrace.bulk.puts import AppendPut, LettersPut, Put, StagePut
+from headrace.bulk.puts import AppendPut, LettersPut, Put, StagePut, share
 from headrace.bulk.reading import Arrows, below
 from headrace.bulk.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
 from headrace.bulk.verbs import Verbs
@@ -165,10 +165,14 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
 
     def _put(self, who: Principal, asked: request.Put, schema: pa.Schema) -> Put:
         if isinstance(asked, Append):
-            return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)))
+            return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)), self._window)
         if isinstance(asked, Stage):
-            return StagePut(self._bridge, self._broker, who, schema, Target(asked.topic, None, next(self._turns)), asked)
+            return StagePut(self._bridge, self._broker, who, schema, Target(asked.topic, None, next(self._turns)), self._window, asked)
         return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
+
+    def _window(self) -> int:
+        """Readers are counted with the writers: theirs is memory too."""
+        return share(self.calls.carriers_under_way)
 
     # Verbs
 
