@@ -249,6 +249,16 @@ async def test_only_the_latest_dead_handles_are_remembered(stand: Stand) -> None
     await put(stand, "first", "a")
 
 
+async def test_a_stranger_cannot_make_the_broker_forget_dead_handles(stand: Stand) -> None:
+    await put(stand, "h", "a")
+    await publish(stand, 0, "h")
+    stranger = Principal("mallory")
+    for start in range(0, STAGES_REMEMBERED_MAX + 1, 10_000):
+        await stand.broker.drop_staged(stranger, [f"x{number}" for number in range(start, start + 10_000)])
+    with pytest.raises(UnknownStage):
+        await put(stand, "h", "again")
+
+
 async def test_a_handle_belongs_to_one_writer_one_run_and_one_place(stand: Stand) -> None:
     await stand.broker.stage(ANN, "h", "t", Run([b"a"]), app="q", run_id="r1", order=1)
     for app, run_id, order in (("p", "r1", 1), ("q", "", 1), ("q", "r1", 2)):

@@ -85,7 +85,7 @@ class StageMemory:
         self._bytes -= stage.memory_bytes
         self._spill.release(stage.pieces)
         stage.held, stage.pieces, stage.memory_bytes, stage.disk_bytes = [], [], 0, 0
-        for arrival in self._arrivals:
+        for arrival in self._arrivals if stage.arriving else ():  # thousands may go while thousands of others wait
             if arrival.stage is stage and not arrival.taken.done():
                 arrival.taken.set_exception(UnknownStage(stage.handle))
         self.consider()

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from headrace.broker.access import Action, Gate, Principal
 from headrace.broker.names import check_name
@@ -39,6 +39,7 @@ from headrace.records import AnyRun
 
 __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
 
+T = TypeVar("T")
 _KIND: Final = "transaction"
 """What a writer is to the rules."""
 _RETRY_SECONDS: Final = 1.0
@@ -87,8 +88,11 @@ class Stages:
         self._spill = spill = Spill(engine, publisher, settings.spill_sizes)
         self._memory = StageMemory(spill, self._stages, settings.stages_memory_bytes)
         self._publications = Publications(engine, publisher, sinks, spill, clock=clock, whole_bytes=settings.publication_bytes)
-        self._gone: dict[tuple[str | None, str], None] = {}
-        """Handles nobody may use again, oldest first: of a principal, or (None) of anybody."""
+        self._gone: dict[str, None] = {}
+        """Handles of stages there were, which nobody may use again, oldest first."""
+        self._forbidden: dict[tuple[str, str], None] = {}
+        """Handles that a principal has dropped before there was a stage, oldest first. Anybody may drop whatever they like: that must not
+        make those above be forgotten."""
         self._tasks: set[asyncio.Task[Publication | None]] = set()
         self._timer: Timer | None = None
         self._retries: dict[str, Timer] = {}
@@ -164,7 +168,7 @@ class Stages:
         check_name("stage", handle)
         if run_id:
             check_name("run", run_id)
-        if (None, handle) in self._gone or (who.name, handle) in self._gone:
+        if handle in self._gone or (who.name, handle) in self._forbidden:
             raise UnknownStage(handle)
         if len(self._stages) >= self._count_max:
             raise LimitExceeded(f"{self._count_max} stages wait to be published already")
@@ -300,7 +304,7 @@ class Stages:
         for handle in strangers:
             check_name("stage", handle)
         for handle in strangers:
-            self._bury((who.name, handle))
+            _remember(self._forbidden, (who.name, handle))
         doomed = [stage for stage in known if stage.state is not State.PUBLISHING]
         for stage in doomed:
             self._drop(stage)
@@ -325,14 +329,9 @@ class Stages:
         del self._stages[stage.handle]
         stage.state = State.GONE
         stage.app.handles.discard(stage.handle)
-        self._bury((None, stage.handle))
+        _remember(self._gone, stage.handle)
         self._memory.leave(stage)
         self._sinks.leave(stage.app)
-
-    def _bury(self, grave: tuple[str | None, str]) -> None:
-        self._gone[grave] = None
-        if len(self._gone) > STAGES_REMEMBERED_MAX:
-            del self._gone[next(iter(self._gone))]
 
     def _arm(self) -> None:
         """Set the timer for the writer that was silent for the longest time, if it is not set already."""
@@ -375,3 +374,9 @@ class Stages:
             raise UnknownStage(handle)
         self._gate.check(who, Action.PUBLISH, _KIND, stage.app.name)
         return stage
+
+
+def _remember(latest: dict[T, None], one: T) -> None:
+    latest[one] = None
+    if len(latest) > STAGES_REMEMBERED_MAX:
+        del latest[next(iter(latest))]
