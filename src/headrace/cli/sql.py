@@ -46,7 +46,7 @@ def sql(
     """
     from headrace.spark.endurance import Endurance
     from headrace.spark.pipelines.model import SERVERS_DEFAULT
-    from headrace.spark.pipelines.querying import Reading, rows_of, run_query
+    from headrace.spark.pipelines.querying import Reading, answer, run_query
     from headrace.spark.pipelines.runner import bare_session, close_session, connected
 
     options = {"servers": servers or SERVERS_DEFAULT}
@@ -62,13 +62,17 @@ def sql(
         spark = bare_session("headrace sql", master, conf, log)
         try:
             frame = run_query(spark, client, query, Reading(options, value_format or "", schema or ""))
-            table = rows_of(frame, limit + 1)
+            found = answer(frame, limit + 1)
         finally:
             close_session(spark, log)
+    table = found.rows
     rows = [{name: plain(value) for name, value in row.items()} for row in table.slice(0, limit).to_pylist()]
     show_rows(rows, output, columns=table.column_names)
     if table.num_rows > limit:
         click.echo(f"there are more than {limit:,} rows: --limit shows more", err=True)
+    for topic, count in found.unread.items():
+        what = "1 value" if count == 1 else f"{count:,} values"
+        click.echo(f"{what} of {topic} could not be read and counted as null: the column _error says why, --schema gives types", err=True)
     return 0
 
 

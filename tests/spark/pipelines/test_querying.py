@@ -11,7 +11,7 @@ import pytest
 
 from headrace.bulk.client import BulkClient
 from headrace.errors import UnknownTopic
-from headrace.spark.pipelines.querying import QueryFault, Reading, quoted, relations, rows_of, run_query
+from headrace.spark.pipelines.querying import QueryFault, Reading, answer, quoted, relations, rows_of, run_query
 from tests.spark.serving import BulkBroker
 from tests.spark.values.conftest import Desk
 
@@ -86,6 +86,19 @@ def test_columns_of_json_are_guessed_or_given(spark: SparkSession, bulk: BulkCli
     # A field that is called like a column of the record is reached through the value.
     frame = run_query(spark, bulk, f"select max(value.timestamp) as m, max(timestamp) > '2020-01-01' as y from `{orders}`", guessed)
     assert rows_of(frame, 10).to_pylist() == [{"m": 8, "y": True}]
+
+
+def test_values_that_a_query_could_not_read_are_counted(
+    spark: SparkSession, bulk: BulkClient, fresh_topic: Callable[..., str], orders: str, reading: Reading
+) -> None:
+    topic = fresh_topic("-x")
+    values = [b'{"id": 1, "n": 1}', b'{"id": 2, "n": 1.5}', b"broken"]
+    bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})])
+    typed = Reading(reading.options, "json", "id long, n long")
+    found = answer(run_query(spark, bulk, f"select sum(a.n) as n from `{topic}` a join `{orders}` b using (id)", typed), 10)
+    assert (found.rows.to_pylist(), found.unread) == ([{"n": 1}], {topic: 2})
+    assert answer(run_query(spark, bulk, f"select count(*) as n from `{orders}`", typed), 10).unread == {}
+    assert answer(run_query(spark, bulk, "select 1 as n", typed), 10).unread == {}
 
 
 def test_a_topic_that_requires_a_schema_has_its_columns_unasked(

@@ -22,6 +22,7 @@ from headrace.errors import ConfigError, UnknownTopic
 from headrace.spark.pipelines.diagnosis import diagnose
 from headrace.spark.pipelines.keys import nearest
 from headrace.spark.pipelines.plan import read_schema
+from headrace.spark.values import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,13 +84,33 @@ def run_query(spark: SparkSession, client: BulkClient, query: str, reading: Read
         raise QueryFault(explained(failure), diagnose(failure).kind) from None
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The first rows of a query. `unread`: by topic, how many of the values it went through could not be read, and were null to it."""
+
+    rows: pa.Table
+    unread: dict[str, int]
+
+
 def rows_of(frame: DataFrame, limit: int) -> pa.Table:
     """The first rows, as Arrow; raises `QueryFault`."""
+    return answer(frame, limit).rows
+
+
+def answer(frame: DataFrame, limit: int) -> Answer:
+    """The same, with what was wrong on the way: a sum over values that are null looks like any other."""
+    first = frame.limit(limit)
     try:
-        return frame.limit(limit).toArrow()
+        rows = first.toArrow()
     except PySparkException as failure:
         found = diagnose(failure)
         raise QueryFault(found.text, found.kind) from None
+    # Spark counted while it read; asking for it runs nothing again.
+    jframe: Any = first._jdf
+    counts = jframe.queryExecution().observedMetrics()
+    topics = [name for name in counts.keys().mkString("\n").split("\n") if name]
+    unread = {topic: int(counts.apply(topic).getLong(0)) for topic in topics}
+    return Answer(rows, {topic: count for topic, count in unread.items() if count})
 
 
 def quoted(query: str, names: list[str]) -> str:
@@ -132,7 +153,7 @@ def _frame(spark: SparkSession, client: BulkClient, topic: str, reading: Reading
     typed = raw.options(**{"value.format": form, "badRecords": "null"})
     if columns:
         typed = typed.schema(read_schema(columns, headers=True, errors=True))
-    frame = typed.load()
+    frame = typed.load().observe(topic, F.count(ERROR_COLUMN).alias("unread"))
     frame = frame.withColumn("key", F.col("key").cast("string"))
     kind = frame.schema["value"].dataType
     fields = kind.fieldNames() if isinstance(kind, StructType) else []
