@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import headrace.bulk.writing
 from headrace.broker.partitioner import partition_of
 from headrace.bulk.request import HEADERS
 from headrace.bulk.writing import Cutter, Target
-from headrace.errors import InvalidRequest
-from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
+from headrace.errors import InvalidRequest, RecordTooLarge
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from headrace.records import Run
 from tests.bulk.stand import values
 
@@ -141,3 +142,28 @@ def test_the_topic_column_may_be_any_text(kind: pa.DataType) -> None:
     batch = values(b"x", b"y", b"z", topic=pa.array(["a", "b", "a"]).cast(kind))
     pieces = Cutter(batch.schema, Target(None, None, 0), PARTITIONS.__getitem__).pieces(batch)
     assert {piece.topic: piece.run.run().values for piece in pieces} == {"a": [b"x", b"z"], "b": [b"y"]}
+
+
+def test_rows_are_moved_once_however_many_topics_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[int] = []
+    inner = headrace.bulk.writing._side_by_side
+
+    def side_by_side(labels: Any, columns: dict[str, pa.Array]) -> Any:
+        moves.append(len(labels))
+        return inner(labels, columns)
+
+    monkeypatch.setattr(headrace.bulk.writing, "_side_by_side", side_by_side)
+    names = [f"t{number % 50}" for number in range(500)]
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"x"] * 500, pa.binary()), "topic": names})
+    pieces = list(Cutter(batch.schema, Target(None, None, 0), lambda topic: 1).pieces(batch))
+    assert [(piece.topic, len(piece.run)) for piece in pieces] == [(f"t{number}", 10) for number in range(50)]
+    assert moves == [500]
+
+
+def test_a_key_that_is_too_large_is_refused_before_it_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    monkeypatch.setattr(headrace.bulk.writing, "fnv1a", lambda keys: hashed.append(len(keys)))
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"x"] * 2, pa.binary()), "key": [bytes(KEY_BYTES_MAX + 1), b"k"]})
+    with pytest.raises(RecordTooLarge):
+        list(Cutter(batch.schema, Target("t", None, 0), lambda topic: 2).pieces(batch))
+    assert hashed == []

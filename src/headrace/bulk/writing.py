@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -82,10 +82,13 @@ class Cutter:
         topics = columns["topic"]
         if topics.null_count:
             raise InvalidRequest("column 'topic' is null in a row, and no topic is given for all")
-        for name in pc.unique(topics).to_pylist():
-            picked = pc.indices_nonzero(pc.equal(topics, pa.scalar(name, topics.type)))
-            rows = {column: array.take(picked) for column, array in columns.items()}
-            yield from self._of_topic(name, rows)
+        coded = columns.pop("topic").dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        if len(names) == 1:
+            yield from self._of_topic(names[0], columns)
+            return
+        for code, rows in _side_by_side(coded.indices.to_numpy(), columns):
+            yield from self._of_topic(names[code], rows)
 
     def _of_topic(self, topic: str, columns: dict[str, pa.Array]) -> Iterator[Piece]:
         places = self._places(topic, columns)
@@ -93,13 +96,8 @@ class Cutter:
         if isinstance(places, int):
             yield from _cut(topic, places, chosen)
             return
-        order = np.argsort(places, kind="stable")
-        picked, sorted_places = pa.array(order), places[order]
-        rows = {name: array.take(picked) for name, array in chosen.items()}
-        borders = np.flatnonzero(np.diff(sorted_places)) + 1
-        for start, stop in zip([0, *borders.tolist()], [*borders.tolist(), len(order)], strict=True):
-            part = {name: array.slice(start, stop - start) for name, array in rows.items()}
-            yield from _cut(topic, int(sorted_places[start]), part)
+        for partition, part in _side_by_side(places, chosen):
+            yield from _cut(topic, partition, part)
 
     def _places(self, topic: str, columns: dict[str, pa.Array]) -> int | npt.NDArray[np.int64]:
         """The partition of each row, or of all of them."""
@@ -128,6 +126,7 @@ class Cutter:
         if count == 1 or keys is None or keys.null_count == len(keys):
             return turn
         column = Binary(keys)
+        _check_sizes(column, KEY_BYTES_MAX)  # before they are hashed, which takes as long as they are
         places: npt.NDArray[np.int64] = (fnv1a(column) % np.uint32(count)).astype(np.int64)
         return places if column.valid is None else np.where(column.valid, places, turn)
 
@@ -175,6 +174,16 @@ def _are_headers(kind: pa.DataType) -> bool:
         and [pair.field(0).name, pair.field(1).name] == ["key", "value"]
         and all(is_bytes(pair.field(index).type) for index in (0, 1))
     )
+
+
+def _side_by_side(labels: npt.NDArray[Any], columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """The rows of each label, in their order: all are moved once, however many labels there are."""
+    order = np.argsort(labels, kind="stable")
+    picked, ordered = pa.array(order), labels[order]
+    moved = {name: array.take(picked) for name, array in columns.items()}
+    borders = (np.flatnonzero(np.diff(ordered)) + 1).tolist()
+    for start, stop in zip([0, *borders], [*borders, len(order)], strict=True):
+        yield int(ordered[start]), {name: array.slice(start, stop - start) for name, array in moved.items()}
 
 
 def _within(topic: str, partition: int, count: int) -> int:
