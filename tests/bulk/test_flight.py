@@ -199,3 +199,12 @@ def test_thousands_of_garbled_requests_are_answered_and_change_nothing(
     assert stand.call(lambda: stand.broker.bounds(ROOT, topic, 0)).end == 2
     assert read(plain, {"topic": topic}).num_rows == 2
     proof("garbled bulk requests", answered + refused)
+
+
+def test_an_exchange_is_refused_in_words(plain: flight.FlightClient, topic: str) -> None:
+    writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path(topic))
+    with pytest.raises(flight.FlightServerError, match="invalid_request: DoExchange is not spoken here") as caught:
+        reader.read_chunk()
+    assert "Traceback" not in str(caught.value)
+    with pytest.raises(flight.FlightServerError):
+        writer.close()

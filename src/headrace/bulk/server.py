@@ -170,6 +170,17 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             return StagePut(self._bridge, self._broker, who, schema, Target(asked.topic, None, next(self._turns)), self._window, asked)
         return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
 
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Said in words: `pyarrow` answers what is not there with a traceback."""
+        with self._call(context):
+            raise InvalidRequest("DoExchange is not spoken here; there are DoGet and DoPut")
+
     def _window(self) -> int:
         """Readers are counted with the writers: theirs is memory too."""
         return share(self.calls.carriers_under_way)
