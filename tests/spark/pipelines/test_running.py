@@ -389,3 +389,24 @@ def test_a_sink_names_its_own_kind_of_table(tmp_path: Path) -> None:
     from headrace.spark.pipelines.tables.writing import open_table
 
     assert isinstance(open_table(Sink("s", "x", "parquet"), str(tmp_path)), Parquet)
+
+
+def test_a_console_shows_the_first_rows_and_the_state_of_all_is_kept(
+    bulk: BulkClient, capsys: pytest.CaptureFixture[str], fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+) -> None:
+    source = fresh_topic()
+    pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
+
+    @pipeline.step
+    def once(orders: DataFrame) -> DataFrame:
+        return orders.dropDuplicates(["id"]).select("id")
+
+    pipeline.sink("out", "once", kind="console", rows=2)
+    publish(bulk, source, *orders(*range(200)))
+    [query] = run(pipeline).queries
+    assert query.state_rows == 200
+    publish(bulk, source, *orders(*range(201)))
+    run(pipeline)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "out: batch 0"
+    assert (len(shown), shown[3:]) == (6, ["  …", "out: batch 1", "  id=200"])

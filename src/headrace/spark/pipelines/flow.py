@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from headrace.spark.pipelines.progress import QueryState, moment_of
 from headrace.spark.pipelines.restarts import Restarts
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -162,10 +165,26 @@ class Flow:
         return writer.foreachBatch(TableWriter(open_table(sink, self.pipeline.place(sink.path)), sink.mode, sink.merge).write)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """What a task runs for a console: it lets so many rows pass, and goes through the others all the same. A `limit` would not, and
+    where a step keeps state (joins, duplicates) Spark fails a batch whose rows were not all asked for."""
+
+    count: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        left = self.count
+        for batch in batches:
+            if left > 0:
+                yield batch.slice(0, left)
+            left -= batch.num_rows
+
+
 def _show(frame: DataFrame, sink: Sink, batch: int) -> None:
-    rows = frame.limit(sink.rows + 1).toArrow().to_pylist()
+    rows = frame.mapInArrow(FirstRows(sink.rows + 1), frame.schema).toArrow().to_pylist()
     print(f"{sink.name}: batch {batch}")
     for row in rows[: sink.rows]:
         print("  " + ", ".join(f"{name}={value}" for name, value in row.items()))
     if len(rows) > sink.rows:
-        print("  …", flush=True)
+        print("  …")
+    sys.stdout.flush()
