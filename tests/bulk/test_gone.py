@@ -74,6 +74,19 @@ def test_a_stage_that_fails_half_way_is_gone_at_once(stand: Stand, bulk: BulkCli
     assert handles(stand) == []
 
 
+def test_a_stage_whose_rows_fail_on_their_way_is_gone_too(stand: Stand, bulk: BulkClient, topic: str) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield values(b"a")
+        eventually(lambda: handles(stand) == [("cut short", False)], "nothing is staged")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        bulk.stage("cut short", failing(), topic=topic, app="a")
+    assert handles(stand) == []
+    with pytest.raises(UnknownStage):
+        bulk.publish("a", 100, ["cut short"])
+
+
 def test_a_put_that_is_refused_leaves_the_stage_of_another_alone(stand: Stand, bulk: BulkClient, topic: str) -> None:
     bulk.stage("whole", [values(b"a")], topic=topic, app="a")
     with pytest.raises(InvalidRequest, match="is sealed"):

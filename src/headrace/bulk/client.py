@@ -323,11 +323,24 @@ class BulkClient:
     ) -> StageSize:
         """As `append`, but nobody sees the records before the handle is published. `topic` None: a column `topic` says where to.
 
-        The handle is sealed when this returns, also if there were no batches at all.
+        The handle is sealed when this returns, also if there were no batches at all. If it raises, what came so far is dropped.
         """
         command = request.Stage(handle, app, topic, run_id, order)
-        answer = self._put(command, batches, otherwise=_nothing(topic))
+        try:
+            answer = self._put(command, batches, otherwise=_nothing(topic))
+        except BrokerError:
+            raise  # the broker has dropped it, unless it belongs to somebody else
+        except BaseException:
+            self._forsake(handle)
+            raise
         return StageSize(answer["records"], answer["size_bytes"])
+
+    def _forsake(self, handle: str) -> None:
+        """The batches ended with an error of their own, which to the broker looks like their end."""
+        try:
+            self.drop([handle])
+        except BrokerError:
+            pass  # it goes when its time is over
 
     def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "", remember_ms: int = 0) -> Publication:
         """Everything staged under the handles becomes readable at once. A version that has been published before changes nothing, which
