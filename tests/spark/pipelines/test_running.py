@@ -362,6 +362,13 @@ def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipelin
     assert str(caught.value) == f"sources.orders: there is no topic {there[:-1] + 'x'!r}; did you mean {there}?"
 
 
+def test_a_source_without_a_schema_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic()
+    pipeline.source("orders", topic=topic, format="json")
+    with pytest.raises(PlanFault, match=f"sources.orders: topic '{topic}' requires no schema, so say what its values hold: schema = "):
+        check_topics(pipeline)
+
+
 def test_an_archive_keeps_all_of_a_record(
     bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
 ) -> None:

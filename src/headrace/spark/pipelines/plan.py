@@ -77,6 +77,13 @@ def check_topics(pipeline: Pipeline) -> None:
                 known = client.topics() if known is None else known
                 text = f"there is no topic {topic!r}{nearest(topic, known)}"
                 raise PlanFault(f"sources.{source.name}", text, failure.code) from None
+            if _wants_schema(source) and client.schema(topic) is None:
+                way = 'schema = "id long, …"' if source.format == "json" else 'options = { "value.schema" = "…" }'
+                raise PlanFault(f"sources.{source.name}", f"topic {topic!r} requires no schema, so say what its values hold: {way}")
+
+
+def _wants_schema(source: Source) -> bool:
+    return source.format in ("json", "avro", "protobuf") and not source.schema and "value.schema" not in source.options
 
 
 def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[str, DataFrame]:
