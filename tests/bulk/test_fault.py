@@ -7,7 +7,8 @@ from pyarrow import flight
 
 from headrace import errors
 from headrace.bulk.fault import broker_error, flight_error
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, UnknownTopic
+from tests.bulk.stand import Stand, values
 
 SAMPLES: list[BrokerError] = [
     errors.InvalidRequest("no"),
@@ -62,3 +63,15 @@ def test_what_did_not_come_from_the_broker_is_not_taken_for_it(extra: bytes) -> 
 def test_a_code_of_a_newer_broker_is_still_a_broker_error() -> None:
     error = broker_error(flight.FlightServerError("x", b'{"code": "new_thing", "text": "new thing", "fields": {"a": 1}}'))
     assert type(error) is BrokerError and str(error) == "new thing"
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "😀", "\n"])
+def test_an_error_about_a_long_name_still_arrives(stand: Stand, letter: str) -> None:
+    """What does not fit into the trailers of a call would be replaced by an error of gRPC's own."""
+    name = letter * 1_024
+    with stand.client() as bulk:
+        for verb in (lambda: bulk.describe([name]), lambda: list(bulk.read(name, 0, 0, 1)), lambda: bulk.append(name, [values(b"x")])):
+            with pytest.raises(UnknownTopic) as caught:
+                verb()
+            assert len(str(caught.value).encode()) < 1_100
+            assert caught.value.topic.startswith(letter * 100)

@@ -15,6 +15,10 @@ from pyarrow import flight
 from headrace.errors import BrokerError, LoginFailed, LoginThrottled, NotAuthorized, Unavailable
 
 _CODES_OUTSIDE: Final = {BrokerError.code: BrokerError}
+_TEXT_BYTES_MAX: Final = 1_000
+_FIELD_BYTES_MAX: Final = 500
+"""gRPC puts all this into the trailers of a call, three times as long where it is not ASCII, and a peer takes 8 KiB of them: from a longer
+error it would learn nothing at all."""
 _SCALARS: Final = (str, int, bool, type(None))
 
 
@@ -38,11 +42,12 @@ def _fields(kind: type[BrokerError]) -> list[str]:
 def flight_error(error: BrokerError, durable: int | None = None) -> flight.FlightError:
     """`durable`: how many records of a put are safe although it failed."""
     fields = {name: value for name in _fields(type(error)) if isinstance(value := getattr(error, name, None), _SCALARS)}
-    text = str(error)
+    fields = {name: _short(value, _FIELD_BYTES_MAX) if isinstance(value, str) else value for name, value in fields.items()}
+    text = _short(str(error), _TEXT_BYTES_MAX)
     if durable is not None:
         text = f"{text} ({durable} records of the put are durable)"
         fields["durable_records"] = durable
-    extra = json.dumps({"code": error.code, "text": text, "fields": fields}).encode()
+    extra = json.dumps({"code": error.code, "text": text, "fields": fields}, ensure_ascii=False).encode(errors="replace")
     words = f"{error.code}: {text}"
     if isinstance(error, NotAuthorized):
         return flight.FlightUnauthorizedError(words, extra)
@@ -51,6 +56,11 @@ def flight_error(error: BrokerError, durable: int | None = None) -> flight.Fligh
     if isinstance(error, Unavailable):
         return flight.FlightUnavailableError(words, extra)
     return flight.FlightServerError(words, extra)
+
+
+def _short(text: str, bytes_max: int) -> str:
+    raw = text.encode(errors="replace")
+    return text if len(raw) <= bytes_max else raw[:bytes_max].decode(errors="ignore") + "…"
 
 
 def broker_error(failure: flight.FlightError) -> BrokerError | None:
