@@ -14,7 +14,7 @@ from pyarrow import flight
 from headrace.bulk import request
 from headrace.bulk.client import BulkClient
 from headrace.bulk.request import STORED, stored_schema
-from headrace.limits import BULK_REQUEST_BYTES_MAX
+from headrace.limits import BULK_REQUEST_BYTES_MAX, PARTITIONS_MAX
 from headrace.records import Run
 from tests.bulk.stand import ROOT, Stand, rows, values
 from tests.conftest import Proof
@@ -208,3 +208,16 @@ def test_an_exchange_is_refused_in_words(plain: flight.FlightClient, topic: str)
     assert "Traceback" not in str(caught.value)
     with pytest.raises(flight.FlightServerError):
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(PARTITIONS_MAX, "unknown_topic"), (PARTITIONS_MAX + 1, "invalid_request: body of .* length <= 10000")]
+)
+@pytest.mark.parametrize(("verb", "field", "more"), [("wait", "ends", {"wait_ms": 1}), ("commit", "offsets", {"group": "g"})])
+def test_no_request_names_more_topics_than_there_can_be(
+    plain: flight.FlightClient, verb: str, field: str, more: dict[str, Any], count: int, words: str
+) -> None:
+    """Each of them is asked about on the loop."""
+    body = json.dumps({field: {f"nothing-{number}": {"0": 0} for number in range(count)}, **more}).encode()
+    with pytest.raises(flight.FlightServerError, match=words):
+        list(plain.do_action(flight.Action(verb, body)))

@@ -59,6 +59,8 @@ Group = Annotated[str, msgspec.Meta(min_length=1, max_length=GROUP_NAME_BYTES_MA
 Handle = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=PARTITIONS_MAX)]
 Handles = Annotated[list[Handle], msgspec.Meta(max_length=PARTITIONS_MAX)]
+Places = Annotated[dict[Name, dict[Partition, Offset]], msgspec.Meta(max_length=PARTITIONS_MAX)]
+"""Topic → partition → offset; of no more topics than there can be, since each of them is asked about."""
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,7 +131,7 @@ class Commit(Request):
     """The next offsets to read of a group: topic → partition → offset. Durable when answered."""
 
     group: Group
-    offsets: dict[Name, dict[Partition, Offset]]
+    offsets: Places
 
 
 class Committed(Request):
@@ -149,7 +151,7 @@ class OffsetForTime(Request):
 class Wait(Request):
     """Answer like `describe` once an end lies beyond the one given here, or a partition is not among those given, or the time is over."""
 
-    ends: dict[Name, dict[Partition, Offset]]
+    ends: Places
     wait_ms: WaitMs
 
 
