@@ -14,6 +14,7 @@ import pytest
 from pyarrow import flight
 
 import headrace.bulk.calls
+import headrace.bulk.client
 from headrace.bulk.client import BulkClient
 from headrace.bulk.request import Range, encode
 from headrace.errors import DiskFull, InvalidRequest, UnknownPartition, UnknownStage
@@ -181,3 +182,8 @@ def test_nobody_is_cut_off_while_there_is_room(impatient: Stand) -> None:
         assert bulk.topics() == ["t"]
         assert sum(batch.num_rows for batch in reading) < 4_000
         assert slow._flight is connection
+
+
+def test_the_client_pings_no_more_often_than_a_server_of_grpc_takes() -> None:
+    """It takes one in five minutes while nothing else moves (its gRFC A8), and ends the connection at the third too early."""
+    assert dict(headrace.bulk.client._OPTIONS)["grpc.keepalive_time_ms"] > 300_000

@@ -92,6 +92,11 @@ def test_importing_headrace_does_not_load_arrow() -> None:
         ({}, "nothing is encrypted"),
         ({"tls.certificate": "c", "tls.key": "k"}, "everybody may do everything"),
         ({"tls.certificate": "c", "tls.key": "k", "access.mode": "enforced"}, ""),
+        (
+            {"tls.certificate": "c", "tls.key": "k", "access.mode": "enforced", "bulk.principal": "spark"},
+            r"nobody is asked who they are \(flight\)",
+        ),
+        ({"tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "access.mode": "enforced", "bulk.principal": "spark"}, ""),
     ],
 )
 def test_a_lane_beyond_loopback_is_sealed_and_guarded(more: dict[str, str], words: str) -> None:

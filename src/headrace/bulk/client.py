@@ -41,8 +41,11 @@ _BACKOFF_SECONDS: Final = 0.25
 """Before the second attempt, and three times as long before each further one: a broker that is started again is back by then."""
 _PUBLISH_SECONDS: Final = 600.0
 """A publication larger than memory takes its time, and giving up does not make it faster."""
+_PING_MS: Final = 360_000
+"""A server of gRPC takes a ping every five minutes on a line where nothing else moves, and ends the line of whoever sends more: a task that
+takes three minutes from one batch to the next lost its put to pings every 30 seconds."""
 _OPTIONS: Final = [
-    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
