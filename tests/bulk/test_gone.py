@@ -96,6 +96,21 @@ def test_a_put_that_is_refused_leaves_the_stage_of_another_alone(stand: Stand, b
     assert [row["value"] for row in rows(bulk, topic)] == [b"a"]
 
 
+def test_two_puts_at_once_do_not_share_a_handle(stand: Stand, bulk: BulkClient, topic: str) -> None:
+    """Their rows would be published as one: those of a task, and those of its attempt that was thought dead."""
+
+    def first() -> Iterator[pa.RecordBatch]:
+        yield values(b"a")
+        eventually(lambda: handles(stand) == [("shared", False)], "nothing is staged")
+        with stand.client() as other, pytest.raises(InvalidRequest, match="'shared' is being written by another put"):
+            other.stage("shared", [values(b"b")], topic=topic, app="two")
+        yield values(b"c")
+
+    assert bulk.stage("shared", first(), topic=topic, app="two").records == 2
+    assert bulk.publish("two", 1, ["shared"]).records == 2
+    assert [row["value"] for row in rows(bulk, topic)] == [b"a", b"c"]
+
+
 def spread(count: int) -> pa.RecordBatch:
     """A record for each partition, all in one record batch."""
     return values(*[b"x"] * count, partition=pa.array(range(count)))

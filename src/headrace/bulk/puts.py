@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -190,15 +191,50 @@ class AppendPut(_Flown):
         return self._placements.records
 
 
+class Handles:
+    """The handles that are being written to. Used by many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: set[str] = set()
+
+    def take(self, handle: str) -> None:
+        """Raises `InvalidRequest` if another put has it: the rows of both would be published as one."""
+        with self._lock:
+            if handle in self._taken:
+                raise InvalidRequest(f"stage {handle!r} is being written by another put")
+            self._taken.add(handle)
+
+    def leave(self, handle: str) -> None:
+        with self._lock:
+            self._taken.discard(handle)
+
+
 class StagePut(_Flown):
     """Records that nobody sees before their handle is published."""
 
     def __init__(
-        self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, window: Window, asked: request.Stage
+        self,
+        bridge: Bridge,
+        broker: Broker,
+        who: Principal,
+        schema: pa.Schema,
+        target: Target,
+        window: Window,
+        asked: request.Stage,
+        handles: Handles,
     ) -> None:
         super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
         self._broker, self._who, self._asked = broker, who, asked
         self._has_staged = False
+        self._handles = handles
+        handles.take(asked.handle)
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            super().__exit__(kind, failure, trace)
+        finally:
+            self._handles.leave(self._asked.handle)
 
     def _hand_over(self, piece: Piece) -> Awaitable[None]:
         asked = self._asked

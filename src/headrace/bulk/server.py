@@ -26,7 +26,7 @@ from headrace.bulk.bridge import Bridge
 from headrace.bulk.calls import Call, Calls
 from headrace.bulk.fault import flight_error
 from headrace.bulk.lines import cut
-from headrace.bulk.puts import AppendPut, LettersPut, Put, StagePut, share
+from headrace.bulk.puts import AppendPut, Handles, LettersPut, Put, StagePut, share
 from headrace.bulk.reading import Arrows, below
 from headrace.bulk.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
 from headrace.bulk.verbs import Verbs
@@ -50,6 +50,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         self._broker, self._bridge, self._who = broker, bridge, who
         self._verbs = Verbs(broker, bridge)
         self._turns = itertools.count()
+        self._handles = Handles()
         self.calls = Calls(BULK_CALLS_MAX, cut=lambda peer: cut(peer, self.port))
         super().__init__(location, **options)
 
@@ -167,7 +168,8 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
         if isinstance(asked, Append):
             return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)), self._window)
         if isinstance(asked, Stage):
-            return StagePut(self._bridge, self._broker, who, schema, Target(asked.topic, None, next(self._turns)), self._window, asked)
+            target = Target(asked.topic, None, next(self._turns))
+            return StagePut(self._bridge, self._broker, who, schema, target, self._window, asked, self._handles)
         return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
 
     def do_exchange(
