@@ -192,8 +192,9 @@ BULK_UNPACKED_BYTES_MAX: Final = 256 * MIB
 """What a column of one record batch that is put may take once it is plain: a dictionary says a large value in four bytes."""
 BULK_CALLS_MAX: Final = 128
 """Calls that are served at once, each on a thread of its own."""
-BULK_STALL_SECONDS_MAX: Final = 60.0
-"""How long a call may wait for a peer that neither reads nor writes, once somebody else wants its place."""
+BULK_STALL_SECONDS_MAX: Final = 600.0
+"""How long a call may wait for a peer that neither reads nor writes, once somebody else wants its place: a task that is busy with its next
+rows is no enemy, and would only come again and push out another."""
 BULK_WAITS_MAX: Final = 96
 """How many of them may be waiting for records to come: the rest is kept for those who have something to do."""
 BULK_TOKENS_MAX: Final = 10_000
