@@ -50,8 +50,9 @@ def session(app: str = "headrace", master: str = "local[*]", **conf: object) -> 
     if master.startswith("local"):
         # Without it Spark looks up the host's name, and warns about what it finds.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Workers are started as `python3`, which is another Python, without this package, unless a virtual environment is active.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Workers are started as `python3`, which is another Python, without this package, unless a virtual environment is active. On a
+    # cluster too: the driver has workers of its own, and nodes that are set up alike have the same path.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app).master(master)
     for name, value in {**SETTINGS, **conf}.items():
         builder = builder.config(name, _text(value))
