@@ -180,6 +180,8 @@ class FujinPeer(Peer):
             raise ConnectionError(str(failure)) from failure
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._client.abandon()  # nobody is left to say goodbye to
         with contextlib.suppress(HeadraceError, OSError):
             self._loop.run_until_complete(asyncio.wait_for(self._client.close(), 2))
         for task in asyncio.all_tasks(self._loop):
@@ -189,10 +191,16 @@ class FujinPeer(Peer):
         self._loop.close()
 
     def publish(self, values: Sequence[Numbered]) -> None:
+        if values:
+            self._wait(self._publish(values))
+            self._acknowledged = values[-1][1]
+
+    async def _publish(self, values: Sequence[Numbered]) -> None:
+        """All of them are under way before the first is waited for: a broker may have only moments to live."""
+        answers = []
         for topic, run in itertools.groupby(values, key=lambda numbered: numbered[0]):
-            numbered = list(run)
-            self._wait(self._client.publish_many(topic, [value for _, _, value in numbered]))
-            self._acknowledged = numbered[-1][1]
+            answers.append(await self._client.send_many(topic, [value for _, _, value in run]))
+        await asyncio.gather(*answers)
 
     def acknowledged(self) -> int:
         return self._acknowledged

@@ -80,8 +80,8 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
     "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
     "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the doors, and others beside them.", "bench"),
-    "demo": Entry("headrace.cli.demo", "demo", "Run everything at once: broker, sample orders, pipeline on Spark.", "spark"),
-    "completion": Entry("headrace.cli.completion", "completion", "Print the script that lets a shell complete commands and options."),
+    "demo": Entry("headrace.cli.demo", "demo", "Run everything at once, with sample orders.", "spark"),
+    "completion": Entry("headrace.cli.completion", "completion", "Print the script that lets a shell complete commands."),
     "version": Entry("headrace.cli.version", "version", "Show the version of Headrace and of what it runs on."),
 }
 

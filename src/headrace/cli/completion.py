@@ -20,7 +20,10 @@ fish   headrace completion fish > ~/.config/fish/completions/headrace.fish
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that lets SHELL complete commands, options and their values."""
+    """Print the script that lets a shell complete commands.
+
+    Options and their values are completed as well.
+    """
     from headrace.cli import cli
 
     kind = get_completion_class(shell)

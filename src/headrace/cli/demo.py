@@ -20,9 +20,9 @@ from headrace.cli.serve import to_seconds
 @click.option("--listen-quic", metavar="HOST:PORT", default="127.0.0.1:4848", show_default=True, help="As `headrace serve --listen-quic`.")
 @click.option("--bulk", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --bulk`.")
 def demo(pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, bulk: str) -> int:
-    """Run everything at once: broker, sample orders, pipeline on Spark.
+    """Run everything at once, with sample orders.
 
-    Orders go in through every protocol, some of them malformed. PIPELINE is the file of the pipeline that counts them:
+    A broker with all its doors, and a pipeline on Spark. Orders go in through every protocol, some of them malformed. PIPELINE is the file of the pipeline that counts them:
     examples/orders/pipeline.toml. At the end everything that was sent is held against its totals, and the exit code says whether they
     match.
     """
