@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, NotAuthorized, Unavailable
 from headrace.spark import progress as progress_module
 from headrace.spark.progress import Progress
 from headrace.spark.ranges import DataLost, Range
-from headrace.spark.stream_reader import WAIT_MS, StreamReader
+from headrace.spark.stream_reader import PATTERN_SECONDS, WAIT_MS, StreamReader
 from tests.spark.fakes import FakeClient, range_reader, state, use
 
 ALL = ReadAllAvailable()
@@ -63,6 +63,24 @@ def test_the_checkpoint_of_another_source_is_refused(client: FakeClient, options
     with pytest.raises(ConfigError, match="the checkpoint is not of this source"):
         reader.partitions(other, {"other": {"0": 5}})
     assert reader.latestOffset({**other, **at(10, 20)}, ALL) == at(10, 20)
+
+
+def test_a_pattern_without_a_topic_does_not_ask_for_one_all_the_time(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = Clock(), 0
+    topics = FakeClient.topics
+
+    def counted(self: FakeClient) -> list[str]:
+        nonlocal asked
+        asked += 1
+        return topics(self)
+
+    monkeypatch.setattr(FakeClient, "topics", counted)
+    reader = stream(clock, subscribePattern="none.*")
+    assert [reader.latestOffset({}, ALL) for _ in range(3)] == [{}, {}, {}]
+    assert asked == 1
+    client.put(state("none.yet", 4))
+    clock.seconds += PATTERN_SECONDS
+    assert reader.latestOffset({}, ALL) == {"none.yet": {"0": 4}}
 
 
 def test_a_stream_may_start_at_a_time_or_at_offsets(client: FakeClient) -> None:

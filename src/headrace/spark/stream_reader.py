@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 WAIT_MS: Final = 50
 """How long one question for news may be held: the query cannot be stopped meanwhile."""
 PATTERN_SECONDS: Final = 1.0
-"""How often a pattern looks for new topics."""
+"""How often a pattern looks for new topics, and a query that has none for its first."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -155,13 +155,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ends of all partitions as of now. If the query has nothing to do, the broker is given a moment to change that."""
         subscription = self._settings.subscription
         known = subscription.ends(self._states)
-        is_due = bool(subscription.pattern) and self._clock() - self._listed_at >= PATTERN_SECONDS
-        if not self._states or is_due:
+        is_due = self._clock() - self._listed_at >= PATTERN_SECONDS
+        if is_due and (subscription.pattern or not self._states):
             self._listed_at = self._clock()
             self._states = self._described()
-        else:
+        elif self._states:
             caught_up = all(begin.get(place, 0) == end for place, end in known.items())
             self._states = self._news(WAIT_MS if caught_up or self._is_idle else 0)
+        else:
+            time.sleep(WAIT_MS / 1000)  # there is no topic yet whose news could be waited for
         return subscription.ends(self._states)
 
     def _news(self, wait_ms: int) -> dict[str, TopicState]:
