@@ -179,7 +179,7 @@ def test_the_columns_come_from_the_schema_that_the_topic_requires(
     publish(bulk, source, {"id": 1, "topic": "mine"}, {"id": -1, "topic": "mine"})
     run(pipeline)
     assert records(bulk, target) == [{"id": 1, "of_value": "mine", "same": False}]
-    assert [letter.reason for letter in desk.dead_letters(source)] == ["pipeline: the id is positive"]
+    assert [letter.reason for letter in desk.dead_letters(source)] == ["pipeline: not met: the id is positive"]
 
 
 def test_columns_that_are_those_of_a_record_are_written_as_they_are(

@@ -237,7 +237,7 @@ SOURCE: Final[Mapping[str, Key]] = {
     "expect": Key(
         settings,
         "a table of names and SQL conditions",
-        'Conditions that a row has to meet; one that does not goes to the dead letters with the name as the reason: `expect = { "amount is '
+        'Conditions that a row has to meet; one that does not goes to the dead letters, `not met: ` and the name: `expect = { "amount is '
         'positive" = "amount > 0" }`.',
     ),
     "watermark": Key(

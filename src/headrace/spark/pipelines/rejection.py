@@ -46,10 +46,12 @@ def reject(frame: DataFrame, why: Column | str, *, servers: Servers | None = Non
 
 
 def expect(frame: DataFrame, conditions: Mapping[str, str], servers: Servers) -> DataFrame:
-    """Keep rows that meet all conditions; the name of the first that is not met is the reason. A condition that is null is not met."""
+    """Keep rows that meet all conditions; the reason names the first that is not met. A condition that is null is not met."""
     from pyspark.sql import functions as F
 
-    first = F.coalesce(*(F.when(~F.coalesce(F.expr(condition), F.lit(False)), F.lit(name)) for name, condition in conditions.items()))
+    first = F.coalesce(
+        *(F.when(~F.coalesce(F.expr(condition), F.lit(False)), F.lit(f"not met: {name}")) for name, condition in conditions.items())
+    )
     return reject(frame, first, servers=servers)
 
 
