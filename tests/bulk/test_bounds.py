@@ -230,6 +230,23 @@ def test_a_broker_stops_although_a_reader_does_not_read(tmp_path: Path) -> None:
             reader.cancel()
 
 
+def test_a_broker_stops_although_a_writer_does_not_write(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, "--bulk", "127.0.0.1:0", "--set", "limits.drain_timeout=500ms") as broker:
+        address = bulk_address(broker)
+        with BulkClient(Servers.parse(address)) as bulk:
+            bulk.create_topic("t")
+            with flight.FlightClient(f"grpc://{address}") as plain:
+                batch = values(b"x")
+                writer, _ = plain.do_put(flight.FlightDescriptor.for_path("t"), batch.schema)
+                writer.write_batch(batch)
+                eventually(lambda: bulk.describe(["t"])["t"].partitions[0].end == 1, "it has not come")
+                code, _, errors = broker.stop(signal.SIGTERM)
+                assert code == 0, errors
+                assert "stopped" in errors
+                with pytest.raises(flight.FlightError):
+                    writer.close()
+
+
 def test_a_read_goes_on_where_it_was_when_the_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--bulk", "127.0.0.1:0") as broker:
         address = bulk_address(broker)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bulk.lines import address_of, cut
+from headrace.bulk.lines import address_of, cut, cut_all
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,18 @@ def test_one_connection_is_cut_and_the_others_go_on(tmp_path: Path, family: sock
             assert good_end.recv(1) == b"x"
             assert len(os.listdir("/dev/fd")) == before
         assert not cut(peer, port)
+
+
+def test_all_connections_of_one_port_are_cut_and_no_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_server(("127.0.0.1", 0)) as others:
+        pairs = [connected(ours), connected(ours)]
+        other, other_end = connected(others)
+        assert cut_all(ours.getsockname()[1]) == 2
+        for client, end in pairs:
+            assert client.recv(1) == b""
+            client.close()
+            end.close()
+        other.sendall(b"x")
+        assert other_end.recv(1) == b"x"
+        other.close()
+        other_end.close()

@@ -13,11 +13,14 @@ from pyarrow import flight
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
 from headrace.bulk.bridge import Bridge
+from headrace.bulk.lines import cut_all
 from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware, OpenHandshake
 from headrace.bulk.memory import give_back, keep_large_pieces
 from headrace.bulk.server import BulkServer
 
 _QUIET_SECONDS: Final = 5.0
+_CUT_SECONDS: Final = 5.0
+"""How long a call may take to end once its connection has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Lane:
     """Made on the broker's loop."""
 
     def __init__(self, server: BulkServer, bridge: Bridge, host: str) -> None:
-        self._server, self._bridge = server, bridge
+        self._server, self._bridge, self._port = server, bridge, server.port
         self._begun = self._seen = 0
         """Calls that carry rows, when memory was given back last, and at the last look."""
         self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._look)
@@ -92,5 +95,14 @@ class Lane:
         try:
             await asyncio.wait_for(gone.wait(), deadline_seconds)
         except TimeoutError:
+            await self._cut_off(gone)
             return 1
         return 0
+
+    async def _cut_off(self, gone: asyncio.Event) -> None:
+        """A server of `pyarrow` waits for its calls once more when the interpreter exits, and a peer that sends nothing ends none."""
+        cut_all(self._port)
+        try:
+            await asyncio.wait_for(gone.wait(), _CUT_SECONDS)
+        except TimeoutError:
+            pass

@@ -15,17 +15,33 @@ _Address: TypeAlias = tuple[str, int]
 def cut(peer: str, port: int) -> bool:
     """End the connection of this peer (`ipv4:127.0.0.1:4711`) to this port of ours. Returns whether there was one."""
     wanted = address_of(peer)
-    if wanted is None:
-        return False
+    return wanted is not None and _shut(port, wanted) > 0
+
+
+def cut_all(port: int) -> int:
+    """End every connection to this port of ours. Returns how many there were."""
+    return _shut(port, None)
+
+
+def _shut(port: int, wanted: _Address | None) -> int:
+    count = 0
     for name in os.listdir("/dev/fd"):
         line = _line(int(name))
         if line is None:
             continue
         with line:
-            if _ends(line) == (wanted, port):
-                line.shutdown(socket.SHUT_RDWR)
-                return True
-    return False
+            found = _ends(line)
+            if found is not None and found[1] == port and wanted in (None, found[0]):
+                count += _is_shut(line)
+    return count
+
+
+def _is_shut(line: socket.socket) -> bool:
+    try:
+        line.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False  # it ended by itself this moment
+    return True
 
 
 def address_of(peer: str) -> _Address | None:
