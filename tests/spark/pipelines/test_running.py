@@ -322,6 +322,18 @@ def test_a_check_finds_a_column_of_a_merge_that_is_not_there(
         describe(spark, pipeline)
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
+def test_a_check_finds_a_type_that_a_table_does_not_have(
+    kind: str, fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
+    pipeline.step("s", sql="select id, null as nothing from orders")
+    pipeline.sink("out", "s", kind=kind, path="t")
+    with pytest.raises(PlanFault, match=rf"sinks\.out: column nothing: {kind.capitalize()} has no type for null; cast it in the step"):
+        describe(spark, pipeline)
+    assert not (tmp_path / "t").exists()
+
+
 def test_what_a_function_raises_is_told_with_its_step_and_line(
     fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
 ) -> None:

@@ -77,6 +77,8 @@ def describe(spark: SparkSession, pipeline: Pipeline) -> Inspection:
     for sink in pipeline.sinks.values():
         shaped(every[sink.source], sink)
         _check_mode(spark, every[sink.source], sink)
+        if sink.path:
+            _check_types(pipeline, every[sink.source], sink)
     return Inspection(
         pipeline.name,
         pipeline.checkpoint,
@@ -104,6 +106,17 @@ def _check_mode(spark: SparkSession, frame: DataFrame, sink: Sink) -> None:
         checker.checkForStreaming(jframe.queryExecution().analyzed(), mode)
     except (Py4JJavaError, AnalysisException) as failure:
         raise PlanFault(f"sinks.{sink.name}.mode", diagnose(failure).text) from None
+
+
+def _check_types(pipeline: Pipeline, frame: DataFrame, sink: Sink) -> None:
+    """Whether a table of this kind has the types of the rows, and its library is there."""
+    from headrace.spark.pipelines.tables import TableFault
+    from headrace.spark.pipelines.tables.writing import arrow_schema, open_table
+
+    try:
+        open_table(sink, pipeline.place(sink.path)).schema(arrow_schema(frame))
+    except TableFault as failure:
+        raise PlanFault(f"sinks.{sink.name}", str(failure)) from None
 
 
 def _source(pipeline: Pipeline, source: Source, frame: DataFrame) -> dict[str, Any]:
