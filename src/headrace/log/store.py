@@ -29,7 +29,7 @@ from headrace.log.recovery import RecoveryReport, recover
 from headrace.log.runs import pieces
 from headrace.records import Ack, AnyRun, Appended, Bounds, ColumnRun, Run
 
-FLUSH_BYTES_MAX: Final = 8 * MIB
+FLUSH_BYTES_MAX: Final = 4 * MIB
 """A flush takes no more than this at once (but always one append whole): whoever comes next waits no longer than for that."""
 STAGED_BYTES_MAX: Final = 512 * MIB
 
@@ -249,9 +249,10 @@ class Store:
             self.deliver(waiting, [])
 
     def _drain(self) -> list[Staged]:
+        """What is urgent does not even share its flush: it would have to wait for the rest of it."""
         drained: list[Staged] = []
-        size = 0
-        while size < FLUSH_BYTES_MAX and (waiting := self._urgent or self._staged):
+        size, waiting = 0, self._urgent or self._staged
+        while waiting and size < FLUSH_BYTES_MAX:
             item = waiting.popleft()
             size += item.size_bytes
             drained.append(item)
