@@ -313,13 +313,22 @@ def test_a_check_names_the_step_and_the_place_in_its_text(
         describe(spark, pipeline)
 
 
-def test_a_check_finds_a_column_of_a_merge_that_is_not_there(
-    fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
+@pytest.mark.parametrize(
+    ("kind", "key", "fault"),
+    [
+        ("delta", "idd", "orders has no column 'idd'; did you mean id?"),
+        ("iceberg", "place", "place is struct<city:string>, by which iceberg finds no row"),
+        ("delta", "tags", "tags is array<string>, by which delta finds no row"),
+    ],
+)
+def test_a_check_finds_a_column_that_nothing_can_be_merged_by(
+    kind: str, key: str, fault: str, fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
 ) -> None:
-    pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
-    pipeline.sink("out", "orders", kind="delta", path="t", mode="update", merge=["idd"])
-    with pytest.raises(PlanFault, match=r"sinks\.out\.merge: orders has no column 'idd'; did you mean id\?"):
+    pipeline.source("orders", topic=fresh_topic(), format="json", schema="id long, place struct<city: string>, tags array<string>")
+    pipeline.sink("out", "orders", kind=kind, path="t", mode="update", merge=[key])
+    with pytest.raises(PlanFault) as caught:
         describe(spark, pipeline)
+    assert str(caught.value) == f"sinks.out.merge: {fault}"
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])

@@ -132,6 +132,13 @@ def test_a_null_in_one_of_two_keys_finds_its_row_and_no_other(kind: str, tmp_pat
     assert found == [("01", "", 2), ("01", "x", 3), ("02", "", 4)]
 
 
+def test_a_window_may_be_the_key_of_a_merge(tmp_path: Path) -> None:
+    table = table_at("delta", tmp_path)
+    for version in range(2):
+        table.merge("query", version, pa.table({"id": [{"start": 1, "end": 2}, {"start": 2, "end": 3}], "count": [version, 5]}), ("id",))
+    assert [row["count"] for row in rows_of("delta", tmp_path)] == [1, 5]
+
+
 def test_of_rows_with_one_key_the_last_is_merged() -> None:
     rows = pa.table({"id": ["a", None, "a", "b", None], "day": [1, 1, 1, 1, 1], "count": [1, 2, 3, 4, 5]})
     assert latest(rows, ("id", "day")).select(["id", "count"]).to_pylist() == [
@@ -140,6 +147,8 @@ def test_of_rows_with_one_key_the_last_is_merged() -> None:
         {"id": None, "count": 5},
     ]
     assert latest(rows, ("count",)) is rows
+    window = [{"start": 1, "end": 2}, {"start": 1, "end": 2}, {"start": 1, "end": 3}]
+    assert latest(pa.table({"window": window, "count": [1, 2, 3]}), ("window",)).column("count").to_pylist() == [2, 3]
     assert latest(rows.slice(0, 0), ("id",)).num_rows == 0
 
 

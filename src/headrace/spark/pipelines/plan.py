@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
 from headrace.bulk.client import Servers
 from headrace.errors import ConfigError, HeadraceError, UnknownTopic
@@ -106,10 +106,19 @@ def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[
 
 def shaped(frame: DataFrame, sink: Sink) -> DataFrame:
     """The rows as the sink takes them: for a topic, records."""
+    _check_merge(frame, sink)
+    return _planned(f"sinks.{sink.name}", lambda: _records(frame, sink)) if sink.kind == "topic" else frame
+
+
+def _check_merge(frame: DataFrame, sink: Sink) -> None:
+    # Delta compares structs, such as a window; neither compares what has any number of parts.
+    refused = (ArrayType, MapType) if sink.kind == "delta" else (ArrayType, MapType, StructType)
     for key in sink.merge:
         if key not in frame.columns:
             raise PlanFault(f"sinks.{sink.name}.merge", f"{sink.source} has no column {key!r}{nearest(key, frame.columns)}")
-    return _planned(f"sinks.{sink.name}", lambda: _records(frame, sink)) if sink.kind == "topic" else frame
+        kind = frame.schema[key].dataType
+        if isinstance(kind, refused):
+            raise PlanFault(f"sinks.{sink.name}.merge", f"{key} is {kind.simpleString()}, by which {sink.kind} finds no row")
 
 
 def _planned(place: str, make: Callable[[], DataFrame]) -> DataFrame:

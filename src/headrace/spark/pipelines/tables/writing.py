@@ -70,8 +70,12 @@ def latest(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 
     A table would take both, or neither: Delta adds each of them if the key is new, and fails if it is not.
     """
-    ranked = rows.select(list(keys)).append_column("", pa.array(range(rows.num_rows), pa.int64()))
-    last = ranked.group_by(list(keys), use_threads=False).aggregate([("", "max")]).column("_max")
+    ranked = rows.select(list(keys))
+    while any(pa.types.is_struct(field.type) for field in ranked.schema):
+        ranked = ranked.flatten()  # a window is a struct, and Arrow groups by what is in it only
+    names = [f"{index}" for index in range(ranked.num_columns)]
+    ranked = ranked.rename_columns(names).append_column("", pa.array(range(rows.num_rows), pa.int64()))
+    last = ranked.group_by(names, use_threads=False).aggregate([("", "max")]).column("_max")
     return rows if len(last) == rows.num_rows else rows.take(last.combine_chunks().sort())
 
 
