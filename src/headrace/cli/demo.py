@@ -22,9 +22,9 @@ from headrace.cli.serve import to_seconds
 def demo(pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, bulk: str) -> int:
     """Run everything at once, with sample orders.
 
-    A broker with all its doors, and a pipeline on Spark. Orders go in through every protocol, some of them malformed. PIPELINE is the file of the pipeline that counts them:
-    examples/orders/pipeline.toml. At the end everything that was sent is held against its totals, and the exit code says whether they
-    match.
+    A broker with all its doors, and a pipeline on Spark. Orders go in through every protocol, some of them malformed. PIPELINE is the file
+    of the pipeline that counts them: examples/orders/pipeline.toml. At the end everything that was sent is held against its totals, and
+    the exit code says whether they match.
     """
     from rich.console import Console
 
