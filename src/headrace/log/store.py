@@ -29,7 +29,7 @@ from headrace.log.recovery import RecoveryReport, recover
 from headrace.log.runs import pieces
 from headrace.records import Ack, AnyRun, Appended, Bounds, ColumnRun, Run
 
-FLUSH_BYTES_MAX: Final = 4 * MIB
+FLUSH_BYTES_MAX: Final = 8 * MIB
 """A flush takes no more than this at once (but always one append whole): whoever comes next waits no longer than for that."""
 STAGED_BYTES_MAX: Final = 512 * MIB
 
