@@ -65,7 +65,7 @@ def test_every_action_and_every_put_has_a_row() -> None:
     assert set(ACTIONS) == set(request.ACTIONS)
     assert set(PUTS) == set(get_args(request.Put))
     calls = {name for name in vars(BulkServer) if not name.startswith("_")}
-    assert calls == {*READS, "do_put", "do_action", "list_flights", "list_actions"}
+    assert calls == {*READS, "do_put", "do_action", "list_flights", "list_actions", "do_exchange"}, "the last one is refused to everybody"
 
 
 def act(client: flight.FlightClient, action: flight.Action) -> None:
