@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker import Action, AppEntry, BrokerSettings, OnInvalid, Principal, Publication, SchemaType, StageSize
+from headrace.broker import Action, AppEntry, OnInvalid, Principal, Publication, SchemaType, StageSize
 from headrace.engine.contract import TopicConfig
 from headrace.errors import (
     BrokerError,
@@ -24,8 +24,9 @@ from headrace.errors import (
     UnknownStage,
     UnknownTopic,
 )
-from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.limits import STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
 from headrace.records import ColumnRun, Run
+from tests.broker.staging import publish, put
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -34,19 +35,6 @@ async def stand(stand: Stand) -> Stand:
     await stand.broker.create_topic(ANN, "t", partitions=2)
     await stand.broker.create_topic(ANN, "u")
     return stand
-
-
-async def put(
-    stand: Stand, handle: str, *values: str, topic: str = "t", app: str = "q", run_id: str = "", order: int = 0, partition: int = 0
-) -> StageSize:
-    """Stage and seal."""
-    run = Run([value.encode() for value in values])
-    await stand.broker.stage(ANN, handle, topic, run, app=app, run_id=run_id, order=order, partition=partition)
-    return await stand.broker.seal(ANN, handle)
-
-
-async def publish(stand: Stand, version: int, *handles: str, app: str = "q", run_id: str = "") -> Publication:
-    return await stand.broker.publish_staged(ANN, app, version, handles, run_id=run_id)
 
 
 async def test_nothing_is_seen_before_the_publication_and_all_of_it_after(stand: Stand) -> None:
@@ -456,120 +444,6 @@ async def test_a_writer_without_runs_supersedes_nobody(stand: Stand) -> None:
     await publish(stand, 0, "h2")
     await publish(stand, 1, "h1", run_id="r1")
     assert await stand.values("t") == ["b", "a"]
-
-
-# Bounds
-
-
-async def bounded(settings: BrokerSettings) -> Stand:
-    stand = Stand(settings)
-    await stand.broker.open()
-    await stand.broker.create_topic(ANN, "t", partitions=2)
-    await stand.broker.create_topic(ANN, "u")
-    return stand
-
-
-async def test_there_is_a_bound_on_stages() -> None:
-    stand = await bounded(BrokerSettings(stages_max=2))
-    await put(stand, "h1", "a")
-    await put(stand, "h2", "b")
-    with pytest.raises(LimitExceeded):
-        await put(stand, "h3", "c")
-    await publish(stand, 0, "h1")
-    await put(stand, "h3", "c")
-    await stand.broker.close()
-
-
-async def test_there_is_a_bound_on_writers_and_the_silent_ones_are_forgotten() -> None:
-    stand = await bounded(BrokerSettings(sinks_max=2, sink_idle_ms=10_000))
-    await publish(stand, 0, app="a")
-    await publish(stand, 0, app="b")
-    with pytest.raises(LimitExceeded):
-        await publish(stand, 0, app="c")
-    with pytest.raises(LimitExceeded):
-        await put(stand, "h", "x", app="c")
-    stand.clock.tick(6_000)
-    await publish(stand, 1, app="a")
-    stand.clock.tick(6_000)
-    await stand.broker.maintain()
-    assert [entry.app for entry in stand.broker.apps(ANN)] == ["a"]
-    await publish(stand, 0, app="c")
-    await stand.crash()
-    assert [entry.app for entry in stand.broker.apps(ANN)] == ["a", "c"]
-    await stand.broker.close()
-
-
-async def test_a_writer_that_comes_only_once_is_remembered_for_as_long_as_it_says(stand: Stand) -> None:
-    await publish(stand, 0, app="comes again")
-    await stand.broker.publish_staged(ANN, "once", 0, [], remember_ms=1_000)
-    await stand.crash()
-    stand.clock.tick(1_000)
-    await stand.broker.maintain()
-    assert stand.broker.last_version(ANN, "once") == 0
-    stand.clock.tick(1)
-    await stand.broker.maintain()
-    assert [entry.app for entry in stand.broker.apps(ANN)] == ["comes again"]
-    with pytest.raises(InvalidRequest):
-        await stand.broker.publish_staged(ANN, "once", 0, [], remember_ms=-1)
-
-
-async def test_a_writer_that_only_staged_is_not_remembered() -> None:
-    stand = await bounded(BrokerSettings(sinks_max=1))
-    await put(stand, "h1", "a", app="a")
-    with pytest.raises(LimitExceeded):
-        await put(stand, "h2", "a", app="b")
-    await stand.broker.drop_staged(ANN, ["h1"])
-    await put(stand, "h2", "a", app="b")
-    await stand.broker.close()
-
-
-async def test_what_attempts_that_lost_have_left_goes_while_their_writer_goes_on(stand: Stand) -> None:
-    await put(stand, "killed", "never wanted")
-    await put(stand, "h0", "a")
-    await publish(stand, 0, "h0")
-    stand.clock.now += STAGE_STRAGGLER_MS
-    await put(stand, "early", "c")
-    assert {entry.handle for entry in stand.broker.stages(ANN)} == {"killed", "early"}, "it may be for the next version"
-    await put(stand, "h1", "b")
-    await publish(stand, 1, "h1")
-    assert {entry.handle for entry in stand.broker.stages(ANN)} == {"early"}
-    with pytest.raises(UnknownStage):
-        await publish(stand, 2, "killed")
-    await publish(stand, 2, "early")
-    assert await stand.values("t") == ["a", "b", "c"]
-
-
-async def test_stages_of_a_silent_writer_expire() -> None:
-    stand = await bounded(BrokerSettings(stage_idle_ms=10_000))
-    await put(stand, "h1", "a")
-    await put(stand, "other", "a", app="p")
-    stand.clock.tick(9_000)
-    await put(stand, "h2", "b")
-    stand.clock.tick(9_000)
-    assert [entry.handle for entry in stand.broker.stages(ANN)] == ["h1", "h2"], "one task at work keeps those of all"
-    stand.clock.tick(1_000)
-    assert stand.broker.stages(ANN) == []
-    with pytest.raises(UnknownStage):
-        await publish(stand, 0, "h1")
-    with pytest.raises(UnknownStage):
-        await put(stand, "h2", "b")
-    await stand.broker.close()
-
-
-async def test_what_is_being_published_does_not_expire() -> None:
-    stand = await bounded(BrokerSettings(stage_idle_ms=10_000))
-    await put(stand, "h1", "a")
-    stand.engine.hold()
-    publishing = asyncio.ensure_future(publish(stand, 0, "h1"))
-    await turns()
-    assert await stand.broker.drop_staged(ANN, ["h1"]) == 0, "nor can it be dropped"
-    stand.clock.tick(20_000)
-    stand.engine.let_go()
-    assert (await publishing).records == 1
-    await stand.broker.close()
-
-
-# Looking
 
 
 async def test_writers_and_stages_are_listed(stand: Stand) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.server.config import Log, LogFormat, LogLevel
+from headrace.server.choices import LogFormat, LogLevel
+from headrace.server.config import Log
 from headrace.server.logs import set_up_logs
 
 

@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from headrace.bench.children import child, last_line, wait_until
+from headrace.bench.children import child, cpu_seconds, serving, wait_until
 from headrace.bench.faults import BenchFailed
 from headrace.bench.flight_raw import sample
-from headrace.bench.fujin import cpu_seconds
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
+from headrace.programs import last_line
 
 READ_TARGET = Target(at_least=5_000_000)
 APPEND_TARGET = Target(at_least=3_000_000)
@@ -60,13 +60,8 @@ class Lane:
 @contextmanager
 def bulk_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[Lane]:
     """`headrace serve` with a bulk lane."""
-    ready_file, log = directory / "ready.json", directory / "serve.log"
-    profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
-    command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
-    command += ["--bulk", "127.0.0.1:0", "--ready-file", str(ready_file)]
-    with child(command, log, environment={"HEADRACE__STORAGE__ACK": ack}) as process:
-        wait_until(ready_file.exists, process, log, "headrace serve")
-        yield Lane(json.loads(ready_file.read_text("utf-8"))["doors"]["bulk"][0], process.pid)
+    with serving(directory, ("--bulk", "127.0.0.1:0"), profile=profile, environment={"HEADRACE__STORAGE__ACK": ack}) as served:
+        yield Lane(served.doors["bulk"][0], served.pid)
 
 
 @contextmanager

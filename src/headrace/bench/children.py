@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.bench.faults import BenchFailed
+from headrace.programs import last_line, started, stop
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 20.0
@@ -45,34 +46,12 @@ def workspace(parent: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def child(command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A running program that is stopped at the end: asked first, killed if it does not listen.
-
-    It leads a session of its own, so that a Ctrl-C in the terminal reaches only us and the order of stopping is ours.
-    """
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=None if environment is None else {**os.environ, **environment},
-        )
+    """A running program that is stopped at the end: asked first, killed if it does not listen."""
+    process = started(command, log, environment)
     try:
         yield process
     finally:
-        stop(process)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS_MAX)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        stop(process, STOP_SECONDS_MAX)
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, what: str) -> None:
@@ -84,11 +63,6 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log:
         if time.monotonic() > deadline:
             raise BenchFailed(f"{what} was not ready after {START_SECONDS_MAX:.0f} s: {last_line(log)}")
         time.sleep(_POLL_SECONDS)
-
-
-def last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +85,43 @@ class Broker:
         raise BenchFailed(f"process {self.pid} shows no resident set")
 
     def cpu_seconds(self) -> float:
-        """Processor time of all its threads so far, in user and kernel mode."""
-        with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as status:
-            fields = status.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.pid)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process so far, in user and kernel mode."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as status:
+        fields = status.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A process of `headrace serve` whose doors are open."""
+
+    doors: Mapping[str, Sequence[str]]
+    """By kind, as the ready file names them."""
+    pid: int
+    start_seconds: float
+    """From the start of the process until every door was open."""
+
+
+@contextmanager
+def serving(directory: Path, doors: Sequence[str] = (), *, profile: Path | None = None, environment: Mapping[str, str]) -> Iterator[Served]:
+    """`headrace serve` on `directory/data`, on a free loopback port, with more `doors` as its flags say, and settings by `environment`.
+
+    `profile` runs it under cProfile, which writes there when the broker ends. Only who asks for it has the bulk lane: Arrow would be
+    80 MiB of what is measured elsewhere.
+    """
+    ready_file, log = directory / "ready.json", directory / "serve.log"
+    ready_file.unlink(missing_ok=True)
+    profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
+    command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
+    command += [*doors, "--ready-file", str(ready_file)]
+    began = time.perf_counter()
+    with child(command, log, environment={"HEADRACE__LISTEN__BULK": "", **environment}) as process:
+        wait_until(ready_file.exists, process, log, "headrace serve")
+        yield Served(json.loads(ready_file.read_text("utf-8"))["doors"], process.pid, time.perf_counter() - began)
 
 
 @contextmanager
@@ -126,32 +133,21 @@ def broker(
     environment: Mapping[str, str] | None = None,
     key_owner: str = "blipmq",
 ) -> Iterator[Broker]:
-    """`headrace serve` on `directory/data`, on a free loopback port; `ack` is the promise of topics made while it runs, `environment`
-    holds further settings.
+    """A broker for the doors over TCP; `ack` is the promise of topics made while it runs, `environment` holds further settings.
 
-    `profile` runs it under cProfile, which writes there when the broker ends. BlipMQ deliveries may wait long for their ACK: a machine
-    that stalls for the usual 100 ms must not turn a measurement of deliveries into one of redeliveries.
+    BlipMQ deliveries may wait long for their ACK: a machine that stalls for the usual 100 ms must not turn a measurement of deliveries
+    into one of redeliveries.
     """
-    ready_file, log = directory / "ready.json", directory / "serve.log"
-    ready_file.unlink(missing_ok=True)
-    profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
-    command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data")]
-    began = time.perf_counter()
-    command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready_file)]
     key = secrets.token_urlsafe()
     settings = {
-        "HEADRACE__LISTEN__BULK": "",  # Arrow would be 80 MiB of what is measured here
         **(environment or {}),
         "HEADRACE__STORAGE__ACK": ack,
         "HEADRACE__BLIPMQ__KEYS": f"{key_owner}=env:{_KEY_VARIABLE}",
         "HEADRACE__BLIPMQ__RETRY_BACKOFF": "60s",
         _KEY_VARIABLE: key,
     }
-    with child(command, log, environment=settings) as process:
-        wait_until(ready_file.exists, process, log, "headrace serve")
-        started = time.perf_counter() - began
-        doors = json.loads(ready_file.read_text("utf-8"))["doors"]
-        yield Broker(parse_address(doors["tcp"][0]), process.pid, started, key.encode())
+    with serving(directory, profile=profile, environment=settings) as served:
+        yield Broker(parse_address(served.doors["tcp"][0]), served.pid, served.start_seconds, key.encode())
 
 
 def parse_address(text: str) -> Address:

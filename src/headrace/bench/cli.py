@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from headrace.bench import options
+from headrace.bench.children import Address, cpu_seconds
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
 
+if TYPE_CHECKING:
+    from headrace.bench.fujin import QuicTraffic
+
+Step: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 DOORS = ["figg", "blipmq", "flymq", "rustlog", "rustlog-json"]
 QUIC_DOORS = ["fujin"]
 """Over QUIC, and so with a load generator of their own."""
@@ -317,22 +324,20 @@ def _publish_over_quic(
 ) -> None:
     from headrace.bench import fujin
 
-    config["streams"] = streams
-    records, connections = int(str(config["records"])), int(str(config["connections"]))
-    traffic = fujin.QuicTraffic(records, int(str(config["value_bytes"])), connections, streams)
-    rates, ceilings, cpu = [], [], 0.0
-    with options.measuring("publish", repeat, output, parent, config) as run:
-        with fujin.quic_broker(run.directory, chosen.ack, chosen.profile) as (address, pid), fujin.raw_peer(run.directory) as raw:
-            fujin.on_loop(fujin.publish(address, fujin.new_topic(), replace(traffic, records=min(records, 20_000))))
-            for turn in range(repeat):
-                with run.steps.step(f"raw {turn + 1}/{repeat}", records):
-                    ceilings.append(records / fujin.on_loop(fujin.publish_raw(raw, traffic)))
-                before = fujin.cpu_seconds(pid)
-                with run.steps.step(f"fujin {turn + 1}/{repeat}", records):
-                    rates.append(records / fujin.on_loop(fujin.publish(address, fujin.new_topic(), traffic)))
-                cpu += fujin.cpu_seconds(pid) - before
-        for figure in fujin.share_figures(f"fujin publish, {chosen.ack}", rates, ceilings, cpu_note(cpu, records * repeat)):
-            run.report.add(figure)
+    traffic = _quic_traffic(config, streams)
+
+    def turn(address: Address, pid: int, raw: Address, step: Step) -> tuple[float, float, float]:
+        with step("raw"):
+            ceiling = traffic.records / fujin.on_loop(fujin.publish_raw(raw, traffic))
+        before = cpu_seconds(pid)
+        with step("fujin"):
+            rate = traffic.records / fujin.on_loop(fujin.publish(address, fujin.new_topic(), traffic))
+        return rate, ceiling, cpu_seconds(pid) - before
+
+    def warm_up(address: Address) -> None:
+        fujin.on_loop(fujin.publish(address, fujin.new_topic(), replace(traffic, records=min(traffic.records, 20_000))))
+
+    _turns_over_quic("publish", f"fujin publish, {chosen.ack}", chosen, repeat, output, parent, config, turn, warm_up)
 
 
 def _consume_over_quic(
@@ -340,25 +345,48 @@ def _consume_over_quic(
 ) -> None:
     from headrace.bench import fujin
 
+    traffic = _quic_traffic(config, streams)
+
+    def turn(address: Address, pid: int, raw: Address, step: Step) -> tuple[float, float, float]:
+        topics = [fujin.new_topic() for _ in range(traffic.connections * streams)]
+        share = replace(traffic, records=traffic.records // len(topics), connections=1, streams=1)
+        with step("fill"):
+            for topic in topics:
+                fujin.on_loop(fujin.publish(address, topic, share))
+        with step("raw"):
+            ceiling = traffic.records / fujin.on_loop(fujin.consume_raw(raw, traffic))
+        before = cpu_seconds(pid)
+        with step("fujin"):
+            rate = traffic.records / fujin.on_loop(fujin.consume(address, topics, traffic))
+        return rate, ceiling, cpu_seconds(pid) - before
+
+    _turns_over_quic("consume", "fujin consume, pushed", chosen, repeat, output, parent, config, turn)
+
+
+def _quic_traffic(config: dict[str, NoteValue], streams: int) -> QuicTraffic:
+    from headrace.bench.fujin import QuicTraffic
+
     config["streams"] = streams
-    records, connections = int(str(config["records"])), int(str(config["connections"]))
-    traffic = fujin.QuicTraffic(records, int(str(config["value_bytes"])), connections, streams)
-    rates, ceilings, cpu = [], [], 0.0
-    with options.measuring("consume", repeat, output, parent, config) as run:
+    return QuicTraffic(int(str(config["records"])), int(str(config["value_bytes"])), int(str(config["connections"])), streams)
+
+
+def _turns_over_quic(
+    command: str, name: str, chosen: options.Chosen, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue],
+    turn: Callable[[Address, int, Address, Step], tuple[float, float, float]], warm_up: Callable[[Address], None] = lambda address: None,
+) -> None:  # fmt: skip
+    """`turn` gives the rate, the ceiling beside it, and the broker's processor time."""
+    from headrace.bench import fujin
+
+    records = int(str(config["records"]))
+    with options.measuring(command, repeat, output, parent, config) as run:
         with fujin.quic_broker(run.directory, chosen.ack, chosen.profile) as (address, pid), fujin.raw_peer(run.directory) as raw:
-            for turn in range(repeat):
-                topics = [fujin.new_topic() for _ in range(connections * streams)]
-                share = replace(traffic, records=records // len(topics), connections=1, streams=1)
-                with run.steps.step(f"fill {turn + 1}/{repeat}", records):
-                    for topic in topics:
-                        fujin.on_loop(fujin.publish(address, topic, share))
-                with run.steps.step(f"raw {turn + 1}/{repeat}", records):
-                    ceilings.append(records / fujin.on_loop(fujin.consume_raw(raw, traffic)))
-                before = fujin.cpu_seconds(pid)
-                with run.steps.step(f"fujin {turn + 1}/{repeat}", records):
-                    rates.append(records / fujin.on_loop(fujin.consume(address, topics, traffic)))
-                cpu += fujin.cpu_seconds(pid) - before
-        for figure in fujin.share_figures("fujin consume, pushed", rates, ceilings, cpu_note(cpu, records * repeat)):
+            warm_up(address)
+            turns = [
+                turn(address, pid, raw, lambda part, number=number: run.steps.step(f"{part} {number}/{repeat}", records))  # type: ignore[misc]  # the default binds the number
+                for number in range(1, repeat + 1)
+            ]
+        rates, ceilings, cpu = zip(*turns, strict=True)
+        for figure in fujin.share_figures(name, list(rates), list(ceilings), cpu_note(sum(cpu), records * repeat)):
             run.report.add(figure)
 
 

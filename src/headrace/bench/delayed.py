@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from headrace.bench.children import Address, child, last_line
+from headrace.bench.children import Address, child
 from headrace.bench.doors.figg import FiggLoad
 from headrace.bench.faults import BenchFailed
 from headrace.bench.latency import summary
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Tick, connected
 from headrace.bench.raw import SyncProbe
 from headrace.bench.report import Figure, Target
+from headrace.programs import last_line
 from headrace.wire.figg import encode as figg_encode
 from headrace.wire.figg.decode import Decoder as FiggDecoder
 from headrace.wire.figg.frames import DataRun, Role, ServerMessage

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import sys
 import time
@@ -20,13 +19,14 @@ from typing import TypeVar
 
 import uvloop
 
-from headrace.bench.children import Address, child, last_line, parse_address, wait_until
+from headrace.bench.children import Address, child, parse_address, serving, wait_until
 from headrace.bench.faults import BenchFailed
 from headrace.bench.latency import summary
 from headrace.bench.load import STALL_SECONDS, sample_values
 from headrace.bench.quic_raw import COUNT
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.net.quic_endpoint import ClientEndpoint, ClientTls
+from headrace.programs import last_line
 from headrace.wire.fujin import ALPN, ReaderKind, encode
 
 SHARE_TARGET = Target(at_least=0.5)
@@ -119,13 +119,8 @@ def on_loop(work: Awaitable[_Result]) -> _Result:
 @contextmanager
 def quic_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[tuple[Address, int]]:
     """`headrace serve` with a QUIC address: where it is, and its process."""
-    ready_file, log = directory / "ready.json", directory / "serve.log"
-    profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
-    command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
-    command += ["--listen-quic", "127.0.0.1:0", "--ready-file", str(ready_file)]
-    with child(command, log, environment={"HEADRACE__STORAGE__ACK": ack, "HEADRACE__LISTEN__BULK": ""}) as process:
-        wait_until(ready_file.exists, process, log, "headrace serve")
-        yield parse_address(json.loads(ready_file.read_text("utf-8"))["doors"]["quic"][0]), process.pid
+    with serving(directory, ("--listen-quic", "127.0.0.1:0"), profile=profile, environment={"HEADRACE__STORAGE__ACK": ack}) as served:
+        yield parse_address(served.doors["quic"][0]), served.pid
 
 
 @contextmanager
@@ -235,12 +230,6 @@ async def round_trips(
 
 def new_topic() -> str:
     return f"bench-{secrets.token_hex(4)}"
-
-
-def cpu_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as status:
-        fields = status.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def share_figures(name: str, rates: list[float], ceilings: list[float], notes: dict[str, NoteValue]) -> list[Figure]:

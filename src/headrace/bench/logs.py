@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.bench.children import child, last_line
+from headrace.bench.children import child
 from headrace.bench.faults import BenchFailed
 from headrace.bench.load import Tick, sample_values
 from headrace.engine.contract import Appended, TopicConfig, Write
@@ -24,6 +24,7 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.limits import BATCH_BYTES_TARGET
 from headrace.log.files import DiskFiles
 from headrace.log.store import StoreOptions
+from headrace.programs import last_line
 from headrace.records import AnyRun, ColumnRun, Run
 
 TOPIC = "bench"

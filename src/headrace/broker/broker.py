@@ -23,13 +23,13 @@ from headrace.broker.schemas import Schemas
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
 from headrace.broker.shares import Surroundings
-from headrace.broker.sinks import AppEntry
-from headrace.broker.stages import Publication, StageEntry, Stages, StageSize
+from headrace.broker.stages import Stages
 from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.watermarks import Ends, Watermarks
+from headrace.broker.writers import WriterVerbs
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
@@ -40,7 +40,7 @@ _BROKER = "headrace"
 """The name of the broker as a resource."""
 
 
-class Broker:
+class Broker(WriterVerbs):
     """Owns its engine: `open` opens it, `close` closes it. All verbs are called on the event loop."""
 
     def __init__(
@@ -371,62 +371,6 @@ class Broker:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
         self._gate.check(who, Action.PUBLISH, "transaction", id or "")
         return self._transactions.begin(who, id, timeout_ms)
-
-    # Exactly-once writers
-
-    def stage(
-        self,
-        who: Principal,
-        handle: str,
-        topic: str,
-        run: AnyRun,
-        *,
-        app: str,
-        run_id: str = "",
-        order: int = 0,
-        partition: int | None = None,
-    ) -> asyncio.Future[None]:
-        """Put records where nobody sees them, until `publish_staged`. Resolves when there was room for them, so that whoever waits for
-        it before staging more is not ahead of memory and disk; the runs of a handle keep the order of the calls.
-
-        Raises at once as `publish` does, `StaleRun`, `UnknownStage` for a handle that is gone, `LimitExceeded`, and `InvalidRequest` for
-        one that is sealed or another writer's; the future fails with `DiskFull` or `StorageFailed`. Then nothing of the run is staged.
-        """
-        return self._stages.stage(who, handle, topic, run, app=app, run_id=run_id, order=order, partition=partition)
-
-    async def seal(self, who: Principal, handle: str, *, app: str = "", run_id: str = "", order: int = 0) -> StageSize:
-        """No more may be staged. Idempotent. Raises `UnknownStage`, unless `app` is given: then an empty one is made."""
-        return await self._stages.seal(who, handle, app, run_id, order)
-
-    async def publish_staged(
-        self, who: Principal, app: str, version: int, handles: Sequence[str], *, run_id: str = "", remember_ms: int = 0
-    ) -> Publication:
-        """All records of these handles at once, unless this version or a later one of the app has been published: then nothing, and the
-        handles are dropped. Durable when it returns. A writer that will not come back says with `remember_ms` for how long to ask.
-
-        Raises `UnknownStage`, `StaleRun`, `InvalidRequest` for a handle that is not sealed, and as a transaction's commit does.
-        """
-        return await self._stages.publish(who, app, version, handles, run_id, remember_ms)
-
-    async def drop_staged(self, who: Principal, handles: Sequence[str]) -> int:
-        """Forget what was staged; returns how many handles there were. Nothing can be staged under any of them again."""
-        return await self._stages.drop(who, handles)
-
-    def last_version(self, who: Principal, app: str) -> int | None:
-        """The last version that the app has published whole; None if there is none."""
-        return self._stages.last_version(who, app)
-
-    async def forget_app(self, who: Principal, app: str) -> None:
-        """Its versions, runs and stages: it may begin anew with any version. Raises `NoSuchEntry`."""
-        await self._stages.forget_app(who, app)
-
-    def apps(self, who: Principal) -> list[AppEntry]:
-        """The exactly-once writers that this principal may see, by name."""
-        return self._stages.apps(who)
-
-    def stages(self, who: Principal) -> list[StageEntry]:
-        """What waits to be published by writers that this principal may see, by handle."""
-        return self._stages.stages(who)
 
     # Dead letters
 

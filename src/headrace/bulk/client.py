@@ -149,8 +149,6 @@ class TopicSchema:
     kind: str
     """json, avro or protobuf."""
     definition: bytes
-    message: str = ""
-    """The message of a Protobuf definition that values are."""
     others: tuple[bytes, ...] = ()
     """The definitions of other versions, in the order in which they are to be tried: the older ones from the newest on, then the newer."""
 
@@ -312,7 +310,7 @@ class BulkClient:
         if found is None:
             return None
         definition, others = b64decode(found["definition"]), tuple(map(b64decode, found["others"]))
-        return TopicSchema(found["name"], found["version"], found["kind"], definition, others=others)
+        return TopicSchema(found["name"], found["version"], found["kind"], definition, others)
 
     def stage(
         self,

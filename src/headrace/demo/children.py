@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import HeadraceError
+from headrace.programs import last_line, started, stop
 
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 30.0
@@ -24,24 +22,16 @@ class StoryFailed(HeadraceError):
 
 
 class Program:
-    """A `headrace` command that runs in a session of its own, so that a Ctrl-C in the terminal reaches only us."""
+    """A `headrace` command at work."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.name, self.log = name, log
-        with open(log, "wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **(environment or {})},
-            )
+        self._process = started([sys.executable, "-m", "headrace", *arguments], log, environment)
 
     def check_alive(self) -> None:
         """Raises `StoryFailed`."""
         if self._process.poll() is not None:
-            raise StoryFailed(f"{self.name} ended with exit code {self._process.returncode}: {self._last_words()} (see {self.log})")
+            raise StoryFailed(f"{self.name} ended with exit code {self._process.returncode}: {last_line(self.log)} (see {self.log})")
 
     def wait_for_file(self, ready: Path) -> Any:
         """The content of the ready file, once it is there. Raises `StoryFailed`."""
@@ -66,15 +56,5 @@ class Program:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Ask; kill the whole session if it does not listen: Spark has children of its own."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_SECONDS_MAX)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-
-    def _last_words(self) -> str:
-        lines = self.said.strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        """With all that it has started: Spark has children of its own."""
+        stop(self._process, STOP_SECONDS_MAX)

@@ -7,7 +7,8 @@ import socket
 
 from headrace.access.policy import ANONYMOUS
 from headrace.errors import ConfigError
-from headrace.server.config import BULK_DOORS, QUIC_DOORS, TCP_DOORS, AccessMode, Config
+from headrace.server.choices import AccessMode
+from headrace.server.config import BULK_DOORS, QUIC_DOORS, TCP_DOORS, Config
 from headrace.server.doors import login_doors
 
 

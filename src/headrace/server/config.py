@@ -8,7 +8,6 @@ or variable that holds them.
 from __future__ import annotations
 
 import difflib
-import enum
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from headrace import limits
 from headrace.errors import ConfigError
 from headrace.limits import KIB, MIB
 from headrace.records import Ack
+from headrace.server.choices import AccessMode, FlyMqDialect, FujinHeaders, LogFormat, LogLevel, QuicRetry, TlsVersion
 from headrace.server.settings import (
     Bind,
     Binds,
@@ -49,59 +49,6 @@ QUIC_DOORS: Final = ("fujin",)
 """The protocols of a QUIC address."""
 BULK_DOORS: Final = ("flight",)
 """The protocols of a bulk address."""
-
-
-class LogLevel(enum.StrEnum):
-    """How much is said on stderr."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(enum.StrEnum):
-    """How it is said."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class TlsVersion(enum.StrEnum):
-    """Versions of TLS that are still safe to speak."""
-
-    V1_2 = "1.2"
-    V1_3 = "1.3"
-
-
-class FujinHeaders(enum.StrEnum):
-    """Nothing in a Fujin WRITE says whether it carries headers."""
-
-    AUTO = "auto"
-    NEVER = "never"
-    ALWAYS = "always"
-
-
-class QuicRetry(enum.StrEnum):
-    """When a QUIC client has to show that it is where it says it is."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-class AccessMode(enum.StrEnum):
-    """Whether anybody is asked who they are."""
-
-    OPEN = "open"
-    ENFORCED = "enforced"
-
-
-class FlyMqDialect(enum.StrEnum):
-    """The specification and the original implementation of FlyMQ disagree on a few layouts."""
-
-    SPEC = "spec"
-    SDK = "sdk"
 
 
 @dataclass(frozen=True, slots=True)

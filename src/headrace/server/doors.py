@@ -14,7 +14,8 @@ from headrace.broker.broker import Broker
 from headrace.broker.subscriptions import SubscriptionBook
 from headrace.engine.contract import Engine
 from headrace.net.door import Door, Visitor
-from headrace.server.config import TCP_DOORS, AccessMode, Config
+from headrace.server.choices import AccessMode
+from headrace.server.config import TCP_DOORS, Config
 from headrace.sessions.blipmq import BlipMqSession
 from headrace.sessions.blipmq_keys import api_keys
 from headrace.sessions.blipmq_settings import BlipMqSettings

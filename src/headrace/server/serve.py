@@ -24,7 +24,8 @@ from headrace import __version__
 from headrace.log.batch import CHECKSUMS_IN_C
 from headrace.records import Ack
 from headrace.server.api_keys import configured
-from headrace.server.config import AccessMode, Config
+from headrace.server.choices import AccessMode
+from headrace.server.config import Config
 from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 JAVA_VERSION_MIN: Final = 17
 """What Spark 4 runs on."""
 
-JAVA_COMMAND: Final = "apt-get install openjdk-17-jre-headless"
+JAVA_COMMAND: Final = "apt-get install default-jre-headless"
 
 SETTINGS: Final = {
     # A Python task answers in small pieces; over TCP each of them waits 40 ms for an acknowledgement that is held back.

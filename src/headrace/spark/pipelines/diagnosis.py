@@ -21,6 +21,7 @@ _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] ?")
 _STATE: Final = re.compile(r"\.?\s+SQLSTATE: \w{5}")
 _OFFSETS: Final = re.compile(r"Current (Committed|Available) Offsets: (\{.*\})$", re.MULTILINE)
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]+\b|@[0-9a-f]{6,}|#\d+L?|in stage [\d.]+|TID \d+|task [\d.]+")
+_POSITION: Final = re.compile(r"line (\d+),? pos (\d+)")
 _LINE_CHARACTERS_MAX: Final = 500
 
 
@@ -52,6 +53,13 @@ def diagnose(failure: BaseException) -> Diagnosis:
     if not found.text:
         return Diagnosis(name)
     return found
+
+
+def explained(failure: BaseException) -> str:
+    """The line, with the place in the SQL text where Spark names one."""
+    found = diagnose(failure).text
+    position = _POSITION.search(str(failure))
+    return found if position is None or _POSITION.search(found) else f"{found} (line {position[1]}, pos {position[2]})"
 
 
 def is_engine_lost(failure: BaseException) -> bool:

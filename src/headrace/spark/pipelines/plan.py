@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from headrace.spark.columns import raw_schema
 from headrace.spark.connection import connect
 from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
-from headrace.spark.pipelines.diagnosis import diagnose
+from headrace.spark.pipelines.diagnosis import diagnose, explained
 from headrace.spark.pipelines.files import module_beside, reason_of
 from headrace.spark.pipelines.keys import Watermark, nearest
 from headrace.spark.pipelines.model import Pipeline, Sink, Source, Step, Transform
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RECORD_COLUMNS: Final = frozenset({"key", "value", "headers", "topic", "partition"})
-_POSITION: Final = re.compile(r"line (\d+),? pos (\d+)")
 
 
 class PlanFault(ConfigError):
@@ -125,19 +123,10 @@ def _planned(place: str, make: Callable[[], DataFrame]) -> DataFrame:
     try:
         return make()
     except (AnalysisException, ParseException) as failure:
-        raise PlanFault(place, _sql_text(failure), diagnose(failure).kind) from None
+        raise PlanFault(place, explained(failure), diagnose(failure).kind) from None
     except (PySparkException, Py4JJavaError) as failure:
         found = diagnose(failure)
         raise PlanFault(place, found.text, found.kind) from None
-
-
-def _sql_text(failure: PySparkException) -> str:
-    text = str(failure)
-    found = diagnose(failure).text
-    position = _POSITION.search(text)
-    if position is None or _POSITION.search(found):
-        return found
-    return f"{found} (line {position[1]}, pos {position[2]})"
 
 
 def source_options(pipeline: Pipeline, source: Source, group: str = "") -> dict[str, str]:

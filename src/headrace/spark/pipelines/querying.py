@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, StructType, _parse_datatype_string
 
 from headrace.bulk.client import BulkClient
 from headrace.errors import ConfigError, UnknownTopic
-from headrace.spark.pipelines.diagnosis import diagnose
+from headrace.spark.pipelines.diagnosis import diagnose, explained
 from headrace.spark.pipelines.keys import nearest
 from headrace.spark.pipelines.plan import read_schema
 from headrace.spark.values import ERROR_COLUMN
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _RELATION: Final = re.compile(r"'UnresolvedRelation \[(.*?)\], \[")
 _CHANGE: Final = re.compile(r"'?(DeleteFromTable|UpdateTable|MergeIntoTable|InsertInto\w*|OverwriteBy\w*|TruncateTable)\b")
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
-_POSITION: Final = re.compile(r"line (\d+),? pos (\d+)")
 
 
 class QueryFault(ConfigError):
@@ -123,13 +122,6 @@ def quoted(query: str, names: list[str]) -> str:
         parts += [pattern.sub(r"`\1`", query[place : kept.start()]), kept[0]]
         place = kept.end()
     return "".join([*parts, pattern.sub(r"`\1`", query[place:])])
-
-
-def explained(failure: PySparkException) -> str:
-    """One line, with the place in the text where Spark names one."""
-    found = diagnose(failure).text
-    position = _POSITION.search(str(failure))
-    return found if position is None or _POSITION.search(found) else f"{found} (line {position[1]}, pos {position[2]})"
 
 
 def _view(spark: SparkSession, client: BulkClient, topic: str, reading: Reading) -> None:

@@ -1,0 +1,56 @@
+"""Programs that a command starts beside itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from headrace.programs import last_line, started, stop
+
+DEADLINE_SECONDS = 30.0
+
+
+def said(log: Path, word: str) -> str:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while word not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.005)
+    return last_line(log)
+
+
+def test_what_it_says_is_in_the_log_and_it_leads_a_session_of_its_own(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['WORD'], file=sys.stderr); print(os.getsid(0), 'done')"
+    program = started([sys.executable, "-c", code], tmp_path / "log", {"WORD": "hello"})
+    assert program.wait(DEADLINE_SECONDS) == 0
+    assert "hello" in (tmp_path / "log").read_text()
+    assert said(tmp_path / "log", "done") == f"{program.pid} done" and program.pid != os.getsid(0)
+
+
+def test_it_is_asked_first(tmp_path: Path) -> None:
+    program = started([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], tmp_path / "log")
+    said(tmp_path / "log", "up")
+    stop(program, DEADLINE_SECONDS)
+    assert program.returncode == -signal.SIGTERM
+    stop(program, DEADLINE_SECONDS)
+
+
+def test_one_that_does_not_listen_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
+    deaf = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    child_code = f"{deaf}; time.sleep(600)"
+    code = f"{deaf}; child = subprocess.Popen([sys.executable, '-c', {child_code!r}]); print(child.pid, flush=True); time.sleep(600)"
+    program = started([sys.executable, "-c", code], tmp_path / "log")
+    child = int(said(tmp_path / "log", "\n"))
+    stop(program, 0.05)
+    assert program.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while Path(f"/proc/{child}").exists() and " Z " not in Path(f"/proc/{child}/stat").read_text():
+        assert time.monotonic() < deadline, "its child lives on"
+        time.sleep(0.005)
+
+
+def test_a_silent_program_has_no_last_line(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    assert last_line(tmp_path / "log") == "it said nothing"
