@@ -122,7 +122,7 @@ def packed(items: Sequence[bytes | None]) -> tuple[bytes, bytes, bytes | None]:
     """Offsets, data and validity of these items."""
     try:
         data = b"".join(items)  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
-        return array("I", accumulate(map(len, items), initial=0)).tobytes(), data, None  # type: ignore[arg-type]
+        return array("I", accumulate(map(len, items), initial=0)).tobytes(), data, None  # type: ignore[arg-type]  # here too
     except TypeError:
         filled = [b"" if item is None else item for item in items]
     bits = bytearray((len(items) + 7) // 8)

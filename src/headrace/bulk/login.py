@@ -33,6 +33,7 @@ from headrace.access.policy import ANONYMOUS
 from headrace.broker.access import Principal
 from headrace.bulk.bridge import Bridge
 from headrace.bulk.fault import flight_error
+from headrace.bulk.lines import address_of
 from headrace.errors import BrokerError, LoginFailed
 from headrace.limits import BULK_TOKEN_SECONDS_MAX, BULK_TOKENS_MAX, PASSWORD_BYTES_MAX
 
@@ -101,7 +102,8 @@ class Callers:
     def _key_owner(self, text: str, peer: str) -> Principal | None:
         if not self._access.is_enforced:
             return None
-        caller = Caller(Principal(ANONYMOUS, DOOR), _host(peer))
+        address = address_of(peer)
+        caller = Caller(Principal(ANONYMOUS, DOOR), "" if address is None else address[0])
         mark = f"{sha256(text.encode()).hexdigest()}@{caller.address}"
         found = self._keys.owner(mark)
         if found is None:
@@ -127,11 +129,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _host(peer: str) -> str:
-    """`ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`, without what is not the host."""
-    return peer.partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "")
 
 
 class _Shown(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types

@@ -11,12 +11,16 @@ import pytest
 
 from headrace.bulk.client import BulkClient
 from headrace.errors import UnknownTopic
-from headrace.spark.pipelines.querying import QueryFault, Reading, answer, quoted, relations, rows_of, run_query
+from headrace.spark.pipelines.querying import QueryFault, Reading, answer, quoted, relations, run_query
 from tests.spark.serving import BulkBroker
 from tests.spark.values.conftest import Desk
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def rows_of(frame: DataFrame, limit: int) -> pa.Table:
+    return answer(frame, limit).rows
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,9 +97,9 @@ def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[
         found[name] = frame
 
     for source in pipeline.sources.values():
-        add(f"sources.{source.name}", source.name, lambda source=source: _source_frame(spark, pipeline, source, where, group))  # type: ignore[misc]
+        add(f"sources.{source.name}", source.name, partial(_source_frame, spark, pipeline, source, where, group))
     for step in pipeline.steps.values():
-        add(f"steps.{step.name}", step.name, lambda step=step: _step_frame(spark, pipeline, step, found))  # type: ignore[misc]
+        add(f"steps.{step.name}", step.name, partial(_step_frame, spark, pipeline, step, found))
     return found
 
 

@@ -91,13 +91,8 @@ class Answer:
     unread: dict[str, int]
 
 
-def rows_of(frame: DataFrame, limit: int) -> pa.Table:
-    """The first rows, as Arrow; raises `QueryFault`."""
-    return answer(frame, limit).rows
-
-
 def answer(frame: DataFrame, limit: int) -> Answer:
-    """The same, with what was wrong on the way: a sum over values that are null looks like any other."""
+    """The first rows, with what was wrong on the way: a sum over values that are null looks like any other. Raises `QueryFault`."""
     first = frame.limit(limit)
     try:
         rows = first.toArrow()
