@@ -13,7 +13,7 @@ FILES ?= src tests examples
 
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
-MANIFESTS := pyproject.toml constraints.txt tools/setup
+MANIFESTS := pyproject.toml hashes.txt tools/setup
 
 .DEFAULT_GOAL := help
 .PHONY: help run serve test lint format docs bench clean install
@@ -55,9 +55,9 @@ clean: ## remove .venv, caches and build products (data/ stays)
 
 $(RUN_STAMP): $(MANIFESTS)
 	@tools/setup system java
-	@tools/setup install $(VENV) ".[quic,schemas,spark,tables]"
+	@tools/setup install $(VENV) run
 	@touch $@
 
 $(DEV_STAMP): $(MANIFESTS)
-	@tools/setup install $(VENV) ".[quic,schemas,spark,tables,bench,test,lint]"
+	@tools/setup install $(VENV) dev
 	@touch $(RUN_STAMP) $@
