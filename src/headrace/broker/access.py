@@ -16,6 +16,8 @@ from headrace.errors import NotAuthorized
 
 _ANSWERS_MAX: Final = 65_536
 """Remembered answers. The memory is emptied when it is full: asking again is cheap, tracking ages is not."""
+ANONYMOUS: Final = "anonymous"
+"""The name of everybody who comes without a login and without a certificate. It is shared, so it owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,10 @@ class Gate:
             self._witness(who, action, kind, name, allowed)
         if not allowed:
             raise NotAuthorized(principal=who.name, action=action.value, resource=str(Resource(kind, name)))
+
+    def allows_topic(self, who: Principal, topic: str) -> bool:
+        """Whether they may know that it is there: whoever may use a topic may."""
+        return any(self.allows(who, action, "topic", topic) for action in (Action.DESCRIBE, Action.READ, Action.PUBLISH))
 
     def forget(self) -> None:
         """The rules have changed: ask again."""
