@@ -10,7 +10,8 @@ import pytest
 
 from headrace.access.policy import Effect, Grant, Match, Rule
 from headrace.broker import Action, BrokerSettings, Principal
-from headrace.errors import BrokerError, NotAuthorized
+from headrace.errors import BrokerError, InvalidRequest, NotAuthorized
+from headrace.schemas import SchemaType
 from headrace.sessions.figg import FiggSession
 from headrace.sessions.fujin import FujinSession
 from headrace.sessions.fujin_writer import WriterIds
@@ -195,6 +196,22 @@ async def test_what_a_group_has_committed_does_not_tell_whether_a_topic_exists()
                 stand.broker.committed(who, "g", topic, partition)
             answers.add(str(refused.value).replace(topic, "NAME"))
         assert answers == {"ann may not describe topic 'NAME'"}
+
+
+# Schemas.
+
+
+async def test_a_schema_in_use_names_the_topic_to_those_only_who_may_know_of_it() -> None:
+    async with guarded() as stand:
+        await stand.broker.create_topic(ROOT, "secret")
+        await stand.broker.schemas.register(ROOT, "s", SchemaType.JSON, b"{}")
+        await stand.broker.schemas.require(ROOT, "secret", "s")
+        who = await stand.user("ann")
+        await give(stand, "ann", "schema", "s", Action.DELETE)
+        with pytest.raises(InvalidRequest, match="a topic requires schema 's'"):
+            await stand.broker.schemas.delete(who, "s")
+        with pytest.raises(InvalidRequest, match="topic 'secret' requires schema 's'"):
+            await stand.broker.schemas.delete(ROOT, "s")
 
 
 # Roles.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.access.audit import Query
 from headrace.access.policy import Effect, Grant, Match, Rule
 from headrace.broker import Action, Principal
 from headrace.broker.access import ANONYMOUS
@@ -110,6 +111,19 @@ async def test_those_without_a_login_do_not_see_each_others_messages_but_may_can
         assert stand.broker.delayed(nobody) == []
         await stand.broker.cancel_delayed(nobody, id)
         assert stand.broker.delayed(ROOT) == []
+
+
+async def test_a_cancel_that_is_not_told_to_be_denied_is_on_record_as_denied() -> None:
+    async with guarded() as stand:
+        await stand.broker.create_topic(ROOT, "t")
+        mallory = await person(stand, "mallory", "publish topic:t")
+        id, _ = await stand.broker.publish_delayed(ROOT, "t", b"later", delay_ms=1_000)
+        stand.broker.delayed(mallory)
+        for _ in range(2):
+            with pytest.raises(UnknownMessage):
+                await stand.broker.cancel_delayed(mallory, id)
+        found = await stand.administration.audit(ADMIN, Query(types=frozenset({"denial"}), user="mallory"))
+        assert [(noted.event.action, noted.event.resource) for noted in found.events] == [("delete", "topic:t")], "once"
 
 
 # Exactly-once writers.

@@ -495,8 +495,11 @@ class Broker(WriterVerbs):
         message = waiting.message
         if topic not in (None, message.topic):
             raise UnknownMessage(id)
-        if not self._owns(who, message) and not self._gate.allows(who, Action.DELETE, "topic", message.topic):
-            raise UnknownMessage(id)
+        if not self._owns(who, message):
+            try:
+                self._gate.check(who, Action.DELETE, "topic", message.topic)
+            except NotAuthorized:
+                raise UnknownMessage(id) from None
         await self._schedule.cancel(waiting)
 
     def _owns(self, who: Principal, message: Delayed) -> bool:
@@ -522,7 +525,7 @@ class Broker(WriterVerbs):
 
     def _check_sees(self, who: Principal, topic: str) -> None:
         if not self._may_see(who, topic):
-            raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"topic {topic!r}")
+            self._gate.check(who, Action.DESCRIBE, "topic", topic)
 
     def _check_takes(self, who: Principal, group: str, topic: str) -> None:
         self._gate.check(who, Action.READ, "topic", topic)

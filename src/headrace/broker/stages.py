@@ -389,7 +389,12 @@ class Stages:
         return may and all(self._gate.allows_topic(who, topic) for topic in self._present(topics))
 
     def _may_act(self, who: Principal, name: str) -> bool:
-        return self._gate.allows(who, Action.PUBLISH, _KIND, name)
+        """Asked where the answer is not told, so that a denial is on record all the same."""
+        try:
+            self._gate.check(who, Action.PUBLISH, _KIND, name)
+        except NotAuthorized:
+            return False
+        return True
 
     def _check_acts(self, who: Principal, name: str, run_id: str) -> None:
         """The name of a writer is not enough to act for it: its versions and its stages are those of whoever may publish where it does.
@@ -404,9 +409,12 @@ class Stages:
     def _check_topics(self, who: Principal, app: App, topics: Iterable[str]) -> None:
         """Raises `NotAuthorized`, which names the topic to those only who may know of it."""
         for topic in self._present(topics):
-            if not self._gate.allows_topic(who, topic):
-                raise NotAuthorized(principal=who.name, action=Action.PUBLISH.value, resource=f"{_KIND} {app.name!r}")
-            self._publisher.check_may(who, topic)
+            try:
+                self._publisher.check_may(who, topic)
+            except NotAuthorized:
+                if self._gate.allows_topic(who, topic):
+                    raise
+                raise NotAuthorized(principal=who.name, action=Action.PUBLISH.value, resource=f"{_KIND} {app.name!r}") from None
 
     def _present(self, topics: Iterable[str]) -> list[str]:
         """Where a topic is gone, nothing of its writer is left to be guarded."""
