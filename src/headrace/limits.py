@@ -50,6 +50,12 @@ SINK_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """One that has published nothing for so long is forgotten."""
 SINK_RUNS_REMEMBERED: Final = 16
 """Superseded runs of one writer that are told so."""
+SINK_TOPICS_REMEMBERED: Final = 64
+"""Topics of its last publication that a writer's row names: whoever acts for the writer may publish to all of them."""
+SINK_VERSION_FIRST_MAX: Final = 1 << 61
+"""The first version of a writer: beyond any count, and beyond any time in nanoseconds for the next decades."""
+SINK_VERSION_SKIP_MAX: Final = 10_000_000
+"""How far a version may lie ahead of the one before it; or as far as that one lies ahead of zero, which leaves room for dates and times."""
 FETCH_BYTES_MAX: Final = 32 * MIB
 FETCH_WAIT_MS_MAX: Final = 60_000
 GROUPS_MAX: Final = 50_000

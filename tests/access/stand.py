@@ -54,7 +54,12 @@ class Guarded:
             passwords=self.passwords,
         )
         self.broker = Broker(
-            self.engine, clock=self.clock, authorize=self.access.authorize, witness=self.access.witness, later=self.clock.later
+            self.engine,
+            clock=self.clock,
+            authorize=self.access.authorize,
+            witness=self.access.witness,
+            later=self.clock.later,
+            random_bytes=bytes_in_order(),
         )
         self.access.listen(self.broker.access_changed)
         self.administration = self.access.administration

@@ -54,7 +54,7 @@ class Life:
         self.files = files
         self.clock = HandClock(now)
         self.engine = EmbeddedEngine(files, OPTIONS, clock=self.clock, maintain_interval_seconds=3_600)
-        self.broker = Broker(self.engine, clock=self.clock, later=self.clock.later)
+        self.broker = Broker(self.engine, clock=self.clock, later=self.clock.later, random_bytes=os.urandom)
 
     async def tick(self, ms: int) -> None:
         """Let time pass until nothing is due any more."""

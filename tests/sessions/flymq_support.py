@@ -159,6 +159,7 @@ class House:
             settings=settings,
             authorize=lambda *question: authorize(*question) and self.access.authorize(*question),
             witness=self.access.witness,
+            random_bytes=bytes_in_order(),
         )
         self.access.listen(self.broker.access_changed)
 

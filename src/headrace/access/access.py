@@ -22,7 +22,7 @@ from headrace.access.directory import ADMIN, Changes, Directory
 from headrace.access.keys import fits, id_of
 from headrace.access.naming import check_user_name
 from headrace.access.passwords import Passwords
-from headrace.access.policy import ANONYMOUS, Policy, decide, key_credential, password_credential
+from headrace.access.policy import ANONYMOUS, BROKER, BUILT_IN_ROLES, Policy, Role, decide, key_credential, password_credential, roles_held
 from headrace.access.rows import UserRow
 from headrace.access.throttle import Throttle
 from headrace.broker.access import Action, Principal, Resource
@@ -211,6 +211,14 @@ class Access:
         who = Principal(row.owner, caller.who.door, key_credential(id), caller.address)
         self._audit.note(event_of(who, caller.address, "login", "login", f"key:{id}", "success"))
         return who
+
+    def roles_shown(self, who: Principal) -> dict[str, Role]:
+        """The built-in roles and one's own; all of them to those who may administer: the grants of a role name topics and groups."""
+        roles = self.administration.roles()
+        if self.authorize(who, Action.ADMIN, BROKER):
+            return roles
+        shown = BUILT_IN_ROLES.keys() | roles_held(self._policy, who)
+        return {name: role for name, role in roles.items() if name in shown}
 
     def roles_of(self, who: Principal) -> list[str]:
         user = self._policy.users.get(who.name)

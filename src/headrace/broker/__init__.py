@@ -9,7 +9,7 @@ from headrace.broker.access import Action, Authorize, Principal, Resource, allow
 from headrace.broker.broker import Broker
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetterEntry, Replayed
-from headrace.broker.delayed import Waiting
+from headrace.broker.delayed import DelayedEntry
 from headrace.broker.fetch import Fetched
 from headrace.broker.groups import GroupLag
 from headrace.broker.publish import ProducerStamp, Published
@@ -38,6 +38,7 @@ __all__ = [
     "Compatibility",
     "Cursor",
     "DeadLetterEntry",
+    "DelayedEntry",
     "Delivery",
     "Fetched",
     "GroupLag",
@@ -59,7 +60,6 @@ __all__ = [
     "Topic",
     "TopicConfig",
     "Transaction",
-    "Waiting",
     "allow_all",
     "type_named",
 ]

@@ -187,15 +187,17 @@ class SchemaRegistry:
             self._number(name, 0)
             await self._put_head(name, mode)
 
-    async def delete(self, name: str, version: int) -> int:
-        """One version, or (0) all; returns how many. Raises `UnknownSchema`, and `InvalidRequest` while a topic requires it."""
+    async def delete(self, name: str, version: int, may_name: Callable[[str], bool] = lambda topic: True) -> int:
+        """One version, or (0) all; returns how many. Raises `UnknownSchema`, and `InvalidRequest` while a topic requires it, by name if
+        `may_name` says so."""
         async with self._alone:
             self._number(name, version)
             doomed = [version] if version else list(self._by_name[name])
             left = [one for one in self._by_name[name] if one not in doomed]
             for (topic,), rule in self._rules.rows.items():
                 if rule.schema == name and (rule.version in doomed or not left):
-                    raise InvalidRequest(f"topic {topic!r} requires schema {name!r}" + (f" v{rule.version}" if rule.version else ""))
+                    what = f"topic {topic!r}" if may_name(topic) else "a topic"
+                    raise InvalidRequest(f"{what} requires schema {name!r}" + (f" v{rule.version}" if rule.version else ""))
             await self._versions.put([((name, one), None) for one in doomed])
             for one in doomed:
                 self._compiled.pop((name, one), None)

@@ -75,7 +75,7 @@ class Schemas:
         """One version or (0) all; returns how many. Their numbers are not given again. Raises `UnknownSchema`, and `InvalidRequest`
         while a topic requires what would be gone."""
         self._gate.check(who, Action.DELETE, KIND, name)
-        return await self._registry.delete(name, version)
+        return await self._registry.delete(name, version, lambda topic: self._gate.allows_topic(who, topic))
 
     # Topics
 

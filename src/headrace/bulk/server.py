@@ -267,7 +267,7 @@ def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
     if len(path) == 1:
         whole = decode(encode({"topic": path[0]}), Range, "path")
         return [whole, whole]
-    if len(path) == 2 and path[1].isascii() and path[1].isdigit() and len(path[1]) < 10:
+    if len(path) == 2 and path[1].isascii() and path[1].isdigit() and len(path[1]) < 10 and path[1] == str(int(path[1])):
         return [decode(encode({"topic": path[0], "partition": int(path[1])}), Range, "path")]
     raise InvalidRequest("a path is [topic] or [topic, partition]")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from headrace.cli import CONFLICT, TOO_SLOW, one_line
+from headrace.cli import CONFLICT, TOO_SLOW, one_line, terminal
 from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
 from headrace.errors import ConfigError
 
@@ -145,9 +145,9 @@ def check(file: Path, master: str, conf: dict[str, str], servers: str | None, ou
 
     found = inspect(load(file, **_overrides(None, servers)), master=master, conf=conf)
     if output == "json":
-        click.echo(json.dumps(found.plain(), ensure_ascii=False, indent=2))
+        terminal.echo(json.dumps(found.plain(), ensure_ascii=False, indent=2))
     else:
-        click.echo(found.tree())
+        terminal.echo(found.tree())
     return 0
 
 

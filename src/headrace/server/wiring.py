@@ -76,7 +76,14 @@ class Server:
         self._engine = _engine(config, key, clock)
         self._access = access_of(config, self._engine, clock)
         settings = broker_settings(config)
-        self._broker = Broker(self._engine, clock=clock, settings=settings, authorize=self._access.authorize, witness=self._access.witness)
+        self._broker = Broker(
+            self._engine,
+            clock=clock,
+            settings=settings,
+            authorize=self._access.authorize,
+            witness=self._access.witness,
+            random_bytes=secrets.token_bytes,
+        )
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
         self._listeners: list[Drainable] = []

@@ -204,7 +204,7 @@ class FlyMqAccess:
         return sorted({word for role in roles if role in known for word in _permissions(known[role])})
 
     async def _role_list(self, request: a.RoleList) -> Reply:
-        roles = self._administration.roles()
+        roles = self._access.roles_shown(self.who)
         return a.RoleEntries([a.RoleEntry(name, _permissions(role), role.description) for name, role in roles.items()])
 
     # FlyMQ's own ACLs.
@@ -256,7 +256,7 @@ class FlyMqAccess:
         return {"allowed": self._administration.explain(self._caller, body.user, body.action, Resource(body.kind, body.name))}
 
     async def _role_rows(self, body: Nothing) -> object:
-        roles = self._administration.roles()
+        roles = self._access.roles_shown(self.who)
         return [
             {"name": name, "grants": [GrantRow.of(grant) for grant in role.grants], "description": role.description}
             for name, role in roles.items()

@@ -198,9 +198,13 @@ def produce_requests(dialect: Dialect, topic: str, partition: int, records: Sequ
     room = RUSTLOG_FRAME_BYTES_MAX - len(_encode_request[dialect](Produce(topic, partition, ())))
     requests: list[Produce] = []
     start = used = 0
-    for index, size in enumerate(map(_produced_record_bytes[dialect], records)):
+    for index, record in enumerate(records):
+        # What is larger as it is need not be counted in the dialect's own way, which may take seconds.
+        size = _produced_record_bytes[dialect](record) if len(record) <= room else len(record)
         if size > room:
-            raise LimitExceeded(f"record {index} has {len(records[index])} bytes and fits no {dialect.value} frame")
+            raise LimitExceeded(
+                f"record {index} of {len(record)} bytes takes {size} bytes or more in a {dialect.value} frame, which has room for {room}"
+            )
         used += size
         if used > room or index - start == RUSTLOG_PRODUCE_RECORDS_MAX:
             requests.append(Produce(topic, partition, records[start:index]))
