@@ -51,6 +51,7 @@ def lines(directory: Path) -> Iterator[tuple[str, list[str]]]:
         ],
         "headrace pub": [["x"], ["x", "--door", "fujin"]],
         "headrace sub": [["x"], ["x", "--door", "fujin"]],
+        "headrace ping": [[], ["--door", "fujin"]],
         "headrace bench publish": [[], ["--door", "fujin"]],
         "headrace bench consume": [[], ["--door", "fujin"]],
         "headrace bench latency": [[], ["--door", "fujin"]],

@@ -23,7 +23,7 @@ NEEDED = {
     "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace bench spark",
               "headrace demo"},
     "tables": {"headrace demo"},
-    "quic": {"headrace serve --listen-quic", "headrace pub --door fujin", "headrace sub --door fujin",
+    "quic": {"headrace serve --listen-quic", "headrace pub --door fujin", "headrace sub --door fujin", "headrace ping --door fujin",
              "headrace bench publish --door fujin", "headrace bench consume --door fujin",
              "headrace bench latency --door fujin", "headrace demo"},
     "schemas": set(),

@@ -62,6 +62,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
     "sub": Entry("headrace.cli.pubsub", "sub", "Read records of a topic, then follow it."),
     "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records that a topic holds, and end."),
+    "ping": Entry("headrace.cli.ping", "ping", "Ask a broker for one answer, through any protocol."),
     "topic": Entry("headrace.cli.topics", "topic", "Look after topics: list, describe, create, alter, delete."),
     "group": Entry("headrace.cli.groups", "group", "Look after groups: list, describe, lag, reset, delete."),
     "schema": Entry("headrace.cli.schemas", "schema", "Look after schemas: list, describe, register, check, delete."),
