@@ -58,7 +58,7 @@ def test_all_missing_extras_are_named_at_once_and_none_that_another_installs(mon
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtra) as caught, needs("this", "aioquic", "pyarrow", "pyspark", "deltalake"):
         pass
-    assert str(caught.value) == "this needs Spark and Delta Lake and aioquic: pip install 'headrace[quic,spark,tables]'"
+    assert str(caught.value) == "this needs Spark, Delta Lake and aioquic: pip install 'headrace[quic,spark,tables]'"
 
 
 @pytest.mark.parametrize("module", ["pyspark.sql.functions", "google.protobuf.message", "hdrh"])

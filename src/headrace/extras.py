@@ -25,22 +25,22 @@ class Library(NamedTuple):
 
 
 LIBRARIES: Final[Mapping[str, Library]] = {
-    "numpy": Library("NumPy", "bulk"),
     "pyarrow": Library("Arrow", "bulk"),
-    "pandas": Library("pandas", "spark"),
-    "py4j": Library("Spark", "spark"),
+    "numpy": Library("NumPy", "bulk"),
     "pyspark": Library("Spark", "spark"),
+    "py4j": Library("Spark", "spark"),
+    "pandas": Library("pandas", "spark"),
     "deltalake": Library("Delta Lake", "tables"),
     "pyiceberg": Library("Iceberg", "tables"),
-    "OpenSSL": Library("pyOpenSSL", "quic"),
     "aioquic": Library("aioquic", "quic"),
+    "OpenSSL": Library("pyOpenSSL", "quic"),
     "fastavro": Library("fastavro", "schemas"),
     "google.protobuf": Library("protobuf", "schemas"),
     "jsonschema_rs": Library("jsonschema-rs", "schemas"),
     "hdrh": Library("hdrhistogram", "bench"),
     "nats": Library("nats-py", "bench"),
 }
-"""By the name under which a library is imported."""
+"""By the name under which a library is imported. Of several absent ones of an extra, a message names the first."""
 
 _INCLUDED: Final[Mapping[str, frozenset[str]]] = {"spark": frozenset({"bulk", "schemas"})}
 """Extras that another one installs too."""
@@ -54,9 +54,13 @@ class MissingExtra(ConfigError, ImportError):
         extras = {LIBRARIES[name].extra for name in absent}
         for extra in tuple(extras):
             extras -= _INCLUDED.get(extra, frozenset())
-        titles = list(dict.fromkeys(LIBRARIES[name].title for name in absent if LIBRARIES[name].extra in extras))
-        command = f"pip install 'headrace[{','.join(sorted(extras))}]'"
-        super().__init__(f"{needed_by} needs {' and '.join(titles)}: {command}")
+        titles: dict[str, str] = {}
+        for name in absent:
+            if LIBRARIES[name].extra in extras:
+                titles.setdefault(LIBRARIES[name].extra, LIBRARIES[name].title)
+        *others, last = titles.values()
+        named = f"{', '.join(others)} and {last}" if others else last
+        super().__init__(f"{needed_by} needs {named}: pip install 'headrace[{','.join(sorted(extras))}]'")
         self.name = absent[0]
 
 

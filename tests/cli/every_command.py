@@ -119,7 +119,7 @@ def _stop_before_measuring() -> None:
     def measuring(*_: Any) -> Any:
         raise BenchFailed("nothing is measured here")
 
-    options.measuring = measuring
+    options.measuring = measuring  # type: ignore[assignment]  # it takes the same arguments
 
 
 def report(directory: Path, libraries: Sequence[str]) -> list[tuple[str, int, str]]:
@@ -130,7 +130,7 @@ def report(directory: Path, libraries: Sequence[str]) -> list[tuple[str, int, st
     os.environ.pop("JAVA_HOME", None)
     os.chdir(directory)
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"x\n"))
-    sys.meta_path.insert(0, Unimportable(libraries))  # type: ignore[arg-type]  # what the import system calls is there
+    sys.meta_path.insert(0, Unimportable(libraries))
     _stop_before_measuring()
     found = []
     for path, arguments in lines(directory):

@@ -93,11 +93,11 @@ class BrokerProcess:
         return self.process.returncode, out, self._log.read_text() if self._log else errors
 
 
-def refusal(directory: Path, *arguments: str, exit_code: int = 1, **environment: str) -> str:
-    """Start a broker that must not start: this exit code, one line on stderr, nothing on stdout."""
+def refusal(directory: Path, *arguments: str, **environment: str) -> str:
+    """Start a broker that must not start: exit code 1, one line on stderr, nothing on stdout."""
     broker = BrokerProcess(directory, *arguments, **environment)  # type: ignore[arg-type]  # only texts are passed on
     code, out, errors = broker.ended()
-    assert (code, out) == (exit_code, ""), errors
+    assert (code, out) == (1, ""), errors
     assert errors.startswith("headrace: ") and errors.count("\n") == 1, errors
     assert not broker.ready_file.exists()
     return errors.removeprefix("headrace: ").rstrip("\n")

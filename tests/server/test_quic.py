@@ -125,8 +125,8 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shadow.mkdir(parents=True)
     (shadow / "__init__.py").write_text("raise ImportError('gone', name='aioquic')\n")
     path = f"{shadow.parent}:{':'.join(path for path in sys.path if path.endswith('src'))}"
-    line = refusal(tmp_path, *QUIC, exit_code=2, PYTHONPATH=path)
-    assert line == "listen.quic needs aioquic: pip install 'headrace[quic]'"
+    ended = BrokerProcess(tmp_path, *QUIC, PYTHONPATH=path).ended()
+    assert ended == (2, "", "headrace: listen.quic needs aioquic: pip install 'headrace[quic]'\n")
 
 
 def test_connectors_are_read_from_lines() -> None:
