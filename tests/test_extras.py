@@ -120,6 +120,22 @@ def test_a_module_without_its_library_raises_one_clear_import_error(library: str
     assert (done.stdout, done.stderr) == (f"{text}\n", "")
 
 
+@pytest.mark.parametrize("kind, library, title", [("delta", "deltalake", "Delta Lake"), ("iceberg", "pyiceberg", "Iceberg")])
+def test_a_sink_without_the_library_of_its_table_names_the_extra(
+    kind: str, library: str, title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.spark.pipelines.model import Sink
+    from headrace.spark.pipelines.tables.writing import open_table
+
+    module = f"headrace.spark.pipelines.tables.{kind}"
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{library}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra) as caught:
+        open_table(Sink(name="archive", source="orders", kind=kind), "/nowhere")
+    assert str(caught.value) == f"sinks.archive: kind = {kind!r} needs {title}: pip install 'headrace[tables]'"
+
+
 def test_the_core_is_imported_without_any_extra() -> None:
     modules = "headrace, headrace.sync, headrace.spark, headrace.spark.pipelines, headrace.clients.connect, headrace.server.wiring"
     code = f"import sys\nfor name in {list(LIBRARIES)!r}: sys.modules[name] = None\nimport headrace\nheadrace.sync, headrace.connect\n"
