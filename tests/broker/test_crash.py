@@ -21,12 +21,12 @@ import pytest
 from headrace.broker import Broker
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import UnknownMessage
-from headrace.log.power_cut import PowerCuts
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import StoreOptions
 from headrace.records import Record, Run
 from tests.broker.stand import ANN, HandClock
 from tests.conftest import Proof
+from tests.storage_faults.power_cut import PowerCuts
+from tests.storage_faults.simulated import SimulatedFiles
 
 CUTS = int(os.environ.get("HEADRACE_CRASH_CUTS", "30"))
 IMAGES_A_CUT = 4

@@ -8,10 +8,10 @@ import pytest
 
 from headrace.engine.contract import TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
-from headrace.log.power_cut import barest
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import StoreOptions
 from headrace.records import Run
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import SimulatedFiles
 
 OPTIONS = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
 

@@ -14,10 +14,10 @@ from headrace.log.crypt import WrongKey
 from headrace.log.files import DirectoryLocked, DiskFiles
 from headrace.log.journal import read_journal
 from headrace.log.partition import LogOptions
-from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.log.store import FLUSH_BYTES_MAX, Store, StoreOptions
 from headrace.records import Ack, Appended, Run
 from tests.log.stores import SMALL, crashed, new_log, opened, put, records, staged, values
+from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 
 def test_everything_staged_together_is_one_frame_and_one_batch_a_log() -> None:

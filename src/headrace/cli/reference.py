@@ -38,9 +38,9 @@ def cli_page() -> str:
     parts = [
         _GENERATED,
         "# Command line\n",
-        "Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed, 5 no broker to be",
-        "reached or none that can do it now, 6 too slow, 7 in conflict with what is there, 130 interrupted. An error is one",
-        "line that starts with `headrace:`; with `HEADRACE_TRACEBACK=1` its traceback is shown too.\n",
+        "Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or an extra that is not installed, 3 not found,",
+        "4 not allowed, 5 no broker to be reached or none that can do it now, 6 too slow, 7 in conflict with what is there,",
+        "130 interrupted. An error is one line that starts with `headrace:`; with `HEADRACE_TRACEBACK=1` its traceback is shown too.\n",
     ]
     for path, command in commands():
         parts.append(f"## {path}\n\n```text\n{_help(path, command)}\n```\n")

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Final, cast
 
 from headrace.errors import InvalidSchema
+from headrace.extras import MissingExtra, needs
 from headrace.limits import SCHEMA_BYTES_MAX
 from headrace.schemas.contract import Compatibility, Schema, SchemaType
 
@@ -39,9 +40,10 @@ def compile_schema(type: SchemaType, definition: bytes) -> Schema:
         raise InvalidSchema("the schema is empty")
     module, name = _HOMES[type]
     try:
-        home = import_module(module)
-    except ModuleNotFoundError as error:
-        raise InvalidSchema(f"{type} schemas need {error.name}: pip install 'headrace[schemas]'") from error
+        with needs(f"schema type {type}"):
+            home = import_module(module)
+    except MissingExtra as missing:
+        raise InvalidSchema(str(missing)) from missing
     return cast(Schema, getattr(home, name)(definition))
 
 

@@ -29,6 +29,7 @@ from headrace.server.config import Config
 from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile
+from headrace.server.supervisor import notify
 from headrace.server.wiring import Opened, Server
 
 _log = logging.getLogger(__name__)
@@ -78,14 +79,16 @@ def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
         ready.clear()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_live(server, config, life, ready, started))
+            runner.run(_live(server, config, life, ready, started, environment))
     finally:
         if ready:
             ready.remove()
     return 0
 
 
-async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | None, started: float) -> None:
+async def _live(
+    server: Server, config: Config, life: Life, ready: ReadyFile | None, started: float, environment: Mapping[str, str]
+) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report_defect)
     stop = asyncio.Event()
@@ -96,10 +99,12 @@ async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | N
                 ready.write(_by_kind(opened))
             _settle_memory()
             _print_banner(config, opened, server, time.monotonic() - started)
+            notify("READY=1", environment)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), life.duration_seconds)
             _log.info("draining")
         finally:
+            notify("STOPPING=1", environment)
             if ready:
                 ready.remove()
             await server.close()

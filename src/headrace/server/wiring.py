@@ -20,6 +20,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, TopicConfig
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import BrokerError, ConfigError, HeadraceError
+from headrace.extras import MissingExtra, needs
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.log.crypt import WrongKey
 from headrace.log.files import DirectoryLocked, DiskFiles
@@ -194,10 +195,8 @@ class Server:
     async def _listen_quic(self) -> list[Opened]:
         if not self._config.listen.quic:
             return []
-        try:
+        with needs("listen.quic"):
             from headrace.server.quic import QuicDoors
-        except ImportError as failure:
-            raise StartFailed(f"listen.quic needs the module {failure.name}: pip install 'headrace[quic]'") from None
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
             doors = QuicDoors(self._broker, self._config, net_limits(self._config), self._counters, now=now)
@@ -221,17 +220,15 @@ class Server:
             return []
         try:
             return await self._open_lanes()
-        except StartFailed as failure:
+        except (StartFailed, MissingExtra) as failure:
             if not is_default(self._config, "listen.bulk"):
                 raise
             self.left_out = f"no bulk lane: {failure}"
             return []
 
     async def _open_lanes(self) -> list[Opened]:
-        try:
+        with needs("listen.bulk"):
             from headrace.server.bulk import BulkLanes
-        except ImportError as failure:
-            raise StartFailed(f"listen.bulk needs the module {failure.name}: pip install 'headrace[bulk]'") from None
         try:
             lanes = BulkLanes(self._broker, self._config, self._access)
         except OSError as failure:

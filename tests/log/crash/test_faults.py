@@ -12,10 +12,10 @@ import os
 import pytest
 
 from headrace.log.partition import LogOptions
-from headrace.log.simulated import Fault
 from tests.conftest import Proof
 from tests.log.crash.trouble import endure
 from tests.log.crash.workload import Shape
+from tests.storage_faults.simulated import Fault
 
 STEP = 1 if os.environ.get("HEADRACE_FAULTS") == "all" else 3
 SHAPE = Shape(

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.log.batch import build
 from headrace.log.journal import Journal, JournalStart, SyncFailed, read_journal
-from headrace.log.power_cut import barest
-from headrace.log.simulated import Fault, SimulatedFile, SimulatedFiles
 from headrace.records import Run
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import Fault, SimulatedFile, SimulatedFiles
 
 BATCH = build(1, 0, Run([b"value"]), now=0)
 
