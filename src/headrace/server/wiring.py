@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,7 +268,7 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
 def access_of(config: Config, engine: Engine, clock: Callable[[], int]) -> Access:
     """What the configuration says about who may do what."""
     settings = AccessSettings(Mode(config.access.mode.value), config.access.audit_retention)
-    return Access(engine, clock=clock, random_bytes=secrets.token_bytes, settings=settings)
+    return Access(engine, clock=clock, random_bytes=secrets.token_bytes, settings=settings, ticks=lambda: time.monotonic_ns() // 1_000_000)
 
 
 def admin_password(config: Config) -> str | None:
