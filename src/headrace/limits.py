@@ -78,7 +78,24 @@ IN_FLIGHT_MAX: Final = 5_000
 FRAME_BYTES_DEFAULT_MAX: Final = 32 * MIB + 64 * KIB
 CONNECTIONS_MAX: Final = 10_000
 CONNECTIONS_PER_IP_MAX: Final = 2_048
+CONNECTIONS_PER_USER_MAX: Final = 2_048
+CONNECTIONS_RESERVED: Final = 8
+"""Of all connections, those that only administrators may keep. They are there where access is enforced."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
+LOGIN_SECONDS_MAX: Final = 10.0
+"""How long a connection may be without a login, where access is enforced and nothing is allowed without one."""
+ACCEPT_PAUSE_SECONDS: Final = 0.5
+"""How long no connection is accepted after file descriptors or memory ran out."""
+FILES_RESERVED_MIN: Final = 128
+"""File descriptors that connections leave to the log and the process; a quarter of all, but not less than this."""
+OUTPUT_TOTAL_BYTES_MAX: Final = 256 * MIB
+"""What may wait unsent for all peers together."""
+OUTPUT_FREE_BYTES: Final = 16 * KIB
+"""Unsent bytes of one connection that are not counted for the sum of all."""
+OUTPUT_CHECK_SECONDS: Final = 1.0
+"""How often the sum is counted anew."""
+OUTPUT_STALL_SECONDS: Final = 5.0
+"""A peer that has taken nothing for so long is disconnected when the sum is above its bound."""
 OUTPUT_BUFFER_BYTES_MAX: Final = 4 * MIB
 """What may wait unsent for one peer; above it the peer is not read either, so that its requests cannot grow the answers."""
 OUTPUT_HIGH_WATER_BYTES: Final = 256 * KIB
@@ -170,6 +187,8 @@ QUIC_PONG_SECONDS_MAX: Final = 5.0
 """How long a peer may take to answer a ping."""
 
 # Bulk lane
+FLIGHT_CONNECTIONS_MAX: Final = 1_024
+"""Open connections to the Flight endpoint."""
 BULK_REQUEST_BYTES_MAX: Final = 4 * MIB
 """A ticket, a command or the body of an action."""
 BULK_READ_ROWS_MAX: Final = 1 << 20

@@ -22,7 +22,18 @@ from headrace.access.directory import ADMIN, Changes, Directory
 from headrace.access.keys import fits, id_of
 from headrace.access.naming import check_user_name
 from headrace.access.passwords import Passwords
-from headrace.access.policy import ANONYMOUS, Policy, decide, key_credential, password_credential
+from headrace.access.policy import (
+    ANONYMOUS,
+    BROKER,
+    EVERYBODY,
+    Effect,
+    Policy,
+    decide,
+    key_credential,
+    password_credential,
+    role_subject,
+    user_subject,
+)
 from headrace.access.rows import UserRow
 from headrace.access.throttle import Throttle, plain_address
 from headrace.broker.access import Action, Principal, Resource
@@ -214,6 +225,22 @@ class Access:
         who = Principal(row.owner, caller.who.door, key_credential(id), caller.address)
         self._audit.note(event_of(who, caller.address, "login", "login", f"key:{id}", "success"))
         return who
+
+    def is_admin(self, who: Principal) -> bool:
+        """Whether access is enforced and this principal administers the broker."""
+        return self.is_enforced and decide(self._policy, who, Action.ADMIN, BROKER)
+
+    def allows_anything(self, name: str) -> bool:
+        """Whether a user of this name is allowed anything at all, whatever it is."""
+        policy = self._policy
+        user = policy.users.get(name)
+        if not self.is_enforced or (user is not None and not user.enabled):
+            return not self.is_enforced
+        roles = user.roles if user is not None else frozenset[str]()
+        subjects = (EVERYBODY, user_subject(name), *map(role_subject, roles))
+        if any(rule.effect is Effect.ALLOW for subject in subjects for rule in policy.rules_of(subject)):
+            return True
+        return any(policy.roles[role].grants for role in roles if role in policy.roles)
 
     def roles_of(self, who: Principal) -> list[str]:
         user = self._policy.users.get(who.name)

@@ -76,19 +76,21 @@ class Doors:
             idle_seconds=self._config.limits.idle_timeout / 1000,
         )
 
-        def enter(visitor: Visitor) -> FramedSession:
-            return FiggSession(self._broker, visitor, _who(visitor, "figg", self._config.figg.principal), settings)
+        principal = self._config.figg.principal
 
-        return Door("figg", figg.sniff, enter)
+        def enter(visitor: Visitor) -> FramedSession:
+            return FiggSession(self._broker, visitor, self._who(visitor, "figg", principal), settings)
+
+        return Door("figg", figg.sniff, enter, self._needs_login(principal))
 
     def _rustlog(self) -> Door:
         settings = RustLogSettings(auto_create=self._config.rustlog.auto_create, in_flight_bytes_max=self._config.limits.in_flight)
-        commons = RustLogCommons(settings)
+        commons, principal = RustLogCommons(settings), self._config.rustlog.principal
 
         def enter(visitor: Visitor) -> FramedSession:
-            return RustLogSession(visitor, self._broker, _who(visitor, "rustlog", self._config.rustlog.principal), commons)
+            return RustLogSession(visitor, self._broker, self._who(visitor, "rustlog", principal), commons)
 
-        return Door("rustlog", rustlog.sniff, enter)
+        return Door("rustlog", rustlog.sniff, enter, self._needs_login(principal))
 
     def _blipmq(self, keys: Mapping[str, str]) -> Door:
         configured = api_keys(keys)
@@ -99,8 +101,10 @@ class Doors:
             def verify(key: bytes) -> Principal | None:
                 known = configured(key)
                 if known is not None:
-                    return replace(known, address=caller.address)
-                return self._access.verify_key(key.decode("utf-8", "replace"), caller)
+                    who: Principal | None = replace(known, address=caller.address)
+                else:
+                    who = self._access.verify_key(key.decode("utf-8", "replace"), caller)
+                return who if who is not None and self._keeps(visitor, who) else None
 
             return BlipMqSession(visitor, self._broker, self._subscriptions, verify_key=verify)
 
@@ -112,15 +116,31 @@ class Doors:
 
         def enter(visitor: Visitor) -> FramedSession:
             node = Node(address=chosen.advertise or visitor.local)
-            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), _who(visitor, "flymq", ANONYMOUS)
-            return FlyMqSession(visitor, self._broker, who, settings, FlyMqAccess(self._access, who, visitor.peer))
+            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(visitor, "flymq", ANONYMOUS)
+            access = FlyMqAccess(self._access, who, visitor.peer, lambda who: self._logged_in(visitor, who))
+            return FlyMqSession(visitor, self._broker, who, settings, access)
 
-        return Door("flymq", flymq.sniff, enter)
+        return Door("flymq", flymq.sniff, enter, self._needs_login(ANONYMOUS))
 
+    def _who(self, visitor: Visitor, door: str, otherwise: str) -> Principal:
+        """Before a login, if the protocol knows one: a certificate tells who it is, or the configuration does."""
+        who = Principal(visitor.identity or otherwise, door, address=host_of(visitor.peer))
+        if visitor.identity is not None:
+            self._keeps(visitor, who)
+        return who
 
-def _who(visitor: Visitor, door: str, otherwise: str) -> Principal:
-    """Before a login, if the protocol knows one: a certificate tells who it is, or the door does."""
-    return Principal(visitor.identity or otherwise, door, address=host_of(visitor.peer))
+    def _logged_in(self, visitor: Visitor, who: Principal) -> str | None:
+        return visitor.logged_in(who.name, is_admin=self._access.is_admin(who))
+
+    def _keeps(self, visitor: Visitor, who: Principal) -> bool:
+        """Count the connection for its user; one too many is closed."""
+        refusal = self._logged_in(visitor, who)
+        if refusal is not None:
+            visitor.close(refusal)
+        return refusal is None
+
+    def _needs_login(self, name: str) -> Callable[[], bool]:
+        return lambda: not self._access.allows_anything(name)
 
 
 def host_of(peer: str) -> str:
