@@ -211,6 +211,18 @@ BULK_UNPACKED_BYTES_MAX: Final = 256 * MIB
 """What a column of one record batch that is put may take once it is plain: a dictionary says a large value in four bytes."""
 BULK_CALLS_MAX: Final = 128
 """Calls that are served at once, each on a thread of its own."""
+BULK_CALLS_RESERVED: Final = 8
+"""Calls beyond them that only administrators may make."""
+FLIGHT_OPENING_CALLS_MAX: Final = 32
+"""Calls whose peer has sent its headers, and not yet what it wants to write: each holds a thread."""
+FLIGHT_OPENING_SECONDS_MAX: Final = 10.0
+"""How long a peer may take from the headers of such a call to its first message. Later ones lose their connection."""
+FLIGHT_CHECK_SECONDS: Final = 1.0
+"""How often the connections of the Flight endpoint are counted."""
+FLIGHT_LOGINS_PENDING_MAX: Final = 10_000
+"""Logins whose first call has not come yet; the oldest goes first."""
+FLIGHT_LOGIN_PENDING_SECONDS_MAX: Final = 60.0
+"""How long the first call of a login may take to come."""
 BULK_STALL_SECONDS_MAX: Final = 600.0
 """How long a call may wait for a peer that neither reads nor writes, once somebody else wants its place: a task that is busy with its next
 rows is no enemy, and would only come again and push out another."""

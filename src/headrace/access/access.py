@@ -230,6 +230,10 @@ class Access:
         """Whether access is enforced and this principal administers the broker."""
         return self.is_enforced and decide(self._policy, who, Action.ADMIN, BROKER)
 
+    def is_admin_name(self, name: str) -> bool:
+        """Whether a user of this name, once logged in, would administer the broker."""
+        return name in self._policy.users and self.is_admin(Principal(name))
+
     def allows_anything(self, name: str) -> bool:
         """Whether a user of this name is allowed anything at all, whatever it is."""
         policy = self._policy

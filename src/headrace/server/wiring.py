@@ -236,7 +236,7 @@ class Server:
         except ImportError as failure:
             raise StartFailed(f"listen.bulk needs the module {failure.name}: pip install 'headrace[bulk]'") from None
         try:
-            lanes = BulkLanes(self._broker, self._config, self._access)
+            lanes = BulkLanes(self._broker, self._config, self._access, self._shares.flight_connections)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         opened: list[Opened] = []
