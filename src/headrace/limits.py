@@ -139,6 +139,10 @@ RUSTLOG_FRAME_BYTES_MAX: Final = 10 * MIB
 """The payload of one frame in either direction; inclusive."""
 RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
 """Records of one Produce: so many offsets of 20 digits still fit the JSON reply."""
+RUSTLOG_REPLY_BYTES_MAX: Final = OUTPUT_BUFFER_BYTES_MAX - OUTPUT_HIGH_WATER_BYTES
+"""A reply to a Fetch with more than one record: with what may be unsent before it, it fits the output buffer of a peer."""
+TURN_BYTES_MIN: Final = 64 * KIB
+"""Payload of a reply from which on its connection waits for its turn before it is encoded."""
 RUSTLOG_ERROR_CHARS_MAX: Final = 8_192
 """A longer error text is cut: it may quote a name of megabytes, and must fit a frame and a u16 length."""
 RUSTLOG_REQUESTS_IN_FLIGHT_MAX: Final = 1_024

@@ -13,6 +13,7 @@ from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.subscriptions import SubscriptionBook
 from headrace.engine.contract import Engine
+from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.door import Door, Visitor
 from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_DOORS, Config
@@ -26,6 +27,7 @@ from headrace.sessions.flymq import FlyMqSession, FlyMqSettings
 from headrace.sessions.flymq_access import FlyMqAccess
 from headrace.sessions.flymq_cluster import Node
 from headrace.sessions.rustlog import RustLogCommons, RustLogSession, RustLogSettings
+from headrace.sessions.turns import Turns
 from headrace.wire import blipmq, figg, flymq, rustlog
 
 _LOGIN_DOORS: Final = {AccessMode.OPEN: frozenset({"blipmq"}), AccessMode.ENFORCED: frozenset({"blipmq", "flymq"})}
@@ -53,6 +55,7 @@ class Doors:
         blipmq_keys: Mapping[str, str],
     ) -> None:
         self._broker, self._config, self._access = broker, config, access
+        self._turns = Turns()
         self._subscriptions = Subscriptions(broker, SubscriptionBook(engine, "blipmq"), clock=clock, settings=_blipmq_settings(config))
         self._by_name = {door.name: door for door in (self._flymq(), self._rustlog(), self._blipmq(blipmq_keys), self._figg())}
         assert tuple(self._by_name) == TCP_DOORS, "the configuration names the doors there are"
@@ -79,13 +82,18 @@ class Doors:
         principal = self._config.figg.principal
 
         def enter(visitor: Visitor) -> FramedSession:
-            return FiggSession(self._broker, visitor, self._who(visitor, "figg", principal), settings)
+            return FiggSession(self._broker, visitor, self._who(visitor, "figg", principal), settings, self._turns)
 
         return Door("figg", figg.sniff, enter, self._needs_login(principal))
 
     def _rustlog(self) -> Door:
-        settings = RustLogSettings(auto_create=self._config.rustlog.auto_create, in_flight_bytes_max=self._config.limits.in_flight)
-        commons, principal = RustLogCommons(settings), self._config.rustlog.principal
+        chosen = self._config.limits
+        settings = RustLogSettings(
+            auto_create=self._config.rustlog.auto_create,
+            reply_bytes_max=max(chosen.output_buffer - OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES),
+            in_flight_bytes_max=chosen.in_flight,
+        )
+        commons, principal = RustLogCommons(settings, turns=self._turns), self._config.rustlog.principal
 
         def enter(visitor: Visitor) -> FramedSession:
             return RustLogSession(visitor, self._broker, self._who(visitor, "rustlog", principal), commons)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import cast
 
 from headrace.broker.access import Principal
+from headrace.broker.batches import size_bytes
 from headrace.broker.broker import Broker
 from headrace.broker.fetch import Fetched
 from headrace.broker.groups import GroupLag
@@ -24,7 +25,7 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import PARTITIONS_PER_TOPIC_MAX
+from headrace.limits import PARTITIONS_PER_TOPIC_MAX, TURN_BYTES_MIN
 from headrace.records import Run
 from headrace.sessions.rustlog_commons import RustLogCommons
 from headrace.wire.rustlog import FETCH_BYTES_MAX, Dialect, fetch_reply, refusals
@@ -136,11 +137,14 @@ class RustLogVerbs:
             raise
         if start > bounds.end:
             return m.FetchReply(range(bounds.end, bounds.end), [], bounds.end)
-        bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect]))
+        reply_bytes_max = self._commons.settings.reply_bytes_max
+        bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect], reply_bytes_max))
         fetched = await self._broker.fetch(self._who, topic, partition, start, bytes_max=bytes_max)
         if not fetched.batches:
             return m.FetchReply(range(fetched.next_offset, fetched.next_offset), [], fetched.next_offset)
-        return fetch_reply(dialect, *_columns(fetched), request.max_bytes)
+        if sum(map(size_bytes, fetched.batches)) >= TURN_BYTES_MIN:
+            await self._commons.turns.wait()
+        return fetch_reply(dialect, *_columns(fetched), request.max_bytes, reply_bytes_max)
 
     # Groups
 
