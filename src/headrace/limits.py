@@ -141,6 +141,8 @@ RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
 """Records of one Produce: so many offsets of 20 digits still fit the JSON reply."""
 RUSTLOG_REPLY_BYTES_MAX: Final = OUTPUT_BUFFER_BYTES_MAX - OUTPUT_HIGH_WATER_BYTES
 """A reply to a Fetch with more than one record: with what may be unsent before it, it fits the output buffer of a peer."""
+FETCHES_AT_ONCE_MAX: Final = 16
+"""Fetches of all FlyMQ and RustLog connections that are read and encoded at once: what they hold is not part of any output yet."""
 TURN_BYTES_MIN: Final = 64 * KIB
 """Payload of a reply from which on its connection waits for its turn before it is encoded."""
 RUSTLOG_ERROR_CHARS_MAX: Final = 8_192

@@ -102,7 +102,7 @@ async def test_many_readers_at_once_are_all_served_although_not_all_fit() -> Non
 
 class Peer:
     def __init__(self) -> None:
-        self.waiting_bytes = self.fed = 0
+        self.waiting_bytes = self.kept_bytes = self.fed = 0
 
     def feed(self) -> None:
         self.fed += 1

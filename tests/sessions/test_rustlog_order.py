@@ -11,6 +11,7 @@ import pytest
 from headrace.broker.publish import Published
 from headrace.errors import DiskFull
 from headrace.limits import (
+    FETCHES_AT_ONCE_MAX,
     IN_FLIGHT_BYTES_MAX,
     MIB,
     OUTPUT_BUFFER_BYTES_MAX,
@@ -330,3 +331,22 @@ async def test_many_readers_of_a_backlog_take_turns_and_others_are_served_in_bet
             await asyncio.sleep(0)
             served.append(sum(bool(reader.wire.sent) for reader in readers))
     assert max(after - before for before, after in itertools.pairwise(served)) == 1
+
+
+async def test_a_fetch_looks_again_whether_its_peer_may_be_fed_when_there_is_a_place_for_it(home: House) -> None:
+    """Hundreds may have found so at once, before the first of them has sent anything."""
+    await home.broker.publish(WHO, "t", Run([b"x"]), partition=0)
+    peer = home.connect()
+    places = home.commons.turns._fetches
+    for _ in range(FETCHES_AT_ONCE_MAX):
+        await places.acquire()
+    peer.send(frames(m.Fetch("t", 0, 0, 100)))
+    await turn()
+    peer.wire.unsent_bytes = OUTPUT_HIGH_WATER_BYTES + 1
+    for _ in range(FETCHES_AT_ONCE_MAX):
+        places.release()
+    await turn()
+    assert peer.heard() == []
+    peer.wire.unsent_bytes = 0
+    peer.session.drained()
+    assert await peer.replies(1) == [m.FetchReply(range(1), [b"x"], 1)]

@@ -119,6 +119,8 @@ class Connection(asyncio.Protocol):
         self._look: tuple[int, int] | None = None
         """What had been received and what was unfinished when `look_at_frame` last looked; None: nothing was."""
         self._pauses = 0
+        self._largest_unsent = 0
+        """The largest write since the output was below its low-water mark."""
         self._choked = False
         """Reading is paused because the peer does not take its answers."""
         self._peer_finished = False
@@ -180,7 +182,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def resume_writing(self) -> None:
-        self._counters.output.update(self, self.waiting_bytes, self._limits.output_total_bytes_max)
+        self._largest_unsent = 0
+        self._counters.output.update(self, self.kept_bytes, self._limits.output_total_bytes_max)
         if self._choked:
             self._choked = False
             self.resume_reading()
@@ -215,7 +218,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(frames)
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes > limits.OUTPUT_FREE_BYTES:
-            self._counters.output.update(self, unsent_bytes, self._limits.output_total_bytes_max)
+            self._largest_unsent = max(self._largest_unsent, len(frames))
+            self._counters.output.update(self, self.kept_bytes, self._limits.output_total_bytes_max)
             if not self._choked and unsent_bytes > self._limits.output_bytes_max:
                 self._choked = True
                 self.pause_reading()
@@ -267,6 +271,11 @@ class Connection(asyncio.Protocol):
     @property
     def waiting_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    @property
+    def kept_bytes(self) -> int:
+        waiting_bytes = self.waiting_bytes
+        return max(waiting_bytes, self._largest_unsent) if waiting_bytes else 0
 
     def feed(self) -> None:
         if self._session is not None and self._reason is None:

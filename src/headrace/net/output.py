@@ -24,6 +24,10 @@ class Holder(Protocol):
     def waiting_bytes(self) -> int:
         """What waits unsent now."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """What is held in memory for it: a write that was taken in part is held as a whole."""
+
     def feed(self) -> None:
         """Go on: there is room again."""
 
@@ -32,10 +36,10 @@ class Holder(Protocol):
 
 
 class _Entry:
-    __slots__ = ("progressed", "size_bytes")
+    __slots__ = ("progressed", "size_bytes", "waiting_bytes")
 
     def __init__(self, now: float) -> None:
-        self.size_bytes = 0
+        self.size_bytes = self.waiting_bytes = 0
         self.progressed = now
         """When the peer was last seen to take something."""
 
@@ -51,19 +55,19 @@ class OutputBudget:
         self._waiting: dict[Holder, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def update(self, holder: Holder, unsent_bytes: int, bytes_max: int) -> None:
-        """Count what this connection has unsent now; `bytes_max` is the bound for all of them."""
+    def update(self, holder: Holder, kept_bytes: int, bytes_max: int) -> None:
+        """Count what is kept for this connection now; `bytes_max` is the bound for all of them."""
         entry = self._entries.get(holder)
         if entry is None:
-            if unsent_bytes <= OUTPUT_FREE_BYTES:
+            if kept_bytes <= OUTPUT_FREE_BYTES:
                 return
             loop = asyncio.get_running_loop()
             entry = self._entries[holder] = _Entry(loop.time())
             self._bytes_max = bytes_max
             if self._timer is None:
                 self._timer = loop.call_later(OUTPUT_CHECK_SECONDS, self._look)
-        self.unsent_bytes += unsent_bytes - entry.size_bytes
-        entry.size_bytes = unsent_bytes
+        self.unsent_bytes += kept_bytes - entry.size_bytes
+        entry.size_bytes = kept_bytes
 
     def left(self, holder: Holder) -> None:
         """The connection is gone."""
@@ -88,13 +92,14 @@ class OutputBudget:
         now = loop.time()
         self._timer = None
         for holder, entry in list(self._entries.items()):
-            waiting_bytes = holder.waiting_bytes
-            if waiting_bytes < entry.size_bytes:
+            waiting_bytes, kept_bytes = holder.waiting_bytes, holder.kept_bytes
+            if waiting_bytes < entry.waiting_bytes:
                 entry.progressed = now
-            self.unsent_bytes += waiting_bytes - entry.size_bytes
-            entry.size_bytes = waiting_bytes
-            if waiting_bytes <= OUTPUT_FREE_BYTES:
-                self.unsent_bytes -= waiting_bytes
+            entry.waiting_bytes = waiting_bytes
+            self.unsent_bytes += kept_bytes - entry.size_bytes
+            entry.size_bytes = kept_bytes
+            if kept_bytes <= OUTPUT_FREE_BYTES:
+                self.unsent_bytes -= kept_bytes
                 del self._entries[holder]
         if self.unsent_bytes > self._bytes_max:
             self._make_room(now)

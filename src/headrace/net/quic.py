@@ -48,6 +48,8 @@ class QuicDoor:
     """What a ping's stream carries."""
     ping_code: int = NO_ERROR
     """The application error code of a connection whose pings go unanswered."""
+    needs_login: Callable[[], bool] = lambda: False
+    """Whether a peer without a certificate can do nothing here, asked when the deadline for logging in has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ class StreamLink:
 
     @property
     def waiting_bytes(self) -> int:
+        return self.unsent_bytes
+
+    @property
+    def kept_bytes(self) -> int:
         return self.unsent_bytes
 
     def feed(self) -> None:
@@ -224,6 +230,7 @@ class QuicPeer:
         self._is_draining = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
         self.counters.enter(host)
         carrier.attach(self)
         if self.limits.net.handshake_seconds:
@@ -235,6 +242,8 @@ class QuicPeer:
         self._listener.connected(self)
         self._stop_timer()
         self._ping_later()
+        if self.limits.net.login_seconds and self.carrier.identity is None:
+            self._login_timer = self._loop.call_later(self.limits.net.login_seconds, self._login_is_late)
 
     def received(self, stream: int, data: bytes, finished: bool) -> None:
         if stream & 3 == _OPENED_HERE:
@@ -270,6 +279,8 @@ class QuicPeer:
 
     def lost(self, reason: str) -> None:
         self._stop_timer()
+        if self._login_timer is not None:
+            self._login_timer.cancel()
         self._is_closed = True
         for link in list(self._links.values()):
             link.lost(f"connection lost: {reason}")
@@ -313,6 +324,10 @@ class QuicPeer:
 
     def _unanswered(self) -> None:
         self.close(f"read: no answer to a ping within {self.limits.pong_seconds:g} s", self.door.ping_code)
+
+    def _login_is_late(self) -> None:
+        if self.door.needs_login():
+            self.close("no login in time: nothing is allowed without a certificate")
 
     def _came_too_late(self) -> None:
         self.close("no handshake in time")

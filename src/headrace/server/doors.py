@@ -126,7 +126,7 @@ class Doors:
             node = Node(address=chosen.advertise or visitor.local)
             settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(visitor, "flymq", ANONYMOUS)
             access = FlyMqAccess(self._access, who, visitor.peer, lambda who: self._logged_in(visitor, who))
-            return FlyMqSession(visitor, self._broker, who, settings, access)
+            return FlyMqSession(visitor, self._broker, who, settings, access, self._turns)
 
         return Door("flymq", flymq.sniff, enter, self._needs_login(ANONYMOUS))
 

@@ -203,7 +203,7 @@ class Server:
             raise StartFailed(f"listen.quic needs the module {failure.name}: pip install 'headrace[quic]'") from None
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
-            doors = QuicDoors(self._broker, self._config, self._net_limits(), self._counters, now=now)
+            doors = QuicDoors(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
         except (OSError, ConfigError) as failure:
             raise StartFailed(f"listen.quic: {failure}") from None
         self._renew_quic = doors.renew

@@ -44,10 +44,8 @@ class RustLogVerbs:
         self._commons = commons
 
     def answer(self, dialect: Dialect, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
-        """The reply, or a promise of it where the disk has to be asked."""
+        """The reply, or a promise of it where the disk has to be asked. A Fetch is answered by `fetch`."""
         match request:
-            case m.Fetch():
-                return self._fetch(dialect, request)
             case m.OffsetCommit():
                 return self._commit(dialect, request)
             case m.CreateTopic():
@@ -112,7 +110,7 @@ class RustLogVerbs:
 
     # Fetch
 
-    async def _fetch(self, dialect: Dialect, request: m.Fetch) -> m.Reply:
+    async def fetch(self, dialect: Dialect, request: m.Fetch) -> m.Reply:
         started_ns = self._commons.ticks_ns()
         try:
             reply = await self._read(dialect, request)

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from headrace.limits import FETCHES_AT_ONCE_MAX, OUTPUT_HIGH_WATER_BYTES
+from headrace.sessions.contract import Link
 
 
 class Turn:
@@ -30,6 +34,17 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: deque[Turn] = deque()
         self._is_scheduled = False
+        self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
+
+    @asynccontextmanager
+    async def fetching(self, link: Link) -> AsyncIterator[bool]:
+        """Hold one of the few places for a fetch; what is fetched has to be sent before the place is left.
+
+        Yields False, without a place to hold, if the peer is not to be fed any more when there is one: many may have found that it is
+        before the first of them has sent anything. Whoever gets it waits for `drained` and asks again.
+        """
+        async with self._fetches:
+            yield link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES
 
     def take(self, step: Callable[[], None]) -> Turn:
         """Call `step` when it is its turn: in the order of the calls, never before this one returns."""
