@@ -8,7 +8,7 @@ import socket
 import pytest
 
 import headrace.net.output
-from headrace.limits import OUTPUT_FREE_BYTES, OUTPUT_HIGH_WATER_BYTES
+from headrace.limits import OUTPUT_BUFFER_BYTES_MAX, OUTPUT_FREE_BYTES, OUTPUT_HIGH_WATER_BYTES
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.output import OutputBudget
 from headrace.sessions.contract import Link
@@ -118,6 +118,20 @@ async def test_who_has_to_wait_at_the_bound_and_beyond_it(others_bytes: int, own
     budget.update(other, others_bytes * unit, 100 * unit)
     assert budget.has_to_wait(peer, own_bytes, 100 * unit) is has_to_wait
     budget.left(other)
+    await asyncio.sleep(0)
     assert peer.fed == has_to_wait and budget.unsent_bytes == 0
+    assert budget._timer is not None
+    budget._timer.cancel()
+
+
+async def test_those_that_wait_are_fed_as_soon_as_somebody_has_read_and_as_many_as_there_is_room_for() -> None:
+    bytes_max = 4 * OUTPUT_BUFFER_BYTES_MAX
+    budget, other, waiting = OutputBudget(), Peer(), [Peer() for _ in range(10)]
+    budget.update(other, 2 * bytes_max, bytes_max)
+    assert all(budget.has_to_wait(peer, 0, bytes_max) for peer in waiting)
+    budget.update(other, bytes_max - 2 * OUTPUT_BUFFER_BYTES_MAX, bytes_max)
+    await asyncio.sleep(0)
+    assert [peer.fed for peer in waiting] == [1] * 3 + [0] * 7
+    budget.left(other)
     assert budget._timer is not None
     budget._timer.cancel()

@@ -54,6 +54,7 @@ class OutputBudget:
         self._entries: dict[Holder, _Entry] = {}
         self._waiting: dict[Holder, None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._feeding: asyncio.Handle | None = None
 
     def update(self, holder: Holder, kept_bytes: int, bytes_max: int) -> None:
         """Count what is kept for this connection now; `bytes_max` is the bound for all of them."""
@@ -68,6 +69,7 @@ class OutputBudget:
                 self._timer = loop.call_later(OUTPUT_CHECK_SECONDS, self._look)
         self.unsent_bytes += kept_bytes - entry.size_bytes
         entry.size_bytes = kept_bytes
+        self._feed_soon()
 
     def left(self, holder: Holder) -> None:
         """The connection is gone."""
@@ -75,8 +77,7 @@ class OutputBudget:
         if entry is not None:
             self.unsent_bytes -= entry.size_bytes
         self._waiting.pop(holder, None)
-        if self._waiting and self.unsent_bytes <= self._bytes_max:
-            self._feed()
+        self._feed_soon()
 
     def has_to_wait(self, holder: Holder, unsent_bytes: int, bytes_max: int) -> bool:
         """Whether this connection must not be fed now. If so, its `feed` is called when it may be."""
@@ -121,8 +122,14 @@ class OutputBudget:
                 f"and all connections together have {total_bytes} bytes unsent"
             )
 
+    def _feed_soon(self) -> None:
+        """Not now: whoever reports is in the middle of something."""
+        if self._waiting and self._feeding is None and self.unsent_bytes <= self._bytes_max:
+            self._feeding = asyncio.get_running_loop().call_soon(self._feed)
+
     def _feed(self) -> None:
         """Let some of those go on that had to wait, as many as there is room for if each takes a whole buffer."""
+        self._feeding = None
         room = self._bytes_max - self.unsent_bytes
         for holder in list(self._waiting)[: max(0, 1 + room // OUTPUT_BUFFER_BYTES_MAX) if room >= 0 else 0]:
             self._waiting.pop(holder, None)
