@@ -95,6 +95,7 @@ async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | N
             if ready:
                 ready.write(_by_kind(opened))
             _settle_memory()
+            server.report_limits()
             _print_banner(config, opened, server, time.monotonic() - started)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), life.duration_seconds)

@@ -107,7 +107,6 @@ class Server:
         except BaseException:
             await self.close()
             raise
-        report(self._shares, **self._wanted_connections)
         if self._tls is not None:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
@@ -176,6 +175,10 @@ class Server:
             raise StartFailed(f"data directory {path}: {failure.strerror or failure}{name}") from None
         except BrokerError as failure:
             raise StartFailed(f"data directory {path}: {failure}") from failure
+
+    def report_limits(self) -> None:
+        """Log the connection limits that were derived from the limit of open files."""
+        report(self._shares, **self._wanted_connections)
 
     def _net_limits(self) -> NetLimits:
         return replace(net_limits(self._config), connections_max=self._shares.connections)
