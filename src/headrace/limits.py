@@ -84,7 +84,24 @@ IN_FLIGHT_MAX: Final = 5_000
 FRAME_BYTES_DEFAULT_MAX: Final = 32 * MIB + 64 * KIB
 CONNECTIONS_MAX: Final = 10_000
 CONNECTIONS_PER_IP_MAX: Final = 2_048
+CONNECTIONS_PER_USER_MAX: Final = 2_048
+CONNECTIONS_RESERVED: Final = 8
+"""Of all connections, those that only administrators may keep. They are there where access is enforced."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
+LOGIN_SECONDS_MAX: Final = 10.0
+"""How long a connection may be without a login, where access is enforced and nothing is allowed without one."""
+ACCEPT_PAUSE_SECONDS: Final = 0.5
+"""How long no connection is accepted after file descriptors or memory ran out."""
+FILES_RESERVED_MIN: Final = 128
+"""File descriptors that connections leave to the log and the process; a quarter of all, but not less than this."""
+OUTPUT_TOTAL_BYTES_MAX: Final = 256 * MIB
+"""What may wait unsent for all peers together."""
+OUTPUT_FREE_BYTES: Final = 16 * KIB
+"""Unsent bytes of one connection that are not counted for the sum of all."""
+OUTPUT_CHECK_SECONDS: Final = 1.0
+"""How often the sum is counted anew."""
+OUTPUT_STALL_SECONDS: Final = 5.0
+"""A peer that has taken nothing for so long is disconnected when the sum is above its bound."""
 OUTPUT_BUFFER_BYTES_MAX: Final = 4 * MIB
 """What may wait unsent for one peer; above it the peer is not read either, so that its requests cannot grow the answers."""
 OUTPUT_HIGH_WATER_BYTES: Final = 256 * KIB
@@ -128,6 +145,12 @@ RUSTLOG_FRAME_BYTES_MAX: Final = 10 * MIB
 """The payload of one frame in either direction; inclusive."""
 RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
 """Records of one Produce: so many offsets of 20 digits still fit the JSON reply."""
+RUSTLOG_REPLY_BYTES_MAX: Final = OUTPUT_BUFFER_BYTES_MAX - OUTPUT_HIGH_WATER_BYTES
+"""A reply to a Fetch with more than one record: with what may be unsent before it, it fits the output buffer of a peer."""
+FETCHES_AT_ONCE_MAX: Final = 16
+"""Fetches of all FlyMQ and RustLog connections that are read and encoded at once: what they hold is not part of any output yet."""
+TURN_BYTES_MIN: Final = 64 * KIB
+"""Payload of a reply from which on its connection waits for its turn before it is encoded."""
 RUSTLOG_ERROR_CHARS_MAX: Final = 8_192
 """A longer error text is cut: it may quote a name of megabytes, and must fit a frame and a u16 length."""
 RUSTLOG_REQUESTS_IN_FLIGHT_MAX: Final = 1_024
@@ -176,6 +199,8 @@ QUIC_PONG_SECONDS_MAX: Final = 5.0
 """How long a peer may take to answer a ping."""
 
 # Bulk lane
+FLIGHT_CONNECTIONS_MAX: Final = 1_024
+"""Open connections to the Flight endpoint."""
 BULK_REQUEST_BYTES_MAX: Final = 4 * MIB
 """A ticket, a command or the body of an action."""
 BULK_READ_ROWS_MAX: Final = 1 << 20
@@ -198,6 +223,18 @@ BULK_UNPACKED_BYTES_MAX: Final = 256 * MIB
 """What a column of one record batch that is put may take once it is plain: a dictionary says a large value in four bytes."""
 BULK_CALLS_MAX: Final = 128
 """Calls that are served at once, each on a thread of its own."""
+BULK_CALLS_RESERVED: Final = 8
+"""Calls beyond them that only administrators may make."""
+FLIGHT_OPENING_CALLS_MAX: Final = 32
+"""Calls whose peer has sent its headers, and not yet what it wants to write: each holds a thread."""
+FLIGHT_OPENING_SECONDS_MAX: Final = 10.0
+"""How long a peer may take from the headers of such a call to its first message. Later ones lose their connection."""
+FLIGHT_CHECK_SECONDS: Final = 1.0
+"""How often the connections of the Flight endpoint are counted."""
+FLIGHT_LOGINS_PENDING_MAX: Final = 10_000
+"""Logins whose first call has not come yet; the oldest goes first."""
+FLIGHT_LOGIN_PENDING_SECONDS_MAX: Final = 60.0
+"""How long the first call of a login may take to come."""
 BULK_STALL_SECONDS_MAX: Final = 600.0
 """How long a call may wait for a peer that neither reads nor writes, once somebody else wants its place: a task that is busy with its next
 rows is no enemy, and would only come again and push out another."""

@@ -14,8 +14,11 @@ from pyarrow import flight
 
 from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
+from headrace.bulk.calls import Calls
+from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware
 from headrace.bulk.request import encode
 from headrace.bulk.server import BulkServer
+from headrace.limits import BULK_CALLS_MAX
 from tests.access.test_matrix import EXISTING, ROOT, SEES, SEES_AND_GROUP, WRITES, WRITES_NOTHING_YET, Tally, World, world
 from tests.access.world import INTERNAL, NAMES, PEOPLE, needed
 from tests.conftest import Proof
@@ -104,7 +107,9 @@ async def allowed(ask: Callable[..., object], *arguments: object) -> bool:
 async def test_every_call_of_the_lane_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally, principal = Tally(), PEOPLE[who].at(DOOR)
     async with world() as stand:
-        server = BulkServer("grpc://127.0.0.1:0", stand.broker, Bridge(asyncio.get_running_loop()), lambda context: principal)
+        bridge, calls = Bridge(asyncio.get_running_loop()), Calls(BULK_CALLS_MAX)
+        middleware = {MIDDLEWARE: LoginMiddleware(Callers(bridge, stand.access, "anonymous"), calls)}
+        server = BulkServer("grpc://127.0.0.1:0", stand.broker, bridge, lambda context: principal, calls, middleware=middleware)
         client = flight.connect(f"grpc://127.0.0.1:{server.port}")
         try:
             for name in NAMES:

@@ -24,6 +24,9 @@ class Caller:
     def __init__(self, identity: str | None) -> None:
         self.identity = identity
 
+    def logged_in(self, user: str, *, is_admin: bool) -> str | None:
+        return None
+
     def send(self, frames: bytes) -> None: ...
 
     def close(self, reason: str, *, error: bool = True) -> None: ...

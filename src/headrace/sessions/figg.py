@@ -24,6 +24,7 @@ from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.records import Run
 from headrace.sessions.contract import Link
 from headrace.sessions.figg_attachments import PARTITION, Attachments
+from headrace.sessions.turns import Turns
 from headrace.wire.figg import Attach, ClientMessage, Detach, Ping, PublishRun, encode, server_decoder
 
 RECORD_OVERHEAD_BYTES: Final = 64
@@ -58,11 +59,13 @@ class InFlight:
 class FiggSession:
     """The state of one connection: a `Session`."""
 
-    def __init__(self, broker: Broker, link: Link, who: Principal, settings: FiggSettings = FiggSettings()) -> None:
+    def __init__(
+        self, broker: Broker, link: Link, who: Principal, settings: FiggSettings = FiggSettings(), turns: Turns | None = None
+    ) -> None:
         self._broker, self._link, self._who, self._settings = broker, link, who, settings
         self._loop = asyncio.get_running_loop()
         self._decoder = server_decoder(frame_bytes_max=settings.frame_bytes_max, strict_version=settings.strict_version)
-        self._attachments = Attachments(broker, link, who, self._refuse_for)
+        self._attachments = Attachments(broker, link, who, self._refuse_for, Turns() if turns is None else turns)
         self._in_flight: deque[InFlight] = deque()
         self._in_flight_bytes = 0
         self._window_is_full = False

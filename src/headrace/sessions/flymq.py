@@ -28,11 +28,13 @@ from headrace.sessions.flymq_refusals import not_understood, refusal
 from headrace.sessions.flymq_staging import refused, stage
 from headrace.sessions.flymq_transactions import Owed
 from headrace.sessions.flymq_verbs import Verbs
+from headrace.sessions.turns import Turns
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
 from headrace.wire.flymq.advanced_messages import TxnBegin, TxnCommit, TxnProduceRun
 from headrace.wire.flymq.messages import (
     Broken,
     Failure,
+    Fetch,
     Malformed,
     ProduceRun,
     Reply,
@@ -72,9 +74,16 @@ class FlyMqSession:
     """The state of one connection."""
 
     def __init__(
-        self, link: Link, broker: Broker, who: Principal, settings: FlyMqSettings = _DEFAULTS, access: FlyMqAccess | None = None
+        self,
+        link: Link,
+        broker: Broker,
+        who: Principal,
+        settings: FlyMqSettings = _DEFAULTS,
+        access: FlyMqAccess | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Without `access` there are no users to log in as or to manage."""
+        self._turns = Turns() if turns is None else turns
         self._link = link
         self._broker = broker
         self._who = who
@@ -299,7 +308,18 @@ class FlyMqSession:
             case _:
                 if speaks_sdk(event):
                     self._dialect = Dialect.SDK
-                self._link.send(await self._reply(event))
+                if isinstance(event, Fetch) and not event.pattern:
+                    await self._fetch(event)
+                else:
+                    self._link.send(await self._reply(event))
+
+    async def _fetch(self, request: Fetch) -> None:
+        while True:
+            await self._until_writable()
+            async with self._turns.fetching(self._link) as may_fetch:
+                if may_fetch:
+                    self._link.send(await self._reply(request))
+                    return
 
     async def _reply(self, request: Request) -> bytes:
         try:

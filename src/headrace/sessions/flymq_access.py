@@ -96,8 +96,9 @@ class AlterKeyBody(msgspec.Struct, forbid_unknown_fields=True):
 class FlyMqAccess:
     """One connection's logins and what it asks about access. `who` changes with a login."""
 
-    def __init__(self, access: Access, who: Principal, peer: str) -> None:
-        self.who = who
+    def __init__(self, access: Access, who: Principal, peer: str, logged_in: Callable[[Principal], str | None] = lambda who: None) -> None:
+        """`logged_in` is told of each login, and returns why the connection cannot be that user's."""
+        self.who, self._logged_in = who, logged_in
         self._access, self._administration = access, access.administration
         self._address = peer.rpartition(":")[0] or peer
         self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
@@ -152,7 +153,11 @@ class FlyMqAccess:
 
     async def _auth(self, request: a.Auth) -> Reply:
         try:
-            self.who = await self._log_in(request.user, request.password)
+            who = await self._log_in(request.user, request.password)
+            refusal = self._logged_in(who)
+            if refusal is not None:
+                raise Unavailable(refusal)
+            self.who = who
         except (LoginFailed, LoginThrottled, Unavailable, InvalidRequest) as error:
             return a.AuthReply(False, str(error))
         return a.AuthReply(True, "", self.who.name, self._access.roles_of(self.who))
