@@ -191,7 +191,8 @@ class Keeper:
             for partition in partitions.values():
                 if partition.segments:
                     partition.segments[-1].store_index()
-        deleted = {log: number for log, number in store.deleted.items() if number >= journal}
+        # One whose files are still there has to be named as well: recovery would take them for a log it knows nothing of.
+        deleted = {log: number for log, number in store.deleted.items() if number >= journal or log in self._doomed}
         write_manifest(store.files, Manifest(journal, store.journal.next_frame, store.next_log, known, deleted))
         for log in store.deleted.keys() - deleted.keys():
             del store.deleted[log]
