@@ -316,3 +316,18 @@ def test_an_append_that_failed_with_the_disk_says_that_its_outcome_is_unknown() 
     later = staged(store, (log, Run([b"later"])))
     assert isinstance(later[0], StorageFailed) and "was not written" in str(later[0])
     assert values(opened(crashed(files)), log) == [b"doubtful"]
+
+
+def test_a_long_want_of_descriptors_does_not_count_against_what_comes_after_it() -> None:
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store)
+    put(store, log, b"x")
+    files.inject(Fault("make_dir", error=errno.EMFILE, lasting=True))
+    for _ in range(FAILURES_MAX + 5):
+        store.keeper.attempt()
+    files.inject(Fault("free_bytes", error=errno.EIO))
+    store.keeper.attempt()
+    assert store.failure is None
+    files.heal()
+    assert store.keeper.attempt() == 0
