@@ -265,3 +265,9 @@ AUDIT_EVENTS_WAITING_MAX: Final = 1_000
 """Events of the audit log on their way to the disk; beyond it denials are counted, not listed. Changes of access are never dropped."""
 AUDIT_QUERY_EVENTS_MAX: Final = 10_000
 """Events in one answer to a query."""
+
+# What a request may cost, whoever sends it: so much for every request, and so much for each of its bytes
+REQUEST_CPU_MS_MAX: Final = 500
+REQUEST_CPU_NS_PER_BYTE_MAX: Final = 20_000
+REQUEST_MEMORY_BYTES_MAX: Final = 128 * MIB
+REQUEST_MEMORY_BYTES_PER_BYTE_MAX: Final = 256

@@ -163,6 +163,8 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "ensure_topic": lambda w, b, who, n: b.ensure_topic(who, n),
     "alter_topic": lambda w, b, who, n: b.alter_topic(who, n),
     "delete_topic": lambda w, b, who, n: b.delete_topic(who, n),
+    "prepare": lambda w, b, who, n: b.prepare(who, n, [b"x"]),
+    "check_ready": lambda w, b, who, n: b.check_ready(who, n, [b"x"]),
     "publish": lambda w, b, who, n: b.publish(who, n, Run([b"x"])),
     "fetch": lambda w, b, who, n: b.fetch(who, n, 0, 0, bytes_max=1),
     "check_reads": lambda w, b, who, n: b.check_reads(who, n),
@@ -198,6 +200,8 @@ BROKER_NEEDS = {
     "ensure_topic": SEES,
     "alter_topic": "alter t",
     "delete_topic": "delete t",
+    "prepare": "publish t",
+    "check_ready": "publish t",
     "publish": "publish t",
     "fetch": "read t",
     "check_reads": "read t",
@@ -227,7 +231,14 @@ BROKER_NEEDS = {
     "forget_app": "delete a",
     "status": "describe b",
 }
-ABSENT_NEEDS = {"ensure_topic": "create t", "cancel_delayed": "", "seal": "", "publish_staged": "publish a", "drop_staged": ""}
+ABSENT_NEEDS = {
+    "ensure_topic": "create t",
+    "prepare": "create t & publish t",
+    "cancel_delayed": "",
+    "seal": "",
+    "publish_staged": "publish a",
+    "drop_staged": "",
+}
 """Where it matters that the topic is not there. An unknown message or stage is unknown to everybody."""
 LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}

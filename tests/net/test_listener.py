@@ -135,9 +135,7 @@ async def test_a_connection_that_is_not_read_knows_when_its_peer_has_left(leave:
         await writer.drain()
         assert not link.has_peer_left
         getattr(writer.transport, leave)()
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not link.has_peer_left:
-                await asyncio.sleep(0.001)
+        await until(lambda: link.has_peer_left)
         assert sessions.opened[0].received == b"x"
         link.abort("over")
 
