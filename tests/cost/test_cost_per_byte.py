@@ -89,7 +89,7 @@ class Meter:
     async def _rest(self, link: Any) -> None:
         for _ in range(5):
             await asyncio.sleep(0)
-        while link.pauses > 0 and link.closed is None:
+        while link.pauses > 0 and link.closed is None:  # noqa: ASYNC110  (it may wait for a thread or a process)
             await asyncio.sleep(0.001)
 
     async def call(self, label: str, size_bytes: int, call: Callable[[], object]) -> None:
@@ -147,6 +147,8 @@ async def test_flymq_requests_cost_no_more_than_their_bytes_pay_for(who: str, me
         await furnish(stand)
         for opcode in sorted(SPOKEN):
             for label, frames in worst.flymq_inputs(opcode):
+                if meter.of_memory and label == "many":
+                    continue  # each is forgotten before the next
                 wire = FlyMqWire()
                 session = FlyMqSession(wire, stand.broker, principal, access=FlyMqAccess(stand.access, principal, "10.0.0.1:1"))
                 await meter.session(f"{who} {opcode:#04x} {label}", wire, session, frames)

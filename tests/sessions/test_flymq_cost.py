@@ -15,7 +15,7 @@ from headrace.records import Run
 from headrace.sessions import flymq as flymq_session
 from headrace.wire.flymq import Dialect, decode_reply, encode_request
 from headrace.wire.flymq.access_messages import Auth
-from headrace.wire.flymq.framing import BINARY, GZIP, deflate, frame
+from headrace.wire.flymq.framing import BINARY, GZIP, deflate, frame, inflate
 from headrace.wire.flymq.messages import Failure, Fetch, Fetched, ListTopics, ProduceRun, RecordMetadataRun, ReplyFrame, TopicList
 from tests.access.stand import ADMIN_PASSWORD
 
@@ -66,7 +66,6 @@ async def test_a_login_and_a_large_compressed_payload_may_come_in_one_piece() ->
 @pytest.mark.parametrize(("extra", "threads"), [(-1_000, 0), (1, 1)])
 async def test_a_large_payload_is_unpacked_beside_the_loop(monkeypatch: pytest.MonkeyPatch, extra: int, threads: int) -> None:
     used: list[threading.Thread] = []
-    inflate = flymq_session.inflate
 
     def watched(payload: bytes) -> bytes:
         used.append(threading.current_thread())

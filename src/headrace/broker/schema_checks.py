@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, TypeVar
@@ -191,7 +191,7 @@ class SchemaChecks:
 
     async def _exchange(self, job: Job) -> Verdict:
         if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(sys.executable, *_WORKER, stdin=PIPE, stdout=PIPE)
+            self._process = await asyncio.create_subprocess_exec(sys.executable, *_WORKER, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
         writer, reader = self._process.stdin, self._process.stdout
         assert writer is not None and reader is not None
         request = msgspec.msgpack.encode(job)
