@@ -266,8 +266,14 @@ AUDIT_EVENTS_WAITING_MAX: Final = 1_000
 AUDIT_QUERY_EVENTS_MAX: Final = 10_000
 """Events in one answer to a query."""
 
-# What a request may cost, whoever sends it: so much for every request, and so much for each of its bytes
+# What a request may cost
 REQUEST_CPU_MS_MAX: Final = 500
-REQUEST_CPU_NS_PER_BYTE_MAX: Final = 20_000
+"""Processor time of the broker, however small the request."""
+REQUEST_CPU_NS_PER_BYTE_MAX: Final = 1_000
+"""What each byte of the request may add."""
 REQUEST_MEMORY_BYTES_MAX: Final = 128 * MIB
-REQUEST_MEMORY_BYTES_PER_BYTE_MAX: Final = 256
+"""Memory of the broker while it serves the request, however small that is."""
+REQUEST_MEMORY_BYTES_ANONYMOUS_MAX: Final = 16 * MIB
+"""The same for a peer that has not logged in, where access is enforced."""
+REQUEST_MEMORY_BYTES_PER_BYTE_MAX: Final = 64
+"""What each byte of the request may add."""

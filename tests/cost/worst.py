@@ -27,13 +27,13 @@ from tests.sessions.fujin_support import cid
 TOPIC: Final = "public"
 """Has a schema of the same name, and `LARGE` beside it."""
 LARGE: Final = "team.x"
-"""A topic of a megabyte."""
+"""A topic of 300 KB."""
 SCHEMA: Final = b'{"items":{"type":"string"}}'
-PIPELINED_BYTES: Final = 8 * 1024
+PIPELINED_BYTES: Final = 4 * 1024
 GARBAGE_BYTES: Final = 64 * 1024
 WRONG_EVERYWHERE: Final = b"[" + b"0," * (1 << 20) + b"0]"
 NESTED: Final = b"[" * 100_000
-PATTERNS: Final = json.dumps({"allOf": [{"pattern": "(a{1,50}){1,50}" + str(number)} for number in range(600)]}).encode()
+PATTERNS: Final = json.dumps({"allOf": [{"pattern": "(a{1,50}){1,50}" + str(number)} for number in range(300)]}).encode()
 ENUMERATION: Final = json.dumps({"enum": list(range(40_000))}).encode()
 
 # FlyMQ
@@ -136,23 +136,23 @@ def rustlog_inputs(kind: type) -> Iterator[tuple[str, bytes]]:
 BLIPMQ_WORST: Final[dict[int, Callable[[], bytes]]] = {
     blipmq.FrameType.HELLO: lambda: _repeated(blipmq.encoder.hello(1)),
     blipmq.FrameType.AUTH: lambda: _repeated(blipmq.encoder.auth(1, b"k" * 60_000)),
-    blipmq.FrameType.PUBLISH: lambda: blipmq.encoder.publishes(1, TOPIC, range(4_000), [b""] * 4_000),
+    blipmq.FrameType.PUBLISH: lambda: blipmq.encoder.publishes(1, TOPIC, range(1_000), [b""] * 1_000),
     blipmq.FrameType.SUBSCRIBE: lambda: _repeated(BLIPMQ[blipmq.FrameType.SUBSCRIBE].request(TOPIC)),
-    blipmq.FrameType.POLL: lambda: blipmq.encoder.polls(999, range(6_000)),
-    blipmq.FrameType.ACK: lambda: blipmq.encoder.acks(999, range(6_000)),
+    blipmq.FrameType.POLL: lambda: blipmq.encoder.polls(999, range(1_000)),
+    blipmq.FrameType.ACK: lambda: blipmq.encoder.acks(999, range(1_000)),
     blipmq.FrameType.NACK: lambda: _repeated(blipmq.encoder.nack(1, 400, "x" * 1_000)),
     blipmq.FrameType.PING: lambda: _repeated(blipmq.encoder.ping(1)),
     blipmq.FrameType.PONG: lambda: _repeated(blipmq.encoder.pong(1)),
 }
 FIGG_WORST: Final[dict[str, Callable[[], bytes]]] = {
-    "publish": lambda: figg.encode.publish(TOPIC, range(4_000), [b""] * 4_000),
+    "publish": lambda: figg.encode.publish(TOPIC, range(1_000), [b""] * 1_000),
     "attach": lambda: figg.encode.attach("x" * 1_000) * 100 + figg.encode.attach(LARGE, 0) * 100,
     "detach": lambda: _repeated(FIGG["detach"].request(TOPIC)),
     "ping": lambda: _repeated(FIGG["ping"].request(TOPIC)),
 }
 _READER: Final = fujin.encode.connect_reader(fujin.ReaderKind.PULL, False, LARGE)
 _WRITER: Final = fujin.encode.connect_writer(b"id")
-_WRITES: Final = fujin.encode.writes(TOPIC, [cid(number) for number in range(4_000)], [b""] * 4_000)
+_WRITES: Final = fujin.encode.writes(TOPIC, [cid(number) for number in range(1_000)], [b""] * 1_000)
 FUJIN_WORST: Final[dict[fujin.Request, Callable[[], bytes]]] = {
     fujin.Request.CONNECT_WRITER: lambda: _repeated(FUJIN[fujin.Request.CONNECT_WRITER].request(TOPIC)),
     fujin.Request.CONNECT_READER: lambda: _repeated(FUJIN[fujin.Request.CONNECT_READER].request(LARGE)),
@@ -165,9 +165,9 @@ FUJIN_WORST: Final[dict[fujin.Request, Callable[[], bytes]]] = {
         + _repeated(fujin.encode.transact(fujin.Request.COMMIT, cid(2)))
     ),
     fujin.Request.ROLLBACK: lambda: _WRITER + _repeated(fujin.encode.transact(fujin.Request.ROLLBACK, cid(1))),
-    fujin.Request.FETCH: lambda: _READER + fujin.encode.fetch(cid(1), 5_000) * 500,
-    fujin.Request.ACK: lambda: _READER + fujin.encode.settle(fujin.Request.ACK, cid(1), [b"?"] * 20_000),
-    fujin.Request.NACK: lambda: _READER + fujin.encode.settle(fujin.Request.NACK, cid(1), [b"?"] * 20_000),
+    fujin.Request.FETCH: lambda: _READER + fujin.encode.fetch(cid(1), 5_000) * 100,
+    fujin.Request.ACK: lambda: _READER + fujin.encode.settle(fujin.Request.ACK, cid(1), [b"?"] * 5_000),
+    fujin.Request.NACK: lambda: _READER + fujin.encode.settle(fujin.Request.NACK, cid(1), [b"?"] * 5_000),
     fujin.Request.DISCONNECT: lambda: _WRITER + _repeated(fujin.encode.DISCONNECT),
     fujin.Request.PONG: lambda: _repeated(fujin.encode.PONG),
 }
