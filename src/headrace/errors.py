@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import ClassVar
 
 
@@ -258,12 +257,3 @@ class Unavailable(BrokerError):
     """The broker is starting, draining or overloaded."""
 
     code, retriable = "unavailable", True
-
-
-class SchemaCheckPending(Unavailable):
-    """The schema check takes too long for the event loop and has been started elsewhere. Whoever awaits `ready` and repeats the request
-    gets the answer; for everybody else it is an error to retry after."""
-
-    def __init__(self, ready: Awaitable[object]) -> None:
-        super().__init__("the schema check has not finished: try again")
-        self.ready = ready

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from headrace.broker import Broker, OnInvalid, Principal, SchemaType, settled
-from headrace.broker.schema_checks import TOO_EXPENSIVE
-from headrace.errors import InvalidRecord, InvalidSchema, SchemaCheckPending, Unavailable
+from headrace.broker.schema_checks import TOO_EXPENSIVE, SchemaCheckPending
+from headrace.errors import InvalidRecord, InvalidSchema, Unavailable
 from headrace.records import Run
 from tests.broker.stand import FragileEngine, HandClock
 

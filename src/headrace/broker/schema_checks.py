@@ -13,12 +13,12 @@ import contextlib
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from headrace.errors import InvalidSchema, SchemaCheckPending, Unavailable
+from headrace.errors import InvalidSchema, Unavailable
 from headrace.limits import (
     SCHEMA_CHECK_CPU_SECONDS_MAX,
     SCHEMA_CHECK_SECONDS_MAX,
@@ -54,6 +54,15 @@ class _Waiting:
     def __init__(self, job: Job, keys: list[_Key], done: asyncio.Future[None]) -> None:
         self.job, self.keys, self.done = job, keys, done
         self.size_bytes = sum(map(len, job.values)) + len(job.definition)
+
+
+class SchemaCheckPending(Unavailable):
+    """The schema check takes too long for the event loop and has been started elsewhere. Whoever awaits `ready` and repeats the request
+    gets the answer; for everybody else it is `Unavailable`, to retry after."""
+
+    def __init__(self, ready: Awaitable[object]) -> None:
+        super().__init__("the schema check has not finished: try again")
+        self.ready = ready
 
 
 async def settled(call: Callable[[], T]) -> T:

@@ -23,7 +23,8 @@ from typing import Final, TypeAlias
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
-from headrace.errors import BrokerError, InvalidRecord, SchemaCheckPending, UnknownTopic, WireError
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.limits import (
     BLIPMQ_BAD_KEYS_MAX,
     BLIPMQ_FRAME_BYTES_MAX,

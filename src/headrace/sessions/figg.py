@@ -20,7 +20,8 @@ from headrace import limits
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
-from headrace.errors import BrokerError, InvalidRecord, SchemaCheckPending, UnknownTopic, WireError
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.records import Run
 from headrace.sessions.contract import Link
 from headrace.sessions.figg_attachments import PARTITION, Attachments

@@ -19,7 +19,8 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from headrace.broker import Broker, Principal
-from headrace.errors import BrokerError, InvalidRequest, SchemaCheckPending, UnknownTopic, WireError
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidRequest, UnknownTopic, WireError
 from headrace.limits import (
     FLYMQ_INFLATIONS_MAX,
     FLYMQ_LOGIN_INFLATED_BYTES_MAX,

@@ -13,7 +13,8 @@ from itertools import groupby
 from typing import Final
 
 from headrace.broker import Broker, Principal, Published
-from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, SchemaCheckPending, UnknownTopic
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import Run
 from headrace.sessions.flymq_refusals import publish_refusal

@@ -13,7 +13,8 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 from headrace.broker import Broker, Principal, Published, Transaction
-from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, SchemaCheckPending, UnknownTopic
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import Run
 from headrace.sessions.flymq_refusals import publish_refusal, refusal

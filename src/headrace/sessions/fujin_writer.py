@@ -17,8 +17,9 @@ from typing import Final, Protocol, TypeAlias
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.broker.transactions import Transaction
-from headrace.errors import BrokerError, InvalidRecord, SchemaCheckPending, UnknownTopic
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import Run
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin_refusals import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text

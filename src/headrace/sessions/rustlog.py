@@ -20,7 +20,8 @@ from typing import Final
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
-from headrace.errors import BrokerError, SchemaCheckPending, UnknownTopic
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, UnknownTopic
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.sessions.contract import Link
 from headrace.sessions.rustlog_commons import RustLogCommons, RustLogSettings
