@@ -165,6 +165,14 @@ RUSTLOG_STRAY_OFFSETS_MAX: Final = 10_000
 # FlyMQ
 FLYMQ_PAYLOAD_BYTES_MAX: Final = 32 * MIB
 """One frame without its header, and what a compressed payload may grow to: the specification's maximum message size."""
+FLYMQ_LOGIN_INFLATED_BYTES_MAX: Final = 8 * KIB
+"""What a compressed payload may grow to before somebody has logged in, where access is enforced."""
+FLYMQ_LOOP_INFLATED_BYTES_MAX: Final = 64 * KIB
+"""What a compressed payload may grow to on the event loop. A larger one is unpacked on a thread."""
+FLYMQ_LOOP_INFLATED_BYTES_TOTAL: Final = 1 * MIB
+"""The same for everything that came in one piece, before other connections have their turn."""
+FLYMQ_INFLATIONS_MAX: Final = 2
+"""Payloads that are unpacked on threads at once, of all connections together; of one connection it is one."""
 FLYMQ_FETCH_BYTES_MAX: Final = 4 * MIB
 """A FETCH reply of more than one record; a single record may fill the frame."""
 FLYMQ_SCAN_BYTES_MAX: Final = 256 * MIB
@@ -264,6 +272,23 @@ SCHEMA_FAULTS_MAX: Final = 8
 """What is said about one value that does not fit."""
 SCHEMA_VALUE_DEPTH_MAX: Final = 100
 """How deep a value of Avro or Protobuf may be nested."""
+SCHEMA_LOOP_STEPS_MAX: Final = 2_000_000
+"""Steps of about 5 ns that checking the values of one request may take on the event loop. What may take more is checked by a process
+of its own."""
+SCHEMA_LOOP_DEFINITION_BYTES_MAX: Final = 4 * KIB
+"""The definition that is compiled and compared on the event loop. A longer one goes to that process first."""
+SCHEMA_CHECK_CPU_SECONDS_MAX: Final = 2
+"""Processor time of that process for one check. What takes longer does not fit."""
+SCHEMA_CHECK_SECONDS_MAX: Final = 30.0
+"""How long a check may take by the clock, on a busy machine."""
+SCHEMA_CHECK_MEMORY_BYTES_MAX: Final = 512 * MIB
+"""Address space of that process."""
+SCHEMA_CHECKS_WAITING_MAX: Final = 64
+"""Checks that wait for that process. One more is told to come again."""
+SCHEMA_CHECKS_BYTES_MAX: Final = 128 * MIB
+"""Values that wait to be checked, and values whose verdict is remembered until they are published."""
+SCHEMA_COMPILE_MS_MAX: Final = 500
+"""Processor time that compiling one definition may take."""
 
 # Access
 USERS_MAX: Final = 100_000
@@ -285,3 +310,15 @@ AUDIT_EVENTS_WAITING_MAX: Final = 1_000
 """Events of the audit log on their way to the disk; beyond it denials are counted, not listed. Changes of access are never dropped."""
 AUDIT_QUERY_EVENTS_MAX: Final = 10_000
 """Events in one answer to a query."""
+
+# What a request may cost
+REQUEST_CPU_MS_MAX: Final = 500
+"""Processor time of the broker, however small the request."""
+REQUEST_CPU_NS_PER_BYTE_MAX: Final = 1_000
+"""What each byte of the request may add."""
+REQUEST_MEMORY_BYTES_MAX: Final = 128 * MIB
+"""Memory of the broker while it serves the request, however small that is."""
+REQUEST_MEMORY_BYTES_ANONYMOUS_MAX: Final = 16 * MIB
+"""The same for a peer that has not logged in, where access is enforced."""
+REQUEST_MEMORY_BYTES_PER_BYTE_MAX: Final = 64
+"""What each byte of the request may add."""

@@ -174,6 +174,8 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "ensure_topic": lambda w, b, who, n: b.ensure_topic(who, n),
     "alter_topic": lambda w, b, who, n: b.alter_topic(who, n),
     "delete_topic": lambda w, b, who, n: b.delete_topic(who, n),
+    "prepare": lambda w, b, who, n: b.prepare(who, n, [b"x"]),
+    "check_ready": lambda w, b, who, n: b.check_ready(who, n, [b"x"]),
     "publish": lambda w, b, who, n: b.publish(who, n, Run([b"x"])),
     "fetch": lambda w, b, who, n: b.fetch(who, n, 0, 0, bytes_max=1),
     "check_reads": lambda w, b, who, n: b.check_reads(who, n),
@@ -209,6 +211,8 @@ BROKER_NEEDS = {
     "ensure_topic": SEES,
     "alter_topic": "alter t",
     "delete_topic": "delete t",
+    "prepare": "publish t",
+    "check_ready": "publish t",
     "publish": "publish t",
     "fetch": "read t",
     "check_reads": "read t",
@@ -240,6 +244,7 @@ BROKER_NEEDS = {
 }
 ABSENT_NEEDS = {
     "ensure_topic": "create t",
+    "prepare": "create t & publish t",
     "cancel_delayed": "never",
     "seal": "never",
     "publish_staged": "publish a",

@@ -100,7 +100,7 @@ class Script:
 def _one_by_one(events: list[m.RequestEvent]) -> list[m.Request]:
     requests: list[m.Request] = []
     for event in events:
-        assert not isinstance(event, m.Broken | m.Malformed | m.UnknownOpcode), event
+        assert not isinstance(event, m.Broken | m.Malformed | m.Packed | m.UnknownOpcode), event
         if isinstance(event, m.ProduceRun):
             requests += [m.ProduceRun(event.topic, [value]) for value in event.values]
         else:

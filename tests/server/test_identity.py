@@ -19,7 +19,7 @@ from tests.doors.strain import DOORS, TOPIC
 class Caller:
     """A visitor that throws away what it is told."""
 
-    peer, local, unsent_bytes = "127.0.0.1:1", "127.0.0.1:9092", 0
+    peer, local, unsent_bytes, has_peer_left = "127.0.0.1:1", "127.0.0.1:9092", 0, False
 
     def __init__(self, identity: str | None) -> None:
         self.identity = identity

@@ -66,6 +66,7 @@ class Wire:
         self.closed: tuple[str, bool] | None = None
         self.pauses = 0
         self.unsent_bytes = 0
+        self.has_peer_left = False
         self.changed = asyncio.Event()
 
     def send(self, frames: bytes) -> None:

@@ -14,6 +14,7 @@ from headrace.broker.fetch import Fetched
 from headrace.broker.groups import GroupLag
 from headrace.broker.publish import ProducerStamp, Published
 from headrace.broker.rules import NOWHERE, OnInvalid
+from headrace.broker.schema_checks import SchemaCheckPending, settled
 from headrace.broker.schema_registry import Requirement, SchemaVersion
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
@@ -50,6 +51,7 @@ __all__ = [
     "Replayed",
     "Requirement",
     "Resource",
+    "SchemaCheckPending",
     "SchemaType",
     "SchemaVersion",
     "SettlementPolicy",
@@ -61,5 +63,6 @@ __all__ = [
     "TopicConfig",
     "Transaction",
     "allow_all",
+    "settled",
     "type_named",
 ]

@@ -20,6 +20,7 @@ from headrace.broker.names import check_name
 from headrace.broker.producers import Producers
 from headrace.broker.publish import ProducerStamp, Published, Publisher
 from headrace.broker.rules import Rule
+from headrace.broker.schema_checks import settled
 from headrace.broker.schema_registry import SchemaRegistry
 from headrace.broker.schemas import Schemas
 from headrace.broker.settings import BrokerSettings
@@ -148,6 +149,7 @@ class Broker(WriterVerbs):
         if self._expiry is not None:
             await asyncio.wait([self._expiry])
         await self._settlement.drain()
+        await self._schemas.checks.close()
         await staged
         await self._engine.close()
 
@@ -208,6 +210,18 @@ class Broker(WriterVerbs):
         self._publisher.check_open()
         return await self._topics.ensure(name)
 
+    async def prepare(self, who: Principal, name: str, values: Sequence[bytes | None]) -> None:
+        """Wait for what `publish` cannot wait for: the topic, created if it is missing as by `ensure_topic`, and the check of values that
+        are too large to be checked on the loop."""
+        await self.ensure_topic(who, name)
+        await settled(lambda: self.check_ready(who, name, values))
+
+    def check_ready(self, who: Principal, topic: str, values: Sequence[bytes | None]) -> None:
+        """Raises what `publish` would raise at once, and `SchemaCheckPending` where the values have to be checked first."""
+        rule = self._publisher.known_route(who, topic).rule
+        if rule is not None:
+            rule.check_ready(values)
+
     async def alter_topic(self, who: Principal, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Add partitions (never remove) or replace the configuration."""
         self._gate.check(who, Action.ALTER, "topic", name)
@@ -234,7 +248,7 @@ class Broker(WriterVerbs):
 
         With `partition` None, records with a key go where FNV-1a of the key sends them, those without take turns (a whole
         keyless run goes to one partition). Raises at once `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`,
-        `OutOfSequence`, `NotAuthorized`, `Unavailable`; the future fails with `DiskFull` or `StorageFailed`.
+        `OutOfSequence`, `NotAuthorized`, `Unavailable`, `SchemaCheckPending`; the future fails with `DiskFull` or `StorageFailed`.
         """
         if producer is None:
             return self._publisher.publish(who, topic, run, partition, ack)
@@ -459,7 +473,7 @@ class Broker(WriterVerbs):
         """
         route = self._publisher.route(who, topic)
         self._schedule.check(delay_ms, ttl_ms)
-        route.check(Run([value]))
+        await settled(lambda: route.check(Run([value])))
         if partition is not None:
             self._topics.find_partition(topic, partition)
         due = self._clock() + max(0, delay_ms)

@@ -171,12 +171,23 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 raise _gone() from None
 
     def _put(self, who: Principal, asked: request.Put, schema: pa.Schema) -> Put:
+        """Rows are received, and unpacked where they are compressed, for nobody who may not put them there."""
+        if asked.topic is not None:
+            self._bridge.call(lambda: self._check_may_put(who, asked))
         if isinstance(asked, Append):
             return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)), self._window)
         if isinstance(asked, Stage):
             target = Target(asked.topic, None, next(self._turns))
             return StagePut(self._bridge, self._broker, who, schema, target, self._window, asked, self._handles)
         return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
+
+    def _check_may_put(self, who: Principal, asked: request.Put) -> None:
+        assert asked.topic is not None
+        self._broker.topic(who, asked.topic)
+        if isinstance(asked, request.Letters):
+            self._broker.check_reads(who, asked.topic)
+        else:
+            self._broker.check_ready(who, asked.topic, ())
 
     def do_exchange(
         self,

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SNIFF_BYTES_MAX: Final = 256
 """A door that cannot tell by then never will."""
+_TCP_ESTABLISHED, _TCP_SYN_RECEIVED = 1, 3
+"""The states of a TCP connection, as Linux numbers them, in which the peer may still send."""
 _SOCKET_OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     # A peer whose machine is gone says nothing, for ever; the kernel finds out within two minutes.
@@ -284,6 +286,18 @@ class Connection(asyncio.Protocol):
     def disconnect(self, reason: str) -> None:
         self._end(reason, error=True)
         self._transport.abort()
+
+    @property
+    def has_peer_left(self) -> bool:
+        if self._peer_finished or self._reason is not None or self._transport.is_closing():
+            return True
+        if not hasattr(socket, "TCP_INFO"):
+            return False
+        try:
+            state = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except OSError:
+            return False
+        return state not in (_TCP_ESTABLISHED, _TCP_SYN_RECEIVED)
 
     # What the door may ask: `Visitor`. (`local` is an attribute.)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.sessions.contract import FramedSession, Link
+from headrace.sessions.contract import FramedSession, WatchedLink
 from headrace.wire.sniff import Sniff
 
 __all__ = ["Door", "Sniff", "Visitor", "choose"]
 
 
-class Visitor(Link, Protocol):
+class Visitor(WatchedLink, Protocol):
     """Somebody at a door: a link, and what the connection knows about the two sides of it."""
 
     @property

@@ -20,6 +20,7 @@ from headrace import limits
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.records import Run
 from headrace.sessions.contract import Link
@@ -124,9 +125,9 @@ class FiggSession:
             for message in messages:
                 try:
                     self._handle(message)
-                except UnknownTopic as failure:
+                except (UnknownTopic, SchemaCheckPending):
                     self._rest = messages
-                    self._stall_for(failure.topic, message)
+                    self._stall_for(message)
                     return
                 except BrokerError as failure:
                     self._refuse_for(failure)
@@ -152,14 +153,19 @@ class FiggSession:
                 self._attachments.detach(topic)
                 self._link.send(encode.detached(topic))
 
-    def _stall_for(self, topic: str, message: ClientMessage) -> None:
-        """A topic is there as soon as anybody publishes or attaches to it: make it, then take the message up again."""
+    def _stall_for(self, message: ClientMessage) -> None:
+        """A topic is there as soon as anybody publishes or attaches to it: make it, then take the message up again. So with a schema
+        check that takes longer."""
         self._link.pause_reading()
-        self._stall = self._loop.create_task(self._make_topic(topic, message))
+        self._stall = self._loop.create_task(self._prepare(message))
 
-    async def _make_topic(self, topic: str, message: ClientMessage) -> None:
+    async def _prepare(self, message: ClientMessage) -> None:
+        assert isinstance(message, PublishRun | Attach)
         try:
-            await self._broker.ensure_topic(self._who, topic)
+            if isinstance(message, PublishRun):
+                await self._broker.prepare(self._who, message.topic, message.values)
+            else:
+                await self._broker.ensure_topic(self._who, message.topic)
             self._handle(message)
         except BrokerError as failure:
             self._refuse_for(failure)

@@ -96,6 +96,11 @@ class AlterKeyBody(msgspec.Struct, forbid_unknown_fields=True):
 class FlyMqAccess:
     """One connection's logins and what it asks about access. `who` changes with a login."""
 
+    @property
+    def is_stranger(self) -> bool:
+        """Whether nobody has logged in where that matters: nothing expensive is done for such a peer."""
+        return self._access.is_enforced and self.who.name == ANONYMOUS
+
     def __init__(self, access: Access, who: Principal, peer: str, logged_in: Callable[[Principal], str | None] = lambda who: None) -> None:
         """`logged_in` is told of each login, and returns why the connection cannot be that user's."""
         self.who, self._logged_in = who, logged_in

@@ -20,6 +20,7 @@ from typing import Final
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.sessions.contract import Link
@@ -154,7 +155,8 @@ class RustLogSession:
         except BrokerError as error:
             if self._staged:
                 return False  # its reply is not due yet; it will be refused again when it is
-            if isinstance(error, UnknownTopic) and self._commons.settings.auto_create:
+            is_new = isinstance(error, UnknownTopic) and self._commons.settings.auto_create
+            if is_new or isinstance(error, SchemaCheckPending):
                 answer = self._verbs.answer(dialect, request)
                 assert isinstance(answer, Awaitable)
                 self._begin(self._work(dialect, answer))

@@ -101,7 +101,7 @@ class RustLogVerbs:
     async def _produce_to_new_topic(self, dialect: Dialect, request: m.Produce) -> m.Reply:
         started_ns = self._commons.ticks_ns()
         try:
-            await self._broker.ensure_topic(self._who, request.topic)
+            await self._broker.prepare(self._who, request.topic, request.records)
             staged = self.stage(request)
             await asyncio.wait((staged,))
         except BrokerError as error:
