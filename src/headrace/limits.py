@@ -219,6 +219,8 @@ SCHEMA_FAULTS_MAX: Final = 8
 """What is said about one value that does not fit."""
 SCHEMA_VALUE_DEPTH_MAX: Final = 100
 """How deep a value of Avro or Protobuf may be nested."""
+JSON_VALUE_DEPTH_MAX: Final = 500
+"""How deep a JSON value that has a schema may be nested: a bound of our own, because the parser's differs between versions of Python."""
 
 # Access
 USERS_MAX: Final = 100_000
