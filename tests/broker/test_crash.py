@@ -28,6 +28,8 @@ from headrace.records import Record, Run
 from tests.broker.stand import ANN, HandClock
 from tests.conftest import Proof
 
+pytestmark = pytest.mark.crash_images
+
 CUTS = int(os.environ.get("HEADRACE_CRASH_CUTS", "30"))
 IMAGES_A_CUT = 4
 OPTIONS = StoreOptions(journal_bytes=1 << 20, headroom_bytes=0)

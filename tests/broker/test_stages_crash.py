@@ -30,6 +30,8 @@ from headrace.records import Run
 from tests.broker.stand import ANN, HandClock, turns
 from tests.conftest import Proof
 
+pytestmark = pytest.mark.crash_images
+
 T = TypeVar("T")
 
 CUTS = int(os.environ.get("HEADRACE_CRASH_CUTS", "30"))

@@ -9,6 +9,8 @@ import pytest
 from tests.conftest import Proof
 from tests.crash.kill9 import kill_repeatedly
 
+pytestmark = pytest.mark.kill_loop
+
 CYCLES = 50
 
 

@@ -17,6 +17,8 @@ from headrace.errors import HeadraceError
 from tests.conftest import Proof
 from tests.crash.serving import Broker, BrokerDied, check_directory, serving
 
+pytestmark = pytest.mark.kill_loop
+
 CYCLES = 8
 NAMES = ("orders", "clicks")
 

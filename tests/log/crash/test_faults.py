@@ -17,6 +17,8 @@ from tests.conftest import Proof
 from tests.log.crash.trouble import endure
 from tests.log.crash.workload import Shape
 
+pytestmark = pytest.mark.crash_images
+
 STEP = 1 if os.environ.get("HEADRACE_FAULTS") == "all" else 3
 SHAPE = Shape(
     "troubled",

@@ -31,6 +31,8 @@ from tests.log.crash.trouble import endure
 from tests.log.crash.workload import Shape
 from tests.log.stores import new_log, opened, put, staged, values
 
+pytestmark = pytest.mark.crash_images
+
 Trial: TypeAlias = Callable[[], None]
 """Raises `Anomaly` when the code breaks a promise."""
 

@@ -12,6 +12,8 @@ from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError
 from tests.spark.serving import BulkBroker
 
+pytestmark = pytest.mark.kill_loop
+
 MOMENTS = (0.03, 0.06, 0.12, 0.4)
 """Seconds into the moves at which the broker is killed."""
 RECORDS = 3_000
