@@ -156,11 +156,10 @@ async def test_unanswered_pings_give_the_connection_up() -> None:
 
 
 async def test_answered_pings_keep_a_quiet_connection() -> None:
-    async with behind_a_proxy(FiggSettings(idle_seconds=0.1)) as (server, proxy):
-        async with figg_client(proxy, FiggOptions(backoff=PROMPT, ping_seconds=0.02)) as client:
-            await asyncio.sleep(0.4)
+    async with behind_a_proxy(FiggSettings(idle_seconds=1.0)) as (server, proxy):
+        async with figg_client(proxy, FiggOptions(backoff=PROMPT, ping_seconds=0.3)) as client:
+            await until(lambda: server.counters.bytes_in >= 5 * 16)  # after 1.5 s
             assert client.is_connected and proxy.connections == 1
-            assert server.counters.bytes_in >= 5 * 16
 
 
 async def test_a_connection_byte_by_byte_is_a_connection() -> None:

@@ -177,7 +177,7 @@ async def test_a_server_that_cannot_be_understood_is_left_and_asked_again(nonsen
 
 async def test_a_server_that_does_not_answer_is_given_up_and_asked_on_a_new_connection() -> None:
     silent: list[bytes] = [b""]
-    options = replace(FAST, reply_seconds=0.05, ping_seconds=0.02)
+    options = replace(FAST, reply_seconds=1.0, ping_seconds=0.02)
     async with asyncio.timeout(WAIT_SECONDS), scripted(lambda request: silent.pop() if silent else served(request)) as script:
         async with await connected(script, options) as client:
             assert (await client.publish("t", b"a")).offset == 7
