@@ -35,11 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=_turn)
+        items[:] = in_turns(items)
 
 
-def _turn(item: pytest.Item) -> int:
-    return next((turn for turn, name in enumerate(LONGEST_FIRST) if item.get_closest_marker(name)), len(LONGEST_FIRST))
+def in_turns(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the items with the longest first; items of one kind keep their order, so that those of a module share its fixtures."""
+
+    def turn(item: pytest.Item) -> int:
+        return next((turn for turn, name in enumerate(LONGEST_FIRST) if item.get_closest_marker(name)), len(LONGEST_FIRST))
+
+    return sorted(items, key=turn)
 
 
 @pytest.fixture
