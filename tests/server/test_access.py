@@ -38,7 +38,7 @@ def enforced(directory: Path, *arguments: str) -> BrokerProcess:
 
 
 async def log_in(broker: BrokerProcess, user: str = "admin", password: str = PASSWORD) -> FlyMqClient:
-    return await FlyMqClient.connect(*broker.addresses[0], FlyMqOptions(user=user, password=password))
+    return await FlyMqClient.connect(*broker.addresses[0], FlyMqOptions(user=user, password=password, connect_seconds=60.0))
 
 
 def test_the_banner_says_when_access_is_open(tmp_path: Path) -> None:

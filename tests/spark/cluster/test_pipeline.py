@@ -53,7 +53,6 @@ def priced(orders):
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.xdist_group("cluster")
-@pytest.mark.timeout(900)
 def test_a_pipeline_runs_on_a_cluster_and_goes_on_where_it_was(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text(PIPELINE, encoding="utf-8")

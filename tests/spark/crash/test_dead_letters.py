@@ -51,7 +51,6 @@ def kept(client: BulkClient) -> list[tuple[int, int]]:
     return [(int(row["value"]), int(origin)) for row, origin in zip(found, origins, strict=True)]
 
 
-@pytest.mark.timeout(300)
 def test_a_move_that_was_interrupted_is_finished_without_doubles(tmp_path: Path) -> None:
     done, interrupted = set[int](), 0
     for life, moment in enumerate(MOMENTS):
