@@ -1,7 +1,8 @@
 """What all tests share.
 
 The figures that prove the promises are printed at the end of a run, under `proof`. Secrets are watched. What the caller has set for
-their own use of Headrace is removed. Under xdist the longest tests come first, so that no worker ends alone with one of them.
+their own terminal and their own use of Headrace is removed. Under xdist the longest tests come first, so that no worker ends alone
+with one of them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from tests import canaries
 Proof: TypeAlias = Callable[[str, int], None]
 LONGEST_FIRST: Final = ("spark", "kill_loop", "crash_images")
 """Markers, in the order in which xdist hands out what has them. `make test-quick` leaves out all three."""
-OF_THE_CALLER: Final = ("API_KEY", "BULK", "CONFIG", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER")
+OF_THE_CALLER: Final = frozenset(
+    ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
+    + tuple(f"HEADRACE_{name}" for name in ("API_KEY", "BULK", "CONFIG", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER"))
+)
+"""Variables that change what programs print or whom they talk to. The tests set those they need."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(canaries, "canaries")
     for name in list(os.environ):
-        if name.startswith("HEADRACE__") or (name.removeprefix("HEADRACE_") in OF_THE_CALLER and name.startswith("HEADRACE_")):
+        if name.startswith("HEADRACE__") or name in OF_THE_CALLER:
             del os.environ[name]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background jobs this way. The programs that tests start and interrupt would inherit it.
