@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
+import headrace
 from headrace.clients.connect import supports
-from tests.doors.peers import DIALECTS, PEERS, QUIC, WAIT_SECONDS, Peer, serving
+from tests.doors.peers import DIALECTS, PEERS, QUIC, WAIT_SECONDS, Broker, Peer, serving
+
+READERS: Final = [peer for peer in PEERS + DIALECTS + QUIC if supports(peer.door, "fetch")]
 
 
-@pytest.mark.parametrize("reader", [peer for peer in PEERS + DIALECTS + QUIC if supports(peer.door, "fetch")], ids=str)
-async def test_a_bounded_fetch_gives_what_two_batches_hold_together(reader: Peer, tmp_path: Path) -> None:
-    async with asyncio.timeout(2 * WAIT_SECONDS):
-        with serving(tmp_path) as broker:
-            async with broker.connect("flymq") as client:
-                await client.publish("t", b"in a segment")
-            assert broker.process.stop()[0] == 0
-        with serving(tmp_path) as broker:
-            async with broker.connect("flymq") as client:
-                await client.publish("t", b"in memory")
-            async with broker.connect(reader) as client:
-                messages = await client.fetch("t", records_max=2)
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that was stopped between the two records of each topic: the first is in a segment, the second in memory."""
+    directory = tmp_path_factory.mktemp("fetch")
+    with serving(directory) as first:
+        publish(first, b"in a segment")
+        assert first.process.stop()[0] == 0
+    with serving(directory) as second:
+        publish(second, b"in memory")
+        yield second
+
+
+def publish(broker: Broker, value: bytes) -> None:
+    with headrace.sync.connect(f"flymq://{broker.address}") as client:
+        for reader in READERS:
+            client.publish(str(reader), value)
+
+
+@pytest.mark.parametrize("reader", READERS, ids=str)
+async def test_a_bounded_fetch_gives_what_two_batches_hold_together(reader: Peer, broker: Broker) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(reader) as client:
+        messages = await client.fetch(str(reader), records_max=2)
     assert [message.value for message in messages] == [b"in a segment", b"in memory"]
