@@ -16,11 +16,11 @@ DEV_STAMP := $(VENV)/.installed-dev
 MANIFESTS := pyproject.toml hashes.txt tools/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test lint format docs bench clean install
+.PHONY: help run serve test test-quick lint format docs bench clean install
 
 help: ## list the verbs
 	@echo "make VERB [NAME=value ...]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(RUN_STAMP) ## the whole story on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: ends by itself; DEMO_ARGS=...)
 	@$(BIN)/headrace demo examples/orders/pipeline.toml --data $(DATA) $(strip $(if $(DURATION),--duration $(DURATION)) $(DEMO_ARGS))
@@ -31,6 +31,10 @@ serve: $(RUN_STAMP) ## the broker alone, with all doors, on DATA=data (SERVE_ARG
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
 	@tools/setup system strace java
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-quick: $(DEV_STAMP) ## the suite without Spark, kill loops and crash images: for daily work
+	@tools/setup system strace
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kill_loop and not crash_images"
 
 lint: $(DEV_STAMP) ## ruff (rules and format) and mypy --strict over sources and tests
 	@$(BIN)/ruff check $(FILES)

@@ -289,6 +289,8 @@ SCHEMA_CHECKS_BYTES_MAX: Final = 128 * MIB
 """Values that wait to be checked, and values whose verdict is remembered until they are published."""
 SCHEMA_COMPILE_MS_MAX: Final = 500
 """Processor time that compiling one definition may take."""
+JSON_VALUE_DEPTH_MAX: Final = 500
+"""How deep a JSON value that has a schema may be nested: a bound of our own, because the parser's differs between versions of Python."""
 
 # Access
 USERS_MAX: Final = 100_000

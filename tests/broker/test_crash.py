@@ -28,6 +28,8 @@ from tests.conftest import Proof
 from tests.storage_faults.power_cut import PowerCuts
 from tests.storage_faults.simulated import SimulatedFiles
 
+pytestmark = pytest.mark.crash_images
+
 CUTS = int(os.environ.get("HEADRACE_CRASH_CUTS", "30"))
 IMAGES_A_CUT = 4
 OPTIONS = StoreOptions(journal_bytes=1 << 20, headroom_bytes=0)

@@ -30,6 +30,8 @@ from tests.conftest import Proof
 from tests.storage_faults.power_cut import PowerCuts
 from tests.storage_faults.simulated import SimulatedFiles
 
+pytestmark = pytest.mark.crash_images
+
 T = TypeVar("T")
 
 CUTS = int(os.environ.get("HEADRACE_CRASH_CUTS", "30"))

@@ -183,8 +183,8 @@ def test_waits_beyond_their_number_are_answered_at_once(monkeypatch: pytest.Monk
         stand.topic("t")
         with stand.client() as bulk:
             began = time.monotonic()
-            assert bulk.wait({"t": {0: 0}}, 30_000)["t"].partitions[0].end == 0
-            assert time.monotonic() - began < 10
+            assert bulk.wait({"t": {0: 0}}, 60_000)["t"].partitions[0].end == 0
+            assert time.monotonic() - began < 50
 
 
 def test_a_drain_answers_those_who_wait_and_ends_those_who_read(full: Stand) -> None:

@@ -127,7 +127,7 @@ class Server:
         client = Client(endpoint)
         self._clients.append(client)
         endpoint.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await client.up.wait()
         return client
 

@@ -192,11 +192,11 @@ async def test_a_peer_that_says_nothing_recognisable_in_time_is_closed(first: by
 
 async def test_the_handshake_deadline_ends_with_the_handshake() -> None:
     sessions = Sessions()
-    async with listening([sessions.door], NetLimits(handshake_seconds=0.05)) as listener:
+    async with listening([sessions.door], NetLimits(handshake_seconds=0.5)) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.7)
         writer.write(b"y")
         assert await reader.readexactly(1) == b"y"
         writer.close()

@@ -5,6 +5,7 @@ What a command or key does is said once, in the code; these pages repeat it, and
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ def config_page() -> str:
     ]
     for section in SECTIONS:
         tree = getattr(Config(), section)
-        parts.append(f"## [{section}]\n\n{tree.__doc__}\n")
+        parts.append(f"## [{section}]\n\n{inspect.getdoc(tree)}\n")
         for known in SETTINGS.values():
             if known.name.startswith(section + "."):
                 default = toml_value(known.kind.plain(known.default))

@@ -14,7 +14,7 @@ import jsonschema_rs
 import msgspec
 
 from headrace.errors import InvalidSchema
-from headrace.limits import KIB, MIB, SCHEMA_FAULTS_MAX
+from headrace.limits import JSON_VALUE_DEPTH_MAX, KIB, MIB, SCHEMA_FAULTS_MAX
 from headrace.schemas.contract import Schema, SchemaType, present
 from headrace.schemas.json_comparison import Comparison
 from headrace.schemas.json_cost import steps_per_place
@@ -34,6 +34,26 @@ _DOES_NOT_FIT: Final = "/: the value does not fit the schema; it is too large to
 _TOO_DEEP: Final = "invalid JSON message: nested too deeply"
 
 _decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
+
+
+def _decode_value(value: bytes) -> Any:
+    """Decode a value. Raises `RecursionError` for one nested deeper than `JSON_VALUE_DEPTH_MAX`, whatever the parser allows."""
+    plain = _decode(value)
+    # Nearly every value has fewer brackets than levels are allowed, and counting them costs next to nothing.
+    if value.count(b"{") + value.count(b"[") > JSON_VALUE_DEPTH_MAX and _is_too_deep(plain):
+        raise RecursionError
+    return plain
+
+
+def _is_too_deep(plain: Any) -> bool:
+    level = [plain] if isinstance(plain, dict | list) else []
+    for _ in range(JSON_VALUE_DEPTH_MAX):
+        level = [
+            inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 class JsonSchema:
@@ -62,13 +82,13 @@ class JsonSchema:
 
     def accepts(self, values: Sequence[bytes | None]) -> bool:
         try:
-            return all(map(self._is_valid, map(_decode, present(values))))
+            return all(map(self._is_valid, map(_decode_value, present(values))))
         except (msgspec.DecodeError, RecursionError, ValueError):
             return False
 
     def faults(self, value: bytes) -> list[str]:
         try:
-            plain = _decode(value)
+            plain = _decode_value(value)
         except RecursionError:
             return [_TOO_DEEP]
         except (msgspec.DecodeError, ValueError) as error:

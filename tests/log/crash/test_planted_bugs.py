@@ -31,6 +31,8 @@ from tests.log.stores import new_log, opened, put, staged, values
 from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
+pytestmark = pytest.mark.crash_images
+
 Trial: TypeAlias = Callable[[], None]
 """Raises `Anomaly` when the code breaks a promise."""
 

@@ -33,14 +33,14 @@ def test_a_frame_written_while_another_thread_syncs_is_synced_as_well(monkeypatc
         sync(file)
         if threading.current_thread() is keeper:
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(60)
 
     monkeypatch.setattr(SimulatedFile, "sync", slow)
     files = SimulatedFiles()
     journal = started(files)
     keeper = threading.Thread(target=journal.sync)
     keeper.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     journal.append([BATCH])
     leave.set()
     keeper.join()
