@@ -14,7 +14,7 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, TypeAlias
@@ -60,39 +60,49 @@ class Client:
         self.number, self._ledger, self._rng = number, ledger, rng
         self._sequence = self._connection = 0
 
+    def connect(self, address: tuple[str, int]) -> Peer:
+        self._connection += 1
+        return PEERS[self.number % len(PEERS)](address, timeout=SECONDS_MAX)
+
     def publish(self, address: tuple[str, int], topics: tuple[str, ...] = TOPICS, *, values: int = 12) -> str:
         """Return why it ended early, or an empty text."""
-        kind = PEERS[self.number % len(PEERS)]
-        self._connection += 1
         try:
-            with kind(address, timeout=SECONDS_MAX) as peer:
-                for _ in range(values):
-                    topic = self._rng.choice(topics)
-                    filler = self._rng.randbytes(self._rng.choice((10, 1_000, 40_000, 120_000)))
-                    self._sequence += 1
-                    sent = Sent(self._connection, self._sequence)
-                    self._ledger.note_sent(self.number, topic, sent)
-                    peer.publish([(topic, self._sequence, compose(topic, self.number, sent, filler))])
-                    while peer.acknowledged() < self._sequence:
-                        pass
-                    self._ledger.note_acked(self.number, topic, self._sequence)
+            with self.connect(address) as peer:
+                self.publish_on(peer, topics, values=values)
         except TimeoutError as failure:
-            raise Stuck(f"a publish through {kind.NAME} had no answer for {SECONDS_MAX:g} s") from failure
+            raise Stuck(f"a publish through {PEERS[self.number % len(PEERS)].NAME} had no answer for {SECONDS_MAX:g} s") from failure
         except OSError as failure:
             return str(failure) or type(failure).__name__
         return ""
+
+    def publish_on(self, peer: Peer, topics: tuple[str, ...] = TOPICS, *, values: int = 12) -> None:
+        """Raises `OSError` when the broker refuses or hangs up."""
+        for _ in range(values):
+            topic = self._rng.choice(topics)
+            filler = self._rng.randbytes(self._rng.choice((10, 1_000, 40_000, 120_000)))
+            self._sequence += 1
+            sent = Sent(self._connection, self._sequence)
+            self._ledger.note_sent(self.number, topic, sent)
+            peer.publish([(topic, self._sequence, compose(topic, self.number, sent, filler))])
+            while peer.acknowledged() < self._sequence:
+                pass
+            self._ledger.note_acked(self.number, topic, self._sequence)
 
 
 class FaultyBroker:
     """A broker, its clients and their ledger over several lives on one data directory."""
 
-    def __init__(self, directory: Path, *, seed: int, settings: Mapping[str, str] = SMALL, clients: int = 4) -> None:
+    def __init__(
+        self, directory: Path, *, seed: int, settings: Mapping[str, str] = SMALL, clients: int = 4, launcher: Sequence[str] = ()
+    ) -> None:
         self._directory = directory
+        self._launcher = launcher
+        """A command that runs the broker, such as prlimit and its flags."""
         self._settings = settings
         self._trace = directory / "trace"
         self.rng = random.Random(seed)
         self.ledger = Ledger(list(TOPICS))
-        self._clients = [Client(number, self.ledger, self.rng) for number in range(clients)]
+        self.clients = [Client(number, self.ledger, self.rng) for number in range(clients)]
         self._broker: Broker | None = None
         self.address = ("", 0)
         self.lives = self.faults = self.manifests = 0
@@ -116,7 +126,7 @@ class FaultyBroker:
     # Lives.
 
     def start(self) -> None:
-        self._broker = Broker(self._directory, settings=self._settings)
+        self._broker = Broker(self._directory, settings=self._settings, tracer=self._launcher)
         self.address = self._broker.wait_ready()
         self.lives += 1
 
@@ -245,7 +255,7 @@ class FaultyBroker:
         if new_topic:
             self.ledger.topics = [*self.ledger.topics, f"topic-{self.lives}-{self.faults}"]
         topics = (*TOPICS, self.ledger.topics[-1])
-        reasons = [client.publish(self.address, topics) for client in self._clients]
+        reasons = [client.publish(self.address, topics) for client in self.clients]
         return [reason for reason in reasons if reason]
 
     def read_all(self) -> None:
@@ -266,7 +276,7 @@ class FaultyBroker:
 
     def state(self) -> State:
         """Ask by publishing, as a client would."""
-        probe = next(client for client in self._clients if client.number % len(PEERS) == 1)
+        probe = next(client for client in self.clients if client.number % len(PEERS) == 1)
         reason = probe.publish(self.address, values=1)
         if not reason:
             return "healthy"
@@ -307,8 +317,10 @@ def _named(faults: tuple[Fault, ...]) -> str:
 
 
 @contextlib.contextmanager
-def suffering(directory: Path, *, seed: int = 1, settings: Mapping[str, str] = SMALL) -> Iterator[FaultyBroker]:
+def suffering(
+    directory: Path, *, seed: int = 1, settings: Mapping[str, str] = SMALL, launcher: Sequence[str] = ()
+) -> Iterator[FaultyBroker]:
     """A broker that is gone when the block ends, after a last judgement if nothing failed before."""
-    subject = FaultyBroker(directory, seed=seed, settings=settings)
+    subject = FaultyBroker(directory, seed=seed, settings=settings, launcher=launcher)
     with subject:
         yield subject
