@@ -242,7 +242,11 @@ class DiskFull(BrokerError):
 
 
 class StorageFailed(BrokerError):
-    """A write or sync failed; this log takes no more writes until it is opened again. Reads go on."""
+    """A write or sync failed; this log takes no more writes until it is opened again. Reads go on.
+
+    The outcome of the write that met the failure is unknown: readers do not see its records now, but they may be present after the next
+    start. The text says whether that is so, or whether the write came later and was not written.
+    """
 
     code = "storage_failed"
 

@@ -28,6 +28,8 @@ BATCH_BYTES_MAX: Final = 64 * MIB
 BATCH_RECORDS_MAX: Final = 1 << 20
 FRAME_BYTES_MAX: Final = 1024 * MIB
 """One journal frame, and so one transaction."""
+LOG_DESCRIPTORS_RESERVED: Final = 32
+"""Descriptors that the log holds in reserve for its own files, for when connections have taken all others."""
 
 # Broker
 TRANSACTION_BYTES_MAX: Final = 256 * MIB

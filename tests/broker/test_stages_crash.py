@@ -48,6 +48,7 @@ class Mortal:
 
     def __init__(self, engine: MemoryEngine, life: int, is_late: bool) -> None:
         self.engine = engine
+        self.health = engine.health
         self.life = life
         self.is_late = is_late
 

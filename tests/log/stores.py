@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from headrace.errors import BrokerError
 from headrace.log.partition import LogOptions
 from headrace.log.simulated import SimulatedFiles
@@ -54,3 +57,11 @@ def values(store: Store, log: int, offset: int | None = None, bytes_max: int = 1
 
 def new_log(store: Store, **options: object) -> int:
     return store.create_log(LogOptions(**options))  # type: ignore[arg-type]  # named by the tests
+
+
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for what other threads do; the deadline only says when to call it a failure."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from headrace.broker.access import Action, Authorize, Gate, Principal, Witness, allow_all
+from headrace.broker.background import supervise
 from headrace.broker.cursor import Cursor, Cursors
 from headrace.broker.dead_letter_moves import Moves
 from headrace.broker.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
@@ -30,7 +32,7 @@ from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.watermarks import Ends, Watermarks
 from headrace.broker.writers import WriterVerbs
-from headrace.engine.contract import Ack, Batch, Bounds, Engine, Topic, TopicConfig
+from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
 from headrace.records import AnyRun, Headers, Run
@@ -483,7 +485,12 @@ class Broker(WriterVerbs):
             topics=len(topics),
             records=sum(held.end - held.first for held in bounds),
             written=sum(held.end for held in bounds),
+            health=self.health(),
         )
+
+    def health(self) -> HealthReport:
+        """Whether the background threads and tasks do their work. Asks for no right: it is what a readiness check is made of."""
+        return self._engine.health.report()
 
     # Inside
 
@@ -534,14 +541,14 @@ class Broker(WriterVerbs):
         return self._schemas.rule(topic)
 
     def _make_dead_letter_topic(self, topic: str) -> None:
-        making = asyncio.get_running_loop().create_task(self._dead_letters.ensure(topic))
+        making = asyncio.get_running_loop().create_task(self._ensure_dead_letters(topic))
         self._making_room.add(making)
-        making.add_done_callback(self._made_room)
+        making.add_done_callback(self._making_room.discard)
+        supervise(self._engine.health, "creation of dead letter topics", making)
 
-    def _made_room(self, making: asyncio.Task[None]) -> None:
-        self._making_room.discard(making)
-        if not making.cancelled():
-            making.exception()  # whoever meets a full disk is told by the write that meets it
+    async def _ensure_dead_letters(self, topic: str) -> None:
+        with contextlib.suppress(BrokerError):  # whoever meets a full disk is told by the write that meets it
+            await self._dead_letters.ensure(topic)
 
     def _schedule_expiry(self) -> None:
         if self._closing is None:
@@ -549,6 +556,7 @@ class Broker(WriterVerbs):
 
     def _start_expiry(self) -> None:
         self._expiry = asyncio.get_running_loop().create_task(self._expire())
+        supervise(self._engine.health, "expiry of idle producers and stages", self._expiry)
 
     async def _expire(self) -> None:
         try:

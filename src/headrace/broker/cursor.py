@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from headrace.broker.background import supervise
 from headrace.broker.batches import size_bytes, unexpired
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Batch, Engine
@@ -71,6 +72,7 @@ class Cursor:
     def _wake(self) -> None:
         if self._is_open and self._pump is None and self._credit > 0:
             self._pump = asyncio.get_running_loop().create_task(self._run())
+            supervise(self._engine.health, "delivery to subscribers", self._pump)
 
     async def _run(self) -> None:
         """Deliver until credit or records run out. There is at most one of these for a cursor."""
@@ -82,6 +84,9 @@ class Cursor:
                     break
         except BrokerError as error:
             self.fail(error)
+        except Exception as failure:
+            self.fail(BrokerError(f"delivery failed: {failure!r}"))  # a silent end would look like the end of the partition
+            raise
         finally:
             self._pump = None
 

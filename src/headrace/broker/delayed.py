@@ -38,6 +38,7 @@ from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX, MIB
 from headrace.records import NEVER, Headers, Run
 
 _Key: TypeAlias = tuple[str]
+_STEP: Final = "delivery of delayed messages"
 _RETRY_MS_MIN: Final = 20
 _RETRY_MS_MAX: Final = 1_000
 """What a message waits that could not be written: doubled each time. What is missing may just be in the making."""
@@ -253,7 +254,13 @@ class Schedule(TableLog[_Key, Delayed]):
         self._timer = None
         due = self._take_due()
         if due:
-            self._deliver(due)
+            try:
+                self._deliver(due)
+            except Exception as failure:  # all of them wait again; the timer must be set whatever happens
+                self._engine.health.failed(_STEP, repr(failure))
+                self._stay(due)
+            else:
+                self._engine.health.succeeded(_STEP)
         # What else is due comes in the next turn of the loop: tens of thousands at once must not keep everybody waiting.
         self._arm()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeAlias
 
+from headrace.broker.background import supervise
 from headrace.broker.dead_letters import SUFFIX, DeadLetter, DeadLetters
 from headrace.broker.lanes import Row, rows_of
 from headrace.broker.publish import Publisher
@@ -72,6 +73,7 @@ class Sweep:
     def _start(self) -> None:
         self._timer = None
         self._sweeping = asyncio.get_running_loop().create_task(self._run())
+        supervise(self._engine.health, "dead letters of expired records", self._sweeping)
 
     async def _run(self) -> None:
         try:

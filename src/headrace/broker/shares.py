@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.broker.background import supervise
 from headrace.broker.dead_letters import DeadLetter, DeadLetters
 from headrace.broker.groups import Groups
 from headrace.broker.lanes import Entry, Holder, Lane, Row, State, rows_of
@@ -168,6 +169,7 @@ class Share:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        supervise(self._around.engine.health, "settlement", task)
         return task
 
     # Taking
@@ -346,9 +348,11 @@ class Share:
         try:
             while self._dead and not self._is_over:
                 await self._bury_some(self._dead[:_BURIALS_AT_ONCE])
-        except BrokerError:
+        except Exception as failure:
             if not self._is_over:
                 self._bury_timer = self._around.later(_RETRY_SECONDS, self._bury_again)
+            if not isinstance(failure, BrokerError):
+                raise
         finally:
             self._burying = None
 
@@ -385,8 +389,10 @@ class Share:
     async def _try_commit(self) -> None:
         try:
             await self.commit()
-        except BrokerError:
+        except Exception as failure:
             self._commit_within(_RETRY_SECONDS)
+            if not isinstance(failure, BrokerError):
+                raise
 
     async def commit(self) -> None:
         """Everything settled so far is committed when it returns."""

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from headrace.broker.background import supervise
 from headrace.broker.names import check_name
 from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock
@@ -202,6 +203,7 @@ class Sinks(TableLog[Key, Sink]):
         """Write down that a run has superseded another. `App.fence` is done when it is durable."""
         app.busy += 1
         app.fence = asyncio.get_running_loop().create_task(self._fence(app))
+        supervise(self._engine.health, "notes of superseded writers", app.fence)
 
     async def _fence(self, app: App) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
+from headrace.broker.background import supervise
 from headrace.broker.publish import Publisher
 from headrace.broker.settings import SpillSizes
 from headrace.broker.stage import Held, Piece, run_of
@@ -34,6 +35,7 @@ class Spill:
     def __init__(self, engine: Engine, publisher: Publisher, sizes: SpillSizes) -> None:
         self.sizes = sizes
         self._engine = engine
+        self.health = engine.health
         self._publisher = publisher
         self._pieces: Counter[int] = Counter()
         self._current: int | None = None
@@ -73,6 +75,7 @@ class Spill:
         removal = asyncio.get_running_loop().create_task(self._remove(log))
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
+        supervise(self._engine.health, "removal of stage logs", removal)
 
     async def _remove(self, log: int) -> None:
         try:

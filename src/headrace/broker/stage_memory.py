@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.broker.background import supervise
 from headrace.broker.rules import Rule
 from headrace.broker.spill import Spill
 from headrace.broker.stage import Held, Stage, State
@@ -79,6 +80,7 @@ class StageMemory:
                 arrival.taken.set_result(None)
         if self._is_tight and self._spilling is None and not self._is_stopped and self._largest() is not None:
             self._spilling = asyncio.get_running_loop().create_task(self._spill_some())
+            supervise(self._spill.health, "moving stages to disk", self._spilling)
 
     def leave(self, stage: Stage) -> None:
         """A stage is gone, and so is what it held."""
@@ -126,6 +128,9 @@ class StageMemory:
                 self.consider()
         except BrokerError as error:
             self._refuse(error)
+        except Exception as failure:
+            self._refuse(Unavailable(f"stages cannot be moved to disk: {failure!r}"))
+            raise
         finally:
             self._spilling = None
 

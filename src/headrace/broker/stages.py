@@ -42,6 +42,7 @@ __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
 T = TypeVar("T")
 _KIND: Final = "transaction"
 """What a writer is to the rules."""
+_STEP: Final = "publications of exactly-once writers"
 _RETRY_SECONDS: Final = 1.0
 
 
@@ -78,6 +79,7 @@ class Stages:
 
     def __init__(self, engine: Engine, gate: Gate, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings) -> None:
         self._gate = gate
+        self._health = engine.health
         self._publisher = publisher
         self._clock = clock
         self._later = later
@@ -216,7 +218,11 @@ class Stages:
         app.busy -= 1
         self._sinks.leave(app)
         if not task.cancelled():
-            task.exception()  # the caller may have given up
+            failure = task.exception()  # the caller may have given up
+            if failure is None:
+                self._health.succeeded(_STEP)
+            elif not isinstance(failure, BrokerError):
+                self._health.failed(_STEP, repr(failure))
         if app.rolling is not None:
             self._try_again(app, task)
 

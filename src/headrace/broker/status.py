@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.engine.contract import HealthReport
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -15,3 +17,5 @@ class Status:
     """Those that are kept."""
     written: int
     """Those that ever were."""
+    health: HealthReport
+    """Whether the threads and tasks behind the broker do their work, and why not."""

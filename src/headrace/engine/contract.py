@@ -16,9 +16,24 @@ from enum import StrEnum
 from typing import Protocol
 
 from headrace.log.batch import Batch
+from headrace.log.health import Health, HealthReport, HealthState, Problem
 from headrace.records import Ack, AnyRun, Appended, Bounds
 
-__all__ = ["Ack", "Appended", "Batch", "Bounds", "Cleanup", "Engine", "Topic", "TopicConfig", "Write"]
+__all__ = [
+    "Ack",
+    "Appended",
+    "Batch",
+    "Bounds",
+    "Cleanup",
+    "Engine",
+    "Health",
+    "HealthReport",
+    "HealthState",
+    "Problem",
+    "Topic",
+    "TopicConfig",
+    "Write",
+]
 
 
 class Cleanup(StrEnum):
@@ -71,7 +86,10 @@ class Write:
 
 
 class Engine(Protocol):
-    """Thirteen verbs."""
+    """Thirteen verbs, and the health of what works behind them."""
+
+    health: Health
+    """Outcomes of the background threads and tasks, those of the broker included."""
 
     async def open(self) -> None:
         """Recover and be ready. Raises `StorageFailed`, `CorruptData` or `DirectoryLocked`."""
@@ -97,7 +115,8 @@ class Engine(Protocol):
         to keep with what others append.
 
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
-        Through the future: `DiskFull` (retriable, nothing was written), `StorageFailed` (the outcome is unknown until it is opened again).
+        Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the outcome is unknown: the
+        records may be there when it is opened again).
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from headrace.engine.admission import check_run
 from headrace.engine.catalog import (
@@ -24,17 +26,33 @@ from headrace.engine.catalog import (
     put_record,
     removed_record,
 )
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Topic, TopicConfig, Write
-from headrace.errors import BrokerError, CorruptData, InvalidRequest, LimitExceeded, TopicExists, UnknownPartition, UnknownTopic
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Health, Topic, TopicConfig, Write
+from headrace.errors import (
+    BrokerError,
+    CorruptData,
+    InvalidRequest,
+    LimitExceeded,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.log.files import Files, NotCached
+from headrace.log.health import retry_seconds
 from headrace.log.partition import LogOptions, Partition
 from headrace.log.store import Completion, LateRun, Store, StoreOptions
 from headrace.records import AnyRun, ColumnRun, Run
 
 _READ_THREADS: Final = 4
+_THREADS_START_SECONDS: Final = 60
+_MAINTAIN: Final = "retention and compaction"
+_REMOVE: Final = "removal of deleted topics"
+_PAUSE_INTERVALS_MAX: Final = 10
+"""The longest pause after failed maintenance, in intervals."""
 _LOOP_READ_BYTES_MAX: Final = 1024 * 1024
 _CATALOG_READ_BYTES: Final = 1024 * 1024
+_T = TypeVar("_T")
 _STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
 
 
@@ -66,6 +84,9 @@ class EmbeddedEngine:
         self._watchers: dict[int, set[Callable[[], None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="headrace-reader")
+        self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="headrace-upkeep")
+        """Maintenance, deletions and the end: on a thread that is there already when no more can be started."""
+        self.health = Health()
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -76,17 +97,35 @@ class EmbeddedEngine:
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._store = await asyncio.to_thread(Store.open, self._files, self._options, threads=False)
+        await self._start_readers()
+        self._store = await self._aside(partial(Store.open, self._files, self._options, threads=False, health=self.health))
         self._store.deliver = self._deliver
         try:
-            await asyncio.to_thread(self._load_catalog)
+            await self._aside(self._load_catalog)
+            self._store.start()
         except BaseException:
-            await asyncio.to_thread(self._store.close)
+            await self._aside(self._store.close)
+            self._store = None
             raise
-        self._store.start()
         for first, logs in list(self._catalog.deleted.items()):
             self._spawn(self._remove(first, logs))
         self._spawn(self._maintain_forever())
+
+    async def _start_readers(self) -> None:
+        """Start all threads of the pool: later, when connections have used up the threads, there may be none to be had."""
+        together = threading.Barrier(_READ_THREADS, timeout=_THREADS_START_SECONDS)
+        assert self._loop is not None
+        try:
+            started = [self._loop.run_in_executor(self._readers, together.wait) for _ in range(_READ_THREADS)]
+        except RuntimeError:
+            together.abort()
+            raise
+        await asyncio.gather(*started)
+
+    async def _aside(self, work: Callable[[], _T]) -> _T:
+        """Off the event loop."""
+        assert self._loop is not None
+        return await self._loop.run_in_executor(self._upkeep, work)
 
     def _load_catalog(self) -> None:
         store, has_key = self.store, self._options.key is not None
@@ -114,8 +153,11 @@ class EmbeddedEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(store.close)
-        self._readers.shutdown()
+        try:
+            await self._aside(store.close)
+        finally:
+            self._readers.shutdown()
+            self._upkeep.shutdown()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -163,10 +205,26 @@ class EmbeddedEngine:
 
     async def _remove(self, first: int, logs: list[int]) -> None:
         """Give the space of deleted logs back. The note in the catalog goes only when no journal file could bring them back."""
-        await asyncio.to_thread(self.store.delete_logs, logs)
+        await self._retried(_REMOVE, partial(self._remove_files, logs))
         with contextlib.suppress(BrokerError):  # the next start finds the note and tries again
             await self._record(removed_record(first))
             self._catalog.deleted.pop(first, None)
+
+    async def _remove_files(self, logs: list[int]) -> None:
+        store = self.store
+        if not await self._aside(partial(store.delete_logs, logs)) and store.failure is None:
+            raise Unavailable("the log cannot remove files now")
+
+    async def _retried(self, step: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Take a step until it succeeds, and say so meanwhile."""
+        while True:
+            try:
+                await work()
+            except Exception as failure:
+                await asyncio.sleep(retry_seconds(self.health.failed(step, str(failure) or repr(failure))))
+            else:
+                self.health.succeeded(step)
+                return
 
     def _check_partitions(self, name: str, there: int, wanted: int) -> None:
         if wanted < max(there, 1):
@@ -310,9 +368,17 @@ class EmbeddedEngine:
     # Upkeep.
 
     async def maintain(self) -> None:
-        await asyncio.to_thread(self.store.maintain, self._clock())
+        await self._aside(partial(self.store.maintain, self._clock()))
 
     async def _maintain_forever(self) -> None:
+        """Nothing that is acknowledged depends on it: a failure is shown in the health and tried again, less and less often."""
+        failures = 0
         while True:
-            await asyncio.sleep(self._maintain_interval_seconds)
-            await self.maintain()
+            await asyncio.sleep(self._maintain_interval_seconds * min(failures + 1, _PAUSE_INTERVALS_MAX))
+            try:
+                await self.maintain()
+            except Exception as failure:
+                failures = self.health.failed(_MAINTAIN, repr(failure))
+            else:
+                failures = 0
+                self.health.succeeded(_MAINTAIN)

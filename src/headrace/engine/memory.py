@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from headrace.engine.admission import check_run
 from headrace.engine.catalog import log_options
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Health, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
@@ -57,6 +57,7 @@ class MemoryEngine:
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
+        self.health = Health()
         self._topics: dict[str, Topic] = {}
         self._partitions: dict[str, list[_Partition]] = {}
         self._staged: list[_Staged] = []

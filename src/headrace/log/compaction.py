@@ -85,13 +85,14 @@ def _rewrite(
     for segment in group:
         segment.file()  # readers that are under way keep what they have, whatever the name stands for then
     files.rename(temporary, first.path)
-    files.sync_dir(log_directory(partition.id))
-    files.remove(index_path(partition.id, first.base_offset))
-    fresh.store_index()
+    # At once, whatever fails below: a segment of the group whose descriptor is released would be opened anew under the same name.
     with partition.lock:
         at = partition.segments.index(first)
         partition.segments = [*partition.segments[:at], fresh, *partition.segments[at + len(group) :]]
         partition.generation += 1
+    files.sync_dir(log_directory(partition.id))
+    files.remove(index_path(partition.id, first.base_offset))
+    fresh.store_index()
     for segment in group[1:]:
         files.remove(segment.path)
         files.remove(index_path(partition.id, segment.base_offset))

@@ -9,7 +9,10 @@ What the log relies on, and what the twin therefore models:
 - `write_at` reaches the page cache only; `sync` makes a file's earlier writes, truncations and size durable.
 - A created, renamed or removed name is durable only after `sync_dir` of its directory.
 - `allocate` reserves space, so that later writes inside it cannot fail for lack of it. The reserved bytes read as zeros.
-- An `OSError` with `ENOSPC` or `EDQUOT` means "disk full"; any other `OSError` on a write or sync fences the log.
+- An `OSError` with `ENOSPC` or `EDQUOT` means "disk full". `EMFILE`, `ENFILE`, `EAGAIN` or `ENOMEM` means that descriptors, threads or
+  memory have run out. Both are retriable, unless the `sync` of a file raised them: what that file holds is then unknown, whatever the
+  reason. Any other `OSError` on a write, and any on a `sync`, fences the log.
+- A failed `make_dir` leaves no directory behind: one that exists has a durable name.
 """
 
 from __future__ import annotations
@@ -19,14 +22,27 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
+from headrace.limits import LOG_DESCRIPTORS_RESERVED
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+EXHAUSTED_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""No descriptor, thread or memory is left. The disk is as it was, so the same step may succeed later."""
+_NO_DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_NO_DIRECTORY_LOCK_ERRNOS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What `flock` of a directory answers where the file system (NFS) locks only files that are open for writing."""
+_SYNC_THREADS: Final = 8
+_T = TypeVar("_T")
+
+
+def is_exhausted(failure: BaseException) -> bool:
+    """Return whether a step failed only for want of descriptors, threads or memory, and may be repeated."""
+    return isinstance(failure, MemoryError) or (isinstance(failure, OSError) and failure.errno in EXHAUSTED_ERRNOS)
 
 
 class NotCached(Exception):
@@ -88,11 +104,14 @@ class Files(Protocol):
 
     def free_bytes(self) -> int: ...
 
+    def reserve(self) -> bool:
+        """Hold spare descriptors for the opens of the log to use when the process has no other. False if there are not enough left."""
+
     def lock(self) -> None:
         """Take the data directory for this process; raises `DirectoryLocked`."""
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock and the spare descriptors back."""
 
 
 class DirectoryLocked(HeadraceError):
@@ -185,25 +204,58 @@ class DiskFile:
 
 
 class DiskFiles:
-    """The real disk below one directory. Files are made with mode 0600, directories with 0700; links are not followed."""
+    """The real disk below one directory. Files are made with mode 0600, directories with 0700; links are not followed.
+
+    Peers can use up the descriptors of the process. `reserve` therefore keeps some spare ones open; an open that finds none left
+    closes spare ones until it succeeds.
+    """
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self._lock_fd = -1
+        self._lock_fds: list[int] = []
+        self._spare_fds: list[int] = []
+        self._sparing = threading.Lock()
 
     def _path(self, path: str) -> str:
         return os.path.join(self.root, path)
 
+    def _open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        return self._given_descriptors(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+
+    def _given_descriptors(self, call: Callable[[], _T]) -> _T:
+        """Make a call that takes a descriptor, a spare one if there is no other."""
+        while True:
+            try:
+                return call()
+            except OSError as failure:
+                if failure.errno not in _NO_DESCRIPTOR_ERRNOS or not self._spend():
+                    raise
+
+    def _spend(self) -> bool:
+        """Close a spare descriptor, so that the next open finds one. Another thread may be faster: the caller tries again."""
+        with self._sparing:
+            if not self._spare_fds:
+                return False
+            os.close(self._spare_fds.pop())
+            return True
+
+    def reserve(self) -> bool:
+        with self._sparing, contextlib.suppress(OSError):
+            while self._lock_fds and len(self._spare_fds) < LOG_DESCRIPTORS_RESERVED:
+                # An open, not a dup: it also counts against the limit of open files of the whole system.
+                self._spare_fds.append(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        return len(self._spare_fds) >= LOG_DESCRIPTORS_RESERVED
+
     def open(self, path: str, *, create: bool = False) -> DiskFile:
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
-        return DiskFile(os.open(self._path(path), flags, 0o600))
+        flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
+        return DiskFile(self._open(self._path(path), flags))
 
     def open_readonly(self, path: str) -> DiskFile:
-        return DiskFile(os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        return DiskFile(self._open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW))
 
     def list(self, directory: str) -> list[str]:
         try:
-            return sorted(os.listdir(self._path(directory)))
+            return sorted(self._given_descriptors(lambda: os.listdir(self._path(directory))))
         except FileNotFoundError:
             return []
 
@@ -213,7 +265,12 @@ class DiskFiles:
         missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
         for parent in reversed(missing):
             parent.mkdir(mode=0o700, exist_ok=True)
-            self._sync_dir(str(parent.parent))
+            try:
+                self._sync_dir(str(parent.parent))
+            except OSError:
+                # Left behind, it would be taken for durable by whoever comes next.
+                parent.rmdir()
+                raise
 
     def remove_dir(self, directory: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -229,41 +286,78 @@ class DiskFiles:
     def sync_dir(self, directory: str) -> None:
         self._sync_dir(self._path(directory))
 
-    @staticmethod
-    def _sync_dir(path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _sync_dir(self, path: str) -> None:
+        fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
     def sync_many(self, files: Sequence[File]) -> None:
-        if len(files) < 4:
-            for file in files:
-                file.sync()
-            return
-        with ThreadPoolExecutor(8, thread_name_prefix="headrace-sync") as pool:
-            for done in [pool.submit(file.sync) for file in files]:
-                done.result()
+        waiting, failures = deque(files), deque[Exception]()
+
+        def work() -> None:
+            while waiting:
+                try:
+                    file = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                try:
+                    file.sync()
+                except OSError as failure:  # a failed sync is what the caller must hear of first
+                    failures.appendleft(failure)
+                except Exception as failure:
+                    failures.append(failure)
+
+        threads: list[threading.Thread] = []
+        with contextlib.suppress(RuntimeError):  # no more threads to be had: those there are do the work
+            while len(threads) < min(_SYNC_THREADS, len(files) // 2) - 1:
+                thread = threading.Thread(target=work, name="headrace-sync", daemon=True)
+                thread.start()
+                threads.append(thread)
+        work()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
 
     def free_bytes(self) -> int:
         status = os.statvfs(self.root)
         return status.f_bavail * status.f_frsize
 
     def lock(self) -> None:
+        """Lock the directory itself, which nobody can remove while it is in use, and the file LOCK, which names the holder."""
         self.make_dir("")
-        fd = os.open(self._path("LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-            os.close(fd)
-            raise DirectoryLocked(holder) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._lock_fd = fd
+            self._lock_fds.append(self._open(str(self.root), os.O_RDONLY | os.O_DIRECTORY))
+            try:
+                fcntl.flock(self._lock_fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DirectoryLocked(self._holder()) from None
+            except OSError as failure:
+                if failure.errno not in _NO_DIRECTORY_LOCK_ERRNOS:
+                    raise
+            self._lock_fds.append(self._open(self._path("LOCK"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
+            try:
+                fcntl.flock(self._lock_fds[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DirectoryLocked(self._holder()) from None
+        except BaseException:
+            self.close()
+            raise
+        with contextlib.suppress(OSError):  # a full disk has no room for the number; the lock holds without it
+            os.ftruncate(self._lock_fds[1], 0)
+            os.pwrite(self._lock_fds[1], f"{os.getpid()}\n".encode(), 0)
+        self.reserve()
+
+    def _holder(self) -> str:
+        try:
+            return Path(self._path("LOCK")).read_text("ascii", "replace")[:32].strip()
+        except OSError:
+            return ""
 
     def close(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        with self._sparing:
+            fds, self._lock_fds, self._spare_fds = [*self._spare_fds, *self._lock_fds], [], []
+        for fd in fds:
+            os.close(fd)

@@ -17,6 +17,7 @@ earlier journal number and end the file just as zeros do.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -27,10 +28,10 @@ from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
-from headrace.limits import FRAME_BYTES_MAX, KIB
+from headrace.limits import FRAME_BYTES_MAX, KIB, MIB
 from headrace.log.batch import Batch, Built
 from headrace.log.crypt import Keyring
-from headrace.log.files import File, Files
+from headrace.log.files import DISK_FULL_ERRNOS, File, Files
 
 MAGIC: Final = b"HRJ\x01"
 VERSION: Final = 1
@@ -45,6 +46,8 @@ _CRC = struct.Struct("<I")
 _JOIN_ABOVE: Final = 16
 _JOIN_BELOW_BYTES: Final = 64 * KIB
 """From so many batches on, unless they are large, one copy of all is cheaper than a checksum call and a write vector for each."""
+_SMALL_FILE_BYTES: Final = (1 * MIB, 64 * KIB, ALIGN)
+"""Sizes of a journal file for a disk that has no room for a whole one: deletes and commits need little."""
 
 
 def journal_path(journal: int) -> str:
@@ -105,6 +108,9 @@ class Journal:
         self._files = files
         self._file_bytes = file_bytes
         self._file: File | None = None
+        """None after a start that found no room for a file, until an append finds some."""
+        self._capacity = 0
+        """The size of `_file`; smaller than `_file_bytes` if the disk was full, larger for a frame that needs it."""
         self._position = 0
         self._written = self._synced = 0
         """How many frames were written in this life, and how many of them are durable."""
@@ -123,38 +129,86 @@ class Journal:
         return self._next_frame
 
     def start(self) -> None:
-        """Make the first file of this life; when this returns its name is durable, so its number was never used before."""
-        self._files.make_dir(DIRECTORY)
-        self._open(self.current, self._file_bytes)
+        """Make the first file of this life; when this returns its name is durable, so its number was never used before.
 
-    def _open(self, journal: int, file_bytes: int) -> None:
+        On a full disk there may be no file afterwards. The records there are can be read and deleted all the same, and each append
+        tries again.
+        """
+        self._files.make_dir(DIRECTORY)
+        self._spares = [number for number in self._spares if file_size(self._files, journal_path(number)) == self._file_bytes]
+        try:
+            self._open(self.current, 0)
+        except OSError as failure:
+            if failure.errno not in DISK_FULL_ERRNOS:
+                raise
+
+    def _open(self, journal: int, frame_bytes: int) -> None:
+        """Go on in a new file with room for the frame. A failure leaves the journal as it was, and may be tried again."""
         with self._lock:
-            file = self._reuse(journal) if self._spares and file_bytes <= self._file_bytes else self._create(journal, file_bytes)
-        self._files.sync_dir(DIRECTORY)
-        self._file, self._position, self.current = file, 0, journal
+            if self._spares and frame_bytes <= self._file_bytes:
+                file, capacity = self._reuse(journal), self._file_bytes
+            else:
+                file, capacity = self._create(journal, frame_bytes)
+        self._file, self._capacity, self._position, self.current = file, capacity, 0, journal
 
     def _reuse(self, journal: int) -> File:
-        self._files.rename(journal_path(self._spares[-1]), journal_path(journal))
+        spare = self._spares[-1]
+        self._files.rename(journal_path(spare), journal_path(journal))
         self._spares.pop()
-        return self._files.open(journal_path(journal))
-
-    def _create(self, journal: int, file_bytes: int) -> File:
-        file = self._files.open(journal_path(journal), create=True)
         try:
-            file.allocate(file_bytes)
-        except OSError:
-            file.close()
-            self._files.remove(journal_path(journal))
+            file = self._files.open(journal_path(journal))
+            try:
+                self._files.sync_dir(DIRECTORY)
+            except BaseException:
+                file.close()
+                raise
+        except BaseException:
+            # Renamed again by the next attempt, so that the sync of the directory has something new to write.
+            with contextlib.suppress(OSError):
+                self._files.rename(journal_path(journal), journal_path(spare))
+                self._spares.append(spare)
             raise
         return file
+
+    def _create(self, journal: int, frame_bytes: int) -> tuple[File, int]:
+        path = journal_path(journal)
+        self._files.remove(path)  # what a failed attempt could not remove; no frame was ever written to it
+        file = self._files.open(path, create=True)
+        try:
+            capacity = self._allocate(file, frame_bytes)
+            self._files.sync_dir(DIRECTORY)
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                self._files.remove(path)
+            raise
+        return file, capacity
+
+    def _allocate(self, file: File, frame_bytes: int) -> int:
+        """Reserve the usual size or, on a full disk, what there is room for. Returns the size."""
+        wanted = (self._file_bytes, *(size for size in _SMALL_FILE_BYTES if size < self._file_bytes))
+        *sizes, least = dict.fromkeys(max(size, aligned(frame_bytes)) for size in wanted)
+        for size in sizes:
+            try:
+                file.allocate(size)
+            except OSError as failure:
+                if failure.errno not in DISK_FULL_ERRNOS:
+                    raise
+                file.truncate(0)  # a part of it may have been reserved
+            else:
+                return size
+        file.allocate(least)
+        return least
 
     def append(self, batches: list[Built]) -> None:
         """Write one frame; `sync` makes it durable. A failed write leaves no whole frame behind and may be tried again."""
         size = HEADER_BYTES + sum(built[0].size for built in batches)
         assert size <= FRAME_BYTES_MAX
-        if self._position and self._position + size > self._file_bytes:
+        if self._file is None:
+            self._open(self.current, size)
+        elif self._position + size > self._capacity:
             self.sync()  # a frame of the next file must never outlive one of this file
-            self._open(self.current + 1, max(self._file_bytes, size))
+            self._open(self.current + 1, size)
         header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), 0)
         crc = crc32c(header[8:])
         parts = [part for built in batches for part in built[1]]

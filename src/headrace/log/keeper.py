@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from headrace.errors import CorruptData
 from headrace.limits import MIB
 from headrace.log.compaction import compact
-from headrace.log.files import DISK_FULL_ERRNOS, File
+from headrace.log.files import DISK_FULL_ERRNOS, is_exhausted
+from headrace.log.health import FAILURES_MAX, retry_seconds
 from headrace.log.journal import SyncFailed
 from headrace.log.manifest import Checkpointed, Manifest, write_manifest
 from headrace.log.partition import Partition
@@ -24,6 +27,8 @@ SPILL_BYTES: Final = 8 * MIB
 """So much in tails is written to segments at once, without waiting for the next checkpoint."""
 SPARE_JOURNALS: Final = 2
 OPEN_SEGMENTS_MAX: Final = 512
+STEP: Final = "log maintenance"
+"""The name of the keeper in the health of the store."""
 
 
 class Keeper:
@@ -35,6 +40,8 @@ class Keeper:
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._stopping = False
+        self._halt = threading.Event()
+        """Ends a pause between two attempts."""
         self._thread: threading.Thread | None = None
         self._checkpointed_journal = store.journal.current
         self._ticks = 0
@@ -44,6 +51,10 @@ class Keeper:
         self._touching = threading.Lock()
         self._unsynced = {partition for partition in store.partitions.values() if any(segment.dirty for segment in partition.segments)}
         """Partitions that have segments to sync: at first those of which recovery read more than a checkpoint had made sure of."""
+        self._retired: list[list[Segment]] = []
+        """Segments that retention took out of their partitions, and whose files go after the next checkpoint."""
+        self._doomed: set[int] = set()
+        """Deleted logs whose files are not gone yet, or that no checkpoint has left out yet."""
         recovered = [partition for partition in store.partitions.values() if partition.tail]
         self.touch(recovered, sum(partition.tail_bytes for partition in recovered))
 
@@ -56,31 +67,65 @@ class Keeper:
     # The thread.
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="headrace-keeper", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="headrace-keeper", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self) -> None:
+        failures = 0
         while True:
-            woken = self._wake.wait(TICK_SECONDS)
+            if failures:
+                self._halt.wait(retry_seconds(failures))
+            woken = self._wake.wait(0 if failures else TICK_SECONDS)
             self._wake.clear()
             if self._stopping:
                 return
-            self.tick(urgent=woken)
+            failures = self.attempt(urgent=woken and not failures)
+
+    def attempt(self, *, urgent: bool = False) -> int:
+        """Take what is due, and survive it. Returns how many attempts have failed in a row.
+
+        Want of descriptors, threads or memory is waited out for as long as it takes. Any other failure that is not a failed write (which
+        ends writing at once) is retried `FAILURES_MAX` times; then writing ends.
+        """
+        store = self._store
+        try:
+            self.tick(urgent=urgent)
+        except Exception as failure:
+            failures = store.health.failed(STEP, f"{failure!r}")
+            if failures >= FAILURES_MAX and not is_exhausted(failure):
+                store.fence(f"log maintenance failed {failures} times in a row: {failure!r}")
+        failures = store.health.failures(STEP)
+        if failures:
+            with self._progress:  # the writer does not wait for who cannot help
+                self._progress.notify_all()
+        return failures
 
     def tick(self, *, urgent: bool = False) -> None:
         """What is due now: a checkpoint when a journal file is full or the interval is over, otherwise tails into segments."""
         store = self._store
         self._ticks += not urgent
         due = self._ticks * TICK_SECONDS * 1000 >= store.options.checkpoint_interval_ms
-        if store.journal.current != self._checkpointed_journal or (due and (self._touched or self._unsynced)):
-            self._ticks = 0
-            self.checkpoint()
+        if store.journal.current != self._checkpointed_journal or (due and (self._touched or self._unsynced or self._doomed)):
+            succeeded = self.checkpoint()
+            if succeeded:
+                self._ticks = 0
         else:
             with self._mutex:
-                self._guarded(self._spill_all)
+                succeeded = self._guarded(self._spill_all)
         if not urgent:
-            self._guarded(store.journal.sync)
+            succeeded &= self._guarded(store.journal.sync)
+            if not store.files.reserve():
+                with self._mutex:
+                    self._release_clean()
             self._watch_headroom()
+        if succeeded:
+            store.health.succeeded(STEP)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more waits in memory than may, and the last attempt to write it to segments failed."""
+        return self._tail_bytes >= self._store.options.tail_bytes_max and self._store.health.failures(STEP) > 0
 
     def after_flush(self) -> None:
         """Called by the writer: wake the keeper when there is enough to do, and wait for it when there is too much."""
@@ -92,26 +137,43 @@ class Keeper:
             return
         with self._progress:
             self._progress.wait_for(
-                lambda: self._tail_bytes < store.options.tail_bytes_max or store.failure is not None or store.full or self._stopping,
+                lambda: (
+                    self._tail_bytes < store.options.tail_bytes_max
+                    or store.failure is not None
+                    or store.full
+                    or self.is_behind
+                    or self._stopping
+                ),
                 timeout=30,
             )
 
     def stop(self) -> None:
         """A last checkpoint, so that the next start has nothing to replay."""
         self._stopping = True
+        self._halt.set()
         self._wake.set()
         with self._progress:
             self._progress.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self.checkpoint(closing=True)
+        try:
+            self.checkpoint(closing=True)
+        except Exception as failure:
+            self._store.fence(f"the last checkpoint failed: {failure!r}")  # the journal has what it did not reach
+            raise
 
     # Steps.
 
-    def checkpoint(self, *, closing: bool = False) -> None:
-        """Tails to segments, segments to disk, then the manifest that says so; after that older journal files may go."""
+    def checkpoint(self, *, closing: bool = False) -> bool:
+        """Tails to segments, segments to disk, then the manifest that says so; after that older journal files may go. False if it has
+        to be tried again."""
+        counters = self._store.counters
         with self._mutex:
-            self._guarded(lambda: self._checkpoint(closing))
+            before = counters.checkpoints
+            succeeded = self._guarded(lambda: self._checkpoint(closing))
+            if self._doomed:
+                succeeded &= self._guarded(lambda: self._remove_doomed(left_out=counters.checkpoints > before))
+            return succeeded
 
     def _checkpoint(self, closing: bool) -> None:
         store = self._store
@@ -129,7 +191,8 @@ class Keeper:
             for partition in partitions.values():
                 if partition.segments:
                     partition.segments[-1].store_index()
-        deleted = {log: number for log, number in store.deleted.items() if number >= journal}
+        # One whose files are still there has to be named as well: recovery would take them for a log it knows nothing of.
+        deleted = {log: number for log, number in store.deleted.items() if number >= journal or log in self._doomed}
         write_manifest(store.files, Manifest(journal, store.journal.next_frame, store.next_log, known, deleted))
         for log in store.deleted.keys() - deleted.keys():
             del store.deleted[log]
@@ -140,14 +203,14 @@ class Keeper:
 
     def _sync(self, dirty: list[Segment]) -> None:
         """Never a second sync of pages whose first one failed: a failure fences the store."""
-        files: list[File] = []
-        for segment in dirty:
-            segment.dirty = False
-            files.append(segment.file())
+        files = [segment.file() for segment in dirty]
         try:
             self._store.files.sync_many(files)
         except OSError as failure:
             raise SyncFailed(str(failure)) from failure
+        # Only now: a round that ends before this line has made nothing durable, and the next one has to sync the same segments.
+        for segment in dirty:
+            segment.dirty = False
 
     def _spill_all(self) -> None:
         with self._touching:
@@ -178,33 +241,56 @@ class Keeper:
 
     def _release_files(self, partitions: dict[int, Partition]) -> None:
         """Descriptors are few, partitions may be many."""
-        segments = [segment for partition in partitions.values() for segment in partition.segments]
-        if len(segments) > OPEN_SEGMENTS_MAX:
-            for segment in segments:
+        if sum(len(partition.segments) for partition in partitions.values()) > OPEN_SEGMENTS_MAX:
+            self._release_clean()
+
+    def _release_clean(self) -> None:
+        """One that is dirty stays open: the failure of a write to it is reported to this descriptor, and perhaps to no other."""
+        for partition in list(self._store.partitions.values()):
+            for segment in partition.segments:
                 if not segment.dirty:
                     segment.release()
 
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Run one step; a full disk is waited out, any other failure of the disk ends writing, after which there are no more steps."""
+    def _relieve(self) -> None:
+        """There are no descriptors left: sync the segments that hold one, and let go of all of them."""
+        with self._mutex:
+            self._sync([segment for partition in self._unsynced for segment in partition.segments if segment.dirty and segment.is_open])
+            self._release_clean()
+
+    def _guarded(self, step: Callable[[], None]) -> bool:
+        """Run one step; a full disk is waited out, want of descriptors or memory makes it fail for now, any other failure of the disk ends
+        writing, after which there are no more steps. False if the step has to be taken again."""
         store = self._store
         if store.failure is not None:
-            return
+            return False
         try:
-            step()
-            if store.full and self._has_headroom():
-                store.full = False
+            try:
+                step()
+            except (OSError, MemoryError) as failure:
+                if not is_exhausted(failure):
+                    raise
+                store.health.failed(STEP, str(failure) or "out of memory")
+                self._relieve()
+                return False
         except SyncFailed as failure:
             store.fence(f"syncing failed: {failure}")
+            return False
         except OSError as failure:
-            if failure.errno in DISK_FULL_ERRNOS:
-                store.full = True
-            else:
+            if failure.errno not in DISK_FULL_ERRNOS:
                 store.fence(f"writing failed: {failure}")
+                return False
+            store.full = True
+            return True
+        with contextlib.suppress(OSError):  # `_watch_headroom` meets the same, and is heard
+            if store.full and self._has_headroom():
+                store.full = False
+        return True
 
     def _has_headroom(self) -> bool:
         return self._store.files.free_bytes() >= self._store.options.headroom_bytes
 
     def _watch_headroom(self) -> None:
+        """Raises what `statvfs` raises: that says nothing about the log."""
         if not self._has_headroom():
             self._store.full = True
         elif self._store.full and not self._tail_bytes:
@@ -220,22 +306,30 @@ class Keeper:
         self._spill_all()
         partitions = list(self._store.partitions.values())
         expired = [(partition, segments) for partition in partitions if (segments := self._expired(partition, now))]
-        if expired:
-            for partition, segments in expired:
-                with partition.lock:
-                    partition.segments = partition.segments[len(segments) :]
-                    partition.first = partition.segments[0].base_offset
-                    partition.generation += 1
+        for partition, segments in expired:
+            with partition.lock:
+                partition.segments = partition.segments[len(segments) :]
+                partition.first = partition.segments[0].base_offset
+                partition.generation += 1
+            self._retired.append(segments)
+        if self._retired:
             # The manifest says that they are gone before they go: what a crash leaves of them is recognised and removed.
             self._checkpoint(closing=False)
-            for _, segments in expired:
-                self._remove_segments(segments)
+            while self._retired:
+                self._remove_segments(self._retired[0])
+                self._retired.pop(0)
         # A record must not go for the sake of a newer one that a power cut may take: all that segments hold is in frames synced here.
         self._store.journal.sync()
+        unreadable: list[CorruptData] = []
         for partition in partitions:
             if partition.options.compact:
                 self._unsynced.add(partition)
-                compact(self._store.files, partition, now, self._store.keyring, self._store.report.damaged)
+                try:
+                    compact(self._store.files, partition, now, self._store.keyring, self._store.report.damaged)
+                except CorruptData as damage:  # of this log; the others are compacted all the same
+                    unreadable.append(damage)
+        if unreadable:
+            raise unreadable[0]
 
     def _expired(self, partition: Partition, now: int) -> list[Segment]:
         """The oldest segments that retention no longer keeps; never the active one, which is closed first if all of it is due."""
@@ -278,8 +372,18 @@ class Keeper:
             for partition in partitions:
                 self._unsynced.discard(partition)
                 self._settle(partition.drop())
+            self._doomed.update(partition.id for partition in partitions)
             self.checkpoint()
-            remove_logs(self._store.files, [partition.id for partition in partitions])
+
+    def _remove_doomed(self, *, left_out: bool) -> None:
+        """Give the space back even if a full disk had no room for the checkpoint. The logs stay on the list until one has left them out."""
+        remove_logs(self._store.files, sorted(self._doomed))
+        if left_out:
+            self._doomed.clear()
+
+    def is_removed(self, logs: Iterable[int]) -> bool:
+        """Whether these deleted logs are gone for good."""
+        return self._doomed.isdisjoint(logs)
 
 
 def _checkpointed(partition: Partition) -> Checkpointed:

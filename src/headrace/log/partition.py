@@ -16,11 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from headrace.errors import CorruptData, OffsetOutOfRange
+from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.log import batch as batch_format
 from headrace.log.batch import Batch, Built
 from headrace.log.crypt import Keyring
-from headrace.log.files import Files, NotCached
+from headrace.log.files import Files, NotCached, is_exhausted
 from headrace.log.journal import Damage
 from headrace.log.segment import HEADER_BYTES, Segment, log_directory
 from headrace.records import AnyRun, Bounds
@@ -219,6 +219,8 @@ class Partition:
             try:
                 found = self._read_segment(segments[number], offset, stop, bytes_max, records_max, cached_only) if number >= 0 else []
             except OSError as failure:
+                if is_exhausted(failure):
+                    raise Unavailable(f"{segments[number].path}: cannot be read now: {failure.strerror or failure}; try again") from failure
                 if generation == self.generation:
                     raise CorruptData(f"{segments[number].path}: cannot be read: {failure.strerror or failure}") from failure
                 found = []
@@ -343,6 +345,14 @@ class Partition:
 
     def offset_for_time(self, timestamp: int) -> int:
         """The first offset at or after `timestamp`, `end` if there is none. May read the disk."""
+        try:
+            return self._offset_for_time(timestamp)
+        except OSError as failure:
+            if is_exhausted(failure):
+                raise Unavailable(f"log {self.id} cannot be read now: {failure.strerror or failure}; try again") from failure
+            raise CorruptData(f"log {self.id} cannot be read: {failure.strerror or failure}") from failure
+
+    def _offset_for_time(self, timestamp: int) -> int:
         with self.lock:
             segments, tail, end = self.segments, list(self.tail), self.end
         for segment in segments:

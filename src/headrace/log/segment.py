@@ -187,6 +187,7 @@ class Segment:
         self.index: SparseIndex | None = None
         """None until somebody needs it."""
         self.dirty = False
+        """Whether there is something that no sync covers. Cleared after the sync has returned, never before."""
         self.hints: dict[int, int] = {}
         """Where recent reads ended: offset → position. Verified like the index."""
         self._file: File | None = None
@@ -205,7 +206,7 @@ class Segment:
         try:
             segment._file.write_at(0, [encode_segment_header(log, base_offset, covers_to)])
             files.sync_dir(log_directory(log))
-        except OSError:
+        except BaseException:
             files.remove(path)  # left behind, it would stand where the segment before it goes on
             raise
         segment.index = SparseIndex(base_offset)
@@ -221,6 +222,11 @@ class Segment:
         if file is None:
             file = self._file = self.files.open(self.path)
         return file
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds a descriptor."""
+        return self._file is not None
 
     def release(self) -> None:
         """Let the descriptor go once its last reader is done with it."""
@@ -242,12 +248,13 @@ class Segment:
             self.dirty = True
 
     def sync(self) -> None:
-        """Raises `SyncFailed`, after which the store must not be written to."""
-        self.dirty = False
+        """Raises `SyncFailed`, after which the store must not be written to, or an `OSError` if the file could not even be opened."""
+        file = self.file()
         try:
-            self.file().sync()
+            file.sync()
         except OSError as failure:
             raise SyncFailed(str(failure)) from failure
+        self.dirty = False
 
     # Reading.
 

@@ -297,7 +297,13 @@ class SimulatedFiles:
                 with self.mutex:
                     self._directories.add(made)
                     self.operations.append(Operation("make_dir", made))
-                self.sync_dir(parent(made))
+                try:
+                    self.sync_dir(parent(made))
+                except OSError:
+                    with self.mutex:
+                        self._directories.discard(made)
+                        self.operations.append(Operation("remove_dir", made))
+                    raise
 
     def remove_dir(self, directory: str) -> None:
         if not self.attempt("remove_dir", directory) or directory not in self._directories:
@@ -353,6 +359,10 @@ class SimulatedFiles:
     def free_bytes(self) -> int:
         self._must("free_bytes", "")
         return max(self.room_bytes, 0)
+
+    def reserve(self) -> bool:
+        """Nothing to do: descriptors run out only where a fault says so."""
+        return True
 
     def lock(self) -> None:
         if self._locked:

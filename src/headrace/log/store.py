@@ -7,10 +7,12 @@ The writer drains whatever was staged while the last flush was under way, so bat
 at once. With `threads=False` nothing runs by itself and the caller takes the steps: that is how the crash tests see every state.
 
 If a journal write or a sync fails, the store takes no more writes; reads go on, and opening it again starts from what the disk holds.
+A full disk and want of descriptors, threads or memory are no such failures: the append that meets them leaves no trace and may be repeated.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,7 +23,8 @@ from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.limits import BATCH_BYTES_TARGET, MIB
 from headrace.log.batch import Batch, Built, build
 from headrace.log.crypt import Keyring
-from headrace.log.files import DISK_FULL_ERRNOS, Files
+from headrace.log.files import DISK_FULL_ERRNOS, Files, is_exhausted
+from headrace.log.health import Health
 from headrace.log.journal import Journal, SyncFailed
 from headrace.log.keeper import Keeper
 from headrace.log.partition import Commons, LogOptions, Partition, Pending
@@ -89,6 +92,7 @@ class Store:
         journal: Journal,
         partitions: dict[int, Partition],
         report: RecoveryReport,
+        health: Health | None = None,
     ) -> None:
         self.files = commons.files
         self.options = options
@@ -97,8 +101,8 @@ class Store:
         self.counters = StoreCounters()
         self.failure: StorageFailed | None = None
         """Why no writes are taken any more."""
-        self.full = False
-        """Whether the disk (or its headroom) is used up."""
+        self.health = health or Health()
+        self._full = False
         self.keyring = commons.keyring
         self._commons = commons
         self.journal = journal
@@ -116,8 +120,11 @@ class Store:
         self.keeper = Keeper(self)
 
     @classmethod
-    def open(cls, files: Files, options: StoreOptions, *, threads: bool = True) -> Store:
-        """Lock the directory, recover, start a new journal. Raises `DirectoryLocked`, `WrongKey`, `CorruptData`, `OSError`."""
+    def open(cls, files: Files, options: StoreOptions, *, threads: bool = True, health: Health | None = None) -> Store:
+        """Lock the directory, recover, start a new journal. Background failures are reported to `health`.
+
+        Raises `DirectoryLocked`, `WrongKey`, `CorruptData`, `OSError`.
+        """
         files.lock()
         try:
             keyring = None if options.key is None else Keyring(options.key)
@@ -131,7 +138,9 @@ class Store:
         except BaseException:
             files.close()
             raise
-        store = cls(commons, options, journal, partitions, report)
+        store = cls(commons, options, journal, partitions, report, health)
+        with contextlib.suppress(OSError):  # the keeper asks again, and reports it
+            store.full = files.free_bytes() < options.headroom_bytes
         if threads:
             store.start()
         return store
@@ -139,9 +148,23 @@ class Store:
     def start(self) -> None:
         """Begin to write and to keep by itself. Whoever knows of logs that recovery did not find opens them first: a checkpoint
         names all the logs there are."""
-        self._writer = threading.Thread(target=self._write_forever, name="headrace-writer", daemon=True)
-        self._writer.start()
+        writer = threading.Thread(target=self._write_forever, name="headrace-writer", daemon=True)
+        writer.start()
+        self._writer = writer
         self.keeper.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk (or its headroom) is used up."""
+        return self._full
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        if full and not self._full:
+            self.health.failed("disk space", f"less than {self.options.headroom_bytes} bytes are free, or a write found no room")
+        elif not full:
+            self.health.succeeded("disk space")
+        self._full = full
 
     # Logs.
 
@@ -166,14 +189,16 @@ class Store:
     def delete_log(self, log: int) -> None:
         self.delete_logs([log])
 
-    def delete_logs(self, logs: Sequence[int]) -> None:
-        """Forget these logs and give their space back. Takes a checkpoint, so that no crash can bring them back."""
+    def delete_logs(self, logs: Sequence[int]) -> bool:
+        """Forget these logs and give their space back. Takes a checkpoint, so that no crash can bring them back. False if that did not
+        succeed: the keeper tries again, and another call tells whether it has succeeded since."""
         gone = [partition for log in logs if (partition := self.partitions.pop(log, None)) is not None]
         for partition in gone:
             self.deleted[partition.id] = self.journal.current + 1  # a flush that is under way may open one more file
             self._commons.partial_reads.forget(partition.id)
         if gone:
             self.keeper.remove(gone)
+        return self.keeper.is_removed(logs)
 
     def bounds(self, log: int) -> Bounds:
         return self.partitions[log].bounds
@@ -212,6 +237,10 @@ class Store:
             return Unavailable("the store is closing")
         if self.full and not reserve:
             return DiskFull(f"less than {self.options.headroom_bytes} bytes are free on the disk")
+        if self.keeper.is_behind and not reserve:
+            return Unavailable(
+                f"more than {self.options.tail_bytes_max} bytes wait in memory, and log maintenance is failing: try again later"
+            )
         if self._staged_bytes + size_bytes > STAGED_BYTES_MAX and self._staged:
             return Unavailable(f"more than {STAGED_BYTES_MAX} bytes wait to be written")
         return None
@@ -287,23 +316,13 @@ class Store:
     def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
         """Write the frame, sync it if anybody was promised so, and tell everybody."""
         waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
+        refusal: BrokerError
         try:
-            built = [(ahead.partition, self._build(ahead, now, small)) for ahead in pending.values()]
-            self.journal.append([encoded for _, batches in built for encoded in batches])
+            built = self._write(pending, now, small)
             if completions[Ack.DURABLE]:
                 self.journal.sync()
-        except OSError as failure:
-            for ahead in pending.values():
-                ahead.partition.next = ahead.base_offset
-            refusal: BrokerError
-            if failure.errno in DISK_FULL_ERRNOS:
-                refusal = DiskFull(f"no room for the journal: {failure.strerror}")
-            else:
-                refusal = self.fence(f"writing the journal failed: {failure}")
-            self.deliver([(done, refusal) for done, _ in waiting], [])
-            return
-        except SyncFailed as failure:
-            refusal = self.fence(f"syncing the journal failed: {failure}")
+        except (SyncFailed, BrokerError) as failure:
+            refusal = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the journal failed: {failure}")
             self.deliver([(done, refusal) for done, _ in waiting], [])
             return
         size = sum(partition.push(batches) for partition, batches in built)
@@ -312,6 +331,24 @@ class Store:
         self.counters.records += sum(header.count for _, batches in built for header, _ in batches)
         self.counters.journal_bytes += size
         self.deliver(waiting, list(pending))
+
+    def _write(self, pending: dict[int, Pending], now: int, small: bool) -> list[tuple[Partition, list[Built]]]:
+        """Write the frame. Raises `DiskFull` and `Unavailable`, after which there is no trace of it, and `StorageFailed`."""
+        try:
+            built = [(ahead.partition, self._build(ahead, now, small)) for ahead in pending.values()]
+            self.journal.append([encoded for _, batches in built for encoded in batches])
+            return built
+        except (OSError, MemoryError) as failure:
+            for ahead in pending.values():
+                ahead.partition.next = ahead.base_offset
+            if isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS:
+                raise DiskFull(
+                    f"no room for the journal: {failure.strerror}; nothing was written, try again when there is space"
+                ) from failure
+            if is_exhausted(failure):
+                why = str(failure) or "out of memory"
+                raise Unavailable(f"the journal cannot be written now: {why}; nothing was written, try again") from failure
+            raise self.fence(f"writing the journal failed: {failure}") from failure
 
     def _build(self, pending: Pending, now: int, small: bool) -> list[Built]:
         """Batches of about `BATCH_BYTES_TARGET` from the runs of one log; one if the whole flush is `small` and has no columns."""
@@ -325,17 +362,21 @@ class Store:
         return batches
 
     def fence(self, why: str) -> StorageFailed:
-        """Take no more writes: what the disk holds is no longer certain."""
+        """Take no more writes: what the disk holds is no longer certain. Returns the error for the writes that were under way."""
         if self.failure is None:
-            self.failure = StorageFailed(f"{why}; no more writes are taken until the store is opened again")
-        return self.failure
+            self.failure = StorageFailed(f"{why}; no more writes are taken until the broker is started again. This one was not written")
+            self.health.ended(why)
+        return StorageFailed(f"{why}; the outcome of this write is unknown: its records may be present after the broker is started again")
 
     def _write_forever(self) -> None:
         while True:
             self._wake.wait()
             self._wake.clear()
-            while self.flush():
-                self.keeper.after_flush()
+            try:
+                while self.flush():
+                    self.keeper.after_flush()
+            except Exception:
+                self._wake.set()  # the store is fenced, with the reason; whoever else waits is told so in the next round
             if self._stopping and not self._staged and not self._urgent:
                 return
 
@@ -356,11 +397,13 @@ class Store:
         if self._writer is not None:
             self._wake.set()
             self._writer.join()
-        while self.flush():
-            pass
-        self.keeper.stop()
-        self.journal.close()
-        self.files.close()
+        try:
+            while self.flush():
+                pass
+            self.keeper.stop()
+        finally:
+            self.journal.close()
+            self.files.close()
 
     def size_bytes(self) -> int:
         return sum(partition.size_bytes for partition in list(self.partitions.values()))

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from headrace.access.access import Access, AccessSettings, Mode
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
-from headrace.engine.contract import Engine, TopicConfig
+from headrace.engine.contract import Engine, HealthReport, HealthState, TopicConfig
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import BrokerError, ConfigError, HeadraceError
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
@@ -74,6 +74,7 @@ class Server:
         self.made_password: str | None = None
         """The first password of the user `admin`: to be shown once."""
         self._engine = _engine(config, key, clock)
+        self._engine.health.changed = _log_health
         self._access = access_of(config, self._engine, clock)
         settings = broker_settings(config)
         self._broker = Broker(self._engine, clock=clock, settings=settings, authorize=self._access.authorize, witness=self._access.witness)
@@ -245,6 +246,18 @@ def _cannot_listen(bind: Bind, failure: OSError, flag: str = "--listen") -> Star
     # asyncio wraps the reason in a sentence of its own; the errno alone is what it knew.
     reason = _CANNOT_BIND.get(failure.errno or 0, os.strerror(failure.errno) if failure.errno else str(failure))
     return StartFailed(f"cannot listen on {bind.address}: {reason.format(flag=flag)}")
+
+
+def _log_health(report: HealthReport) -> None:
+    """Called on any thread whenever a background step begins to fail, recovers, or ends writing."""
+    problems = {"problems": "; ".join(str(problem) for problem in report.problems)}
+    match report.state:
+        case HealthState.OK:
+            _log.info("background work has recovered")
+        case HealthState.DEGRADED:
+            _log.warning("background work fails and is retried", extra=problems)
+        case HealthState.FAILED:
+            _log.error("no more writes are taken until the broker is started again", extra=problems)
 
 
 def _certificates(config: Config) -> Tls | None:

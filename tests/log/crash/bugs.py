@@ -185,6 +185,29 @@ def _(patch: pytest.MonkeyPatch) -> None:
     _without(patch, Keeper, "_sync", SimulatedFile, "sync")
 
 
+@plant("a checkpoint forgets what it has to sync before the sync returned")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Keeper, dirty: list[Segment]) -> None:
+        files = []
+        for one in dirty:
+            one.dirty = False
+            files.append(one.file())
+        self._store.files.sync_many(files)
+
+    patch.setattr(Keeper, "_sync", hasty)
+
+
+@plant("a journal file that could not be made stands in the way of the next one")
+def _(patch: pytest.MonkeyPatch) -> None:
+    remove = SimulatedFiles.remove
+
+    def clumsy(self: SimulatedFiles, path: str) -> None:
+        if not path.startswith("journal/") or path == journal.journal_path(1):
+            remove(self, path)
+
+    patch.setattr(SimulatedFiles, "remove", clumsy)
+
+
 @plant("a full segment is closed without a sync")
 def _(patch: pytest.MonkeyPatch) -> None:
     _without(patch, Partition, "_roll", SimulatedFile, "sync")

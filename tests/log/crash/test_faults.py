@@ -11,6 +11,7 @@ import os
 
 import pytest
 
+from headrace.log.files import EXHAUSTED_ERRNOS
 from headrace.log.partition import LogOptions
 from headrace.log.simulated import Fault
 from tests.conftest import Proof
@@ -46,6 +47,8 @@ STEPS = (
 )
 FULL = ("write_at", "allocate", "create", "make_dir", "rename", "sync", "sync_dir")
 """The calls that may find no room."""
+EXHAUSTED = ("open", "open_readonly", "create", "list", "make_dir", "rename", "remove", "write_at", "allocate", "sync_dir")
+"""The calls that may find no descriptor or no memory. A sync of a file is not among them: what its failure leaves is unknown."""
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
@@ -66,6 +69,19 @@ def test_a_failing_disk_breaks_no_promise(lasting: bool, proof: Proof) -> None:
 def test_a_full_disk_breaks_no_promise(kind: str, lasting: bool, proof: Proof) -> None:
     for nth in itertools.count(1, STEP):
         files, images = endure(SHAPE, STEPS, Fault(kind, nth, error=errno.ENOSPC, lasting=lasting, kept_bytes=nth * 7 % 100))
+        proof("crash images recovered", images)
+        if not files.fired:
+            break
+        proof("disk faults endured", 1)
+
+
+@pytest.mark.parametrize("kind", EXHAUSTED)
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+def test_want_of_descriptors_or_memory_breaks_no_promise_and_ends_nothing(kind: str, lasting: bool, proof: Proof) -> None:
+    for nth in itertools.count(1, STEP):
+        error = sorted(EXHAUSTED_ERRNOS)[nth % len(EXHAUSTED_ERRNOS)]
+        fault = Fault(kind, nth, error=error, lasting=lasting, kept_bytes=nth * 7 % 100)
+        files, images = endure(SHAPE, STEPS, fault, fences=False)
         proof("crash images recovered", images)
         if not files.fired:
             break

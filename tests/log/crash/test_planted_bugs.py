@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import pytest
 
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, DiskFull
 from headrace.log.journal import journal_path
 from headrace.log.partition import LogOptions
 from headrace.log.power_cut import barest
@@ -152,6 +152,44 @@ def a_key_survives_compaction_and_a_power_cut() -> None:
         raise Anomaly("a key was acknowledged and is lost")
 
 
+def a_checkpoint_that_was_cut_short_is_made_up_for() -> None:
+    """There is no descriptor for the second of two segments that a checkpoint has to sync: the next one has to sync the first as well."""
+    for nth in range(1, 4):
+        files = SimulatedFiles()
+        store = opened(files)
+        logs = [new_log(store) for _ in range(4)]
+        for log in logs:
+            put(store, log, b"old")
+        store.close()
+        store = opened(files)
+        for log in logs[:2]:
+            put(store, log, b"acknowledged")
+        files.inject(Fault("open", nth, path="logs/*", error=errno.EMFILE))
+        store.checkpoint()
+        files.heal()
+        store.close()
+        again = opened(barest(files))
+        if [values(again, log) for log in logs[:2]] != [[b"old", b"acknowledged"]] * 2:
+            raise Anomaly("an acknowledged record is lost")
+
+
+def a_journal_roll_that_found_no_room_is_tried_again() -> None:
+    """Each call that makes the next journal file fails once for lack of space: the append after it succeeds."""
+    for kind in ("create", "allocate", "sync_dir"):
+        files = SimulatedFiles()
+        store = opened(files)
+        log = new_log(store)
+        put(store, log, bytes(40_000))
+        files.inject(Fault(kind, path="journal*", error=errno.ENOSPC, lasting=True))
+        outcome = staged(store, (log, Run([bytes(40_000)])))
+        store.flush()
+        files.heal()
+        again = staged(store, (log, Run([bytes(40_000)])))
+        store.flush()
+        if not isinstance(outcome[0], DiskFull) or isinstance(again[0], BrokerError):
+            raise Anomaly(f"{kind} failed once, then: {again[0]}")
+
+
 def what_compaction_has_replaced_is_gone() -> None:
     """Segments that have become small are merged into the first of them; a process that dies in between leaves the others behind."""
     files = SimulatedFiles()
@@ -223,6 +261,8 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
     "the journal file in use is freed by a checkpoint": REUSED,
     "the name of a new segment is not synced": CHECKPOINTS,
     "a checkpoint vouches for segments it has not synced": CHECKPOINTS,
+    "a checkpoint forgets what it has to sync before the sync returned": a_checkpoint_that_was_cut_short_is_made_up_for,
+    "a journal file that could not be made stands in the way of the next one": a_journal_roll_that_found_no_room_is_tried_again,
     "a full segment is closed without a sync": FREED,
     "the manifest gets its name before its content is synced": DELETIONS,
     "retention removes the active segment as well": AGES,

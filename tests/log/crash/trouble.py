@@ -1,7 +1,8 @@
 """Workloads on a disk that fails on plan: what was refused is gone or doubtful, what was acknowledged stays.
 
-An append refused for lack of space left nothing behind: its offsets are free again, and the next one may succeed. One that failed
-with the disk is doubtful until the store is opened again; until then the store takes no more writes and goes on reading.
+An append refused for lack of space, descriptors or memory left nothing behind: its offsets are free again, and the next one may
+succeed. One that failed with the disk is doubtful until the store is opened again; until then the store takes no more writes and goes
+on reading.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from headrace.errors import BrokerError, CorruptData, DiskFull
+from headrace.errors import BrokerError, CorruptData, Unavailable
 from headrace.log.power_cut import PowerCuts
 from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.log.store import Store
@@ -51,7 +52,7 @@ class Troubled(Workload):
         super().flush()
         if failed and self.acked > acked:
             raise Anomaly("an append was acknowledged after the disk had failed")
-        if any(isinstance(outcome, DiskFull) for outcome in self._outcomes):
+        if any(outcome.retriable for outcome in self._outcomes):
             self._forget(group)
         self._outcomes.clear()
 
@@ -106,7 +107,7 @@ class Troubled(Workload):
         adopt(self.store, self.given, self.known)
         try:
             content = read_store(self.store)
-        except CorruptData:  # the disk does not read: that is no lie
+        except (CorruptData, Unavailable):  # the disk does not read: that is no lie
             self.files.heal()
             content = read_store(self.store)
         judge(content, self.given, self.known)
@@ -138,9 +139,12 @@ def _settled(ends: dict[int, int]) -> Callable[[Facts], None]:
     return change
 
 
-def endure(shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int = 12, seed: int = 1) -> tuple[SimulatedFiles, int]:
+def endure(
+    shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int = 12, seed: int = 1, fences: bool = True
+) -> tuple[SimulatedFiles, int]:
     """Take the steps with a fault armed. Raise `Anomaly` unless all promises hold then: for readers now, after a restart, and on
-    disks that a power cut may leave soon after the fault or at the end. Returns the disk and how many images were recovered."""
+    disks that a power cut may leave soon after the fault or at the end. Without `fences`, the fault may not end writing either. Returns
+    the disk and how many images were recovered."""
     files = SimulatedFiles()
     files.inject(fault)
     rng = random.Random(seed)
@@ -148,6 +152,8 @@ def endure(shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int 
         workload = Troubled(shape, rng, files)
         workload.take(steps)
         files.heal()
+        if workload.store.failure is not None and not fences:
+            raise Anomaly(f"writing has ended: {workload.store.failure}")
         judge(read_store(workload.store), workload.given, workload.known)
         images = _recover_some(workload, rng, images_max)
         workload.die()
