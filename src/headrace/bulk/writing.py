@@ -178,11 +178,11 @@ def _are_headers(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         return False
     pair = kind.value_type
-    return (
-        pair.num_fields == 2
-        and [pair.field(0).name, pair.field(1).name] == ["key", "value"]
-        and all(is_bytes(pair.field(index).type) for index in (0, 1))
-    )
+    try:
+        names = [pair.field(index).name for index in range(pair.num_fields)]
+    except UnicodeDecodeError:
+        return False
+    return names == ["key", "value"] and all(is_bytes(pair.field(index).type) for index in (0, 1))
 
 
 def _side_by_side(labels: npt.NDArray[Any], columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
