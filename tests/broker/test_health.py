@@ -23,7 +23,7 @@ ANN = Principal("ann")
 async def test_a_broker_that_works_is_healthy() -> None:
     broker = Broker(MemoryEngine(clock=lambda: 1), clock=lambda: 1)
     await broker.open()
-    assert broker.status(ANN).health == broker.health() == HealthReport(HealthState.OK)
+    assert broker.status(ANN).health == broker.health == HealthReport(HealthState.OK)
     await broker.close()
 
 

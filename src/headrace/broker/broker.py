@@ -485,9 +485,10 @@ class Broker(WriterVerbs):
             topics=len(topics),
             records=sum(held.end - held.first for held in bounds),
             written=sum(held.end for held in bounds),
-            health=self.health(),
+            health=self.health,
         )
 
+    @property
     def health(self) -> HealthReport:
         """Whether the background threads and tasks do their work. Asks for no right: it is what a readiness check is made of."""
         return self._engine.health.report()
