@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
+from headrace.bulk.client import BulkClient, Servers
+from headrace.errors import BrokerError
+from tests.crash.serving import SMALL
 from tests.faults.harness import FaultyBroker, suffering
 from tests.faults.injection import Fault, injected
 
@@ -84,6 +91,25 @@ def test_a_lowered_limit_of_descriptors_is_survived_and_left_again(tmp_path: Pat
 def test_a_machine_without_threads_is_survived_and_left_again(tmp_path: Path) -> None:
     with suffering(tmp_path) as subject:
         assert subject.suffer(Fault("clone,clone3", "error=EAGAIN", "1+")) == "healthy"
+
+
+def test_flight_calls_that_get_no_thread_are_refused_and_served_again(tmp_path: Path) -> None:
+    settings = {**SMALL, "HEADRACE__LISTEN__BULK": "127.0.0.1:0"}
+    fault = Fault("clone,clone3", "error=EAGAIN")
+    with suffering(tmp_path, settings=settings) as subject:
+        endpoint = json.loads((tmp_path / "ready.json").read_text())["doors"]["bulk"][0]
+
+        def topics(_: int = 0) -> bool:
+            try:
+                with BulkClient(Servers((endpoint,), timeout_seconds=30.0)) as client:
+                    return client.topics() is not None
+            except (BrokerError, pa.ArrowException):
+                return False
+
+        with injected(subject.broker.pid, tmp_path / "no-threads", fault), ThreadPoolExecutor(16) as pool:
+            list(pool.map(topics, range(16)))
+        assert subject.broker.process.poll() is None, subject.output()
+        assert topics()
 
 
 def test_a_broker_without_memory_refuses_and_lives_on(tmp_path: Path) -> None:
