@@ -9,6 +9,7 @@ DEMO_ARGS ?=
 SERVE_ARGS ?=
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 BENCH_ARGS ?= log
+FUZZ_ARGS ?= --seconds 600
 FILES ?= src tests examples
 
 RUN_STAMP := $(VENV)/.installed-run
@@ -16,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 MANIFESTS := pyproject.toml hashes.txt tools/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-quick lint format docs bench clean install
+.PHONY: help run serve test test-quick fuzz lint format docs bench clean install
 
 help: ## list the verbs
 	@echo "make VERB [NAME=value ...]"
@@ -35,6 +36,10 @@ test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a
 test-quick: $(DEV_STAMP) ## the suite without Spark, kill loops and crash images: for daily work
 	@tools/setup system strace
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kill_loop and not crash_images"
+
+fuzz: $(DEV_STAMP) ## fuzz all decoders, schema languages and Arrow input for ten minutes (FUZZ_ARGS="--seconds 60 --only avro")
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -q 'atheris>=3,<4'
+	@$(BIN)/python -m tests.fuzz.run $(FUZZ_ARGS)
 
 lint: $(DEV_STAMP) ## ruff (rules and format) and mypy --strict over sources and tests
 	@$(BIN)/ruff check $(FILES)

@@ -87,6 +87,17 @@ def test_columns_that_lie_are_refused_by_name_and_nothing_is_written(stand: Stan
     assert bulk.append(wide, [values(b"x")]).records == 1
 
 
+def test_a_column_whose_name_is_no_text_is_refused() -> None:
+    named = pa.ipc.read_schema(pa.py_buffer(pa.schema([("value", pa.binary())]).serialize().to_pybytes().replace(b"value", b"val\x85e")))
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        Cutter(named, Target("t", None, 0), lambda topic: 1)
+    headers = pa.schema([("value", pa.binary()), ("headers", pa.list_(PAIR))]).serialize().to_pybytes().replace(b"key", b"\xf6ey")
+    with pytest.raises(InvalidRequest, match="'headers' is"):
+        Cutter(pa.ipc.read_schema(pa.py_buffer(headers)), Target("t", None, 0), lambda topic: 1)
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        LettersPut(None, None, ROOT, named, "t")  # type: ignore[arg-type]  # the schema is looked at first
+
+
 def test_dead_letters_that_lie_are_refused(stand: Stand, bulk: BulkClient, topic: str) -> None:
     bulk.append(topic, [values(b"x")])
     column = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from headrace.log.check import check
-from headrace.log.store import Store
+from headrace.log.store import Store, StoreOptions
 from headrace.records import Ack, Run
 from tests.log.stores import crashed, new_log, opened, put, records, staged, values
 from tests.storage_faults.power_cut import barest
@@ -125,3 +125,15 @@ def test_compaction_gives_up_no_record_for_one_that_a_power_cut_may_take() -> No
     store.maintain(0)
     assert b"first" not in values(store, log), "compaction has run"
     assert {b"first", b"newer"} & set(values(opened(barest(files)), log)), "the key is lost"
+
+
+def test_the_headroom_is_watched_under_load_too() -> None:
+    """A writer that wakes the keeper all the time leaves it no idle interval."""
+    files = SimulatedFiles()
+    store = Store.open(files, StoreOptions(journal_bytes=64 * 1024, headroom_bytes=1_000_000), threads=False)
+    files.room_bytes = 2_000_000
+    store.keeper.tick(urgent=True)
+    assert not store.full
+    files.room_bytes = 10_000
+    store.keeper.tick(urgent=True)
+    assert store.full

@@ -25,7 +25,7 @@ from headrace.bulk import request
 from headrace.bulk.arrays import cast, checked
 from headrace.bulk.bridge import Bridge
 from headrace.bulk.fault import flight_error
-from headrace.bulk.writing import Cutter, Piece, Target, check_rows
+from headrace.bulk.writing import Cutter, Piece, Target, check_rows, column_names
 from headrace.errors import BrokerError, InvalidRequest, Unavailable
 from headrace.limits import (
     BULK_IN_FLIGHT_BYTES_MAX,
@@ -288,8 +288,9 @@ class LettersPut(Put):
         self._bridge, self._broker, self._who, self._topic = bridge, broker, who, topic
         self._moved = 0
         names = [name for name, _ in self._TYPES]
-        if sorted(schema.names) != sorted(names):
-            raise InvalidRequest(f"the columns of dead letters are {', '.join(names)}, not {', '.join(schema.names)[:200]}")
+        given = column_names(schema)
+        if sorted(given) != sorted(names):
+            raise InvalidRequest(f"the columns of dead letters are {', '.join(names)}, not {', '.join(given)[:200]}")
 
     def take(self, batch: pa.RecordBatch) -> None:
         check_rows(batch)

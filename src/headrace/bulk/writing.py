@@ -60,7 +60,7 @@ class Cutter:
 
     def __init__(self, schema: pa.Schema, target: Target, partitions: Callable[[str], int]) -> None:
         _check(schema, target)
-        self._names: list[str] = list(schema.names)
+        self._names = column_names(schema)
         self._target = target
         self._partitions = partitions
         self._known: dict[str, int] = {}
@@ -139,17 +139,26 @@ class Cutter:
 
 def _check(schema: pa.Schema, target: Target) -> None:
     """Raises `InvalidRequest`, naming the column."""
-    for index, name in enumerate(schema.names):
+    names = column_names(schema)
+    for index, name in enumerate(names):
         if name not in COLUMNS:
             raise InvalidRequest(f"column {name[:60]!r} is not known; there are {', '.join(COLUMNS)}")
-        if name in schema.names[:index]:
+        if name in names[:index]:
             raise InvalidRequest(f"column {name!r} is there twice")
         if not _fits(name, schema.field(index).type):
             raise InvalidRequest(f"column {name!r} is {str(schema.field(index).type)[:200]}; expected {_EXPECTED[name]}")
-    if "value" not in schema.names:
+    if "value" not in names:
         raise InvalidRequest("a column 'value' is needed")
-    if target.topic is None and "topic" not in schema.names:
+    if target.topic is None and "topic" not in names:
         raise InvalidRequest("neither the request nor a column 'topic' says where the rows go")
+
+
+def column_names(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns. Raises `InvalidRequest` for one that is not text: Arrow takes any bytes from the peer."""
+    try:
+        return list(schema.names)
+    except UnicodeDecodeError as failure:
+        raise InvalidRequest(f"the name of a column is not UTF-8: {failure.object[:60]!r}") from None
 
 
 def _fits(name: str, kind: pa.DataType) -> bool:
@@ -169,11 +178,11 @@ def _are_headers(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         return False
     pair = kind.value_type
-    return (
-        pair.num_fields == 2
-        and [pair.field(0).name, pair.field(1).name] == ["key", "value"]
-        and all(is_bytes(pair.field(index).type) for index in (0, 1))
-    )
+    try:
+        names = [pair.field(index).name for index in range(pair.num_fields)]
+    except UnicodeDecodeError:
+        return False
+    return names == ["key", "value"] and all(is_bytes(pair.field(index).type) for index in (0, 1))
 
 
 def _side_by_side(labels: npt.NDArray[Any], columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:

@@ -253,7 +253,10 @@ class Batch:
         """None when no record of the batch has headers."""
         if not self.header.flags & HEADERS:
             return None
-        return [decode_headers(blob) if blob else () for blob in self._binary(HEADERS, 0)]
+        try:
+            return [decode_headers(blob) if blob else () for blob in self._binary(HEADERS, 0)]
+        except (struct.error, UnicodeDecodeError) as failure:
+            raise _damage("batch", f"the headers at offset {self.first_offset} and after cannot be read: {failure}") from None
 
     def timestamps(self) -> Sequence[int]:
         if not self.header.flags & TIMESTAMPS:

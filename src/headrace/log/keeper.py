@@ -122,7 +122,8 @@ class Keeper:
             if not store.files.reserve():
                 with self._mutex:
                     self._release_clean()
-            self._watch_headroom()
+        # Under load the writer wakes the keeper before every interval is over: whoever only looked when it is would never look.
+        self._watch_headroom()
         if succeeded:
             store.health.succeeded(STEP)
 
