@@ -26,7 +26,7 @@ help: ## list the verbs
 run: $(RUN_STAMP) ## the whole story on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: ends by itself; DEMO_ARGS=...)
 	@$(BIN)/headrace demo examples/orders/pipeline.toml --data $(DATA) $(strip $(if $(DURATION),--duration $(DURATION)) $(DEMO_ARGS))
 
-serve: $(RUN_STAMP) ## the broker alone, with all doors, on DATA=data (SERVE_ARGS=...)
+serve: $(RUN_STAMP) ## the broker alone, with all protocols, on DATA=data (SERVE_ARGS=...)
 	@$(BIN)/headrace serve --data $(DATA) --listen-quic 127.0.0.1:4848 $(SERVE_ARGS)
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
@@ -53,7 +53,7 @@ format: $(DEV_STAMP) ## rewrite the sources as lint wants them (FILES="path ..."
 docs: $(DEV_STAMP) ## write the generated pages of docs/reference anew
 	@$(BIN)/python -m headrace.cli.reference docs/reference
 
-bench: $(DEV_STAMP) ## measure (BENCH_ARGS="publish --door figg")
+bench: $(DEV_STAMP) ## measure (BENCH_ARGS="publish --protocol figg")
 	@$(BIN)/headrace bench $(BENCH_ARGS)
 
 install: $(DEV_STAMP) ## install everything a contributor needs into .venv

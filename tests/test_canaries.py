@@ -97,7 +97,7 @@ def test_a_broker_with_every_secret_there_is_shows_none(tmp_path: Path) -> None:
         "HEADRACE__STORAGE__KEY_ENV": "KEY",
         "KEY": ENCRYPTION_KEY.hex(),
         "HEADRACE__BLIPMQ__KEYS": f"ann=file:{files['api-key']},env:OTHER_KEY",
-        "HEADRACE__LOG__LEVEL": "debug",
+        "HEADRACE__LOGGING__LEVEL": "debug",
         "OTHER_KEY": secret("other-key"),
     }
     listen = ("--listen-quic", "127.0.0.1:0")
@@ -114,7 +114,7 @@ def test_a_broker_with_every_secret_there_is_shows_none(tmp_path: Path) -> None:
         assert command("user", "list", HEADRACE_PASSWORD_FILE=str(right), **server).returncode == 0
         assert command("user", "list", HEADRACE_PASSWORD_FILE=str(wrong), **server).returncode == 4
         for key, code in ((secret("api-key"), 4), (secret("other-key"), 4), (secret("wrong-key"), 4)):
-            done = command("pub", "t", "x", "--door", "blipmq", "-q", "--api-key", "env:API_KEY", API_KEY=key, **server)
+            done = command("pub", "t", "x", "--protocol", "blipmq", "-q", "--api-key", "env:API_KEY", API_KEY=key, **server)
             assert done.returncode == code, done.stderr
         code, out, _ = broker.stop()
         assert code == 0

@@ -95,8 +95,8 @@ def test_a_function_can_be_decorated_and_is_checked_at_each_call(monkeypatch: py
 @pytest.mark.parametrize(
     "library, statement, text",
     [
-        ("pyarrow", "import headrace.arrow", "headrace.arrow needs Arrow: pip install 'headrace[bulk]'"),
-        ("numpy", "import headrace.arrow", "headrace.arrow needs NumPy: pip install 'headrace[bulk]'"),
+        ("pyarrow", "import headrace.arrow", "headrace.arrow needs Arrow: pip install 'headrace[flight]'"),
+        ("numpy", "import headrace.arrow", "headrace.arrow needs NumPy: pip install 'headrace[flight]'"),
         (
             "pyspark",
             "import headrace.spark; headrace.spark.session()",
@@ -108,7 +108,7 @@ def test_a_function_can_be_decorated_and_is_checked_at_each_call(monkeypatch: py
         (
             "pyarrow",
             "from headrace.spark.pipelines import reject",
-            "headrace.spark.pipelines.reject needs Arrow: pip install 'headrace[bulk]'",
+            "headrace.spark.pipelines.reject needs Arrow: pip install 'headrace[flight]'",
         ),
         ("aioquic", "import headrace; headrace.connect('fujin://127.0.0.1')", "fujin:// needs aioquic: pip install 'headrace[quic]'"),
         ("aioquic", "import headrace; headrace.sync.connect('fujin://127.0.0.1')", "fujin:// needs aioquic: pip install 'headrace[quic]'"),

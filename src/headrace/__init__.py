@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.clients.errors import Refused as Refused
     from headrace.clients.messages import ConnectionState as ConnectionState
     from headrace.clients.messages import Message as Message
-    from headrace.clients.messages import MessageRun as MessageRun
+    from headrace.clients.messages import MessageBatch as MessageBatch
     from headrace.clients.messages import Receipt as Receipt
     from headrace.clients.sync import SyncClient as SyncClient
     from headrace.clients.sync import SyncSubscription as SyncSubscription
@@ -55,7 +55,7 @@ _HOMES: Final = {
         "OutcomeUnknown",
         "Refused",
     ),
-    "headrace.clients.messages": ("ConnectionState", "Message", "MessageRun", "Receipt"),
+    "headrace.clients.messages": ("ConnectionState", "Message", "MessageBatch", "Receipt"),
     "headrace.clients.sync": ("SyncClient", "SyncSubscription"),
     "headrace.errors": ("HeadraceError",),
 }

@@ -17,7 +17,7 @@ from headrace.extras import needs
 with needs("headrace.arrow", "numpy", "pyarrow"):
     import pyarrow as pa
 
-    from headrace.bulk.client import ALL, READ_SCHEMA, Appended, BulkClient, PartitionState, Servers
+    from headrace.flight.client import ALL, READ_SCHEMA, Appended, FlightClient, PartitionState, Servers
 
 __all__ = ["Servers", "read", "write"]
 
@@ -40,7 +40,7 @@ def read(
     A start or stop beyond what a partition holds means its own first or last record: this is for looking, not for counting losses.
     Raises `UnknownTopic`, `UnknownPartition`, and `Unavailable` if no broker answers.
     """
-    client = BulkClient(servers if isinstance(servers, Servers) else Servers.parse(servers))
+    client = FlightClient(servers if isinstance(servers, Servers) else Servers.parse(servers))
     try:
         for name in columns:
             if name not in READ_SCHEMA.names:
@@ -74,7 +74,7 @@ def _offset(place: Place, partition: int, held: PartitionState) -> int:
 
 
 def _rows(
-    client: BulkClient, topic: str, ranges: list[tuple[int, int, int]], columns: Sequence[str], rows_max: int
+    client: FlightClient, topic: str, ranges: list[tuple[int, int, int]], columns: Sequence[str], rows_max: int
 ) -> Iterator[pa.RecordBatch]:
     with client:
         for partition, begin, end in ranges:
@@ -89,11 +89,11 @@ def write(
     partition: int | None = None,
 ) -> Appended:
     """Append rows: a column `value`, and where wanted `key`, `headers`, `partition`, `timestamp`. Durable when it returns, if the topic
-    promises that. The topic is created if the broker allows it. Raises what `BulkClient.append` raises."""
+    promises that. The topic is created if the broker allows it. Raises what `FlightClient.append` raises."""
     if isinstance(rows, pa.Table):
         rows = rows.to_batches()
     elif isinstance(rows, pa.RecordBatch):
         rows = [rows]
-    with BulkClient(servers if isinstance(servers, Servers) else Servers.parse(servers)) as client:
+    with FlightClient(servers if isinstance(servers, Servers) else Servers.parse(servers)) as client:
         client.ensure_topic(topic)
         return client.append(topic, rows, partition=partition)

@@ -171,14 +171,14 @@ class UnknownStage(BrokerError):
         self.handle = handle
 
 
-class StaleRun(BrokerError):
+class StaleEpoch(BrokerError):
     """A newer run of the same writer has taken over. The one that asks has to end: whatever it would write, the newer one writes."""
 
-    code = "stale_run"
+    code = "stale_epoch"
 
-    def __init__(self, *, app: str, run_id: str, current: str) -> None:
-        super().__init__(f"run {run_id[:80]!r} of {app[:80]!r} was superseded by run {current[:80]!r}")
-        self.app, self.run_id, self.current = app, run_id, current
+    def __init__(self, *, writer: str, epoch: str, current: str) -> None:
+        super().__init__(f"run {epoch[:80]!r} of {writer[:80]!r} was superseded by run {current[:80]!r}")
+        self.writer, self.epoch, self.current = writer, epoch, current
 
 
 class UnknownDelivery(BrokerError):

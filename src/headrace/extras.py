@@ -25,8 +25,8 @@ class Library(NamedTuple):
 
 
 LIBRARIES: Final[Mapping[str, Library]] = {
-    "pyarrow": Library("Arrow", "bulk"),
-    "numpy": Library("NumPy", "bulk"),
+    "pyarrow": Library("Arrow", "flight"),
+    "numpy": Library("NumPy", "flight"),
     "pyspark": Library("Spark", "spark"),
     "py4j": Library("Spark", "spark"),
     "pandas": Library("pandas", "spark"),
@@ -42,7 +42,7 @@ LIBRARIES: Final[Mapping[str, Library]] = {
 }
 """By the name under which a library is imported. Of several absent ones of an extra, a message names the first."""
 
-_INCLUDED: Final[Mapping[str, frozenset[str]]] = {"spark": frozenset({"bulk", "schemas"})}
+_INCLUDED: Final[Mapping[str, frozenset[str]]] = {"spark": frozenset({"flight", "schemas"})}
 """Extras that another one installs too."""
 
 

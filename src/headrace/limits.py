@@ -50,7 +50,7 @@ SINK_APPS_MAX: Final = 100_000
 """Exactly-once writers whose last version is remembered."""
 SINK_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """One that has published nothing for so long is forgotten."""
-SINK_RUNS_REMEMBERED: Final = 16
+SINK_EPOCHS_REMEMBERED: Final = 16
 """Superseded runs of one writer that are told so."""
 SINK_TOPICS_REMEMBERED: Final = 64
 """Topics of its last publication that a writer's row names: whoever acts for the writer may publish to all of them."""
@@ -61,7 +61,7 @@ SINK_VERSION_SKIP_MAX: Final = 10_000_000
 FETCH_BYTES_MAX: Final = 32 * MIB
 FETCH_WAIT_MS_MAX: Final = 60_000
 GROUPS_MAX: Final = 50_000
-PRODUCER_RUNS_REMEMBERED: Final = 5
+PRODUCER_EPOCHS_REMEMBERED: Final = 5
 """How many of its latest runs per partition an idempotent producer may resend."""
 DEAD_LETTER_ERROR_BYTES_MAX: Final = 1 * KIB
 """What a dead letter keeps of the words of whoever refused it."""
@@ -208,32 +208,32 @@ QUIC_PING_SECONDS: Final = 5.0
 QUIC_PONG_SECONDS_MAX: Final = 5.0
 """How long a peer may take to answer a ping."""
 
-# Bulk lane
+# Flight endpoint
 FLIGHT_CONNECTIONS_MAX: Final = 1_024
 """Open connections to the Flight endpoint."""
-BULK_REQUEST_BYTES_MAX: Final = 4 * MIB
+FLIGHT_REQUEST_BYTES_MAX: Final = 4 * MIB
 """A ticket, a command or the body of an action."""
-BULK_READ_ROWS_MAX: Final = 1 << 20
+FLIGHT_READ_ROWS_MAX: Final = 1 << 20
 """Rows of one record batch, whatever a reader asks for."""
-BULK_BATCH_BYTES_TARGET: Final = 16 * MIB
+FLIGHT_BATCH_BYTES_TARGET: Final = 16 * MIB
 """Keys and values of one record batch on its way out; more only if a single record has more."""
-BULK_READ_AHEAD_BYTES: Final = 4 * MIB - 64 * KIB
+FLIGHT_READ_AHEAD_BYTES: Final = 4 * MIB - 64 * KIB
 """What is read from the log while the batches before it are being sent: a reader holds about twice this."""
-BULK_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
+FLIGHT_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
 """Records of one put that are on their way to the disk before the next are read from its connection."""
-BULK_IN_FLIGHT_BYTES_MIN: Final = 4 * MIB
+FLIGHT_IN_FLIGHT_BYTES_MIN: Final = 4 * MIB
 """The same where many put at once."""
-BULK_IN_FLIGHT_BYTES_TOTAL: Final = 256 * MIB
+FLIGHT_IN_FLIGHT_BYTES_TOTAL: Final = 256 * MIB
 """What all puts share, as long as each of them has the least."""
-BULK_SCHEMAS_BYTES_MAX: Final = 1 * MIB
+FLIGHT_SCHEMAS_BYTES_MAX: Final = 1 * MIB
 """What an answer holds of other versions of a schema."""
-BULK_PUT_ROWS_MAX: Final = 1 << 24
+FLIGHT_PUT_ROWS_MAX: Final = 1 << 24
 """Rows of one record batch that is put: rows of nulls take no bytes on their way."""
-BULK_UNPACKED_BYTES_MAX: Final = 256 * MIB
+FLIGHT_UNPACKED_BYTES_MAX: Final = 256 * MIB
 """What a column of one record batch that is put may take once it is plain: a dictionary says a large value in four bytes."""
-BULK_CALLS_MAX: Final = 128
+FLIGHT_CALLS_MAX: Final = 128
 """Calls that are served at once, each on a thread of its own."""
-BULK_CALLS_RESERVED: Final = 8
+FLIGHT_CALLS_RESERVED: Final = 8
 """Calls beyond them that only administrators may make."""
 FLIGHT_OPENING_CALLS_MAX: Final = 32
 """Calls whose peer has sent its headers, and not yet what it wants to write: each holds a thread."""
@@ -245,14 +245,14 @@ FLIGHT_LOGINS_PENDING_MAX: Final = 10_000
 """Logins whose first call has not come yet; the oldest goes first."""
 FLIGHT_LOGIN_PENDING_SECONDS_MAX: Final = 60.0
 """How long the first call of a login may take to come."""
-BULK_STALL_SECONDS_MAX: Final = 600.0
+FLIGHT_STALL_SECONDS_MAX: Final = 600.0
 """How long a call may wait for a peer that neither reads nor writes, once somebody else wants its place: a task that is busy with its next
 rows is no enemy, and would only come again and push out another."""
-BULK_WAITS_MAX: Final = 96
+FLIGHT_WAITS_MAX: Final = 96
 """How many of them may be waiting for records to come: the rest is kept for those who have something to do."""
-BULK_TOKENS_MAX: Final = 10_000
+FLIGHT_TOKENS_MAX: Final = 10_000
 """Logins that are remembered; the oldest goes first."""
-BULK_TOKEN_SECONDS_MAX: Final = 3_600.0
+FLIGHT_TOKEN_SECONDS_MAX: Final = 3_600.0
 """How long a login is good for."""
 
 # Schemas

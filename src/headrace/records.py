@@ -12,7 +12,7 @@ from headrace.columns import Buffer, Column, Headers, checked_headers, encode_he
 from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 
-__all__ = ["NEVER", "Ack", "AnyRun", "Appended", "Bounds", "Column", "ColumnRun", "Headers", "Record", "Run", "check_headers"]
+__all__ = ["NEVER", "Ack", "AnyBatch", "Appended", "Bounds", "Column", "ColumnBatch", "Headers", "Record", "RecordBatch", "check_headers"]
 
 NEVER = 0
 """An expiry of `NEVER` means that the record does not expire."""
@@ -48,7 +48,7 @@ class Appended:
 
 
 @dataclass(slots=True)
-class Run:
+class RecordBatch:
     """Records on their way into one partition, column by column. All lists have the length of `values`.
 
     A value of None is a tombstone: it deletes its key when the topic is compacted.
@@ -65,8 +65,8 @@ class Run:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, picked: slice) -> Run:
-        return Run(
+    def __getitem__(self, picked: slice) -> RecordBatch:
+        return RecordBatch(
             self.values[picked],
             None if self.keys is None else self.keys[picked],
             None if self.headers is None else self.headers[picked],
@@ -80,10 +80,10 @@ class Run:
         return sum(map(len, filter(None, self.values))) + (0 if self.keys is None else sum(map(len, filter(None, self.keys))))
 
 
-class ColumnRun:
+class ColumnBatch:
     """Records on their way into one partition that lie already as a batch has them, and become exactly one batch.
 
-    Whoever has whole columns in hand (the bulk lane) makes one of these, and nothing from there to the disk looks at a single record.
+    Whoever has whole columns in hand (the Flight endpoint) makes one of these, and nothing from there to the disk looks at a single record.
     It is checked when it is made, so that the log can join its buffers blindly; it cannot be changed afterwards.
     At most `limits.BATCH_RECORDS_MAX` records, and at most `limits.BATCH_BYTES_TARGET` of keys, values and headers, a single record aside.
     """
@@ -136,25 +136,25 @@ class ColumnRun:
             raise LimitExceeded(f"{count} records of {size} bytes are more than the {BATCH_BYTES_TARGET} bytes that one batch may have")
 
     @classmethod
-    def of(cls, run: Run) -> ColumnRun:
+    def of(cls, batch: RecordBatch) -> ColumnBatch:
         """The same records as columns."""
         return cls(
-            Column.of(run.values),
-            None if run.keys is None else Column.of(run.keys),
-            None if run.headers is None else Column.of([encode_headers(pairs) if pairs else b"" for pairs in run.headers]),
-            None if run.timestamps is None else array("q", run.timestamps).tobytes(),
-            None if run.expiries is None else array("q", run.expiries).tobytes(),
+            Column.of(batch.values),
+            None if batch.keys is None else Column.of(batch.keys),
+            None if batch.headers is None else Column.of([encode_headers(pairs) if pairs else b"" for pairs in batch.headers]),
+            None if batch.timestamps is None else array("q", batch.timestamps).tobytes(),
+            None if batch.expiries is None else array("q", batch.expiries).tobytes(),
         )
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, picked: slice) -> Run:
-        return self.run()[picked]
+    def __getitem__(self, picked: slice) -> RecordBatch:
+        return self.record_batch()[picked]
 
-    def run(self) -> Run:
+    def record_batch(self) -> RecordBatch:
         """The same records one by one, for those who have to look at each."""
-        return Run(
+        return RecordBatch(
             self.values.items(),
             None if self.keys is None else self.keys.items(),
             None if self.headers is None else [checked_headers(blob) if blob else () for blob in self.headers.items()],
@@ -162,17 +162,17 @@ class ColumnRun:
             None if self.expiries is None else self.expiries.tolist(),
         )
 
-    def expiring(self, at: int) -> ColumnRun:
+    def expiring(self, at: int) -> ColumnBatch:
         """The same records; those without an expiry of their own have this one."""
         times = array("q", [at]) * len(self) if self.expiries is None else array("q", [own or at for own in self.expiries])
-        made = ColumnRun.__new__(ColumnRun)
+        made = ColumnBatch.__new__(ColumnBatch)
         made.values, made.keys, made.headers, made.size_bytes = self.values, self.keys, self.headers, self.size_bytes
         made.timestamps, made.oldest, made.newest = self.timestamps, self.oldest, self.newest
         made.expiries = _times(times.tobytes(), len(self))
         return made
 
 
-AnyRun: TypeAlias = Run | ColumnRun
+AnyBatch: TypeAlias = RecordBatch | ColumnBatch
 """However they lie."""
 
 

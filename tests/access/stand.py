@@ -71,8 +71,8 @@ class Guarded:
         self.access.listen(self.broker.access_changed)
         self.administration = self.access.administration
 
-    async def log_in(self, name: str, password: str = PASSWORD, address: str = "10.0.0.9", door: str = "flymq") -> Principal:
-        return await self.access.log_in(name, password, Caller(Principal("anonymous", door), address))
+    async def log_in(self, name: str, password: str = PASSWORD, address: str = "10.0.0.9", protocol: str = "flymq") -> Principal:
+        return await self.access.log_in(name, password, Caller(Principal("anonymous", protocol), address))
 
     async def user(self, name: str, *roles: str) -> Principal:
         """A new user, logged in."""

@@ -24,7 +24,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import AUDIT_EVENTS_WAITING_MAX, AUDIT_QUERY_EVENTS_MAX, SCOPES_PER_KEY_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.access.stand import ADMIN, ADMIN_PASSWORD, PASSWORD, Guarded, guarded
 from tests.broker.stand import turns
 
@@ -231,7 +231,7 @@ async def test_every_change_has_its_line() -> None:
         changing = {name for name, _ in inspect.getmembers(Administration, inspect.isfunction) if not name.startswith("_")} - SILENT
         lines = [noted.event for noted in await found(stand, limit=1000) if noted.event.user == "admin"]
         assert len(lines) == len(changing) == 14
-        assert {(line.address, line.door, line.result) for line in lines} == {("10.0.0.1", "flymq", "success")}
+        assert {(line.address, line.protocol, line.result) for line in lines} == {("10.0.0.1", "flymq", "success")}
 
 
 async def test_a_change_and_its_line_are_one_append() -> None:
@@ -254,7 +254,7 @@ async def test_logins_denials_and_changes_of_topics_are_written_down() -> None:
             await stand.log_in("ann", "wrong password", address="10.6.6.6")
         for _ in range(5):
             with pytest.raises(NotAuthorized):
-                stand.broker.publish(ann, "t", Run([b"x"]))
+                stand.broker.publish(ann, "t", RecordBatch([b"x"]))
         with pytest.raises(NotAuthorized):
             await stand.administration.delete_user(Caller(ann, "10.0.0.9"), "admin")
         await stand.broker.create_topic(ADMIN.who, "t")
@@ -276,7 +276,7 @@ async def test_what_the_gate_writes_down_says_where_it_came_from() -> None:
         for address in ("10.1.1.1", "10.2.2.2"):
             ann = await stand.log_in("ann", address=address)
             with pytest.raises(NotAuthorized):
-                stand.broker.publish(ann, "t", Run([b"x"]))
+                stand.broker.publish(ann, "t", RecordBatch([b"x"]))
         root = await stand.log_in("admin", ADMIN_PASSWORD, address="10.3.3.3")
         await stand.broker.create_topic(root, "t")
         lines = [(n.event.type, n.event.address) for n in await found(stand, types=["denial", "topic"])][::-1]
@@ -290,7 +290,7 @@ async def test_nobody_reads_writes_or_deletes_the_audit_log_as_a_topic() -> None
             lambda: stand.broker.delete_topic(ADMIN.who, TOPIC),
             lambda: stand.broker.alter_topic(ADMIN.who, TOPIC, partitions=2),
             lambda: stand.broker.fetch(ADMIN.who, TOPIC, 0, 0, bytes_max=100),
-            lambda: stand.broker.publish(ADMIN.who, TOPIC, Run([b"x"])),
+            lambda: stand.broker.publish(ADMIN.who, TOPIC, RecordBatch([b"x"])),
             lambda: stand.broker.cursor(ADMIN.who, TOPIC, 0, 0, lambda _: None, credit_bytes=1),
         ):
             with pytest.raises((NotAuthorized, UnknownTopic)):

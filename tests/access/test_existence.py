@@ -12,35 +12,35 @@ from headrace.access.policy import Effect, Grant, Match, Rule
 from headrace.broker import Action, BrokerSettings, Principal
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized
 from headrace.schemas import SchemaType
-from headrace.sessions.figg import FiggSession
-from headrace.sessions.fujin import FujinSession
-from headrace.sessions.fujin_writer import WriterIds
-from headrace.sessions.rustlog import RustLogCommons, RustLogSession
+from headrace.sessions.figg.session import FiggSession
+from headrace.sessions.fujin.session import FujinSession
+from headrace.sessions.fujin.writer import WriterIds
+from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from tests.access.stand import ADMIN, Guarded, guarded
-from tests.access.test_door_matrix import FIGG, FUJIN, RUSTLOG
 from tests.access.test_matrix import BROKER, BROKER_CALLS, EXISTING, FLYMQ, SCHEMAS, World, flymq_peer, world
+from tests.access.test_protocol_matrix import FIGG, FUJIN, RUSTLOG
 from tests.access.world import ABSENT, PEOPLE, expected
 from tests.broker.stand import Stand, turns
 from tests.conftest import Proof
-from tests.sessions.figg_peer import TestLink
-from tests.sessions.fujin_support import StreamLink
-from tests.sessions.rustlog_support import Peer as RustLogPeer
-from tests.sessions.rustlog_support import Wire as RustLogWire
+from tests.sessions.figg.peer import TestLink
+from tests.sessions.fujin.support import StreamLink
+from tests.sessions.rustlog.support import Peer as RustLogPeer
+from tests.sessions.rustlog.support import Wire as RustLogWire
 
 ROOT = ADMIN.who
 KINDS = ("topic", "group", "transaction", "schema")
 
 
-def is_hidden(who: str, door: str, name: str) -> bool:
+def is_hidden(who: str, protocol: str, name: str) -> bool:
     """Nothing of that name, and none of its dead letters, is theirs to use in any way."""
     places = [*((kind, name) for kind in KINDS), ("topic", f"{name}.dlq")]
-    return not any(expected(who, door, action, *place) for action in Action for place in places)
+    return not any(expected(who, protocol, action, *place) for action in Action for place in places)
 
 
-def hidden(who: str, door: str) -> list[str]:
-    return [name for name in EXISTING if is_hidden(who, door, name)] if is_hidden(who, door, ABSENT) else []
+def hidden(who: str, protocol: str) -> list[str]:
+    return [name for name in EXISTING if is_hidden(who, protocol, name)] if is_hidden(who, protocol, ABSENT) else []
 
 
 HIDING = [who for who in PEOPLE if hidden(who, "internal")]

@@ -12,7 +12,7 @@ from headrace.access.administration import Caller
 from headrace.access.passwords import HASHER, Passwords
 from headrace.access.policy import Grant
 from headrace.access.throttle import Throttle
-from headrace.broker.access import Action, Principal
+from headrace.broker.authorizer import Action, Principal
 from headrace.errors import InvalidRequest, LoginFailed, LoginThrottled, Unavailable
 from headrace.limits import (
     LOGIN_PAUSE_MS_MAX,
@@ -32,7 +32,7 @@ async def test_the_right_password_logs_in_and_a_wrong_one_does_not() -> None:
     async with guarded() as stand:
         await stand.administration.create_user(ADMIN, "ann", PASSWORD, ["producer"])
         who = await stand.log_in("ann")
-        assert (who.name, who.door) == ("ann", "flymq") and who.credential.startswith("password:")
+        assert (who.name, who.protocol) == ("ann", "flymq") and who.credential.startswith("password:")
         with pytest.raises(LoginFailed, match="invalid username or password"):
             await stand.log_in("ann", "another password")
 

@@ -1,4 +1,4 @@
-"""The authorization matrix: people × doors × requests × resources, each answer held against an independent reading of the policy.
+"""The authorization matrix: people × protocols × requests × resources, each answer held against an independent reading of the policy.
 
 A verb of the broker, an opcode, a frame or a verb in JSON without a row here fails the first test of its table.
 """
@@ -16,14 +16,14 @@ import pytest
 
 from headrace.access.policy import decide
 from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
-from headrace.broker.access import Gate
-from headrace.broker.schemas import Schemas
+from headrace.broker.authorizer import Authorizer
+from headrace.broker.schemas.operations import Schemas
 from headrace.errors import BrokerError, NotAuthorized, UnknownMessage, UnknownStage
-from headrace.records import Run
+from headrace.records import RecordBatch
 from headrace.schemas import Compatibility, SchemaType
-from headrace.sessions.flymq import FlyMqSession
-from headrace.sessions.flymq_access import FlyMqAccess
-from headrace.sessions.flymq_broker import BrokerVerbs
+from headrace.sessions.flymq.access import FlyMqAccess
+from headrace.sessions.flymq.extensions import BrokerVerbs
+from headrace.sessions.flymq.session import FlyMqSession
 from headrace.wire.flymq import Opcode
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.flymq import advanced_messages as v
@@ -33,8 +33,8 @@ from headrace.wire.flymq.table import SPOKEN
 from tests.access.stand import ADMIN_PASSWORD, Guarded
 from tests.access.world import ABSENT, INTERNAL, NAMES, PEOPLE, TOPICS, expected, needed, policy
 from tests.conftest import Proof
-from tests.sessions.flymq_support import Peer as FlyMqPeer
-from tests.sessions.flymq_support import Wire as FlyMqWire
+from tests.sessions.flymq.support import Peer as FlyMqPeer
+from tests.sessions.flymq.support import Wire as FlyMqWire
 
 ROOT = Principal("admin")
 EXISTING = [name for name in TOPICS if name != "cafe\u0301"]
@@ -69,7 +69,7 @@ class World(Guarded):
         topics = self.engine.topics()
         if name in EXISTING and name not in topics:
             await self.broker.create_topic(ROOT, name)
-            await self.broker.publish(ROOT, name, Run([b"x"]))
+            await self.broker.publish(ROOT, name, RecordBatch([b"x"]))
         elif name not in EXISTING and name in topics and not topics[name].internal:
             await self.broker.delete_topic(ROOT, name)
         if name not in EXISTING and self.broker.schemas.versions(ROOT, name):
@@ -86,18 +86,18 @@ class World(Guarded):
 
     async def restore_writer(self, name: str) -> None:
         """An app of that name which has published a record as version 0 and has one stage."""
-        handles = [stage.handle for stage in self.broker.stages(ROOT) if stage.app == name]
+        handles = [stage.handle for stage in self.broker.stages(ROOT) if stage.writer == name]
         if self.broker.last_version(ROOT, name) == 0 and handles == [self.staged[name]]:
             return
         await self.broker.drop_staged(ROOT, handles)
         if self.broker.last_version(ROOT, name) is not None:
             await self.broker.forget_app(ROOT, name)
         self.stages += 1
-        await self.broker.stage(ROOT, f"published {self.stages}", name, Run([b"x"]), app=name)
+        await self.broker.stage(ROOT, f"published {self.stages}", name, RecordBatch([b"x"]), writer=name)
         await self.broker.seal(ROOT, f"published {self.stages}")
         await self.broker.publish_staged(ROOT, name, 0, [f"published {self.stages}"])
         self.staged[name] = f"stage {self.stages}"
-        await self.broker.stage(ROOT, self.staged[name], name, Run([b"x"]), app=name)
+        await self.broker.stage(ROOT, self.staged[name], name, RecordBatch([b"x"]), writer=name)
 
 
 @asynccontextmanager
@@ -142,18 +142,18 @@ class Tally:
 def test_every_decision_is_the_one_the_statements_say(proof: Proof) -> None:
     tally, rules = Tally(), policy()
     for who, person in PEOPLE.items():
-        for door in ("flymq", "rustlog", "blipmq", "figg", "fujin", "internal"):
+        for protocol in ("flymq", "rustlog", "blipmq", "figg", "fujin", "internal"):
             for action in Action:
                 for kind in ("topic", "group", "transaction", "schema", "broker"):
                     for name in [*NAMES, "headrace", ""]:
-                        got = decide(rules, person.at(door), action, Resource(kind, name))
-                        tally.add(f"{who} {door} {action} {kind}:{name}", got, expected(who, door, action, kind, name))
+                        got = decide(rules, person.at(protocol), action, Resource(kind, name))
+                        tally.add(f"{who} {protocol} {action} {kind}:{name}", got, expected(who, protocol, action, kind, name))
     assert tally.wrong == []
     proof("authorization decisions", tally.cases)
 
 
 def test_the_gate_remembers_no_answer_for_somebody_else() -> None:
-    gate = Gate(lambda who, action, resource: decide(policy(), who, action, resource))
+    gate = Authorizer(lambda who, action, resource: decide(policy(), who, action, resource))
     for _ in range(2):
         for who, person in PEOPLE.items():
             for name in NAMES:
@@ -176,7 +176,7 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "delete_topic": lambda w, b, who, n: b.delete_topic(who, n),
     "prepare": lambda w, b, who, n: b.prepare(who, n, [b"x"]),
     "check_ready": lambda w, b, who, n: b.check_ready(who, n, [b"x"]),
-    "publish": lambda w, b, who, n: b.publish(who, n, Run([b"x"])),
+    "publish": lambda w, b, who, n: b.publish(who, n, RecordBatch([b"x"])),
     "fetch": lambda w, b, who, n: b.fetch(who, n, 0, 0, bytes_max=1),
     "check_reads": lambda w, b, who, n: b.check_reads(who, n),
     "bounds": lambda w, b, who, n: b.bounds(who, n, 0),
@@ -197,7 +197,7 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "purge_dead_letters": lambda w, b, who, n: b.purge_dead_letters(who, n),
     "publish_delayed": lambda w, b, who, n: b.publish_delayed(who, n, b"x", delay_ms=1_000_000),
     "cancel_delayed": lambda w, b, who, n: b.cancel_delayed(who, w.waiting.get(n, "9-9")),
-    "stage": lambda w, b, who, n: b.stage(who, f"new {who.name} {n}", n, Run([b"x"]), app=n),
+    "stage": lambda w, b, who, n: b.stage(who, f"new {who.name} {n}", n, RecordBatch([b"x"]), writer=n),
     "seal": lambda w, b, who, n: b.seal(who, w.staged.get(n, "none")),
     "publish_staged": lambda w, b, who, n: b.publish_staged(who, n, 1, [w.staged.get(n, "none")]),
     "drop_staged": lambda w, b, who, n: dropped(b, who, w.staged.get(n, "none")),
@@ -304,8 +304,8 @@ async def test_every_verb_answers_as_the_policy_says(who: str, proof: Proof) -> 
         owners = {name for name in EXISTING if needed(who, "internal", CANCELS, name)}
         tally.add("owners of delayed", {one.topic for one in waiting if one.owner is not None} == owners, True)
         writers = {name for name in EXISTING if needed(who, "internal", WRITES, name)}
-        tally.add("apps", {entry.app for entry in stand.broker.apps(principal)} == writers, True)
-        tally.add("stages", {entry.app for entry in stand.broker.stages(principal)} == writers, True)
+        tally.add("apps", {entry.writer for entry in stand.broker.writers(principal)} == writers, True)
+        tally.add("stages", {entry.writer for entry in stand.broker.stages(principal)} == writers, True)
         tally.add("dead letters", stand.broker.dead_letter_counts(principal) == {}, True)
     assert tally.wrong == []
     proof("authorization cases", tally.cases)
@@ -357,7 +357,7 @@ def broker_call(verb: str, **body: object) -> v.BrokerCall:
 
 CREATES = "create t"
 FLYMQ: dict[int, Row] = {
-    0x01: Row(lambda n: m.ProduceRun(n, [b"x"]), "publish t", "publish t & create t"),
+    0x01: Row(lambda n: m.ProduceBatch(n, [b"x"]), "publish t", "publish t & create t"),
     0x02: Row(lambda n: m.Consume(n, 0, 0), "read t", SEES),
     0x03: Row(lambda n: m.CreateTopic(n, 1), CREATES),
     0x04: Row(lambda n: m.Metadata(n), SEES),
@@ -383,7 +383,7 @@ FLYMQ: dict[int, Row] = {
     0x40: Row(lambda n: v.TxnBegin(), "publish x"),
     0x41: Row(lambda n: v.TxnCommit("none of this connection"), ""),
     0x42: Row(lambda n: v.TxnRollback("none of this connection"), ""),
-    0x43: Row(lambda n: v.TxnProduceRun("none of this connection", n, [b"x"]), ""),
+    0x43: Row(lambda n: v.TxnProduceBatch("none of this connection", n, [b"x"]), ""),
     0x50: Row(lambda n: v.ClusterJoin("x"), ""),
     0x51: Row(lambda n: v.ClusterLeave(), ""),
     0x52: Row(lambda n: v.ClusterStatus(), "describe b"),
@@ -452,7 +452,7 @@ BROKER_CALLS: dict[str, Row] = {
     "dlq.replay": Row(lambda n: broker_call("dlq.replay", topic=n, ids=["0-9"]), "read d & publish t"),
     "delayed.list": Row(lambda n: broker_call("delayed.list", topic=n), ""),
     "app.list": Row(lambda n: broker_call("app.list"), ""),
-    "app.forget": Row(lambda n: broker_call("app.forget", app=n), "delete a"),
+    "app.forget": Row(lambda n: broker_call("app.forget", writer=n), "delete a"),
     "stage.list": Row(lambda n: broker_call("stage.list"), ""),
     "stage.drop": Row(lambda n: broker_call("stage.drop", handles=["none of these"]), ""),
     "schema.list": Row(lambda n: broker_call("schema.list"), ""),

@@ -7,10 +7,10 @@ import pytest
 from headrace.access.audit import Query
 from headrace.access.policy import Effect, Grant, Match, Rule
 from headrace.broker import Action, Principal
-from headrace.broker.access import ANONYMOUS
-from headrace.errors import InvalidRequest, NotAuthorized, StaleRun, UnknownMessage, UnknownStage
+from headrace.broker.authorizer import ANONYMOUS
+from headrace.errors import InvalidRequest, NotAuthorized, StaleEpoch, UnknownMessage, UnknownStage
 from headrace.limits import SINK_TOPICS_REMEMBERED, SINK_VERSION_FIRST_MAX, SINK_VERSION_SKIP_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.access.stand import ADMIN, Guarded, guarded
 
 ROOT = ADMIN.who
@@ -134,9 +134,9 @@ async def writer(stand: Guarded) -> Principal:
     await stand.broker.create_topic(ROOT, "t")
     who = await person(stand, "writer", "publish topic:t", "publish transaction:job-*")
     for handle in ("first", "second"):
-        await stand.broker.stage(who, handle, "t", Run([handle.encode()]), app="job-1", run_id="r1")
+        await stand.broker.stage(who, handle, "t", RecordBatch([handle.encode()]), writer="job-1", epoch="r1")
         await stand.broker.seal(who, handle)
-    await stand.broker.publish_staged(who, "job-1", 0, ["first"], run_id="r1")
+    await stand.broker.publish_staged(who, "job-1", 0, ["first"], epoch="r1")
     return who
 
 
@@ -151,18 +151,18 @@ async def test_the_name_of_a_writer_is_not_enough_to_act_for_it() -> None:
         with pytest.raises(NotAuthorized):
             await broker.seal(mallory, "second")
         for version in (0, 1, 1 << 62):
-            for run_id in ("", "r1", "r2"):
+            for epoch in ("", "r1", "r2"):
                 with pytest.raises(NotAuthorized) as refused:
-                    await broker.publish_staged(mallory, "job-1", version, [], run_id=run_id)
+                    await broker.publish_staged(mallory, "job-1", version, [], epoch=epoch)
                 assert "'t'" not in str(refused.value), "the topic is none of their business"
         with pytest.raises(NotAuthorized):
-            broker.stage(mallory, "mine", "own", Run([b"x"]), app="job-1", run_id="r2")
+            broker.stage(mallory, "mine", "own", RecordBatch([b"x"]), writer="job-1", epoch="r2")
         with pytest.raises(NotAuthorized):
-            await broker.seal(mallory, "mine", app="job-1", run_id="r2")
+            await broker.seal(mallory, "mine", writer="job-1", epoch="r2")
         with pytest.raises(NotAuthorized):
             broker.last_version(mallory, "job-1")
-        assert broker.apps(mallory) == [] and broker.stages(mallory) == []
-        published = await broker.publish_staged(who, "job-1", 1, ["second"], run_id="r1")
+        assert broker.writers(mallory) == [] and broker.stages(mallory) == []
+        published = await broker.publish_staged(who, "job-1", 1, ["second"], epoch="r1")
         assert (published.already, published.records) == (False, 1)
 
 
@@ -174,7 +174,7 @@ async def test_a_writer_is_guarded_after_a_restart_too() -> None:
         await again.broker.open()
         await again.access.open()
         with pytest.raises(NotAuthorized):
-            await again.broker.publish_staged(mallory, "job-1", 1, [], run_id="r2")
+            await again.broker.publish_staged(mallory, "job-1", 1, [], epoch="r2")
         with pytest.raises(NotAuthorized):
             again.broker.last_version(mallory, "job-1")
         await again.access.close()
@@ -189,7 +189,7 @@ async def test_a_stage_of_a_writer_one_may_not_act_for_is_as_unknown_as_none() -
             with pytest.raises(UnknownStage):
                 await stand.broker.seal(mallory, handle)
         with pytest.raises(UnknownStage):
-            stand.broker.stage(mallory, "second", "t", Run([b"x"]), app="own")
+            stand.broker.stage(mallory, "second", "t", RecordBatch([b"x"]), writer="own")
         assert [stage.handle for stage in stand.broker.stages(ROOT)] == ["second"]
 
 
@@ -198,26 +198,26 @@ async def test_a_run_belongs_to_whom_published_first_in_it() -> None:
         who = await writer(stand)
         other = await person(stand, "other", "publish topic:t", "publish transaction:job-*")
         with pytest.raises(NotAuthorized, match="run 'r1' of transaction 'job-1'"):
-            await stand.broker.publish_staged(other, "job-1", 1, [], run_id="r1")
-        with pytest.raises(StaleRun):
+            await stand.broker.publish_staged(other, "job-1", 1, [], epoch="r1")
+        with pytest.raises(StaleEpoch):
             await stand.broker.publish_staged(other, "job-1", 1, [])
         assert stand.broker.last_version(who, "job-1") == 0
-        await stand.broker.publish_staged(other, "job-1", 1, [], run_id="r2")
-        with pytest.raises(StaleRun):
-            await stand.broker.publish_staged(who, "job-1", 2, ["second"], run_id="r1")
+        await stand.broker.publish_staged(other, "job-1", 1, [], epoch="r2")
+        with pytest.raises(StaleEpoch):
+            await stand.broker.publish_staged(who, "job-1", 2, ["second"], epoch="r1")
 
 
 async def test_a_squatter_makes_nobody_believe_that_their_version_was_published() -> None:
     async with guarded() as stand:
         await stand.broker.create_topic(ROOT, "own")
         mallory = await person(stand, "mallory", "publish transaction:job-*", "publish topic:own")
-        await stand.broker.stage(mallory, "mine", "own", Run([b"x"]), app="job-1")
+        await stand.broker.stage(mallory, "mine", "own", RecordBatch([b"x"]), writer="job-1")
         await stand.broker.seal(mallory, "mine")
         await stand.broker.publish_staged(mallory, "job-1", 1_000, ["mine"])
         await stand.broker.create_topic(ROOT, "t")
         who = await person(stand, "writer", "publish topic:t", "publish transaction:job-*")
         with pytest.raises(NotAuthorized):
-            await stand.broker.publish_staged(who, "job-1", 0, [], run_id="r1")
+            await stand.broker.publish_staged(who, "job-1", 0, [], epoch="r1")
 
 
 async def test_a_writer_whose_topic_was_deleted_goes_on_with_another() -> None:
@@ -226,7 +226,7 @@ async def test_a_writer_whose_topic_was_deleted_goes_on_with_another() -> None:
         await stand.broker.delete_topic(ROOT, "t")
         await give(stand, "writer", "publish topic:t", Effect.DENY)
         assert stand.broker.last_version(who, "job-1") == 0
-        assert not (await stand.broker.publish_staged(who, "job-1", 1, [], run_id="r1")).already
+        assert not (await stand.broker.publish_staged(who, "job-1", 1, [], epoch="r1")).already
 
 
 @pytest.mark.parametrize("last", [None, 0, 7, 20_261_115, 1_800_000_000_000])
@@ -248,8 +248,8 @@ async def test_of_very_many_topics_some_are_remembered() -> None:
         count = SINK_TOPICS_REMEMBERED + 1
         for number in range(count):
             await stand.broker.create_topic(ROOT, f"t{number}")
-            await stand.broker.stage(ROOT, "h", f"t{number}", Run([b"x"]), app="q")
+            await stand.broker.stage(ROOT, "h", f"t{number}", RecordBatch([b"x"]), writer="q")
         await stand.broker.seal(ROOT, "h")
         await stand.broker.publish_staged(ROOT, "q", 0, ["h"])
-        (app,) = stand.broker._stages._sinks.apps.values()
-        assert len(app.topics) == SINK_TOPICS_REMEMBERED
+        (writer_name,) = stand.broker._stages._sinks.writers.values()
+        assert len(writer_name.topics) == SINK_TOPICS_REMEMBERED

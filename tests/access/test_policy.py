@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.access.policy import BUILT_IN_ROLES, Effect, Grant, Key, Match, Policy, Role, Rule, User, decide
-from headrace.broker.access import Action, Principal, Resource
+from headrace.broker.authorizer import Action, Principal, Resource
 
 ANN = Principal("ann", "flymq", "password:1")
 ORDERS = Resource("topic", "orders")
@@ -97,7 +97,7 @@ def test_a_custom_role_gives_what_it_lists_and_a_missing_one_nothing() -> None:
     assert not decide(rules, ANN, Action.PUBLISH, ORDERS)
 
 
-def test_blipmq_keeps_its_own_groups_and_no_other_door_gets_them_by_that() -> None:
+def test_blipmq_keeps_its_own_groups_and_no_other_protocol_gets_them_by_that() -> None:
     own = Resource("group", "blipmq-7")
     assert decide(Policy(), Principal("ann", "blipmq"), Action.COMMIT, own)
     assert not decide(Policy(), Principal("ann", "flymq"), Action.COMMIT, own)

@@ -10,7 +10,7 @@ from headrace.access.administration import Caller
 from headrace.access.policy import Effect, Grant, Match, Rule, decide
 from headrace.broker import Action, Batch, Principal, SettlementPolicy
 from headrace.errors import BrokerError, NotAuthorized
-from headrace.records import Record, Run
+from headrace.records import Record, RecordBatch
 from tests.access.stand import ADMIN, PASSWORD, Guarded, guarded
 from tests.broker.stand import turns
 
@@ -62,10 +62,10 @@ async def test_an_open_cursor_ends_and_delivers_nothing_more(how: str) -> None:
             got.extend(value for batch in batches for value in batch.values())
 
         stand.broker.cursor(who, "t", 0, 0, deliver, credit_bytes=1 << 20, failed=failures.append)
-        await stand.broker.publish(ROOT, "t", Run([b"before"]))
+        await stand.broker.publish(ROOT, "t", RecordBatch([b"before"]))
         await turns()
         await take_away(stand, how)
-        await stand.broker.publish(ROOT, "t", Run([b"after"]))
+        await stand.broker.publish(ROOT, "t", RecordBatch([b"after"]))
         await turns()
         assert got == [b"before"]
         assert len(failures) == 1 and isinstance(failures[0], NotAuthorized)
@@ -77,7 +77,7 @@ async def test_a_cursor_that_is_still_allowed_does_not_notice() -> None:
         got: list[int] = []
         stand.broker.cursor(who, "t", 0, 0, lambda batches: got.append(sum(map(len, batches))), credit_bytes=1 << 20)
         await stand.user("bob", "consumer")
-        await stand.broker.publish(ROOT, "t", Run([b"after"]))
+        await stand.broker.publish(ROOT, "t", RecordBatch([b"after"]))
         await turns()
         assert got == [1]
 
@@ -86,10 +86,10 @@ async def test_a_cursor_that_is_still_allowed_does_not_notice() -> None:
 async def test_an_open_connection_may_publish_and_fetch_no_more(how: str) -> None:
     async with guarded() as stand:
         who = await reader(stand)
-        await stand.broker.publish(who, "t", Run([b"x"]))
+        await stand.broker.publish(who, "t", RecordBatch([b"x"]))
         await take_away(stand, how)
         with pytest.raises(NotAuthorized):
-            stand.broker.publish(who, "t", Run([b"x"]))
+            stand.broker.publish(who, "t", RecordBatch([b"x"]))
         with pytest.raises(NotAuthorized):
             await stand.broker.fetch(who, "t", 0, 0, bytes_max=1)
 
@@ -101,7 +101,7 @@ async def test_a_long_poll_that_outlives_its_permission_brings_nothing(how: str)
         poll = asyncio.ensure_future(stand.broker.fetch(who, "t", 0, 0, bytes_max=100, wait_ms=10_000))
         await turns()
         await take_away(stand, how)
-        await stand.broker.publish(ROOT, "t", Run([b"secret"]))
+        await stand.broker.publish(ROOT, "t", RecordBatch([b"secret"]))
         with pytest.raises(NotAuthorized):
             await poll
 
@@ -111,14 +111,14 @@ async def test_a_settlement_queue_hands_out_nothing_more(how: str) -> None:
     async with guarded() as stand:
         who = await reader(stand)
         queue = stand.broker.queue(who, "g", "t", policy=SettlementPolicy(), start="earliest")
-        await stand.broker.publish(ROOT, "t", Run([b"one"]))
+        await stand.broker.publish(ROOT, "t", RecordBatch([b"one"]))
         assert [delivery.value for delivery in await queue.take(10)] == [b"one"]
         waiting = asyncio.ensure_future(queue.take(10, wait_ms=10_000))
         await turns()
         await take_away(stand, how)
         with pytest.raises(NotAuthorized):
             await waiting
-        await stand.broker.publish(ROOT, "t", Run([b"two"]))
+        await stand.broker.publish(ROOT, "t", RecordBatch([b"two"]))
         with pytest.raises(NotAuthorized):
             await queue.take(10)
         await queue.close()
@@ -130,7 +130,7 @@ async def test_an_open_transaction_cannot_be_committed_any_more(how: str) -> Non
         who = await reader(stand)
         await stand.administration.add_rule(ADMIN, Rule("user:ann", Effect.ALLOW, Grant(frozenset({Action.PUBLISH}), "transaction")))
         transaction = stand.broker.begin(who, id="x")
-        transaction.publish("t", Run([b"x"]))
+        transaction.publish("t", RecordBatch([b"x"]))
         await take_away(stand, how)
         with pytest.raises(NotAuthorized):
             await transaction.commit()
@@ -198,13 +198,13 @@ async def test_a_key_that_expires_ends_what_it_had_opened() -> None:
         assert who is not None
         failures: list[BrokerError] = []
         stand.broker.cursor(who, "t", 0, 0, lambda _: None, credit_bytes=1, failed=failures.append)
-        await stand.broker.publish(who, "t", Run([b"x"]))
+        await stand.broker.publish(who, "t", RecordBatch([b"x"]))
         stand.clock.tick(59_999)
         assert failures == []
         stand.clock.tick(1)
         assert len(failures) == 1
         with pytest.raises(NotAuthorized):
-            stand.broker.publish(who, "t", Run([b"x"]))
+            stand.broker.publish(who, "t", RecordBatch([b"x"]))
 
 
 async def test_a_revoked_key_ends_at_once_and_its_owner_s_other_keys_go_on() -> None:
@@ -216,8 +216,8 @@ async def test_a_revoked_key_ends_at_once_and_its_owner_s_other_keys_go_on() -> 
         assert first is not None and second is not None
         await stand.administration.revoke_key(ADMIN, made[0].id)
         with pytest.raises(NotAuthorized):
-            stand.broker.publish(first, "t", Run([b"x"]))
-        await stand.broker.publish(second, "t", Run([b"x"]))
+            stand.broker.publish(first, "t", RecordBatch([b"x"]))
+        await stand.broker.publish(second, "t", RecordBatch([b"x"]))
 
 
 async def test_a_change_counts_even_if_whoever_made_it_has_gone_away() -> None:
@@ -228,12 +228,12 @@ async def test_a_change_counts_even_if_whoever_made_it_has_gone_away() -> None:
         await turns()
         change.cancel()
         await turns()
-        await_publish = stand.broker.publish(who, "t", Run([b"not yet denied"]))
+        await_publish = stand.broker.publish(who, "t", RecordBatch([b"not yet denied"]))
         stand.engine.let_go()
         await await_publish
         await turns()
         with pytest.raises(NotAuthorized):
-            stand.broker.publish(who, "t", Run([b"x"]))
+            stand.broker.publish(who, "t", RecordBatch([b"x"]))
 
 
 async def test_the_rules_are_asked_once_however_much_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,5 +248,5 @@ async def test_the_rules_are_asked_once_however_much_is_published(monkeypatch: p
 
         monkeypatch.setattr("headrace.access.access.decide", counting)
         for _ in range(1_000):
-            await stand.broker.publish(who, "t", Run([b"x"]))
+            await stand.broker.publish(who, "t", RecordBatch([b"x"]))
         assert asked == [Action.PUBLISH]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.access.policy import BUILT_IN_ROLES, Effect, Grant, Key, Match, Policy, Role, Rule, User
-from headrace.broker.access import Action, Principal
+from headrace.broker.authorizer import Action, Principal
 
 TOPICS = ["own", "own.sub", "ownership", "Own", "other", "public", "caf\u00e9", "cafe\u0301", "team.x", "blipmq-1"]
 """They exist, each with a record, a group of the same name, and a message that waits. One is not in normal form C: it exists in rules
@@ -65,8 +65,8 @@ class Person:
     """Whether what is shown counts: not disabled, not revoked, not of yesterday."""
     scope: str | None = None
 
-    def at(self, door: str) -> Principal:
-        return Principal(self.name, door, self.credential)
+    def at(self, protocol: str) -> Principal:
+        return Principal(self.name, protocol, self.credential)
 
 
 PEOPLE = {
@@ -135,12 +135,12 @@ def _fits(words: str, action: str, kind: str, name: str) -> bool:
     return name[: len(said[1]) - 1] == said[1][:-1] if said[1][-1:] == "*" else name == said[1]
 
 
-def expected(who: str, door: str, action: str, kind: str, name: str) -> bool:
+def expected(who: str, protocol: str, action: str, kind: str, name: str) -> bool:
     """May they? Read from the statements alone."""
     person = PEOPLE[who]
     if kind == "topic" and name[:2] == "__":
         return False
-    if door == "blipmq" and kind == "group" and name[:7] == "blipmq-":
+    if protocol == "blipmq" and kind == "group" and name[:7] == "blipmq-":
         return True
     if not person.works:
         return False
@@ -156,7 +156,7 @@ def expected(who: str, door: str, action: str, kind: str, name: str) -> bool:
     return said["allow"] and not said["deny"]
 
 
-def needed(who: str, door: str, needs: str, name: str) -> bool:
+def needed(who: str, protocol: str, needs: str, name: str) -> bool:
     """Whether a requirement such as `read t` or `commit g & read t` is met, or one of several after `|`.
 
     t is the topic, d its dead letters, g the group, s the schema and a the transaction (an app) of the same name, x a transaction
@@ -176,6 +176,6 @@ def needed(who: str, door: str, needs: str, name: str) -> bool:
 
     def is_met(word: str) -> bool:
         action, place = word.split()
-        return PEOPLE[who].name == OWNER if action == "owns" else expected(who, door, action, *places[place])
+        return PEOPLE[who].name == OWNER if action == "owns" else expected(who, protocol, action, *places[place])
 
     return any(all(map(is_met, alternative.split("&"))) for alternative in needs.split("|"))

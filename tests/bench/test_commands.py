@@ -11,30 +11,32 @@ from tests.bench.commands import bench, measured, values
 
 
 def test_publish_through_figg_reports_a_rate_and_its_machine(tmp_path: Path) -> None:
-    told = measured("publish", "--door", "figg", "--records", "5000", "--connections", "3", directory=tmp_path)
+    told = measured("publish", "--protocol", "figg", "--records", "5000", "--connections", "3", directory=tmp_path)
     assert told["command"] == "publish"
     assert told["facts"]["headrace"] == __version__
     assert told["config"]["connections"] == 3
     assert values(told)["figg publish, durable, 3 connections"] > 100
 
 
-@pytest.mark.parametrize("door", ["blipmq", "flymq", "rustlog"])
-def test_every_door_can_be_filled_and_read(door: str, tmp_path: Path) -> None:
-    told = measured("consume", "--door", door, "--records", "6210", directory=tmp_path)
-    assert values(told)[f"{door} consume, history"] > 100
+@pytest.mark.parametrize("protocol", ["blipmq", "flymq", "rustlog"])
+def test_every_protocol_can_be_filled_and_read(protocol: str, tmp_path: Path) -> None:
+    told = measured("consume", "--protocol", protocol, "--records", "6210", directory=tmp_path)
+    assert values(told)[f"{protocol} consume, history"] > 100
 
 
-@pytest.mark.parametrize("door", ["flymq", "rustlog"])
-def test_many_connections_are_measured_against_one(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["flymq", "rustlog"])
+def test_many_connections_are_measured_against_one(protocol: str, tmp_path: Path) -> None:
     sizes = ("--records", "3000", "--connections", "20", "--window", "2000", "--against-one")
-    told = measured("publish", "--door", door, *sizes, directory=tmp_path)
+    told = measured("publish", "--protocol", protocol, *sizes, directory=tmp_path)
     many, one, ratio = told["figures"]
     assert ratio["value"] == pytest.approx(many["value"] / one["value"])
     assert ratio["target"]["at_least"] == 0.7
 
 
 def test_transactions_are_measured_against_plain_records(tmp_path: Path) -> None:
-    told = measured("publish", "--door", "flymq", "--records", "5030", "--transactions", "100", "--connections", "2", directory=tmp_path)
+    told = measured(
+        "publish", "--protocol", "flymq", "--records", "5030", "--transactions", "100", "--connections", "2", directory=tmp_path
+    )
     plain, staged, windowed, ratio, fair = told["figures"]
     assert ratio["value"] == pytest.approx(staged["value"] / plain["value"])
     assert ratio["target"]["at_least"] == 0.7
@@ -42,9 +44,9 @@ def test_transactions_are_measured_against_plain_records(tmp_path: Path) -> None
     assert "target" not in fair
 
 
-@pytest.mark.parametrize("door", ["flymq", "figg", "rustlog", "blipmq"])
-def test_enforced_access_is_measured_against_open(door: str, tmp_path: Path) -> None:
-    told = measured("publish", "--door", door, "--records", "3000", "--access", "enforced", directory=tmp_path)
+@pytest.mark.parametrize("protocol", ["flymq", "figg", "rustlog", "blipmq"])
+def test_enforced_access_is_measured_against_open(protocol: str, tmp_path: Path) -> None:
+    told = measured("publish", "--protocol", protocol, "--records", "3000", "--access", "enforced", directory=tmp_path)
     free, guarded, ratio = told["figures"]
     assert ratio["value"] == pytest.approx(guarded["value"] / free["value"])
     assert ratio["target"]["at_least"] == 0.95
@@ -57,13 +59,13 @@ def test_a_weaker_promise_can_be_measured_too(ack: str, tmp_path: Path) -> None:
 
 
 def test_consume_through_figg_reports_a_rate(tmp_path: Path) -> None:
-    told = measured("consume", "--door", "figg", "--records", "5000", "--connections", "2", "--size", "1 KiB", directory=tmp_path)
+    told = measured("consume", "--protocol", "figg", "--records", "5000", "--connections", "2", "--size", "1 KiB", directory=tmp_path)
     assert values(told)["figg consume, history"] > 100
 
 
-@pytest.mark.parametrize("door", ["figg", "blipmq", "flymq", "rustlog"])
-def test_latency_reports_percentiles_in_order(door: str, tmp_path: Path) -> None:
-    told = measured("latency", "--door", door, "--rate", "500", "--duration", "0.3", "--round-trips", "30", directory=tmp_path)
+@pytest.mark.parametrize("protocol", ["figg", "blipmq", "flymq", "rustlog"])
+def test_latency_reports_percentiles_in_order(protocol: str, tmp_path: Path) -> None:
+    told = measured("latency", "--protocol", protocol, "--rate", "500", "--duration", "0.3", "--round-trips", "30", directory=tmp_path)
     loop, trips, machine, above = told["figures"]
     for figure in (loop, trips, machine):
         notes = figure["notes"]
@@ -106,7 +108,7 @@ def test_only_the_named_parts_of_the_log_are_measured(tmp_path: Path) -> None:
     ]
 
 
-def test_compare_puts_nats_beside_every_door(tmp_path: Path) -> None:
+def test_compare_puts_nats_beside_every_protocol(tmp_path: Path) -> None:
     told = measured("compare", "--against", "nats", "--records", "6000", directory=tmp_path)
     shown = values(told)
     for contender in ("headrace figg", "headrace blipmq", "headrace flymq", "headrace rustlog", "nats jetstream"):
@@ -126,8 +128,8 @@ def test_compare_puts_nats_beside_every_door(tmp_path: Path) -> None:
     }
 
 
-def test_compare_measures_only_the_named_doors(tmp_path: Path) -> None:
-    told = measured("compare", "--doors", "rustlog-json", "--records", "2000", directory=tmp_path)
+def test_compare_measures_only_the_named_protocols(tmp_path: Path) -> None:
+    told = measured("compare", "--protocol", "rustlog-json", "--records", "2000", directory=tmp_path)
     assert [name for name in values(told) if name.startswith("headrace")] == [
         "headrace rustlog-json publish",
         "headrace rustlog-json consume",
@@ -153,9 +155,9 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
         server = ("--server", f"{host}:{port}", "--records", "1000")
         told = measured("publish", *server, directory=work)
         assert values(told)["figg publish, durable"] > 0
-        told = measured("consume", "--door", "blipmq", "--blipmq-key", f"file:{key}", *server, directory=work)
+        told = measured("consume", "--protocol", "blipmq", "--blipmq-key", f"file:{key}", *server, directory=work)
         assert values(told)["blipmq consume, history"] > 0
-        keyless = bench("publish", "--door", "blipmq", *server, directory=work)
+        keyless = bench("publish", "--protocol", "blipmq", *server, directory=work)
         assert "blipmq asks for an API key: --blipmq-key file:PATH" in keyless.stderr
         assert running.resident_bytes() > 0
 
@@ -167,11 +169,15 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
         (("compare", "--against", "kafka"), 2, "'kafka' is none of nats, redis"),
         (("publish", "--server", "127.0.0.1:1", "--ack", "none"), 2, "--ack and --profile need a broker that is started here"),
         (("publish", "--server", "127.0.0.1:1"), 1, "127.0.0.1:1 refuses the connection"),
-        (("compare", "--doors", "figg,kafka"), 2, "'kafka' is none of figg, blipmq, flymq, rustlog, rustlog-json"),
-        (("publish", "--door", "rustlog", "--window", "499"), 1, "rustlog publishes 500 records at once: the window is too small"),
+        (("compare", "--protocol", "figg,kafka"), 2, "'kafka' is none of figg, blipmq, flymq, rustlog, rustlog-json"),
+        (("publish", "--protocol", "rustlog", "--window", "499"), 1, "rustlog publishes 500 records at once: the window is too small"),
         (("publish", "--against-one"), 2, "--against-one needs --connections above 1"),
-        (("publish", "--transactions", "100"), 2, "--schema and --transactions are for --door flymq"),
-        (("publish", "--door", "flymq", "--transactions", "9", "--schema", "json"), 2, "one of --against-one, --schema, --transactions"),
+        (("publish", "--transactions", "100"), 2, "--schema and --transactions are for --protocol flymq"),
+        (
+            ("publish", "--protocol", "flymq", "--transactions", "9", "--schema", "json"),
+            2,
+            "one of --against-one, --schema, --transactions",
+        ),
         (("publish", "--access", "enforced", "--server", "127.0.0.1:1"), 2, "--access needs a broker that is started here"),
         (("publish", "--blipmq-key", "env:KEY"), 2, "--blipmq-key is for --server"),
         (("publish", "--server", "127.0.0.1:1", "--blipmq-key", "env:NO_SUCH_KEY"), 1, "variable NO_SUCH_KEY is not set"),
@@ -188,7 +194,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(arguments: tuple[str, ...],
 
 
 def test_bulk_is_measured_against_a_bare_server(tmp_path: Path) -> None:
-    told = measured("bulk", "--rows", "20000", "--batch", "3000", directory=tmp_path)
+    told = measured("flight", "--rows", "20000", "--batch", "3000", directory=tmp_path)
     read, bare_read, read_share, append, bare_append, append_share = told["figures"]
     assert read_share["value"] == pytest.approx(read["value"] / bare_read["value"])
     assert append_share["value"] == pytest.approx(append["value"] / bare_append["value"])

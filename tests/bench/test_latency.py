@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from headrace.bench.doors.figg import FiggLoad
 from headrace.bench.latency import Answers, figures, open_loop, round_trips, summary
+from headrace.bench.protocols.figg import FiggLoad
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder
-from headrace.wire.figg.frames import PublishRun, Role
+from headrace.wire.figg.frames import PublishBatch, Role
 
 
 def answering(sock: socket.socket, stall_seconds: float) -> None:
@@ -20,7 +20,7 @@ def answering(sock: socket.socket, stall_seconds: float) -> None:
     decoder, stalled = Decoder(Role.SERVER), False
     while data := sock.recv(65536):
         for message in decoder.feed(data):
-            assert isinstance(message, PublishRun)
+            assert isinstance(message, PublishBatch)
             if not stalled:
                 time.sleep(stall_seconds)
                 stalled = True

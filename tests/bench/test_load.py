@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from headrace.bench.doors.figg import FiggLoad
 from headrace.bench.faults import BenchFailed
-from headrace.bench.load import MARK, Chunk, Lane, chunk_records, run, sample_values
+from headrace.bench.load import MARK, Chunk, LoadConnection, chunk_records, run, sample_values
+from headrace.bench.protocols.figg import FiggLoad
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder
-from headrace.wire.figg.frames import PublishRun, Role
+from headrace.wire.figg.frames import PublishBatch, Role
 
 
 class Peer:
@@ -30,7 +30,7 @@ class Peer:
         decoder = Decoder(Role.SERVER)
         while data := self.sock.recv(4096):
             for message in decoder.feed(data):
-                assert isinstance(message, PublishRun)
+                assert isinstance(message, PublishBatch)
                 self.values += message.values
             self.unanswered_max = max(self.unanswered_max, len(self.values) - self._answered)
             if len(self.values) >= self.records_max:
@@ -66,7 +66,7 @@ def chunks(values: list[bytes], size: int) -> list[Chunk]:
 def test_every_record_arrives_once_and_in_order() -> None:
     values = [b"%d" % index for index in range(5_000)]
     with peer(Peer) as (sock, serving):
-        seconds = run([Lane(sock, chunks(values, 700), FiggLoad().acks("t"), len(values))])
+        seconds = run([LoadConnection(sock, chunks(values, 700), FiggLoad().acks("t"), len(values))])
     assert serving.values == values
     assert seconds > 0
 
@@ -74,7 +74,7 @@ def test_every_record_arrives_once_and_in_order() -> None:
 def test_a_window_is_never_exceeded_and_never_runs_dry() -> None:
     values = [b"%d" % index for index in range(2_000)]
     with peer(lambda sock: Peer(sock, every=75)) as (sock, serving):
-        run([Lane(sock, chunks(values, 25), FiggLoad().acks("t"), len(values) - 50, window=100)])
+        run([LoadConnection(sock, chunks(values, 25), FiggLoad().acks("t"), len(values) - 50, window=100)])
     assert serving.unanswered_max <= 100
 
 
@@ -83,8 +83,8 @@ def test_several_lanes_share_one_loop() -> None:
     with peer(Peer) as (one, first), peer(Peer) as (two, second):
         run(
             [
-                Lane(one, chunks(values, 100), FiggLoad().acks("t"), len(values)),
-                Lane(two, chunks(values, 300), FiggLoad().acks("t"), len(values)),
+                LoadConnection(one, chunks(values, 100), FiggLoad().acks("t"), len(values)),
+                LoadConnection(two, chunks(values, 300), FiggLoad().acks("t"), len(values)),
             ]
         )
     assert first.values == second.values == values
@@ -94,7 +94,7 @@ def test_a_peer_that_goes_away_ends_the_run_with_how_far_it_came() -> None:
     values = [b"%d" % index for index in range(2_000)]
     with peer(lambda sock: Peer(sock, records_max=10)) as (sock, _):
         with pytest.raises((BenchFailed, ConnectionError)):
-            run([Lane(sock, chunks(values, 10), FiggLoad().acks("t"), len(values), window=10)])
+            run([LoadConnection(sock, chunks(values, 10), FiggLoad().acks("t"), len(values), window=10)])
 
 
 def test_every_sample_value_has_its_size_and_exactly_one_mark() -> None:
@@ -142,7 +142,7 @@ def test_answers_that_the_kernel_does_not_take_at_once_hold_nothing_up() -> None
     thread = threading.Thread(target=echo, args=(theirs,))
     thread.start()
     try:
-        run([Lane(ours, [Chunk(bytes(2_000_000), 0)], Asking(wanted), wanted)])
+        run([LoadConnection(ours, [Chunk(bytes(2_000_000), 0)], Asking(wanted), wanted)])
     finally:
         ours.close()
         thread.join(60)

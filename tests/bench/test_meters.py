@@ -6,24 +6,25 @@ import random
 
 import pytest
 
-from headrace.bench.doors import DOORS
-from headrace.bench.doors.blipmq import POLLS, BlipMqLoad
-from headrace.bench.doors.figg import FiggLoad
-from headrace.bench.doors.flymq import FlyMqLoad
-from headrace.bench.doors.meters import PAGE_RECORDS_MAX
-from headrace.bench.doors.rustlog import BATCH_RECORDS
 from headrace.bench.faults import BenchFailed
 from headrace.bench.load import Meter, sample_values
 from headrace.bench.peers import nats, redis
-from headrace.wire.blipmq import AckRun, Decoder, Message, PollRun
+from headrace.bench.protocols import PROTOCOLS
+from headrace.bench.protocols.blipmq import POLLS, BlipMqLoad
+from headrace.bench.protocols.figg import FiggLoad
+from headrace.bench.protocols.flymq import FlyMqLoad
+from headrace.bench.protocols.meters import PAGE_RECORDS_MAX
+from headrace.bench.protocols.rustlog import BATCH_RECORDS
+from headrace.wire.blipmq import AckBatch, Decoder, Message, PollBatch
 from headrace.wire.blipmq import encoder as blipmq
 from headrace.wire.figg import encode
 from headrace.wire.flymq import Dialect as FlyMqDialect
 from headrace.wire.flymq import Opcode, RequestDecoder, encode_failure, encode_reply
-from headrace.wire.flymq.messages import AUTO, Failure, Fetch, Fetched, RecordMetadataRun
-from headrace.wire.rustlog import Asked, Dialect, refusals
+from headrace.wire.flymq.messages import AUTO, Failure, Fetch, Fetched, RecordMetadataBatch
+from headrace.wire.rustlog import Asked, Dialect
 from headrace.wire.rustlog import RequestDecoder as RustLogDecoder
 from headrace.wire.rustlog import encode_reply as rustlog_reply
+from headrace.wire.rustlog import errors as refusals
 from headrace.wire.rustlog import messages as rustlog
 
 
@@ -111,8 +112,8 @@ def test_blipmq_deliveries_are_acknowledged_and_polled_for_until_there_are_enoug
     stream = deliveries(range(1, records + 1))
     sent = plan.request + feed(plan.meter, stream, pieces(len(stream), seed))
     assert plan.meter.count == records
-    acked = [cid for message in blipmq_messages(sent) if isinstance(message, AckRun) for cid in message.cids]
-    polled = sum(len(message.cids) for message in blipmq_messages(sent) if isinstance(message, PollRun))
+    acked = [cid for message in blipmq_messages(sent) if isinstance(message, AckBatch) for cid in message.cids]
+    polled = sum(len(message.cids) for message in blipmq_messages(sent) if isinstance(message, PollBatch))
     assert acked == list(range(1, records + 1))
     assert records <= polled < records + POLLS
 
@@ -127,7 +128,7 @@ def blipmq_messages(sent: bytes) -> list[Message]:
     return list(Decoder().feed(sent))
 
 
-FLYMQ_REPLIES = encode_reply(Opcode.PRODUCE, RecordMetadataRun("bench", [0] * 9, list(range(9)), [5] * 9, [AUTO] * 9, [30] * 9))
+FLYMQ_REPLIES = encode_reply(Opcode.PRODUCE, RecordMetadataBatch("bench", [0] * 9, list(range(9)), [5] * 9, [AUTO] * 9, [30] * 9))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -182,11 +183,11 @@ class RustLogPages:
 PAGES: dict[str, type[FlyMqPages | RustLogPages]] = {"flymq": FlyMqPages, "rustlog": RustLogPages, "rustlog-json": RustLogPages}
 
 
-@pytest.mark.parametrize("door", PAGES)
+@pytest.mark.parametrize("protocol", PAGES)
 @pytest.mark.parametrize("most", [PAGE_RECORDS_MAX, 3_777])
-def test_pages_are_asked_for_until_all_records_have_come_once(door: str, most: int) -> None:
-    records, server, seed = 3 * PAGE_RECORDS_MAX + 17, PAGES[door](most), 0
-    plan = DOORS[door].consume("bench", records, 30, 0)
+def test_pages_are_asked_for_until_all_records_have_come_once(protocol: str, most: int) -> None:
+    records, server, seed = 3 * PAGE_RECORDS_MAX + 17, PAGES[protocol](most), 0
+    plan = PROTOCOLS[protocol].consume("bench", records, 30, 0)
     requests = plan.request
     while requests:
         seed += 1
@@ -195,16 +196,16 @@ def test_pages_are_asked_for_until_all_records_have_come_once(door: str, most: i
     assert plan.meter.count == records
 
 
-@pytest.mark.parametrize("door", PAGES)
-def test_a_fetch_that_is_refused_ends_the_run_in_the_words_of_the_broker(door: str) -> None:
+@pytest.mark.parametrize("protocol", PAGES)
+def test_a_fetch_that_is_refused_ends_the_run_in_the_words_of_the_broker(protocol: str) -> None:
     with pytest.raises(BenchFailed, match="the topic has burnt down"):
-        feed(DOORS[door].consume("bench", 10, 30, 0).meter, PAGES[door].refusal, [])
+        feed(PROTOCOLS[protocol].consume("bench", 10, 30, 0).meter, PAGES[protocol].refusal, [])
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("seed", range(10))
 def test_rustlog_batches_in_any_pieces_are_all_counted(dialect: Dialect, seed: int) -> None:
-    meter = DOORS["rustlog"].acks("bench")
+    meter = PROTOCOLS["rustlog"].acks("bench")
     sizes = [BATCH_RECORDS, BATCH_RECORDS, 17]
     stream = b"".join([rustlog_reply(dialect, rustlog.ProduceReply(range(3, 3 + size))) for size in sizes])
     feed(meter, stream, pieces(len(stream), seed))

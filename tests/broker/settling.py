@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.broker import Delivery, SettlementPolicy, SettlementQueue
-from headrace.broker.settlement import Start
+from headrace.broker.groups.settlement import Start
 from tests.broker.stand import ANN, Stand, turns
 
 POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=100, backoff_max_ms=350, attempts_max=4)

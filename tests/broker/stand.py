@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.broker import Broker, BrokerSettings, Principal, allow_all
-from headrace.broker.access import Authorize
+from headrace.broker.authorizer import Authorize
 from headrace.engine.contract import Ack, Appended, Write
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import BrokerError
-from headrace.records import Record, Run
+from headrace.records import Record, RecordBatch
 
 ANN = Principal("ann")
 
@@ -136,7 +136,7 @@ class Stand:
         await self.broker.open()
 
     async def put(self, *values: str, topic: str = "t", partition: int | None = None) -> None:
-        await self.broker.publish(ANN, topic, Run([value.encode() for value in values]), partition=partition)
+        await self.broker.publish(ANN, topic, RecordBatch([value.encode() for value in values]), partition=partition)
 
     async def records(self, topic: str = "t", partition: int = 0) -> list[Record]:
         """Everything the log holds, internal topics too."""

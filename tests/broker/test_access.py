@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
-from headrace.broker.access import Gate
+from headrace.broker.authorizer import Authorizer
 from headrace.errors import NotAuthorized, UnknownMessage, UnknownStage
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand
 
 BOB = Principal("bob", "figg")
@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "ensure_topic": (lambda broker: broker.ensure_topic(BOB, "new"), Action.DESCRIBE, "topic"),
     "alter_topic": (lambda broker: broker.alter_topic(BOB, "t", partitions=2), Action.ALTER, "topic"),
     "delete_topic": (lambda broker: broker.delete_topic(BOB, "t"), Action.DELETE, "topic"),
-    "publish": (lambda broker: broker.publish(BOB, "t", Run([b"x"])), Action.PUBLISH, "topic"),
+    "publish": (lambda broker: broker.publish(BOB, "t", RecordBatch([b"x"])), Action.PUBLISH, "topic"),
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
     "check_reads": (lambda broker: broker.check_reads(BOB, "t"), Action.READ, "topic"),
     "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),
@@ -55,7 +55,7 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "replay": (lambda broker: broker.replay(BOB, "t", ["0-0"]), Action.READ, "topic"),
     "purge_dead_letters": (lambda broker: broker.purge_dead_letters(BOB, "t"), Action.DELETE, "topic"),
     "publish_delayed": (lambda broker: broker.publish_delayed(BOB, "t", b"x", delay_ms=1), Action.PUBLISH, "topic"),
-    "stage": (lambda broker: broker.stage(BOB, "i", "t", Run([b"x"]), app="q"), Action.PUBLISH, "transaction"),
+    "stage": (lambda broker: broker.stage(BOB, "i", "t", RecordBatch([b"x"]), writer="q"), Action.PUBLISH, "transaction"),
     "publish_staged": (lambda broker: broker.publish_staged(BOB, "q", 0, ["h"]), Action.PUBLISH, "transaction"),
     "last_version": (lambda broker: broker.last_version(BOB, "q"), Action.DESCRIBE, "transaction"),
     "forget_app": (lambda broker: broker.forget_app(BOB, "q"), Action.DELETE, "transaction"),
@@ -75,7 +75,7 @@ async def _guarded() -> tuple[Stand, Rules]:
     await stand.broker.create_topic(ANN, "t")
     await stand.broker.commit(ANN, "g", {("t", 0): 0})
     await stand.broker.publish_delayed(ANN, "t", b"later", delay_ms=1_000)
-    await stand.broker.stage(ANN, "h", "t", Run([b"x"]), app="q")
+    await stand.broker.stage(ANN, "h", "t", RecordBatch([b"x"]), writer="q")
     return stand, rules
 
 
@@ -133,7 +133,7 @@ async def test_a_transaction_asks_for_each_topic_and_group_it_touches() -> None:
     rules.allowed.add(("bob", Action.PUBLISH, Resource("transaction", "tx")))
     transaction = stand.broker.begin(BOB, id="tx")
     with pytest.raises(NotAuthorized):
-        transaction.publish("t", Run([b"x"]))
+        transaction.publish("t", RecordBatch([b"x"]))
     with pytest.raises(NotAuthorized):
         transaction.commit_offsets("g", {("t", 0): 1})
     rules.allowed.add(("bob", Action.COMMIT, Resource("group", "g")))
@@ -147,7 +147,7 @@ async def test_whether_a_topic_exists_is_told_only_to_those_who_may_know() -> No
     stand, _ = await _guarded()
     for name in ("t", "nowhere"):
         with pytest.raises(NotAuthorized):
-            stand.broker.publish(BOB, name, Run([b"x"]))
+            stand.broker.publish(BOB, name, RecordBatch([b"x"]))
         with pytest.raises(NotAuthorized):
             await stand.broker.fetch(BOB, name, 0, 0, bytes_max=1)
     await stand.broker.close()
@@ -157,20 +157,20 @@ async def test_changed_rules_count_after_access_changed() -> None:
     stand, rules = await _guarded()
     permission = ("bob", Action.PUBLISH, Resource("topic", "t"))
     with pytest.raises(NotAuthorized):
-        stand.broker.publish(BOB, "t", Run([b"x"]))
+        stand.broker.publish(BOB, "t", RecordBatch([b"x"]))
     rules.allowed.add(permission)
     stand.broker.access_changed()
-    await stand.broker.publish(BOB, "t", Run([b"x"]))
+    await stand.broker.publish(BOB, "t", RecordBatch([b"x"]))
     rules.allowed.discard(permission)
     stand.broker.access_changed()
     with pytest.raises(NotAuthorized):
-        stand.broker.publish(BOB, "t", Run([b"x"]))
+        stand.broker.publish(BOB, "t", RecordBatch([b"x"]))
     await stand.broker.close()
 
 
 def test_a_question_is_asked_once() -> None:
     rules = Rules()
-    gate = Gate(rules)
+    gate = Authorizer(rules)
     for _ in range(3):
         gate.check(ANN, Action.READ, "topic", "t")
         assert not gate.allows(BOB, Action.READ, "topic", "t")
@@ -180,7 +180,7 @@ def test_a_question_is_asked_once() -> None:
     assert len(rules.asked) == 3
 
 
-def test_the_same_name_through_another_door_is_another_question() -> None:
-    gate = Gate(lambda who, action, resource: who.door == "figg")
+def test_the_same_name_through_another_protocol_is_another_question() -> None:
+    gate = Authorizer(lambda who, action, resource: who.protocol == "figg")
     assert gate.allows(Principal("x", "figg"), Action.READ, "topic", "t")
     assert not gate.allows(Principal("x", "rustlog"), Action.READ, "topic", "t")

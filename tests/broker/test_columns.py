@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker import NOWHERE, OnInvalid, ProducerStamp, Published, SchemaType, TopicConfig
-from headrace.broker.partitioner import partition_of
+from headrace.broker.publishing.partitioner import partition_of
 from headrace.broker.transactions import weight
 from headrace.errors import InvalidRecord, InvalidTransaction, UnknownPartition
 from headrace.limits import TRANSACTION_BYTES_MAX
-from headrace.records import ColumnRun, Run
+from headrace.records import ColumnBatch, RecordBatch
 from tests.broker.stand import ANN, Stand
 
 INT = b'{"type":"integer"}'
 
 
-def columns(*values: bytes | None, keys: list[bytes | None] | None = None) -> ColumnRun:
-    return ColumnRun.of(Run(values, keys))
+def columns(*values: bytes | None, keys: list[bytes | None] | None = None) -> ColumnBatch:
+    return ColumnBatch.of(RecordBatch(values, keys))
 
 
 async def requiring(stand: Stand, on_invalid: OnInvalid) -> None:
@@ -47,7 +47,7 @@ async def test_columns_get_the_topics_time_to_live(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", config=TopicConfig(ttl_ms=1_000))
     now = stand.clock.now
     await stand.broker.publish(ANN, "t", columns(b"a", b"b"), partition=0)
-    await stand.broker.publish(ANN, "t", ColumnRun.of(Run([b"own", b"none"], expiries=[now + 9_000, 0])), partition=0)
+    await stand.broker.publish(ANN, "t", ColumnBatch.of(RecordBatch([b"own", b"none"], expiries=[now + 9_000, 0])), partition=0)
     assert [record.expiry - now for record in await stand.records()] == [1_000, 1_000, 9_000, 1_000]
     stand.clock.tick(1_000)
     fetched = await stand.broker.fetch(ANN, "t", 0, 0, bytes_max=1 << 20)
@@ -86,7 +86,7 @@ async def test_a_transaction_takes_both_kinds_of_run(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=2)
     transaction = stand.broker.begin(ANN)
     transaction.publish("t", columns(b"a", b"b"), 0)
-    transaction.publish("t", Run([b"c"]), 0)
+    transaction.publish("t", RecordBatch([b"c"]), 0)
     transaction.publish("t", columns(b"d"), 1)
     assert await stand.values() == []
     published = await transaction.commit()
@@ -105,16 +105,16 @@ async def test_a_rule_made_while_a_transaction_is_open_is_for_its_columns_too(st
 
 
 def test_columns_weigh_about_what_their_records_do() -> None:
-    plain = Run([b"abc", None], [b"k", b"l"])
-    assert weight(ColumnRun.of(plain)) == weight(plain)
-    with_headers = Run([b"abc"], headers=[(("name", b"value"),)])
-    assert weight(with_headers) < weight(ColumnRun.of(with_headers)) <= weight(with_headers) + 16
+    plain = RecordBatch([b"abc", None], [b"k", b"l"])
+    assert weight(ColumnBatch.of(plain)) == weight(plain)
+    with_headers = RecordBatch([b"abc"], headers=[(("name", b"value"),)])
+    assert weight(with_headers) < weight(ColumnBatch.of(with_headers)) <= weight(with_headers) + 16
 
 
 async def test_columns_fill_a_transaction(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t")
     transaction = stand.broker.begin(ANN)
-    columns = ColumnRun.of(Run([bytes(32 << 20)]))
+    columns = ColumnBatch.of(RecordBatch([bytes(32 << 20)]))
     fitting = TRANSACTION_BYTES_MAX // weight(columns)
     for _ in range(fitting):
         transaction.publish("t", columns, 0)

@@ -21,8 +21,8 @@ import pytest
 from headrace.broker import Broker
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import UnknownMessage
-from headrace.log.store import StoreOptions
-from headrace.records import Record, Run
+from headrace.records import Record, RecordBatch
+from headrace.storage.store import StoreOptions
 from tests.broker.stand import ANN, HandClock
 from tests.conftest import Proof
 from tests.storage_faults.power_cut import PowerCuts
@@ -96,8 +96,8 @@ async def _work(life: Life, seed: int) -> None:
         ids[value], due = await broker.publish_delayed(ANN, "later", value.encode(), delay_ms=dice.randint(0, 400), partition=step % 2)
         mark(("delayed", value, due))
         transaction = broker.begin(ANN)
-        transaction.publish("a", Run([b"x%d" % step]), 0)
-        transaction.publish("b", Run([b"x%d" % step, b"y%d" % step]), 1)
+        transaction.publish("a", RecordBatch([b"x%d" % step]), 0)
+        transaction.publish("b", RecordBatch([b"x%d" % step, b"y%d" % step]), 1)
         transaction.commit_offsets("g", {("a", 0): step + 1})
         published = await transaction.commit()
         mark(("transaction", step + 1))

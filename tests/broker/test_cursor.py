@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.broker import Cursor
 from headrace.engine.contract import Batch, Cleanup, TopicConfig
 from headrace.errors import BrokerError, CorruptData, OffsetOutOfRange, UnknownTopic
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -109,7 +109,7 @@ async def test_a_batch_larger_than_the_credit_comes_whole(stand: Stand, receiver
 
 async def test_keys_spend_credit_too(stand: Stand, receiver: Receiver) -> None:
     for _ in range(3):
-        await stand.broker.publish(ANN, "t", Run([b""], [b"k" * 10]))
+        await stand.broker.publish(ANN, "t", RecordBatch([b""], [b"k" * 10]))
     receiver.start(stand, credit_bytes=20)
     await turns()
     assert receiver.offsets == [0, 1]
@@ -190,8 +190,8 @@ async def test_expired_records_and_gaps_are_passed_over(stand: Stand, receiver: 
     config = TopicConfig(cleanup=Cleanup.COMPACT)
     await stand.broker.create_topic(ANN, "c", config=config)
     later = stand.clock.now + 10
-    run = Run([b"1", b"2", b"3", b"4"], [b"a", b"b", b"a", b"c"], expiries=[0, later, 0, 0])
-    await stand.broker.publish(ANN, "c", run)
+    record_batch = RecordBatch([b"1", b"2", b"3", b"4"], [b"a", b"b", b"a", b"c"], expiries=[0, later, 0, 0])
+    await stand.broker.publish(ANN, "c", record_batch)
     await stand.broker.maintain()
     stand.clock.tick(10)
     cursor = receiver.start(stand, topic="c")
@@ -202,13 +202,13 @@ async def test_expired_records_and_gaps_are_passed_over(stand: Stand, receiver: 
 
 async def test_where_compaction_left_nothing_a_cursor_waits_and_does_not_spin(stand: Stand, receiver: Receiver) -> None:
     await stand.broker.create_topic(ANN, "c", config=TopicConfig(cleanup=Cleanup.COMPACT, tombstone_retention_ms=1))
-    await stand.broker.publish(ANN, "c", Run([b"1", None], [b"k", b"k"]))
+    await stand.broker.publish(ANN, "c", RecordBatch([b"1", None], [b"k", b"k"]))
     stand.clock.tick(10)
     await stand.broker.maintain()
     cursor = receiver.start(stand, topic="c")
     await turns()
     assert (receiver.calls, cursor.position) == ([], 2)
-    await stand.broker.publish(ANN, "c", Run([b"2"], [b"k"]))
+    await stand.broker.publish(ANN, "c", RecordBatch([b"2"], [b"k"]))
     await turns()
     assert receiver.offsets == [2]
 
@@ -234,7 +234,7 @@ def test_however_credit_and_records_come_every_record_comes_once_in_order(steps:
         cursor = receiver.start(stand, credit_bytes=credit)
         for step, count in steps:
             if step == "put":
-                stand.broker.publish(ANN, "t", Run([b"%20d" % (published + index) for index in range(count)]))
+                stand.broker.publish(ANN, "t", RecordBatch([b"%20d" % (published + index) for index in range(count)]))
                 published += count
             elif step == "grant":
                 cursor.grant(count)

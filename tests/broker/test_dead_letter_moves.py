@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker import dead_letter_moves
+from headrace.broker.dead_letters import moves as dead_letter_moves
 from headrace.errors import DiskFull, InvalidRequest, UnknownPartition, UnknownTopic
 from headrace.limits import DEAD_LETTERS_MOVED_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -84,7 +84,7 @@ async def test_a_topic_made_again_has_other_records_at_the_same_offsets(stand: S
 
 
 async def test_a_tombstone_and_an_empty_value_are_two_things(stand: Stand) -> None:
-    await stand.broker.publish(ANN, "t", Run([None, b""], [b"k", b"k"]), partition=0)
+    await stand.broker.publish(ANN, "t", RecordBatch([None, b""], [b"k", b"k"]), partition=0)
     assert await _move(stand, (0, 10), (0, 11)) == 2
     entries = await stand.broker.dead_letters(ANN, "t", records_max=10)
     assert [entry.value for entry in entries] == [None, b""]

@@ -9,7 +9,7 @@ import pytest
 from headrace.broker import DeadLetterEntry, SettlementPolicy, TopicConfig
 from headrace.errors import DiskFull, InvalidRequest, UnknownMessage, UnknownPartition
 from headrace.limits import DEAD_LETTER_ERROR_BYTES_MAX, DEAD_LETTERS_REPLAYED_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -28,7 +28,9 @@ async def _move(stand: Stand, *values: str, partition: int = 1) -> list[str]:
     before = {entry.id for entry in await _entries(stand)}
     for value in values:
         headers = (("own", b"1"),)
-        published = await stand.broker.publish(ANN, "t", Run([value.encode()], [b"k" + value.encode()], [headers]), partition=partition)
+        published = await stand.broker.publish(
+            ANN, "t", RecordBatch([value.encode()], [b"k" + value.encode()], [headers]), partition=partition
+        )
         await stand.broker.move_to_dead_letters(ANN, "t", partition, published.base_offset, error="no good")
     return [entry.id for entry in await _entries(stand) if entry.id not in before]
 
@@ -77,7 +79,7 @@ async def test_a_consumer_may_reject_a_record_at_once(stand: Stand) -> None:
 
 
 async def test_records_refused_before_they_were_written_are_kept_with_their_error(stand: Stand) -> None:
-    await stand.broker._dead_letters.reject("t", Run([b"a", b"b"], [b"k", None]), ["first", "x" * 5_000])
+    await stand.broker._dead_letters.reject("t", RecordBatch([b"a", b"b"], [b"k", None]), ["first", "x" * 5_000])
     first, second = await _entries(stand)
     assert (first.value, first.key, first.reason, first.error, first.source_offset) == (b"a", b"k", "rejected", "first", None)
     assert len(second.error) == DEAD_LETTER_ERROR_BYTES_MAX
@@ -210,7 +212,7 @@ async def test_marks_of_a_topic_that_went_in_a_crash_are_not_inherited(stand: St
 async def test_a_record_published_to_the_topic_by_hand_is_a_dead_letter_too(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t.dlq")
     own = (("x-headrace-color", b"red"), ("y", b"2"))
-    await stand.broker.publish(ANN, "t.dlq", Run([b"v"], [b"k"], [own]))
+    await stand.broker.publish(ANN, "t.dlq", RecordBatch([b"v"], [b"k"], [own]))
     (entry,) = await _entries(stand)
     assert (entry.reason, entry.source_partition, entry.headers) == ("published", None, own)
     await stand.broker.replay(ANN, "t", [entry.id])
@@ -230,7 +232,7 @@ async def _sweep(stand: Stand, ms: int) -> None:
 
 async def test_expired_records_are_kept_among_the_dead_letters_where_the_topic_asks_for_it(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "short", config=KEPT)
-    await stand.broker.publish(ANN, "short", Run([b"a", b"b"], [b"k", None], [(("own", b"1"),), ()]))
+    await stand.broker.publish(ANN, "short", RecordBatch([b"a", b"b"], [b"k", None], [(("own", b"1"),), ()]))
     expiry = stand.clock.now + 1_000
     await _sweep(stand, 999)
     assert await stand.broker.dead_letters(ANN, "short", records_max=9) == []
@@ -266,7 +268,7 @@ async def test_a_sweep_passes_records_that_never_expire_and_stops_at_the_living(
     await stand.broker.create_topic(ANN, "mixed", config=TopicConfig(dead_letter_expired=True))
     now = stand.clock.now
     await stand.broker.publish(
-        ANN, "mixed", Run([b"for ever", b"short", b"long", b"behind"], expiries=[0, now + 10, now + 9_000, now + 10])
+        ANN, "mixed", RecordBatch([b"for ever", b"short", b"long", b"behind"], expiries=[0, now + 10, now + 9_000, now + 10])
     )
     await _sweep(stand, 2_000)
     assert await stand.values("mixed.dlq") == ["short"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.lanes import Holder, Lane, Row, SettlementPolicy
+from headrace.broker.groups.progress import Holder, PartitionProgress, Row, SettlementPolicy
 
 
 def _row(offset: int) -> Row:
@@ -16,23 +16,23 @@ def test_the_time_for_an_ack_may_double_with_each_delivery() -> None:
 
 
 def test_the_first_overdue_is_the_one_with_the_earliest_deadline_whatever_the_order_of_delivery() -> None:
-    holder, lane = Holder(SettlementPolicy(ack_timeout_ms=100, ack_timeout_doubles=True)), Lane(0, 0, None)
-    first = lane.deliver_new(1, _row(0), holder, 0)
-    lane.wait(first, 100)
-    lane.deliver(first, holder, 100)
-    second = lane.deliver_new(2, _row(1), holder, 150)
+    holder, progress = Holder(SettlementPolicy(ack_timeout_ms=100, ack_timeout_doubles=True)), PartitionProgress(0, 0, None)
+    first = progress.deliver_new(1, _row(0), holder, 0)
+    progress.wait(first, 100)
+    progress.deliver(first, holder, 100)
+    second = progress.deliver_new(2, _row(1), holder, 150)
     assert (first.time, second.time) == (300, 250)
     assert holder.first_overdue() is second
-    lane.settle(second)
+    progress.settle(second)
     assert holder.first_overdue() is first
-    lane.settle(first)
+    progress.settle(first)
     assert holder.first_overdue() is None
 
 
 def test_one_record_that_stays_in_flight_does_not_pile_up_the_deadlines_of_those_behind_it() -> None:
-    holder, lane = Holder(SettlementPolicy()), Lane(0, 0, None)
-    stuck = lane.deliver_new(1, _row(0), holder, 0)
+    holder, progress = Holder(SettlementPolicy()), PartitionProgress(0, 0, None)
+    stuck = progress.deliver_new(1, _row(0), holder, 0)
     for number in range(2, 1_000):
-        lane.settle(lane.deliver_new(number, _row(number), holder, number))
+        progress.settle(progress.deliver_new(number, _row(number), holder, number))
     assert holder.first_overdue() is stuck
     assert len(holder._deadlines) < 100

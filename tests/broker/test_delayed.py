@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.broker import Broker, BrokerSettings, TopicConfig
 from headrace.broker.delayed import Waiting
-from headrace.broker.publish import Route
+from headrace.broker.publishing.publish import Route
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import (
     DiskFull,
@@ -27,7 +27,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX
-from headrace.log.files import DiskFiles
+from headrace.storage.files import DiskFiles
 from tests.broker.stand import ANN, Stand, turns
 
 

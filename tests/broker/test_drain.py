@@ -9,7 +9,7 @@ import pytest
 from headrace.broker import SettlementPolicy
 from headrace.engine.contract import Batch
 from headrace.errors import InvalidTransaction, Unavailable
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -21,12 +21,12 @@ async def stand(stand: Stand) -> Stand:
 
 async def test_what_is_staged_is_waited_for_and_what_is_new_is_refused(stand: Stand) -> None:
     stand.engine.hold()
-    staged = stand.broker.publish(ANN, "t", Run([b"a"]))
+    staged = stand.broker.publish(ANN, "t", RecordBatch([b"a"]))
     closing = asyncio.ensure_future(stand.broker.close())
     await turns()
     assert not closing.done()
     with pytest.raises(Unavailable):
-        stand.broker.publish(ANN, "t", Run([b"b"]))
+        stand.broker.publish(ANN, "t", RecordBatch([b"b"]))
     stand.engine.let_go()
     await closing
     assert (await staged).base_offset == 0
@@ -66,7 +66,7 @@ async def test_cursors_fall_silent(stand: Stand) -> None:
     stand.broker.cursor(ANN, "t", 0, 0, delivered.append, credit_bytes=100)
     await turns()
     closing = asyncio.ensure_future(stand.broker.close())
-    staged = stand.broker.publish(ANN, "t", Run([b"late"]))
+    staged = stand.broker.publish(ANN, "t", RecordBatch([b"late"]))
     await closing
     await staged
     await turns()

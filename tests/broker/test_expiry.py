@@ -6,7 +6,7 @@ import pytest
 
 from headrace.broker import Batch, ProducerStamp, SettlementPolicy, TopicConfig
 from headrace.errors import InvalidRequest
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -22,10 +22,10 @@ async def _fetched(stand: Stand) -> list[bytes | None]:
 
 
 async def test_every_way_in_gives_the_topics_time_to_live(stand: Stand) -> None:
-    await stand.broker.publish(ANN, "t", Run([b"plain"]))
-    await stand.broker.publish(ANN, "t", Run([b"stamped"]), producer=ProducerStamp("p", 0))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"plain"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"stamped"]), producer=ProducerStamp("p", 0))
     transaction = stand.broker.begin(ANN)
-    transaction.publish("t", Run([b"transaction"]))
+    transaction.publish("t", RecordBatch([b"transaction"]))
     await transaction.commit()
     await stand.broker.publish_delayed(ANN, "t", b"delayed", delay_ms=0)
     stand.clock.tick(0)
@@ -40,7 +40,7 @@ async def test_every_way_in_gives_the_topics_time_to_live(stand: Stand) -> None:
 
 async def test_a_records_own_time_goes_before_the_topics(stand: Stand) -> None:
     now = stand.clock.now
-    await stand.broker.publish(ANN, "t", Run([b"own", b"topic's"], expiries=[now + 9_000, 0]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"own", b"topic's"], expiries=[now + 9_000, 0]))
     assert [record.expiry for record in await stand.records()] == [now + 9_000, now + 1_000]
 
 

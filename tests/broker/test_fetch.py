@@ -7,7 +7,7 @@ import pytest
 from headrace.broker import BrokerSettings, Fetched
 from headrace.engine.contract import Bounds, Cleanup, TopicConfig
 from headrace.errors import InvalidRequest, OffsetOutOfRange, Unavailable, UnknownTopic
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -135,8 +135,8 @@ async def test_deleting_the_topic_wakes_the_waiting(stand: Stand) -> None:
 
 async def test_expired_records_are_left_out(stand: Stand) -> None:
     now = stand.clock.now
-    run = Run([b"a", b"b", b"c", b"d", b"e"], expiries=[now + 10, 0, now + 20, now + 10, now + 11])
-    await stand.broker.publish(ANN, "t", run)
+    record_batch = RecordBatch([b"a", b"b", b"c", b"d", b"e"], expiries=[now + 10, 0, now + 20, now + 10, now + 11])
+    await stand.broker.publish(ANN, "t", record_batch)
     assert _values(await stand.broker.fetch(ANN, "t", 0, 0, bytes_max=100)) == ["a", "b", "c", "d", "e"]
     stand.clock.tick(10)
     fetched = await stand.broker.fetch(ANN, "t", 0, 0, bytes_max=100)
@@ -147,7 +147,7 @@ async def test_expired_records_are_left_out(stand: Stand) -> None:
 
 async def test_a_stretch_of_expired_records_is_passed_over_however_long(stand: Stand) -> None:
     for _ in range(20):
-        await stand.broker.publish(ANN, "t", Run([b"x" * 100] * 10, expiries=[stand.clock.now + 1] * 10))
+        await stand.broker.publish(ANN, "t", RecordBatch([b"x" * 100] * 10, expiries=[stand.clock.now + 1] * 10))
     await stand.put("alive")
     stand.clock.tick(1)
     fetched = await stand.broker.fetch(ANN, "t", 0, 0, bytes_max=150)
@@ -155,7 +155,7 @@ async def test_a_stretch_of_expired_records_is_passed_over_however_long(stand: S
 
 
 async def test_where_all_is_expired_a_fetch_tells_where_to_go_on_and_may_wait(stand: Stand) -> None:
-    await stand.broker.publish(ANN, "t", Run([b"x"] * 10, expiries=[stand.clock.now + 1] * 10))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"x"] * 10, expiries=[stand.clock.now + 1] * 10))
     stand.clock.tick(1)
     fetched = await stand.broker.fetch(ANN, "t", 0, 0, bytes_max=100)
     assert (fetched.batches, fetched.next_offset) == ([], 10)
@@ -169,7 +169,7 @@ async def test_where_all_is_expired_a_fetch_tells_where_to_go_on_and_may_wait(st
 async def test_where_compaction_left_nothing_a_fetch_ends_and_tells_where_to_go_on(stand: Stand) -> None:
     config = TopicConfig(cleanup=Cleanup.COMPACT, tombstone_retention_ms=1)
     await stand.broker.create_topic(ANN, "c", config=config)
-    await stand.broker.publish(ANN, "c", Run([b"1", None], [b"k", b"k"]))
+    await stand.broker.publish(ANN, "c", RecordBatch([b"1", None], [b"k", b"k"]))
     stand.clock.tick(10)
     await stand.broker.maintain()
     fetched = await stand.broker.fetch(ANN, "c", 0, 0, bytes_max=100)

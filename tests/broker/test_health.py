@@ -14,7 +14,7 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import BrokerError, DiskFull
 from headrace.limits import MIB
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.storage_faults.simulated import SimulatedFiles
 
 ANN = Principal("ann")
@@ -82,7 +82,7 @@ async def test_a_subscriber_is_told_when_its_delivery_fails() -> None:
         raise ValueError("a defect")
 
     broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=1000, failed=told.set_result)
-    await broker.publish(ANN, "t", Run([b"x"]))
+    await broker.publish(ANN, "t", RecordBatch([b"x"]))
     async with asyncio.timeout(60):
         assert "a defect" in str(await told)
         assert [problem.step for problem in (await shown).problems] == ["delivery to subscribers"]
@@ -95,7 +95,7 @@ async def test_a_broker_starts_with_little_space_and_says_so() -> None:
     await broker.open()
     for topic in ("kept", "gone"):
         await broker.create_topic(ANN, topic)
-        await broker.publish(ANN, topic, Run([b"x"]))
+        await broker.publish(ANN, topic, RecordBatch([b"x"]))
     disk = SimulatedFiles(files.contents(), files.directories())
     await broker.close()
     disk.room_bytes = 20 * MIB
@@ -103,7 +103,7 @@ async def test_a_broker_starts_with_little_space_and_says_so() -> None:
     await broker.open()
     assert [problem.step for problem in broker.status(ANN).health.problems] == ["disk space"]
     with pytest.raises(DiskFull):
-        await broker.publish(ANN, "kept", Run([b"x"]))
+        await broker.publish(ANN, "kept", RecordBatch([b"x"]))
     await broker.delete_topic(ANN, "gone")
     assert [topic.name for topic in broker.topics(ANN)] == ["kept"]
     await broker.close()

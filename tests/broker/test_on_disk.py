@@ -14,9 +14,9 @@ from headrace.broker import NOWHERE, Broker, OnInvalid, ProducerStamp, Published
 from headrace.engine.contract import Ack, Batch
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import UnknownTopic
-from headrace.log.files import DiskFiles
-from headrace.log.store import StoreOptions
-from headrace.records import Run
+from headrace.records import RecordBatch
+from headrace.storage.files import DiskFiles
+from headrace.storage.store import StoreOptions
 from tests.broker.stand import ANN
 
 Open: TypeAlias = Callable[[], AbstractAsyncContextManager[Broker]]
@@ -45,16 +45,16 @@ async def _values(broker: Broker, topic: str = "t", partition: int = 0) -> list[
 
 
 async def test_offsets_producers_and_transactions_survive_a_restart(opened: Open) -> None:
-    run = Run([b"a", b"b", b"c"], [b"x", b"y", b"z"])
+    record_batch = RecordBatch([b"a", b"b", b"c"], [b"x", b"y", b"z"])
     async with opened() as broker:
         await broker.create_topic(ANN, "t", partitions=3)
-        original = await broker.publish(ANN, "t", run, producer=ProducerStamp("p", 0))
+        original = await broker.publish(ANN, "t", record_batch, producer=ProducerStamp("p", 0))
         transaction = broker.begin(ANN)
-        transaction.publish("t", Run([b"tx"]), 0)
+        transaction.publish("t", RecordBatch([b"tx"]), 0)
         transaction.commit_offsets("g", {("t", 0): 1})
         (committed,) = await transaction.commit()
     async with opened() as broker:
-        assert await broker.publish(ANN, "t", run, producer=ProducerStamp("p", 0)) == original
+        assert await broker.publish(ANN, "t", record_batch, producer=ProducerStamp("p", 0)) == original
         assert broker.committed(ANN, "g", "t", 0) == 1
         assert (await _values(broker))[committed.base_offset] == b"tx"
         assert sum([len(await _values(broker, "t", partition)) for partition in range(3)]) == 4
@@ -65,9 +65,9 @@ async def test_pipelined_runs_of_one_producer_land_in_order_and_once(opened: Ope
         await broker.create_topic(ANN, "t")
         answers: list[asyncio.Future[Published]] = []
         for number in range(200):
-            answers.append(broker.publish(ANN, "t", Run([b"%d" % number]), producer=ProducerStamp("p", number)))
+            answers.append(broker.publish(ANN, "t", RecordBatch([b"%d" % number]), producer=ProducerStamp("p", number)))
             if number % 3 == 0:
-                answers.append(broker.publish(ANN, "t", Run([b"%d" % number]), producer=ProducerStamp("p", number)))
+                answers.append(broker.publish(ANN, "t", RecordBatch([b"%d" % number]), producer=ProducerStamp("p", number)))
         await asyncio.gather(*answers)
         assert await _values(broker) == [b"%d" % number for number in range(200)]
 
@@ -76,7 +76,7 @@ async def test_history_passes_into_live_records_without_a_seam(opened: Open) -> 
     async with opened() as broker:
         await broker.create_topic(ANN, "t")
         for number in range(0, 500, 10):
-            await broker.publish(ANN, "t", Run([b"%d" % (number + index) for index in range(10)]))
+            await broker.publish(ANN, "t", RecordBatch([b"%d" % (number + index) for index in range(10)]))
         seen: list[bytes | None] = []
         complete = asyncio.Event()
 
@@ -89,7 +89,7 @@ async def test_history_passes_into_live_records_without_a_seam(opened: Open) -> 
 
         cursor = broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=100)
         for number in range(500, 1_000, 5):
-            await broker.publish(ANN, "t", Run([b"%d" % (number + index) for index in range(5)]))
+            await broker.publish(ANN, "t", RecordBatch([b"%d" % (number + index) for index in range(5)]))
         await complete.wait()
         assert seen == [b"%d" % number for number in range(1_000)]
 
@@ -113,7 +113,7 @@ async def test_settlement_goes_on_after_a_restart(opened: Open) -> None:
     policy = SettlementPolicy(attempts_max=1)
     async with opened() as broker:
         await broker.create_topic(ANN, "t")
-        await broker.publish(ANN, "t", Run([b"%d" % number for number in range(10)]))
+        await broker.publish(ANN, "t", RecordBatch([b"%d" % number for number in range(10)]))
         queue = broker.queue(ANN, "g", "t", policy=policy, start="earliest")
         taken = await queue.take(5, wait_ms=1_000)
         queue.ack([delivery.id for delivery in taken[:2]])
@@ -129,7 +129,7 @@ async def test_settlement_goes_on_after_a_restart(opened: Open) -> None:
 async def test_every_ack_is_answered(opened: Open, ack: Ack) -> None:
     async with opened() as broker:
         await broker.create_topic(ANN, "t")
-        published = await broker.publish(ANN, "t", Run([b"a"]), ack=ack)
+        published = await broker.publish(ANN, "t", RecordBatch([b"a"]), ack=ack)
         assert (published.base_offset, published.count) == (0, 1)
 
 
@@ -141,7 +141,7 @@ async def test_schemas_and_what_topics_require_survive_a_restart(opened: Open) -
         kept = broker.schemas.versions(ANN)
     async with opened() as broker:
         assert broker.schemas.versions(ANN) == kept
-        published = await broker.publish(ANN, "t", Run([b"x", b"1"]))
+        published = await broker.publish(ANN, "t", RecordBatch([b"x", b"1"]))
         assert published.placements == [NOWHERE, (0, 0)]
     async with opened() as broker:
         assert await _values(broker) == [b"1"] and await _values(broker, "t.dlq") == [b"x"]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.partitioner import assign, fnv1a, hashes, partition_of, pick
-from headrace.records import Run
+from headrace.broker.publishing.partitioner import assign, fnv1a, hashes, partition_of, pick
+from headrace.records import RecordBatch
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_lanes_do_not_spill_into_each_other(length: int, count: int, random: obj
 @given(st.lists(st.none() | st.binary(max_size=6), min_size=1, max_size=60), st.integers(2, 9), st.data())
 def test_each_record_goes_to_exactly_one_partition_in_order(keys: list[bytes | None], partitions: int, data: st.DataObject) -> None:
     turn = data.draw(st.integers(0, partitions - 1))
-    assigned = assign(Run([b"v"] * len(keys), keys), partitions, turn)
+    assigned = assign(RecordBatch([b"v"] * len(keys), keys), partitions, turn)
     assert sorted(index for indexes in assigned.values() for index in indexes) == list(range(len(keys)))
     for place, indexes in assigned.items():
         assert indexes == sorted(indexes)
@@ -40,6 +40,6 @@ def test_each_record_goes_to_exactly_one_partition_in_order(keys: list[bytes | N
 
 
 def test_picked_records_keep_all_their_columns() -> None:
-    run = Run([b"a", None, b"c"], [b"x", b"y", None], [(("h", b"1"),), (), ()], [1, 2, 3], [0, 9, 0])
-    assert pick(run, [0, 2]) == Run([b"a", b"c"], [b"x", None], [(("h", b"1"),), ()], [1, 3], [0, 0])
-    assert pick(run, [0, 1, 2]) is run
+    batch = RecordBatch([b"a", None, b"c"], [b"x", b"y", None], [(("h", b"1"),), (), ()], [1, 2, 3], [0, 9, 0])
+    assert pick(batch, [0, 2]) == RecordBatch([b"a", b"c"], [b"x", None], [(("h", b"1"),), ()], [1, 3], [0, 0])
+    assert pick(batch, [0, 1, 2]) is batch

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from headrace.broker import BrokerSettings, ProducerStamp, Published
 from headrace.errors import BrokerError, DiskFull, InvalidRequest, LimitExceeded, OutOfSequence, UnknownPartition
-from headrace.limits import PRODUCER_RUNS_REMEMBERED
-from headrace.records import Run
+from headrace.limits import PRODUCER_EPOCHS_REMEMBERED
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
 def _send(stand: Stand, first: int, last: int, *, producer: str = "p", partition: int | None = 0) -> asyncio.Future[Published]:
     """Records that carry their own sequence numbers, from `first` up to and including `last`."""
-    run = Run([b"%d" % number for number in range(first, last + 1)])
-    return stand.broker.publish(ANN, "t", run, partition=partition, producer=ProducerStamp(producer, first))
+    batch = RecordBatch([b"%d" % number for number in range(first, last + 1)])
+    return stand.broker.publish(ANN, "t", batch, partition=partition, producer=ProducerStamp(producer, first))
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ async def test_a_gap_is_refused_and_says_what_was_expected(stand: Stand) -> None
 
 
 async def test_so_many_runs_are_remembered_and_no_more(stand: Stand) -> None:
-    for number in range(PRODUCER_RUNS_REMEMBERED + 1):
+    for number in range(PRODUCER_EPOCHS_REMEMBERED + 1):
         await _send(stand, number, number)
     with pytest.raises(OutOfSequence):
         _send(stand, 0, 0)
-    for number in range(1, PRODUCER_RUNS_REMEMBERED + 1):
+    for number in range(1, PRODUCER_EPOCHS_REMEMBERED + 1):
         assert (await _send(stand, number, number)).base_offset == number
 
 
@@ -109,12 +109,12 @@ async def test_where_the_broker_chooses_the_partition_the_whole_topic_is_one_cou
 
 async def test_a_spread_run_is_remembered_record_by_record(stand: Stand) -> None:
     await stand.broker.alter_topic(ANN, "t", partitions=4)
-    run = Run([b"%d" % number for number in range(20)], [b"k%d" % number for number in range(20)])
-    original = await stand.broker.publish(ANN, "t", run, producer=ProducerStamp("p", 0))
+    batch = RecordBatch([b"%d" % number for number in range(20)], [b"k%d" % number for number in range(20)])
+    original = await stand.broker.publish(ANN, "t", batch, producer=ProducerStamp("p", 0))
     assert original.placements is not None
     await stand.crash()
-    assert await stand.broker.publish(ANN, "t", run, producer=ProducerStamp("p", 0)) == original
-    part = await stand.broker.publish(ANN, "t", run[5:9], producer=ProducerStamp("p", 5))
+    assert await stand.broker.publish(ANN, "t", batch, producer=ProducerStamp("p", 0)) == original
+    part = await stand.broker.publish(ANN, "t", batch[5:9], producer=ProducerStamp("p", 5))
     assert [part.placement(index) for index in range(4)] == original.placements[5:9]
     assert sum([len(await stand.values("t", partition)) for partition in range(4)]) == 20
 
@@ -123,7 +123,7 @@ async def test_memory_survives_a_crash(stand: Stand) -> None:
     originals = [await _send(stand, 10 * number, 10 * number + 9) for number in range(8)]
     for _ in range(2):
         await stand.crash()
-        for number in range(8 - PRODUCER_RUNS_REMEMBERED, 8):
+        for number in range(8 - PRODUCER_EPOCHS_REMEMBERED, 8):
             assert await _send(stand, 10 * number, 10 * number + 9) == originals[number]
         with pytest.raises(OutOfSequence):
             _send(stand, 20, 29)
@@ -137,7 +137,7 @@ async def test_memory_survives_compaction_of_its_table(stand: Stand) -> None:
     originals = [await _send(stand, number, number) for number in range(12)]
     stand.clock.tick(10**8)
     await stand.engine.maintain()
-    assert len(await stand.records("__producers")) == PRODUCER_RUNS_REMEMBERED
+    assert len(await stand.records("__producers")) == PRODUCER_EPOCHS_REMEMBERED
     await stand.crash()
     assert await _send(stand, 11, 11) == originals[11]
     assert await _send(stand, 7, 7) == originals[7]
@@ -190,12 +190,12 @@ async def test_what_is_refused_at_once_is_not_counted(stand: Stand) -> None:
     with pytest.raises(UnknownPartition):
         _send(stand, 0, 0, partition=9)
     with pytest.raises(InvalidRequest):
-        stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", -1))
+        stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", -1))
     with pytest.raises(InvalidRequest):
-        stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("", 0))
+        stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("", 0))
     await _send(stand, 5, 5)
     with pytest.raises(InvalidRequest):
-        stand.broker.publish(ANN, "t", Run([]), producer=ProducerStamp("p", 6))
+        stand.broker.publish(ANN, "t", RecordBatch([]), producer=ProducerStamp("p", 6))
     await _send(stand, 6, 6)
 
 
@@ -284,7 +284,7 @@ def test_against_a_model_every_record_lands_once_and_in_order(steps: list[tuple[
                     answers.append((first, _send(stand, first, first + count - 1)))
                     sent = max(sent, first + count)
                 except OutOfSequence:
-                    assert back >= PRODUCER_RUNS_REMEMBERED, "one record a run is the least that is remembered"
+                    assert back >= PRODUCER_EPOCHS_REMEMBERED, "one record a run is the least that is remembered"
             elif step == "turn":
                 await asyncio.sleep(0)
             else:

@@ -8,32 +8,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker import Published
-from headrace.broker.partitioner import partition_of
+from headrace.broker.publishing.partitioner import partition_of
 from headrace.engine.contract import Ack, Appended, Write
 from headrace.errors import DiskFull, InvalidRequest, RecordTooLarge
 from headrace.limits import VALUE_BYTES_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand
 
 
 async def test_a_publish_is_answered_with_its_place(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=2)
     await stand.put("a", partition=1)
-    published = await stand.broker.publish(ANN, "t", Run([b"b", b"c"]), partition=1)
+    published = await stand.broker.publish(ANN, "t", RecordBatch([b"b", b"c"]), partition=1)
     assert published == Published(partition=1, base_offset=1, count=2, timestamp=stand.clock.now, placements=None)
     assert [published.placement(index) for index in range(2)] == [(1, 1), (1, 2)]
 
 
 async def test_call_order_is_log_order(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t")
-    futures = [stand.broker.publish(ANN, "t", Run([b"%d" % number])) for number in range(30)]
+    futures = [stand.broker.publish(ANN, "t", RecordBatch([b"%d" % number])) for number in range(30)]
     assert [published.base_offset for published in await asyncio.gather(*futures)] == list(range(30))
     assert await stand.values() == [str(number) for number in range(30)]
 
 
 async def test_keyless_runs_take_turns_and_stay_whole(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=3)
-    places = [(await stand.broker.publish(ANN, "t", Run([b"x", b"y"]))).partition for _ in range(6)]
+    places = [(await stand.broker.publish(ANN, "t", RecordBatch([b"x", b"y"]))).partition for _ in range(6)]
     assert sorted(places[:3]) == sorted(places[3:]) == [0, 1, 2]
     assert [len(await stand.values("t", partition)) for partition in range(3)] == [4, 4, 4]
 
@@ -41,7 +41,7 @@ async def test_keyless_runs_take_turns_and_stay_whole(stand: Stand) -> None:
 async def test_keyed_records_go_where_their_key_sends_them(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=4)
     keys: list[bytes | None] = [b"k%d" % (number % 7) for number in range(40)]
-    published = await stand.broker.publish(ANN, "t", Run([b"%d" % number for number in range(40)], keys))
+    published = await stand.broker.publish(ANN, "t", RecordBatch([b"%d" % number for number in range(40)], keys))
     assert published.count == 40
     assert (published.partition, published.base_offset) == published.placement(0)
     logs = [await stand.records("t", partition) for partition in range(4)]
@@ -55,7 +55,7 @@ async def test_keyed_records_go_where_their_key_sends_them(stand: Stand) -> None
 
 async def test_a_keyed_run_that_one_partition_takes_is_one_piece(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=4)
-    published = await stand.broker.publish(ANN, "t", Run([b"a", b"b"], [b"k", b"k"]))
+    published = await stand.broker.publish(ANN, "t", RecordBatch([b"a", b"b"], [b"k", b"k"]))
     assert published.placements is None
     assert published.partition == partition_of(b"k", 4)
 
@@ -63,13 +63,13 @@ async def test_a_keyed_run_that_one_partition_takes_is_one_piece(stand: Stand) -
 async def test_an_explicit_partition_beats_the_key(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=4)
     elsewhere = (partition_of(b"k", 4) + 1) % 4
-    assert (await stand.broker.publish(ANN, "t", Run([b"a"], [b"k"]), partition=elsewhere)).partition == elsewhere
+    assert (await stand.broker.publish(ANN, "t", RecordBatch([b"a"], [b"k"]), partition=elsewhere)).partition == elsewhere
 
 
 async def test_a_spread_run_is_one_append(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=8)
     before = stand.engine.appends
-    await stand.broker.publish(ANN, "t", Run([b"v"] * 50, [b"%d" % number for number in range(50)]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"v"] * 50, [b"%d" % number for number in range(50)]))
     assert stand.engine.appends == before + 1
 
 
@@ -81,7 +81,7 @@ def test_every_record_of_a_spread_run_is_where_the_answer_says(keys: list[bytes 
         await stand.broker.open()
         await stand.broker.create_topic(ANN, "t", partitions=partitions)
         await stand.put("before", partition=partitions - 1)
-        published = await stand.broker.publish(ANN, "t", Run([b"%d" % index for index in range(len(keys))], keys))
+        published = await stand.broker.publish(ANN, "t", RecordBatch([b"%d" % index for index in range(len(keys))], keys))
         logs = [await stand.records("t", partition) for partition in range(partitions)]
         for index, key in enumerate(keys):
             partition, offset = published.placement(index)
@@ -95,9 +95,9 @@ def test_every_record_of_a_spread_run_is_where_the_answer_says(keys: list[bytes 
 async def test_what_cannot_be_published_is_refused_at_once(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t")
     with pytest.raises(InvalidRequest):
-        stand.broker.publish(ANN, "t", Run([]))
+        stand.broker.publish(ANN, "t", RecordBatch([]))
     with pytest.raises(RecordTooLarge):
-        stand.broker.publish(ANN, "t", Run([bytes(VALUE_BYTES_MAX + 1)]))
+        stand.broker.publish(ANN, "t", RecordBatch([bytes(VALUE_BYTES_MAX + 1)]))
     await stand.put("a")
     assert await stand.values() == ["a"]
 
@@ -106,7 +106,7 @@ async def test_a_full_disk_fails_the_future_and_the_next_try_may_succeed(stand: 
     await stand.broker.create_topic(ANN, "t")
     stand.engine.error = DiskFull("full")
     with pytest.raises(DiskFull):
-        await stand.broker.publish(ANN, "t", Run([b"a"]))
+        await stand.broker.publish(ANN, "t", RecordBatch([b"a"]))
     stand.engine.error = None
     await stand.put("b")
     assert await stand.values() == ["b"]
@@ -122,13 +122,13 @@ async def test_the_ack_asked_for_reaches_the_engine(stand: Stand, monkeypatch: p
         return append(writes, ack=ack)
 
     monkeypatch.setattr(stand.engine, "append", noted)
-    await stand.broker.publish(ANN, "t", Run([b"a"]))
-    await stand.broker.publish(ANN, "t", Run([b"a"]), ack=Ack.NONE)
+    await stand.broker.publish(ANN, "t", RecordBatch([b"a"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"a"]), ack=Ack.NONE)
     assert acks == [None, Ack.NONE]
 
 
 async def test_a_caller_that_gives_up_takes_nothing_back(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t")
-    stand.broker.publish(ANN, "t", Run([b"a"])).cancel()
+    stand.broker.publish(ANN, "t", RecordBatch([b"a"])).cancel()
     await stand.put("b")
     assert await stand.values() == ["a", "b"]

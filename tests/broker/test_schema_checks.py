@@ -11,7 +11,7 @@ import pytest
 from headrace.broker import Broker, OnInvalid, Principal, SchemaType, settled
 from headrace.broker.schema_checks import TOO_EXPENSIVE, SchemaCheckPending
 from headrace.errors import InvalidRecord, InvalidSchema, Unavailable
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import FragileEngine, HandClock
 
 WHO = Principal("ann")
@@ -37,9 +37,9 @@ async def broker() -> AsyncIterator[Broker]:
 async def test_a_large_value_is_judged_beside_the_loop_and_then_published(broker: Broker) -> None:
     await broker.schemas.require(WHO, "t", "s")
     with pytest.raises(SchemaCheckPending):
-        broker.publish(WHO, "t", Run([LARGE_TEXTS]))
+        broker.publish(WHO, "t", RecordBatch([LARGE_TEXTS]))
     await broker.prepare(WHO, "t", [LARGE_TEXTS])
-    published = await broker.publish(WHO, "t", Run([LARGE_TEXTS]))
+    published = await broker.publish(WHO, "t", RecordBatch([LARGE_TEXTS]))
     assert (published.partition, published.base_offset) == (0, 0)
 
 
@@ -48,14 +48,14 @@ async def test_a_large_value_that_does_not_fit_is_refused_with_its_index(broker:
     values = [b'["a"]', LARGE]
     await broker.prepare(WHO, "t", values)
     with pytest.raises(InvalidRecord) as refused:
-        broker.publish(WHO, "t", Run(values))
+        broker.publish(WHO, "t", RecordBatch(values))
     assert refused.value.index == 1 and refused.value.faults == ('/0: 0 is not of type "string"',)
 
 
 async def test_a_large_value_that_does_not_fit_becomes_a_dead_letter_where_the_topic_says_so(broker: Broker) -> None:
     await broker.schemas.require(WHO, "t", "s", on_invalid=OnInvalid.DEAD_LETTER)
     await broker.prepare(WHO, "t", [LARGE])
-    await broker.publish(WHO, "t", Run([LARGE]))
+    await broker.publish(WHO, "t", RecordBatch([LARGE]))
     assert broker.bounds(WHO, "t", 0).end == 0 and broker.bounds(WHO, "t.dlq", 0).end == 1
 
 
@@ -114,5 +114,5 @@ async def test_whoever_waits_for_a_check_is_told_when_the_broker_drains(broker: 
 
 async def test_a_small_value_never_waits(broker: Broker) -> None:
     await broker.schemas.require(WHO, "t", "s")
-    await broker.publish(WHO, "t", Run([b'["a"]'] * 1000))
+    await broker.publish(WHO, "t", RecordBatch([b'["a"]'] * 1000))
     assert broker.schemas.faults(WHO, "s", b"[1]") == ['/0: 1 is not of type "string"']

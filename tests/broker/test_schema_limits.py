@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from headrace.broker import SchemaType, schema_registry
+from headrace.broker import SchemaType
+from headrace.broker.schemas import registry as schema_registry
 from headrace.errors import LimitExceeded
 from headrace.schemas import Compatibility
 from tests.broker.stand import ANN, Stand

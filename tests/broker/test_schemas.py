@@ -20,7 +20,7 @@ from headrace.errors import (
     UnknownSchema,
     UnknownTopic,
 )
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 INT = b'{"type":"integer"}'
@@ -86,7 +86,7 @@ async def test_what_is_registered_and_required_survives_a_crash(stand: Stand) ->
     before = stand.broker.schemas.versions(ANN), stand.broker.schemas.requirements(ANN)
     await stand.crash()
     assert (stand.broker.schemas.versions(ANN), stand.broker.schemas.requirements(ANN)) == before
-    await stand.broker.publish(ANN, "t", Run([b"1", b"x"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"1", b"x"]))
     assert await stand.values() == ["1"] and len(await dead_letters(stand)) == 1
 
 
@@ -140,7 +140,7 @@ async def test_every_verb_passes_the_gate() -> None:
 async def test_a_run_with_a_bad_record_is_refused_whole_and_the_first_is_named(stand: Stand) -> None:
     await requiring(stand)
     with pytest.raises(InvalidRecord) as refused:
-        stand.broker.publish(ANN, "t", Run([b"1", b"2", b'"x"', b"y"]))
+        stand.broker.publish(ANN, "t", RecordBatch([b"1", b"2", b'"x"', b"y"]))
     assert refused.value.index == 2
     assert str(refused.value) == 'schema validation failed: record 2: /: "x" is not of type "integer" (number-v1)'
     assert await stand.values() == []
@@ -151,9 +151,9 @@ async def test_a_run_with_a_bad_record_is_refused_whole_and_the_first_is_named(s
 async def test_an_idempotent_producer_is_held_to_it_and_loses_no_number(stand: Stand) -> None:
     await requiring(stand)
     with pytest.raises(InvalidRecord):
-        await stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", 0))
-    landed = await stand.broker.publish(ANN, "t", Run([b"1"]), producer=ProducerStamp("p", 0))
-    again = await stand.broker.publish(ANN, "t", Run([b"1"]), producer=ProducerStamp("p", 0))
+        await stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
+    landed = await stand.broker.publish(ANN, "t", RecordBatch([b"1"]), producer=ProducerStamp("p", 0))
+    again = await stand.broker.publish(ANN, "t", RecordBatch([b"1"]), producer=ProducerStamp("p", 0))
     assert landed.base_offset == again.base_offset == 0
 
 
@@ -161,8 +161,8 @@ async def test_a_transaction_is_held_to_it_when_a_run_is_staged(stand: Stand) ->
     await requiring(stand)
     transaction = stand.broker.begin(ANN)
     with pytest.raises(InvalidRecord):
-        transaction.publish("t", Run([b"x"]))
-    transaction.publish("t", Run([b"1"]))
+        transaction.publish("t", RecordBatch([b"x"]))
+    transaction.publish("t", RecordBatch([b"1"]))
     await transaction.commit()
     assert await stand.values() == ["1"]
 
@@ -171,7 +171,7 @@ async def test_a_transaction_is_held_to_what_holds_at_its_commit(stand: Stand) -
     await stand.broker.create_topic(ANN, "t")
     await stand.broker.schemas.register(ANN, "number", SchemaType.JSON, INT)
     transaction = stand.broker.begin(ANN)
-    transaction.publish("t", Run([b"x"]))
+    transaction.publish("t", RecordBatch([b"x"]))
     await stand.broker.schemas.require(ANN, "t", "number")
     with pytest.raises(InvalidRecord):
         await transaction.commit()
@@ -204,7 +204,7 @@ async def test_a_delayed_message_that_fits_no_more_when_it_is_due_becomes_a_dead
 
 async def test_a_dead_letter_that_still_does_not_fit_is_not_replayed(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER)
-    await stand.broker.publish(ANN, "t", Run([b"x"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"x"]))
     (entry,) = await stand.broker.dead_letters(ANN, "t", records_max=10)
     with pytest.raises(InvalidRecord):
         await stand.broker.replay(ANN, "t", [entry.id])
@@ -218,7 +218,7 @@ async def test_a_dead_letter_that_still_does_not_fit_is_not_replayed(stand: Stan
 
 async def test_what_does_not_fit_goes_to_the_dead_letters_and_the_rest_to_the_topic(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER)
-    published = await stand.broker.publish(ANN, "t", Run([b"x", b"1", b"y", b"2"], [b"a", b"b", b"c", b"d"]))
+    published = await stand.broker.publish(ANN, "t", RecordBatch([b"x", b"1", b"y", b"2"], [b"a", b"b", b"c", b"d"]))
     assert published.count == 4
     assert [published.placement(index) for index in range(4)] == [NOWHERE, (0, 0), NOWHERE, (0, 1)]
     assert await stand.values() == ["1", "2"]
@@ -229,7 +229,7 @@ async def test_what_does_not_fit_goes_to_the_dead_letters_and_the_rest_to_the_to
 
 async def test_a_run_in_which_nothing_fits_is_acknowledged_all_the_same(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER, partitions=3)
-    published = await stand.broker.publish(ANN, "t", Run([b"x", b"y"], [b"k", None]))
+    published = await stand.broker.publish(ANN, "t", RecordBatch([b"x", b"y"], [b"k", None]))
     assert published.placements == [NOWHERE, NOWHERE] and published.timestamp == stand.clock.now
     assert len(await dead_letters(stand)) == 2
 
@@ -238,7 +238,7 @@ async def test_records_spread_over_partitions_keep_their_places(stand: Stand) ->
     await requiring(stand, OnInvalid.DEAD_LETTER, partitions=3)
     keys = [b"%d" % number for number in range(30)]
     values = [b"%d" % number if number % 3 else b"bad" for number in range(30)]
-    published = await stand.broker.publish(ANN, "t", Run(values, keys))
+    published = await stand.broker.publish(ANN, "t", RecordBatch(values, keys))
     for index, value in enumerate(values):
         partition, offset = published.placement(index)
         if value == b"bad":
@@ -249,9 +249,9 @@ async def test_records_spread_over_partitions_keep_their_places(stand: Stand) ->
 
 async def test_a_stamped_run_with_dead_letters_is_answered_alike_when_it_is_sent_again(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER)
-    run = Run([b"1", b"x", b"2"])
-    first = await stand.broker.publish(ANN, "t", run, producer=ProducerStamp("p", 0))
-    again = await stand.broker.publish(ANN, "t", run, producer=ProducerStamp("p", 0))
+    batch = RecordBatch([b"1", b"x", b"2"])
+    first = await stand.broker.publish(ANN, "t", batch, producer=ProducerStamp("p", 0))
+    again = await stand.broker.publish(ANN, "t", batch, producer=ProducerStamp("p", 0))
     assert [first.placement(index) for index in range(3)] == [again.placement(index) for index in range(3)] == [(0, 0), NOWHERE, (0, 1)]
     assert len(await dead_letters(stand)) == 1 and await stand.values() == ["1", "2"]
 
@@ -259,7 +259,7 @@ async def test_a_stamped_run_with_dead_letters_is_answered_alike_when_it_is_sent
 async def test_a_transaction_brings_its_dead_letters_along(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER)
     transaction = stand.broker.begin(ANN)
-    assert transaction.publish("t", Run([b"x", b"1"])).partitions(2) == [-1, 0]
+    assert transaction.publish("t", RecordBatch([b"x", b"1"])).partitions(2) == [-1, 0]
     assert await dead_letters(stand) == []
     (published,) = await transaction.commit()
     assert [published.placement(index) for index in range(2)] == [NOWHERE, (0, 0)]
@@ -268,19 +268,19 @@ async def test_a_transaction_brings_its_dead_letters_along(stand: Stand) -> None
 
 async def test_dead_letters_that_were_purged_come_again(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER)
-    await stand.broker.publish(ANN, "t", Run([b"x"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"x"]))
     await stand.broker.purge_dead_letters(ANN, "t")
     with pytest.raises(Unavailable, match="try again"):
-        await stand.broker.publish(ANN, "t", Run([b"y"]))
+        await stand.broker.publish(ANN, "t", RecordBatch([b"y"]))
     await turns()
-    await stand.broker.publish(ANN, "t", Run([b"z"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"z"]))
     assert [value for value, _, _ in await dead_letters(stand)] == [b"z"]
 
 
 async def test_a_delayed_record_waits_but_a_moment_for_dead_letters_that_were_purged(stand: Stand) -> None:
     await requiring(stand, OnInvalid.DEAD_LETTER)
     await stand.broker.publish_delayed(ANN, "t", b"x", delay_ms=100)
-    await stand.broker.publish(ANN, "t", Run([b"y"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"y"]))
     await stand.broker.purge_dead_letters(ANN, "t")
     stand.clock.tick(100)
     await turns()

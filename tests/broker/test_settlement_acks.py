@@ -11,7 +11,7 @@ from headrace.errors import (
     DiskFull,
     InvalidRequest,
 )
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.settling import ids_of, let_pass, offsets_of, open_queue, progress_of
 from tests.broker.stand import ANN, Stand, turns
 
@@ -122,7 +122,7 @@ async def test_a_late_ack_after_the_redelivery_to_another_does_not(stand: Stand)
 
 
 async def test_a_large_wave_of_redeliveries_costs_few_reads(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    await stand.broker.publish(ANN, "t", Run([b"x" * 10] * 1_000))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"x" * 10] * 1_000))
     queue = open_queue(stand)
     await queue.take(1_000)
     await let_pass(stand, 1_000)

@@ -15,7 +15,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import HEADERS_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.settling import ids_of, let_pass, offsets_of, open_queue, progress_of
 from tests.broker.stand import ANN, Stand, turns
 
@@ -37,7 +37,7 @@ async def _use_up(stand: Stand, queue: SettlementQueue, attempts: int) -> None:
 
 async def test_a_record_that_used_up_its_attempts_goes_to_the_dead_letters(stand: Stand) -> None:
     await stand.put("first")
-    await stand.broker.publish(ANN, "t", Run([b"bad"], [b"k"], [(("own", b"1"),)]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"bad"], [b"k"], [(("own", b"1"),)]))
     queue = open_queue(stand)
     queue.ack([(await queue.take(1))[0].id])
     await _use_up(stand, queue, 4)
@@ -146,7 +146,7 @@ async def test_leaving_never_drops_a_record(stand: Stand) -> None:
 
 async def test_the_notes_find_room_among_too_many_headers(stand: Stand) -> None:
     own = tuple((f"h{number}", b"x" * 100) for number in range(HEADERS_MAX))
-    await stand.broker.publish(ANN, "t", Run([b"a"], headers=[own]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"a"], headers=[own]))
     queue = open_queue(stand, SettlementPolicy(attempts_max=1))
     await _use_up(stand, queue, 1)
     (letter,) = await stand.records("t.dlq")

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.broker import Delivery, SettlementPolicy, SettlementQueue
 from headrace.errors import DiskFull
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=50, backoff_max_ms=400, attempts_max=2, in_flight_max=8)
@@ -59,7 +59,7 @@ class SettlementModel(RuleBasedStateMachine):
     def publish(self, partition: int, count: int) -> None:
         async def work() -> None:
             # The records' topic never fails here: what is in the log is what this test is about.
-            await self.stand.broker.publish(ANN, "t", Run([b"x"] * count), partition=partition)
+            await self.stand.broker.publish(ANN, "t", RecordBatch([b"x"] * count), partition=partition)
             self.published[partition] += count
 
         self.run(work())

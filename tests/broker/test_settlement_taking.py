@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from headrace.broker import Delivery, SettlementPolicy
-from headrace.broker.settlement import Start
+from headrace.broker.groups.settlement import Start
 from headrace.engine.contract import Cleanup, TopicConfig
 from headrace.errors import (
     InvalidRequest,
     OffsetOutOfRange,
 )
 from headrace.limits import IN_FLIGHT_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.settling import POLICY, ids_of, let_pass, offsets_of, open_queue, progress_of
 from tests.broker.stand import ANN, Stand, turns
 
@@ -29,8 +29,8 @@ async def stand(stand: Stand) -> Stand:
 
 
 async def test_deliveries_come_in_order_with_all_they_carry(stand: Stand) -> None:
-    run = Run([b"a", None], [b"k", None], [(("h", b"1"),), ()], [5, 6])
-    await stand.broker.publish(ANN, "t", run)
+    batch = RecordBatch([b"a", None], [b"k", None], [(("h", b"1"),), ()], [5, 6])
+    await stand.broker.publish(ANN, "t", batch)
     assert await open_queue(stand).take(10) == [
         Delivery(id=1, partition=0, offset=0, attempt=1, timestamp=5, key=b"k", value=b"a", headers=(("h", b"1"),)),
         Delivery(id=2, partition=0, offset=1, attempt=1, timestamp=6, key=None, value=None, headers=()),
@@ -102,7 +102,7 @@ async def test_take_waits_for_room_in_flight(stand: Stand) -> None:
 
 
 async def test_no_queue_has_more_in_flight_than_the_limit(stand: Stand) -> None:
-    await stand.broker.publish(ANN, "t", Run([b"x"] * (IN_FLIGHT_MAX + 1)))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"x"] * (IN_FLIGHT_MAX + 1)))
     queue = open_queue(stand, SettlementPolicy(in_flight_max=IN_FLIGHT_MAX + 1))
     assert len(await queue.take(IN_FLIGHT_MAX + 1)) == IN_FLIGHT_MAX
     assert await queue.take(1) == []
@@ -165,7 +165,7 @@ async def test_a_queue_may_take_from_some_partitions_only(stand: Stand) -> None:
 
 async def test_expired_records_are_settled_without_a_delivery(stand: Stand) -> None:
     now = stand.clock.now
-    await stand.broker.publish(ANN, "t", Run([b"a", b"b", b"c"], expiries=[now + 5, 0, now + 50]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"a", b"b", b"c"], expiries=[now + 5, 0, now + 50]))
     stand.clock.tick(5)
     queue = open_queue(stand)
     taken = await queue.take(10)
@@ -264,7 +264,7 @@ async def test_records_lost_to_retention_are_passed_over(stand: Stand) -> None:
 async def test_where_compaction_left_nothing_the_group_moves_on(stand: Stand) -> None:
     config = TopicConfig(cleanup=Cleanup.COMPACT, tombstone_retention_ms=1)
     await stand.broker.alter_topic(ANN, "t", config=config)
-    await stand.broker.publish(ANN, "t", Run([b"1", None], [b"k", b"k"]))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"1", None], [b"k", b"k"]))
     stand.clock.tick(10)
     await stand.broker.maintain()
     queue = open_queue(stand)

@@ -45,25 +45,25 @@ async def test_there_is_a_bound_on_stages() -> None:
 
 async def test_there_is_a_bound_on_writers_and_the_silent_ones_are_forgotten() -> None:
     stand = await bounded(BrokerSettings(sinks_max=2, sink_idle_ms=10_000))
-    await publish(stand, 0, app="a")
-    await publish(stand, 0, app="b")
+    await publish(stand, 0, writer="a")
+    await publish(stand, 0, writer="b")
     with pytest.raises(LimitExceeded):
-        await publish(stand, 0, app="c")
+        await publish(stand, 0, writer="c")
     with pytest.raises(LimitExceeded):
-        await put(stand, "h", "x", app="c")
+        await put(stand, "h", "x", writer="c")
     stand.clock.tick(6_000)
-    await publish(stand, 1, app="a")
+    await publish(stand, 1, writer="a")
     stand.clock.tick(6_000)
     await stand.broker.maintain()
-    assert [entry.app for entry in stand.broker.apps(ANN)] == ["a"]
-    await publish(stand, 0, app="c")
+    assert [entry.writer for entry in stand.broker.writers(ANN)] == ["a"]
+    await publish(stand, 0, writer="c")
     await stand.crash()
-    assert [entry.app for entry in stand.broker.apps(ANN)] == ["a", "c"]
+    assert [entry.writer for entry in stand.broker.writers(ANN)] == ["a", "c"]
     await stand.broker.close()
 
 
 async def test_a_writer_that_comes_only_once_is_remembered_for_as_long_as_it_says(stand: Stand) -> None:
-    await publish(stand, 0, app="comes again")
+    await publish(stand, 0, writer="comes again")
     await stand.broker.publish_staged(ANN, "once", 0, [], remember_ms=1_000)
     await stand.crash()
     stand.clock.tick(1_000)
@@ -71,18 +71,18 @@ async def test_a_writer_that_comes_only_once_is_remembered_for_as_long_as_it_say
     assert stand.broker.last_version(ANN, "once") == 0
     stand.clock.tick(1)
     await stand.broker.maintain()
-    assert [entry.app for entry in stand.broker.apps(ANN)] == ["comes again"]
+    assert [entry.writer for entry in stand.broker.writers(ANN)] == ["comes again"]
     with pytest.raises(InvalidRequest):
         await stand.broker.publish_staged(ANN, "once", 0, [], remember_ms=-1)
 
 
 async def test_a_writer_that_only_staged_is_not_remembered() -> None:
     stand = await bounded(BrokerSettings(sinks_max=1))
-    await put(stand, "h1", "a", app="a")
+    await put(stand, "h1", "a", writer="a")
     with pytest.raises(LimitExceeded):
-        await put(stand, "h2", "a", app="b")
+        await put(stand, "h2", "a", writer="b")
     await stand.broker.drop_staged(ANN, ["h1"])
-    await put(stand, "h2", "a", app="b")
+    await put(stand, "h2", "a", writer="b")
     await stand.broker.close()
 
 
@@ -105,7 +105,7 @@ async def test_what_attempts_that_lost_have_left_goes_while_their_writer_goes_on
 async def test_stages_of_a_silent_writer_expire() -> None:
     stand = await bounded(BrokerSettings(stage_idle_ms=10_000))
     await put(stand, "h1", "a")
-    await put(stand, "other", "a", app="p")
+    await put(stand, "other", "a", writer="p")
     stand.clock.tick(9_000)
     await put(stand, "h2", "b")
     stand.clock.tick(9_000)

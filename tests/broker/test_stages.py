@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker import Action, AppEntry, OnInvalid, Principal, Publication, SchemaType, StageSize
+from headrace.broker import Action, OnInvalid, Principal, Publication, SchemaType, StageSize, WriterEntry
 from headrace.engine.contract import TopicConfig
 from headrace.errors import (
     BrokerError,
@@ -17,7 +17,7 @@ from headrace.errors import (
     NoSuchEntry,
     NotAuthorized,
     RecordTooLarge,
-    StaleRun,
+    StaleEpoch,
     StorageFailed,
     Unavailable,
     UnknownPartition,
@@ -25,7 +25,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
-from headrace.records import ColumnRun, Run
+from headrace.records import ColumnBatch, RecordBatch
 from tests.broker.staging import publish, put
 from tests.broker.stand import ANN, Stand, turns
 
@@ -111,8 +111,8 @@ async def test_a_publication_goes_on_when_its_caller_gives_up(stand: Stand) -> N
 async def test_records_lie_in_the_order_of_the_tasks_whoever_staged_first(stand: Stand, handles: tuple[str, ...]) -> None:
     for number in (2, 0, 1):
         for part in "ab":
-            run = Run([f"{number}{part}".encode()])
-            await stand.broker.stage(ANN, f"h{number}", "u", run, app="q", order=number)
+            batch = RecordBatch([f"{number}{part}".encode()])
+            await stand.broker.stage(ANN, f"h{number}", "u", batch, writer="q", order=number)
     for handle in handles:
         await stand.broker.seal(ANN, handle)
     await publish(stand, 0, *handles)
@@ -128,22 +128,22 @@ async def test_handles_of_the_same_order_come_as_they_are_named(stand: Stand) ->
 
 async def test_records_go_where_any_publication_would_send_them(stand: Stand) -> None:
     keys = [b"k%d" % number for number in range(20)]
-    await stand.broker.publish(ANN, "t", Run(keys, keys))
+    await stand.broker.publish(ANN, "t", RecordBatch(keys, keys))
     plain = [await stand.values("t", partition) for partition in (0, 1)]
-    await stand.broker.stage(ANN, "h", "t", Run(keys, keys), app="q")
+    await stand.broker.stage(ANN, "h", "t", RecordBatch(keys, keys), writer="q")
     await stand.broker.seal(ANN, "h")
     await publish(stand, 0, "h")
     assert [await stand.values("t", partition) for partition in (0, 1)] == [values * 2 for values in plain]
     for handle in ("i", "j"):
-        await stand.broker.stage(ANN, handle, "t", Run([b"keyless"]), app="q")
+        await stand.broker.stage(ANN, handle, "t", RecordBatch([b"keyless"]), writer="q")
         await stand.broker.seal(ANN, handle)
     await publish(stand, 1, "i", "j")
     assert [(await stand.values("t", partition))[-1] for partition in (0, 1)] == ["keyless"] * 2
 
 
 async def test_columns_are_staged_as_they_are(stand: Stand) -> None:
-    run = ColumnRun.of(Run([b"a", None], [b"k", b"l"], [(("n", b"v"),), ()]))
-    await stand.broker.stage(ANN, "h", "t", run, app="q", partition=1)
+    batch = ColumnBatch.of(RecordBatch([b"a", None], [b"k", b"l"], [(("n", b"v"),), ()]))
+    await stand.broker.stage(ANN, "h", "t", batch, writer="q", partition=1)
     assert await stand.broker.seal(ANN, "h") == StageSize(2, 3)
     await publish(stand, 0, "h")
     assert [(r.key, r.value, r.headers) for r in await stand.records("t", 1)] == [(b"k", b"a", (("n", b"v"),)), (b"l", None, ())]
@@ -151,7 +151,7 @@ async def test_columns_are_staged_as_they_are(stand: Stand) -> None:
 
 async def test_time_begins_with_the_publication(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "short", config=TopicConfig(ttl_ms=1_000))
-    await stand.broker.stage(ANN, "h", "short", Run([b"a", b"b"], expiries=[0, 5]), app="q")
+    await stand.broker.stage(ANN, "h", "short", RecordBatch([b"a", b"b"], expiries=[0, 5]), writer="q")
     await stand.broker.seal(ANN, "h")
     stand.clock.tick(60_000)
     await publish(stand, 0, "h")
@@ -172,7 +172,7 @@ async def test_a_sealed_stage_takes_nothing_more(stand: Stand) -> None:
 
 async def test_only_sealed_stages_are_published(stand: Stand) -> None:
     await put(stand, "h1", "a")
-    await stand.broker.stage(ANN, "h2", "t", Run([b"b"]), app="q", partition=0)
+    await stand.broker.stage(ANN, "h2", "t", RecordBatch([b"b"]), writer="q", partition=0)
     with pytest.raises(InvalidRequest, match="not sealed"):
         await publish(stand, 0, "h1", "h2")
     assert (await stand.values("t"), stand.broker.last_version(ANN, "q")) == ([], None)
@@ -184,7 +184,7 @@ async def test_only_sealed_stages_are_published(stand: Stand) -> None:
 async def test_a_task_without_records_may_seal_all_the_same(stand: Stand) -> None:
     with pytest.raises(UnknownStage):
         await stand.broker.seal(ANN, "h")
-    assert await stand.broker.seal(ANN, "h", app="q") == StageSize(0, 0)
+    assert await stand.broker.seal(ANN, "h", writer="q") == StageSize(0, 0)
     assert await publish(stand, 0, "h") == Publication("q", 0, False, 0)
     assert await publish(stand, 1) == Publication("q", 1, False, 0), "and a version may have no tasks at all"
     assert stand.broker.last_version(ANN, "q") == 1
@@ -196,7 +196,7 @@ async def test_one_handle_that_is_not_there_and_nothing_is_published(stand: Stan
     await stand.broker.drop_staged(ANN, ["dropped"])
     await put(stand, "published", "x", topic="u")
     await publish(stand, 0, "published")
-    await put(stand, "another's", "x", app="r")
+    await put(stand, "another's", "x", writer="r")
     await put(stand, "h", "a")
     with pytest.raises(UnknownStage):
         await publish(stand, 1, "h", unknown)
@@ -217,7 +217,7 @@ async def test_a_handle_that_is_gone_stays_so(stand: Stand, gone: str) -> None:
     with pytest.raises(UnknownStage):
         await stand.broker.seal(ANN, "h")
     with pytest.raises(UnknownStage):
-        await stand.broker.seal(ANN, "h", app="q")
+        await stand.broker.seal(ANN, "h", writer="q")
 
 
 async def test_a_handle_may_be_dropped_before_its_task_has_come_so_far(stand: Stand) -> None:
@@ -225,7 +225,7 @@ async def test_a_handle_may_be_dropped_before_its_task_has_come_so_far(stand: St
     with pytest.raises(UnknownStage):
         await put(stand, "late", "a")
     stranger = Principal("bob")
-    await stand.broker.stage(stranger, "late", "t", Run([b"b"]), app="q")  # of whoever dropped it, and of nobody else
+    await stand.broker.stage(stranger, "late", "t", RecordBatch([b"b"]), writer="q")  # of whoever dropped it, and of nobody else
 
 
 async def test_only_the_latest_dead_handles_are_remembered(stand: Stand) -> None:
@@ -248,10 +248,10 @@ async def test_a_stranger_cannot_make_the_broker_forget_dead_handles(stand: Stan
 
 
 async def test_a_handle_belongs_to_one_writer_one_run_and_one_place(stand: Stand) -> None:
-    await stand.broker.stage(ANN, "h", "t", Run([b"a"]), app="q", run_id="r1", order=1)
-    for app, run_id, order in (("p", "r1", 1), ("q", "", 1), ("q", "r1", 2)):
+    await stand.broker.stage(ANN, "h", "t", RecordBatch([b"a"]), writer="q", epoch="r1", order=1)
+    for writer, epoch, order in (("p", "r1", 1), ("q", "", 1), ("q", "r1", 2)):
         with pytest.raises(InvalidRequest, match="belongs"):
-            await stand.broker.stage(ANN, "h", "t", Run([b"b"]), app=app, run_id=run_id, order=order)
+            await stand.broker.stage(ANN, "h", "t", RecordBatch([b"b"]), writer=writer, epoch=epoch, order=order)
     assert [(entry.handle, entry.records) for entry in stand.broker.stages(ANN)] == [("h", 1)]
 
 
@@ -261,33 +261,33 @@ async def test_a_handle_belongs_to_one_writer_one_run_and_one_place(stand: Stand
 @pytest.mark.parametrize(
     ("topic", "partition", "run", "error"),
     [
-        ("absent", None, Run([b"a"]), UnknownTopic),
-        ("__sinks", None, Run([b"a"]), UnknownTopic),
-        ("t", 2, Run([b"a"]), UnknownPartition),
-        ("t", None, Run([]), InvalidRequest),
-        ("t", None, Run([b"a"], [b"k", b"l"]), InvalidRequest),
-        ("t", None, Run([bytes(VALUE_BYTES_MAX + 1)]), RecordTooLarge),
-        ("t", 0, Run([bytes(VALUE_BYTES_MAX)] * (TRANSACTION_BYTES_MAX // VALUE_BYTES_MAX)), LimitExceeded),
+        ("absent", None, RecordBatch([b"a"]), UnknownTopic),
+        ("__sinks", None, RecordBatch([b"a"]), UnknownTopic),
+        ("t", 2, RecordBatch([b"a"]), UnknownPartition),
+        ("t", None, RecordBatch([]), InvalidRequest),
+        ("t", None, RecordBatch([b"a"], [b"k", b"l"]), InvalidRequest),
+        ("t", None, RecordBatch([bytes(VALUE_BYTES_MAX + 1)]), RecordTooLarge),
+        ("t", 0, RecordBatch([bytes(VALUE_BYTES_MAX)] * (TRANSACTION_BYTES_MAX // VALUE_BYTES_MAX)), LimitExceeded),
     ],
 )
 async def test_what_cannot_be_published_is_not_staged(
-    stand: Stand, topic: str, partition: int | None, run: Run, error: type[BrokerError]
+    stand: Stand, topic: str, partition: int | None, batch: RecordBatch, error: type[BrokerError]
 ) -> None:
     with pytest.raises(error):
-        stand.broker.stage(ANN, "h", topic, run, app="q", partition=partition)
-    assert (stand.broker.stages(ANN), stand.broker.apps(ANN)) == ([], [])
+        stand.broker.stage(ANN, "h", topic, batch, writer="q", partition=partition)
+    assert (stand.broker.stages(ANN), stand.broker.writers(ANN)) == ([], [])
 
 
 async def test_names_and_versions_have_their_rules(stand: Stand) -> None:
-    for app, handle, run_id in (("", "h", ""), ("a\n", "h", ""), ("q", "", ""), ("q", "x" * 250, ""), ("q", "h", "r\0")):
+    for writer, handle, epoch in (("", "h", ""), ("a\n", "h", ""), ("q", "", ""), ("q", "x" * 250, ""), ("q", "h", "r\0")):
         with pytest.raises(InvalidRequest):
-            stand.broker.stage(ANN, handle, "t", Run([b"a"]), app=app, run_id=run_id)
+            stand.broker.stage(ANN, handle, "t", RecordBatch([b"a"]), writer=writer, epoch=epoch)
     with pytest.raises(InvalidRequest):
         await stand.broker.drop_staged(ANN, ["x" * 250])
     for version in (-1, 1 << 63):
         with pytest.raises(InvalidRequest):
             await publish(stand, version)
-    assert stand.broker.apps(ANN) == []
+    assert stand.broker.writers(ANN) == []
 
 
 async def test_a_topic_deleted_meanwhile_spoils_the_publication_and_nothing_else(stand: Stand) -> None:
@@ -378,37 +378,37 @@ async def test_a_draining_broker_takes_nothing(stand: Stand) -> None:
 
 
 async def test_a_superseded_run_is_refused(stand: Stand) -> None:
-    await put(stand, "h1", "old", run_id="r1")
-    await put(stand, "h2", "new", run_id="r2")
-    for attempt in (put(stand, "h3", "late", run_id="r1"), publish(stand, 0, "h1", run_id="r1"), publish(stand, 0, run_id="r1")):
-        with pytest.raises(StaleRun) as refused:
+    await put(stand, "h1", "old", epoch="r1")
+    await put(stand, "h2", "new", epoch="r2")
+    for attempt in (put(stand, "h3", "late", epoch="r1"), publish(stand, 0, "h1", epoch="r1"), publish(stand, 0, epoch="r1")):
+        with pytest.raises(StaleEpoch) as refused:
             await attempt
-        assert (refused.value.app, refused.value.run_id, refused.value.current) == ("q", "r1", "r2")
+        assert (refused.value.writer, refused.value.epoch, refused.value.current) == ("q", "r1", "r2")
     assert [entry.handle for entry in stand.broker.stages(ANN)] == ["h2"], "what it had staged is gone"
-    await publish(stand, 0, "h2", run_id="r2")
+    await publish(stand, 0, "h2", epoch="r2")
     assert await stand.values("t") == ["new"]
 
 
 async def test_a_superseded_run_cannot_go_on_with_what_it_began(stand: Stand) -> None:
-    await stand.broker.stage(ANN, "h1", "t", Run([b"a"]), app="q", run_id="r1")
-    await publish(stand, 0, run_id="r2")
+    await stand.broker.stage(ANN, "h1", "t", RecordBatch([b"a"]), writer="q", epoch="r1")
+    await publish(stand, 0, epoch="r2")
     with pytest.raises(UnknownStage):
-        await stand.broker.stage(ANN, "h1", "t", Run([b"b"]), app="q", run_id="r1")
+        await stand.broker.stage(ANN, "h1", "t", RecordBatch([b"b"]), writer="q", epoch="r1")
     with pytest.raises(UnknownStage):
         await stand.broker.seal(ANN, "h1")
 
 
 async def test_a_run_superseded_while_it_waited_is_refused(stand: Stand) -> None:
-    await put(stand, "h0", "a", run_id="r1")
-    await put(stand, "h1", "b", run_id="r1")
+    await put(stand, "h0", "a", epoch="r1")
+    await put(stand, "h1", "b", epoch="r1")
     stand.engine.hold()
-    first, second = (asyncio.ensure_future(publish(stand, number, f"h{number}", run_id="r1")) for number in (0, 1))
+    first, second = (asyncio.ensure_future(publish(stand, number, f"h{number}", epoch="r1")) for number in (0, 1))
     await turns()
-    newer = asyncio.ensure_future(publish(stand, 1, run_id="r2"))
+    newer = asyncio.ensure_future(publish(stand, 1, epoch="r2"))
     await turns()
     stand.engine.let_go()
     assert not (await first).already
-    with pytest.raises(StaleRun):
+    with pytest.raises(StaleEpoch):
         await second
     assert not (await newer).already
     assert await stand.values("t") == ["a"]
@@ -416,60 +416,60 @@ async def test_a_run_superseded_while_it_waited_is_refused(stand: Stand) -> None
 
 @pytest.mark.parametrize("published", [True, False])
 async def test_a_superseded_run_is_refused_after_a_crash(stand: Stand, published: bool) -> None:
-    await put(stand, "h1", "a", run_id="r1")
-    await publish(stand, 0, "h1", run_id="r1")
-    await put(stand, "h2", "b", run_id="r2")
+    await put(stand, "h1", "a", epoch="r1")
+    await publish(stand, 0, "h1", epoch="r1")
+    await put(stand, "h2", "b", epoch="r2")
     if published:
-        await publish(stand, 1, "h2", run_id="r2")
+        await publish(stand, 1, "h2", epoch="r2")
     await stand.crash()
-    with pytest.raises(StaleRun):
-        await put(stand, "h3", "c", run_id="r1")
-    with pytest.raises(StaleRun):
-        await publish(stand, 2, run_id="r1")
-    await put(stand, "h4", "d", run_id="r2")
+    with pytest.raises(StaleEpoch):
+        await put(stand, "h3", "c", epoch="r1")
+    with pytest.raises(StaleEpoch):
+        await publish(stand, 2, epoch="r1")
+    await put(stand, "h4", "d", epoch="r2")
     assert stand.broker.last_version(ANN, "q") == (1 if published else 0)
 
 
 async def test_runs_of_one_writer_say_nothing_about_another(stand: Stand) -> None:
-    await put(stand, "h1", "a", app="p", run_id="r1")
-    await put(stand, "h2", "b", app="q", run_id="r1")
-    await put(stand, "h3", "c", app="q", run_id="r2")
-    await publish(stand, 0, "h1", app="p", run_id="r1")
+    await put(stand, "h1", "a", writer="p", epoch="r1")
+    await put(stand, "h2", "b", writer="q", epoch="r1")
+    await put(stand, "h3", "c", writer="q", epoch="r2")
+    await publish(stand, 0, "h1", writer="p", epoch="r1")
     assert await stand.values("t") == ["a"]
 
 
 async def test_a_writer_without_runs_supersedes_nobody(stand: Stand) -> None:
-    await put(stand, "h1", "a", run_id="r1")
+    await put(stand, "h1", "a", epoch="r1")
     await put(stand, "h2", "b")
     await publish(stand, 0, "h2")
-    await publish(stand, 1, "h1", run_id="r1")
+    await publish(stand, 1, "h1", epoch="r1")
     assert await stand.values("t") == ["b", "a"]
 
 
 async def test_writers_and_stages_are_listed(stand: Stand) -> None:
-    await put(stand, "h1", "abc", "d", run_id="r1")
-    await stand.broker.stage(ANN, "h2", "u", Run([b"xy"], [b"k"]), app="q", run_id="r1")
-    await stand.broker.stage(ANN, "h2", "t", Run([b"z"]), app="q", run_id="r1")
+    await put(stand, "h1", "abc", "d", epoch="r1")
+    await stand.broker.stage(ANN, "h2", "u", RecordBatch([b"xy"], [b"k"]), writer="q", epoch="r1")
+    await stand.broker.stage(ANN, "h2", "t", RecordBatch([b"z"]), writer="q", epoch="r1")
     stand.clock.tick(500)
     listed = [
-        (entry.handle, entry.app, entry.records, entry.size_bytes, entry.by_topic, entry.age_ms, entry.is_sealed)
+        (entry.handle, entry.writer, entry.records, entry.size_bytes, entry.by_topic, entry.age_ms, entry.is_sealed)
         for entry in stand.broker.stages(ANN)
     ]
     assert listed == [("h1", "q", 2, 4, {"t": 2}, 500, True), ("h2", "q", 2, 4, {"u": 1, "t": 1}, 500, False)]
-    assert stand.broker.apps(ANN) == []
-    await publish(stand, 4, "h1", run_id="r1")
-    assert stand.broker.apps(ANN) == [AppEntry("q", 4, stand.clock.now, "r1", False)]
+    assert stand.broker.writers(ANN) == []
+    await publish(stand, 4, "h1", epoch="r1")
+    assert stand.broker.writers(ANN) == [WriterEntry("q", 4, stand.clock.now, "r1", False)]
 
 
 async def test_a_forgotten_writer_begins_anew(stand: Stand) -> None:
-    await put(stand, "h1", "a", run_id="r1")
-    await publish(stand, 9, run_id="r2")
-    await put(stand, "h2", "a", run_id="r2")
+    await put(stand, "h1", "a", epoch="r1")
+    await publish(stand, 9, epoch="r2")
+    await put(stand, "h2", "a", epoch="r2")
     await stand.broker.forget_app(ANN, "q")
-    assert (stand.broker.stages(ANN), stand.broker.apps(ANN), stand.broker.last_version(ANN, "q")) == ([], [], None)
+    assert (stand.broker.stages(ANN), stand.broker.writers(ANN), stand.broker.last_version(ANN, "q")) == ([], [], None)
     await stand.crash()
-    assert stand.broker.apps(ANN) == []
-    assert not (await publish(stand, 0, run_id="r1")).already
+    assert stand.broker.writers(ANN) == []
+    assert not (await publish(stand, 0, epoch="r1")).already
     with pytest.raises(NoSuchEntry):
         await stand.broker.forget_app(ANN, "nobody")
 

@@ -23,8 +23,8 @@ from headrace.broker.settings import SpillSizes
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Topic, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
-from headrace.log.store import StoreOptions
-from headrace.records import Run
+from headrace.records import RecordBatch
+from headrace.storage.store import StoreOptions
 from tests.broker.stand import ANN, HandClock, turns
 from tests.conftest import Proof
 from tests.storage_faults.power_cut import PowerCuts
@@ -134,7 +134,7 @@ def _value(version: int, task: int, number: int) -> str:
 
 async def write_all(broker: Broker, attempt: int, told: Callable[[int], None] = lambda version: None) -> None:
     """What a writer does that has just been started: it knows nothing but what the broker knows of it."""
-    run_id = f"run-{attempt}"
+    epoch = f"run-{attempt}"
     last = broker.last_version(ANN, "q")
     # Its own notes are behind by one: it died before it wrote down what it had published.
     for version in range(max(0, -1 if last is None else last), len(SIZES)):
@@ -142,10 +142,10 @@ async def write_all(broker: Broker, attempt: int, told: Callable[[int], None] = 
         for task, handle in zip((1, 0), handles, strict=True):
             for number in range(SIZES[version]):
                 topic, partition = _place(number)
-                run = Run([_value(version, task, number).encode()])
-                await broker.stage(ANN, handle, topic, run, app="q", run_id=run_id, order=task, partition=partition)
+                record_batch = RecordBatch([_value(version, task, number).encode()])
+                await broker.stage(ANN, handle, topic, record_batch, writer="q", epoch=epoch, order=task, partition=partition)
             await broker.seal(ANN, handle)
-        answer = await broker.publish_staged(ANN, "q", version, handles, run_id=run_id)
+        answer = await broker.publish_staged(ANN, "q", version, handles, epoch=epoch)
         assert attempt or not answer.already
         told(version)
 

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.broker import BrokerSettings
 from headrace.broker.settings import SpillSizes
-from headrace.errors import DiskFull, StaleRun, UnknownStage
-from headrace.records import Run
+from headrace.errors import DiskFull, StaleEpoch, UnknownStage
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand
 
 SETTINGS = BrokerSettings(
@@ -40,36 +40,36 @@ class Writer:
     async def _try(self, version: int, rows: list[str]) -> bool:
         """One life of the writer, under a run id of its own."""
         self.attempts += 1
-        run_id, tasks = f"{self.name}-{self.attempts}", self.dice.randrange(1, 4)
-        handles = [f"{run_id}/{version}/{task}" for task in range(tasks)]
+        epoch, tasks = f"{self.name}-{self.attempts}", self.dice.randrange(1, 4)
+        handles = [f"{epoch}/{version}/{task}" for task in range(tasks)]
         cuts = [len(rows) * task // tasks for task in range(tasks + 1)]
         try:
             await asyncio.gather(
-                *(self._task(handle, task, rows[cuts[task] : cuts[task + 1]], run_id) for task, handle in enumerate(handles))
+                *(self._task(handle, task, rows[cuts[task] : cuts[task + 1]], epoch) for task, handle in enumerate(handles))
             )
             if self.dice.random() < 0.2:
                 # It dies here, after some other task of its had begun; or it was abandoned and its zombie goes on.
-                zombie = asyncio.ensure_future(self.stand.broker.publish_staged(ANN, self.name, version, handles, run_id=run_id))
+                zombie = asyncio.ensure_future(self.stand.broker.publish_staged(ANN, self.name, version, handles, epoch=epoch))
                 await asyncio.sleep(0)
                 if self.dice.random() < 0.5:
                     zombie.cancel()
                 await asyncio.gather(zombie, return_exceptions=True)
                 return False
-            await self.stand.broker.publish_staged(ANN, self.name, version, handles[:: self.dice.choice((1, -1))], run_id=run_id)
-        except (DiskFull, StaleRun, UnknownStage):
+            await self.stand.broker.publish_staged(ANN, self.name, version, handles[:: self.dice.choice((1, -1))], epoch=epoch)
+        except (DiskFull, StaleEpoch, UnknownStage):
             if self.dice.random() < 0.5:
                 await self.stand.broker.drop_staged(ANN, handles)
             return False
         return True
 
-    async def _task(self, handle: str, order: int, rows: list[str], run_id: str) -> None:
+    async def _task(self, handle: str, order: int, rows: list[str], epoch: str) -> None:
         position = 0
         while position < len(rows):
             count = self.dice.randrange(1, 5)
-            run = Run([row.encode() for row in rows[position : position + count]])
-            await self.stand.broker.stage(ANN, handle, "t", run, app=self.name, run_id=run_id, order=order, partition=0)
+            batch = RecordBatch([row.encode() for row in rows[position : position + count]])
+            await self.stand.broker.stage(ANN, handle, "t", batch, writer=self.name, epoch=epoch, order=order, partition=0)
             position += count
-        await self.stand.broker.seal(ANN, handle, app=self.name, run_id=run_id, order=order)
+        await self.stand.broker.seal(ANN, handle, writer=self.name, epoch=epoch, order=order)
 
 
 async def _trouble(stand: Stand, dice: random.Random) -> None:

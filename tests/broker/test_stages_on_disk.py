@@ -10,7 +10,7 @@ import pytest
 from headrace.broker import BrokerSettings, OnInvalid, Publication, SchemaType
 from headrace.broker.settings import SpillSizes
 from headrace.errors import CorruptData, DiskFull, InvalidRecord, InvalidRequest, Unavailable, UnknownStage
-from headrace.records import ColumnRun, Record, Run
+from headrace.records import ColumnBatch, Record, RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 TIGHT = BrokerSettings(
@@ -46,14 +46,16 @@ async def rolled() -> AsyncIterator[Stand]:
     await stand.broker.close()
 
 
-async def fill(stand: Stand, handle: str, runs: int, *, order: int = 0, app: str = "q", run_id: str = "") -> list[str]:
+async def fill(stand: Stand, handle: str, record_batches: int, *, order: int = 0, writer: str = "q", epoch: str = "") -> list[str]:
     """Runs of some 100 bytes for both topics; returns the values for u, in order."""
     own: list[str] = []
-    for number in range(runs):
+    for number in range(record_batches):
         value = f"{handle}-{number}".ljust(84, ".")
         topic, partition = ("u", 0) if number % 2 == 0 else ("t", number // 2 % 2)
         own += [value] if topic == "u" else []
-        await stand.broker.stage(ANN, handle, topic, Run([value.encode()]), app=app, run_id=run_id, order=order, partition=partition)
+        await stand.broker.stage(
+            ANN, handle, topic, RecordBatch([value.encode()]), writer=writer, epoch=epoch, order=order, partition=partition
+        )
     await stand.broker.seal(ANN, handle)
     return own
 
@@ -105,16 +107,16 @@ async def test_what_does_not_fit_into_memory_is_published_all_the_same(tight: St
 
 @pytest.mark.parametrize("as_columns", [True, False])
 async def test_everything_about_a_record_survives_the_way_to_the_disk_and_back(tight: Stand, as_columns: bool) -> None:
-    run = Run(
+    batch = RecordBatch(
         [b"a" * 700, None, b"", b"d" * 300],
         [b"k", b"l", None, b""],
         [(("n", b"1"), ("n", b"2")), (), (), (("", b""),)],
         [7, 5, 6, 6],
         [0, (1 << 60), 0, 0],
     )
-    plain = Run([b"x" * 700, b"y"])
-    for given in (run, plain):
-        await tight.broker.stage(ANN, "h", "u", ColumnRun.of(given) if as_columns else given, app="q", partition=0)
+    plain = RecordBatch([b"x" * 700, b"y"])
+    for given in (batch, plain):
+        await tight.broker.stage(ANN, "h", "u", ColumnBatch.of(given) if as_columns else given, writer="q", partition=0)
     for number in range(5):
         await fill(tight, f"smaller {number}", 4)
     await tight.broker.seal(ANN, "h")
@@ -135,7 +137,7 @@ async def test_everything_about_a_record_survives_the_way_to_the_disk_and_back(t
 
 async def test_whoever_comes_when_memory_is_full_waits_for_the_disk(tight: Stand) -> None:
     tight.engine.hold()
-    staged = [tight.broker.stage(ANN, "h", "u", Run([b"%d" % number + b"." * 400]), app="q") for number in range(7)]
+    staged = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"%d" % number + b"." * 400]), writer="q") for number in range(7)]
     await turns()
     assert [one.done() for one in staged] == [True] * 4 + [False] * 3
     assert memory(tight) <= 2_000
@@ -149,8 +151,8 @@ async def test_whoever_comes_when_memory_is_full_waits_for_the_disk(tight: Stand
 
 
 async def test_a_run_larger_than_all_memory_is_taken_when_there_is_nothing_else(tight: Stand) -> None:
-    await tight.broker.stage(ANN, "h", "u", Run([b"x" * 5_000]), app="q")
-    await tight.broker.stage(ANN, "h", "u", Run([b"y" * 5_000]), app="q")
+    await tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 5_000]), writer="q")
+    await tight.broker.stage(ANN, "h", "u", RecordBatch([b"y" * 5_000]), writer="q")
     await tight.broker.seal(ANN, "h")
     await publish(tight, 0, "h")
     assert [value[0] for value in await tight.values("u")] == ["x", "y"]
@@ -158,9 +160,9 @@ async def test_a_run_larger_than_all_memory_is_taken_when_there_is_nothing_else(
 
 async def test_only_so_much_may_wait(tight: Stand) -> None:
     tight.engine.hold()
-    waiting = [tight.broker.stage(ANN, "h", "u", Run([b"x" * 984]), app="q") for _ in range(2 + 8)]
+    waiting = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 984]), writer="q") for _ in range(2 + 8)]
     with pytest.raises(Unavailable):
-        tight.broker.stage(ANN, "h", "u", Run([b"x"]), app="q")
+        tight.broker.stage(ANN, "h", "u", RecordBatch([b"x"]), writer="q")
     tight.engine.let_go()
     await asyncio.gather(*waiting)
 
@@ -171,13 +173,13 @@ async def test_a_full_disk_refuses_those_that_wait_and_harms_nobody_else(tight: 
     taken = refused = 0
     for _ in range(20):
         try:
-            await tight.broker.stage(ANN, "i", "u", Run([b"x" * 300]), app="q")
+            await tight.broker.stage(ANN, "i", "u", RecordBatch([b"x" * 300]), writer="q")
             taken += 1
         except DiskFull:
             refused += 1
     assert taken and refused and memory(tight) <= 2_000
     tight.engine.error = None
-    await tight.broker.stage(ANN, "i", "u", Run([b"x" * 300]), app="q")
+    await tight.broker.stage(ANN, "i", "u", RecordBatch([b"x" * 300]), writer="q")
     assert (await tight.broker.seal(ANN, "i")).records == taken + 1
     await publish(tight, 0, "h", "i")
     assert await tight.values("u") == kept + ["x" * 300] * (taken + 1)
@@ -185,7 +187,7 @@ async def test_a_full_disk_refuses_those_that_wait_and_harms_nobody_else(tight: 
 
 async def test_a_caller_that_gives_up_waiting_has_staged_nothing(tight: Stand) -> None:
     tight.engine.hold()
-    staged = [tight.broker.stage(ANN, "h", "u", Run([b"%d" % number + b"." * 400]), app="q") for number in range(6)]
+    staged = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"%d" % number + b"." * 400]), writer="q") for number in range(6)]
     await turns()
     staged[4].cancel()
     tight.engine.let_go()
@@ -197,12 +199,12 @@ async def test_a_caller_that_gives_up_waiting_has_staged_nothing(tight: Stand) -
 
 @pytest.mark.parametrize("end", ["dropped", "superseded", "expired", "closed", "forgotten"])
 async def test_the_disk_is_given_back_when_a_stage_is_gone(tight: Stand, end: str) -> None:
-    await fill(tight, "h", 40, run_id="r1")
+    await fill(tight, "h", 40, epoch="r1")
     assert logs(tight)
     if end == "dropped":
         await tight.broker.drop_staged(ANN, ["h"])
     elif end == "superseded":
-        await tight.broker.publish_staged(ANN, "q", 0, [], run_id="r2")
+        await tight.broker.publish_staged(ANN, "q", 0, [], epoch="r2")
     elif end == "expired":
         tight.clock.tick(TIGHT.stage_idle_ms)
     elif end == "forgotten":
@@ -215,7 +217,7 @@ async def test_the_disk_is_given_back_when_a_stage_is_gone(tight: Stand, end: st
 
 async def test_a_stage_dropped_on_its_way_to_the_disk_leaves_nothing(tight: Stand) -> None:
     tight.engine.hold()
-    staged = [tight.broker.stage(ANN, "h", "u", Run([b"x" * 400]), app="q") for _ in range(6)]
+    staged = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 400]), writer="q") for _ in range(6)]
     await turns()
     await tight.broker.drop_staged(ANN, ["h"])
     tight.engine.let_go()
@@ -283,7 +285,7 @@ async def test_staged_records_that_cannot_be_read_back_are_not_published_by_half
 
 async def test_expired_records_need_not_be_there_any_more(tight: Stand) -> None:
     short = tight.clock.now + 1_000
-    await tight.broker.stage(ANN, "h", "u", Run([b"x" * 900], expiries=[short]), app="q")
+    await tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 900], expiries=[short]), writer="q")
     wanted = await fill(tight, "h", 20)
     await turns()
     tight.clock.tick(2_000)
@@ -307,11 +309,11 @@ async def test_a_large_publication_is_made_of_several_appends_and_looks_like_any
         assert values == sorted(values, key=lambda value: (value[:3], int(value[3:].rstrip("."))))
     await turns()
     assert (rolled.broker.last_version(ANN, "q"), logs(rolled), rolled.broker.stages(ANN), memory(rolled)) == (3, [], [], 0)
-    assert not rolled.broker.apps(ANN)[0].is_publishing
+    assert not rolled.broker.writers(ANN)[0].is_publishing
 
 
 async def put_small(stand: Stand, handle: str, order: int) -> None:
-    await stand.broker.stage(ANN, handle, "u", Run([handle.encode()]), app="q", order=order)
+    await stand.broker.stage(ANN, handle, "u", RecordBatch([handle.encode()]), writer="q", order=order)
     await stand.broker.seal(ANN, handle)
 
 
@@ -345,7 +347,7 @@ async def test_a_disk_that_fills_up_on_the_way_only_takes_time(rolled: Stand) ->
     with pytest.raises(DiskFull):
         await publishing
     there = rolled.engine.bounds("u", 0).end
-    assert 0 < there < 20 and rolled.broker.apps(ANN)[0].is_publishing
+    assert 0 < there < 20 and rolled.broker.writers(ANN)[0].is_publishing
     with pytest.raises(DiskFull):
         await publish(rolled, 0, "h")
     rolled.clock.tick(1_000)
@@ -366,7 +368,7 @@ async def test_a_publication_that_was_not_begun_can_be_tried_again(rolled: Stand
             rolled.engine.topic = f"__stage.{rolled.broker._stages._spill._current}"
         with pytest.raises(DiskFull):
             await publish(rolled, 0, "h")
-        assert (await rolled.values("u"), rolled.broker.apps(ANN)) == ([], [])
+        assert (await rolled.values("u"), rolled.broker.writers(ANN)) == ([], [])
         rolled.engine.error = None
     await publish(rolled, 0, "h")
     assert await rolled.values("u") == wanted
@@ -407,6 +409,6 @@ async def test_a_writer_forgotten_on_the_way_publishes_no_more(rolled: Stand) ->
     rolled.clock.tick(10_000)
     await resumed(rolled)
     await turns()
-    assert (rolled.engine.bounds("u", 0).end, logs(rolled), rolled.broker.apps(ANN)) == (there, [], [])
+    assert (rolled.engine.bounds("u", 0).end, logs(rolled), rolled.broker.writers(ANN)) == (there, [], [])
     await rolled.crash()
-    assert rolled.broker.apps(ANN) == []
+    assert rolled.broker.writers(ANN) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.broker.tables import Table
 from headrace.engine.contract import Appended, TopicConfig, Write
 from headrace.errors import DiskFull
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import FragileEngine, HandClock
 
 Colours = Table[tuple[str, int], list[int]]
@@ -67,7 +67,7 @@ async def test_a_change_joins_the_append_it_belongs_to(engine: FragileEngine) ->
         return [(("last", 0), [appended[0].base_offset])]
 
     for _ in range(3):
-        staged = engine.append([Write("t", 0, Run([b"v"])), table.write(change)])
+        staged = engine.append([Write("t", 0, RecordBatch([b"v"])), table.write(change)])
         table.follow(staged, change([(await staged)[0]]))
     again = _table(engine)
     await again.load()

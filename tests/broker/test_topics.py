@@ -8,7 +8,7 @@ import pytest
 from headrace.broker import BrokerSettings, ProducerStamp, SettlementPolicy
 from headrace.engine.contract import Ack, Bounds, TopicConfig
 from headrace.errors import DiskFull, InvalidRequest, InvalidTopicName, OutOfSequence, TopicExists, UnknownPartition, UnknownTopic
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -49,7 +49,7 @@ async def test_unknown_and_internal_topics_are_alike_to_users(stand: Stand, name
     with pytest.raises(UnknownTopic):
         broker.topic(ANN, name)
     with pytest.raises(UnknownTopic):
-        broker.publish(ANN, name, Run([b"x"]))
+        broker.publish(ANN, name, RecordBatch([b"x"]))
     with pytest.raises(UnknownTopic):
         await broker.fetch(ANN, name, 0, 0, bytes_max=1)
     with pytest.raises(UnknownTopic):
@@ -67,13 +67,13 @@ async def test_unknown_and_internal_topics_are_alike_to_users(stand: Stand, name
     with pytest.raises(UnknownTopic):
         await broker.delete_topic(ANN, name)
     with pytest.raises(UnknownTopic):
-        broker.begin(ANN).publish(name, Run([b"x"]))
+        broker.begin(ANN).publish(name, RecordBatch([b"x"]))
 
 
 async def test_partitions_that_are_not_there_are_named(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t", partitions=2)
     with pytest.raises(UnknownPartition, match="no partition 2"):
-        stand.broker.publish(ANN, "t", Run([b"x"]), partition=2)
+        stand.broker.publish(ANN, "t", RecordBatch([b"x"]), partition=2)
     with pytest.raises(UnknownPartition):
         await stand.broker.fetch(ANN, "t", -1, 0, bytes_max=1)
     with pytest.raises(UnknownPartition):
@@ -141,16 +141,16 @@ async def test_a_commit_in_flight_when_its_topic_is_deleted_leaves_nothing_eithe
 async def test_a_deleted_topic_leaves_no_producer_memory_to_its_successor(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t")
     for number in range(7):
-        await stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", number))
-    in_flight = stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", 7))
+        await stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", number))
+    in_flight = stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 7))
     with pytest.raises(OutOfSequence):
-        stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", 0))
+        stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
     await stand.broker.delete_topic(ANN, "t")
     with contextlib.suppress(UnknownTopic):
         await in_flight
     await stand.broker.create_topic(ANN, "t")
     await stand.crash()
-    published = await stand.broker.publish(ANN, "t", Run([b"new"]), producer=ProducerStamp("p", 0))
+    published = await stand.broker.publish(ANN, "t", RecordBatch([b"new"]), producer=ProducerStamp("p", 0))
     assert published.base_offset == 0
     assert await stand.values() == ["new"]
 
@@ -159,7 +159,7 @@ async def test_a_deleted_topic_leaves_no_producer_memory_to_its_successor(stand:
 async def test_a_deletion_the_log_refused_to_finish_is_finished_before_the_name_is_used_again(stand: Stand, table: str) -> None:
     await stand.broker.create_topic(ANN, "t")
     await stand.broker.commit(ANN, "g", {("t", 0): 5})
-    await stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", 0))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
     stand.engine.error, stand.engine.topic = DiskFull("full"), table
     with pytest.raises(DiskFull):
         await stand.broker.delete_topic(ANN, "t")
@@ -170,19 +170,19 @@ async def test_a_deletion_the_log_refused_to_finish_is_finished_before_the_name_
     assert stand.broker.groups(ANN) == []
     await stand.crash()
     assert stand.broker.groups(ANN) == []
-    assert (await stand.broker.publish(ANN, "t", Run([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
+    assert (await stand.broker.publish(ANN, "t", RecordBatch([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
     assert await stand.values() == ["y"]
 
 
 async def test_leftovers_of_a_deletion_that_a_crash_cut_short_are_removed_at_the_start(stand: Stand) -> None:
     await stand.broker.create_topic(ANN, "t")
     await stand.broker.commit(ANN, "g", {("t", 0): 5})
-    await stand.broker.publish(ANN, "t", Run([b"x"]), producer=ProducerStamp("p", 0))
+    await stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
     await stand.engine.delete_topic("t")
     await stand.crash()
     await stand.broker.create_topic(ANN, "t")
     assert stand.broker.groups(ANN) == []
-    assert (await stand.broker.publish(ANN, "t", Run([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
+    assert (await stand.broker.publish(ANN, "t", RecordBatch([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
     assert await stand.values() == ["y"]
 
 

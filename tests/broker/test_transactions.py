@@ -18,7 +18,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -32,9 +32,9 @@ async def stand(stand: Stand) -> Stand:
 async def test_nothing_is_seen_before_the_commit_and_all_of_it_after(stand: Stand) -> None:
     await stand.put("before", partition=0)
     transaction = stand.broker.begin(ANN)
-    transaction.publish("t", Run([b"a", b"b"]), 0)
-    transaction.publish("u", Run([b"c"]))
-    transaction.publish("t", Run([b"d"]), 0)
+    transaction.publish("t", RecordBatch([b"a", b"b"]), 0)
+    transaction.publish("u", RecordBatch([b"c"]))
+    transaction.publish("t", RecordBatch([b"d"]), 0)
     transaction.commit_offsets("g", {("t", 1): 5})
     await turns()
     assert (await stand.values("t"), await stand.values("u")) == (["before"], [])
@@ -51,9 +51,9 @@ async def test_nothing_is_seen_before_the_commit_and_all_of_it_after(stand: Stan
 
 async def test_a_spread_run_in_a_transaction_knows_its_places(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
-    transaction.publish("u", Run([b"x"]))
-    transaction.publish("t", Run([b"%d" % number for number in range(10)], [b"k%d" % number for number in range(10)]))
-    transaction.publish("u", Run([b"y"]))
+    transaction.publish("u", RecordBatch([b"x"]))
+    transaction.publish("t", RecordBatch([b"%d" % number for number in range(10)], [b"k%d" % number for number in range(10)]))
+    transaction.publish("u", RecordBatch([b"y"]))
     _, spread, last = await transaction.commit()
     logs = [await stand.values("t", partition) for partition in (0, 1)]
     for index in range(10):
@@ -64,20 +64,20 @@ async def test_a_spread_run_in_a_transaction_knows_its_places(stand: Stand) -> N
 
 async def test_an_aborted_transaction_leaves_nothing(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN, id="x")
-    transaction.publish("t", Run([b"a"]), 0)
+    transaction.publish("t", RecordBatch([b"a"]), 0)
     transaction.abort()
     transaction.abort()
     with pytest.raises(InvalidTransaction, match="aborted"):
         await transaction.commit()
     with pytest.raises(InvalidTransaction):
-        transaction.publish("t", Run([b"a"]), 0)
+        transaction.publish("t", RecordBatch([b"a"]), 0)
     assert await stand.values() == []
     stand.broker.begin(ANN, id="x")
 
 
 async def test_a_transaction_is_committed_once(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     await transaction.commit()
     with pytest.raises(InvalidTransaction, match="has been committed"):
         await transaction.commit()
@@ -87,11 +87,11 @@ async def test_a_transaction_is_committed_once(stand: Stand) -> None:
 
 async def test_while_it_is_being_committed_nothing_is_added(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
     with pytest.raises(InvalidTransaction, match="being committed"):
-        transaction.publish("u", Run([b"b"]))
+        transaction.publish("u", RecordBatch([b"b"]))
     with pytest.raises(InvalidTransaction):
         await transaction.commit()
     transaction.abort()
@@ -105,9 +105,9 @@ async def test_an_empty_transaction_commits_to_nothing(stand: Stand) -> None:
 
 async def test_a_transaction_that_takes_too_long_is_aborted(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN, id="slow", timeout_ms=1_000)
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     stand.clock.tick(999)
-    transaction.publish("u", Run([b"b"]))
+    transaction.publish("u", RecordBatch([b"b"]))
     stand.clock.tick(1)
     with pytest.raises(InvalidTransaction, match="too long"):
         await transaction.commit()
@@ -117,7 +117,7 @@ async def test_a_transaction_that_takes_too_long_is_aborted(stand: Stand) -> Non
 
 async def test_time_running_out_during_the_commit_changes_nothing(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN, timeout_ms=1_000)
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
     stand.clock.tick(1_000)
@@ -126,7 +126,7 @@ async def test_time_running_out_during_the_commit_changes_nothing(stand: Stand) 
 
 async def test_after_a_full_disk_the_commit_may_be_tried_again(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     transaction.commit_offsets("g", {("t", 0): 1})
     stand.engine.error = DiskFull("full")
     with pytest.raises(DiskFull):
@@ -140,7 +140,7 @@ async def test_after_a_full_disk_the_commit_may_be_tried_again(stand: Stand) -> 
 
 async def test_a_full_disk_is_not_tried_again_when_the_time_ran_out_meanwhile(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN, timeout_ms=1_000)
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     stand.engine.error = DiskFull("full")
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
@@ -154,7 +154,7 @@ async def test_a_full_disk_is_not_tried_again_when_the_time_ran_out_meanwhile(st
 
 async def test_a_failed_log_ends_the_transaction(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     stand.engine.error = StorageFailed("sync failed")
     with pytest.raises(StorageFailed):
         await transaction.commit()
@@ -165,8 +165,8 @@ async def test_a_failed_log_ends_the_transaction(stand: Stand) -> None:
 
 async def test_a_topic_deleted_before_the_commit_fails_all_of_it(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
-    transaction.publish("t", Run([b"a"]), 0)
-    transaction.publish("u", Run([b"b"]))
+    transaction.publish("t", RecordBatch([b"a"]), 0)
+    transaction.publish("u", RecordBatch([b"b"]))
     await stand.broker.delete_topic(ANN, "u")
     with pytest.raises(UnknownTopic):
         await transaction.commit()
@@ -175,15 +175,15 @@ async def test_a_topic_deleted_before_the_commit_fails_all_of_it(stand: Stand) -
 
 async def test_what_cannot_be_staged_is_refused_at_once_and_the_rest_stands(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
-    transaction.publish("u", Run([b"good"]))
+    transaction.publish("u", RecordBatch([b"good"]))
     with pytest.raises(UnknownTopic):
-        transaction.publish("nowhere", Run([b"x"]))
+        transaction.publish("nowhere", RecordBatch([b"x"]))
     with pytest.raises(UnknownPartition):
-        transaction.publish("t", Run([b"x"]), 7)
+        transaction.publish("t", RecordBatch([b"x"]), 7)
     with pytest.raises(InvalidRequest):
-        transaction.publish("t", Run([]))
+        transaction.publish("t", RecordBatch([]))
     with pytest.raises(RecordTooLarge):
-        transaction.publish("t", Run([bytes(VALUE_BYTES_MAX + 1)]))
+        transaction.publish("t", RecordBatch([bytes(VALUE_BYTES_MAX + 1)]))
     with pytest.raises(UnknownPartition):
         transaction.commit_offsets("g", {("t", 7): 1})
     with pytest.raises(InvalidRequest):
@@ -215,14 +215,14 @@ async def test_only_so_many_are_open_at_once() -> None:
 async def test_a_transaction_holds_so_much_and_not_a_byte_more(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN)
     value = bytes(VALUE_BYTES_MAX)
-    whole, rest = divmod(TRANSACTION_BYTES_MAX, weight(Run([value])))
-    transaction.publish("u", Run([value] * whole))
-    overhead = weight(Run([b""]))
+    whole, rest = divmod(TRANSACTION_BYTES_MAX, weight(RecordBatch([value])))
+    transaction.publish("u", RecordBatch([value] * whole))
+    overhead = weight(RecordBatch([b""]))
     with pytest.raises(InvalidTransaction):
-        transaction.publish("u", Run([bytes(rest - overhead + 1)]))
-    transaction.publish("u", Run([bytes(rest - overhead)]))
+        transaction.publish("u", RecordBatch([bytes(rest - overhead + 1)]))
+    transaction.publish("u", RecordBatch([bytes(rest - overhead)]))
     with pytest.raises(InvalidTransaction):
-        transaction.publish("u", Run([b""]))
+        transaction.publish("u", RecordBatch([b""]))
     transaction.abort()
 
 
@@ -231,24 +231,24 @@ async def test_all_transactions_together_hold_so_much() -> None:
     await stand.broker.open()
     await stand.broker.create_topic(ANN, "u")
     first, second = stand.broker.begin(ANN), stand.broker.begin(ANN)
-    first.publish("u", Run([b"x" * 40]))
+    first.publish("u", RecordBatch([b"x" * 40]))
     with pytest.raises(Unavailable):
-        second.publish("u", Run([b"x" * 40]))
+        second.publish("u", RecordBatch([b"x" * 40]))
     await first.commit()
-    second.publish("u", Run([b"x" * 40]))
+    second.publish("u", RecordBatch([b"x" * 40]))
     await second.commit()
     await stand.broker.close()
 
 
 def test_headers_and_empty_records_weigh_something() -> None:
-    bare = weight(Run([b""]))
+    bare = weight(RecordBatch([b""]))
     assert bare > 0
-    assert weight(Run([b"ab"], [b"k"], [(("h", b"12"),)])) == bare + 3 + 3
+    assert weight(RecordBatch([b"ab"], [b"k"], [(("h", b"12"),)])) == bare + 3 + 3
 
 
 async def test_a_caller_cancelled_during_the_commit_does_not_undo_it(stand: Stand) -> None:
     transaction = stand.broker.begin(ANN, id="x")
-    transaction.publish("u", Run([b"a"]))
+    transaction.publish("u", RecordBatch([b"a"]))
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
     committing.cancel()

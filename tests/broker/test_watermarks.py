@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.settings import BrokerSettings
 from headrace.errors import Unavailable, UnknownTopic
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
 
@@ -30,7 +30,7 @@ async def test_a_record_in_any_topic_ends_the_wait(stand: Stand) -> None:
     waiting = asyncio.ensure_future(stand.broker.wait_for_growth(ANN, known, 1_000))
     await turns()
     assert not waiting.done()
-    await stand.broker.publish(ANN, "b", Run([b"x"]), partition=2)
+    await stand.broker.publish(ANN, "b", RecordBatch([b"x"]), partition=2)
     assert await waiting
     assert stand.clock.running == timers
 

@@ -64,7 +64,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     password = directory / "admin-password"
     password.touch(0o600)
     password.write_text(ADMIN_PASSWORD)
-    arguments = (*ENFORCED, "--set", f"access.admin_password_file={password}", "--set", "log.level=debug")
+    arguments = (*ENFORCED, "--set", f"access.admin_password_file={password}", "--set", "logging.level=debug")
     with BrokerProcess(directory, *arguments) as broker:
         yield Desk(directory, broker)
 
@@ -157,7 +157,13 @@ def test_the_audit_log_tells_who_did_what(desk: Desk) -> None:
     desk.run("user", "create", "temporary", "--no-password")
     desk.run("user", "list", password=secret("wrong-password"))
     (row,) = desk.rows("audit", "list", "--type", "user", "--resource", "user:temporary")
-    assert (row["user"], row["action"], row["door"], row["address"], row["result"]) == ("admin", "create", "flymq", "127.0.0.1", "success")
+    assert (row["user"], row["action"], row["protocol"], row["address"], row["result"]) == (
+        "admin",
+        "create",
+        "flymq",
+        "127.0.0.1",
+        "success",
+    )
     assert desk.rows("audit", "list", "--type", "login", "--result", "failure", "--by", "admin")
     lines = list(csv.DictReader(desk.run("audit", "export", "--format", "csv", "-n", "3").stdout.splitlines()))
     assert len(lines) == 3 and lines[0]["user"] == "admin"
@@ -165,10 +171,10 @@ def test_the_audit_log_tells_who_did_what(desk: Desk) -> None:
 
 def test_records_need_a_login_too(desk: Desk) -> None:
     assert desk.run("topic", "create", "gps").returncode == 0
-    assert desk.run("pub", "gps", "hello", "--door", "flymq", user="").returncode == 4
-    assert desk.run("pub", "gps", "hello", "--door", "flymq").returncode == 0
-    assert desk.run("fetch", "gps", "--from", "start", "--door", "flymq").stdout == "hello\n"
-    assert desk.run("pub", "gps", "hello", "--door", "rustlog", user="").returncode != 0
+    assert desk.run("pub", "gps", "hello", "--protocol", "flymq", user="").returncode == 4
+    assert desk.run("pub", "gps", "hello", "--protocol", "flymq").returncode == 0
+    assert desk.run("fetch", "gps", "--from", "start", "--protocol", "flymq").stdout == "hello\n"
+    assert desk.run("pub", "gps", "hello", "--protocol", "rustlog", user="").returncode != 0
 
 
 def command_lines() -> Iterator[bytes]:

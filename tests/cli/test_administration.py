@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.records import Run
-from tests.clients.flymq_support import Server, serving
-from tests.sessions.flymq_support import DEV, NOW
+from headrace.records import RecordBatch
+from tests.clients.flymq.support import Server, serving
+from tests.sessions.flymq.support import DEV, NOW
 
 
 @dataclass
@@ -67,7 +67,7 @@ async def _bury(shell: Shell, *values: bytes) -> None:
     broker = shell.server.home.broker
     await broker.ensure_topic(DEV, "t")
     for value in values:
-        published = await broker.publish(DEV, "t", Run([value], [b"k"]))
+        published = await broker.publish(DEV, "t", RecordBatch([value], [b"k"]))
         await broker.move_to_dead_letters(DEV, "t", published.partition, published.base_offset, error="no good")
 
 
@@ -185,7 +185,7 @@ async def test_a_group_is_listed_moved_and_forgotten(shell: Shell) -> None:
     broker = shell.server.home.broker
     await broker.create_topic(DEV, "t", partitions=2)
     for partition in (0, 1):
-        await broker.publish(DEV, "t", Run([b"x"] * 5), partition=partition)
+        await broker.publish(DEV, "t", RecordBatch([b"x"] * 5), partition=partition)
     await broker.commit(DEV, "g", {("t", 0): 2})
     dry = await shell.json("group", "reset", "g", "t", "--to-end", "--dry-run")
     assert [(row["partition"], row["before"], row["after"]) for row in dry] == [(0, 2, 5), (1, None, 5)]
@@ -206,7 +206,7 @@ async def test_a_group_is_moved_to_a_time(shell: Shell) -> None:
     await home.broker.create_topic(DEV, "t")
     for step in range(3):
         home.now = NOW + step * 60_000
-        await home.broker.publish(DEV, "t", Run([b"x"]))
+        await home.broker.publish(DEV, "t", RecordBatch([b"x"]))
     moved = await shell.json("group", "reset", "g", "t", "--to-datetime", "2023-11-14T22:13:21Z", "--yes")
     assert [row["after"] for row in moved] == [1]
     assert (await shell("group", "reset", "g", "t", "--to-datetime", "yesterday")).code == 2
@@ -256,11 +256,11 @@ async def test_writers_and_stages_are_listed_forgotten_and_dropped(shell: Shell)
     broker = shell.server.home.broker
     await broker.ensure_topic(DEV, "t")
     for handle in ("h1", "h2", "h3"):
-        await broker.stage(DEV, handle, "t", Run([b"abc"]), app="q", run_id="r1")
+        await broker.stage(DEV, handle, "t", RecordBatch([b"abc"]), writer="q", epoch="r1")
         await broker.seal(DEV, handle)
-    await broker.publish_staged(DEV, "q", 7, ["h1"], run_id="r1")
+    await broker.publish_staged(DEV, "q", 7, ["h1"], epoch="r1")
     assert await shell.json("app", "list") == [
-        {"app": "q", "version": 7, "at": "2023-11-14T22:13:20.000Z", "run_id": "r1", "is_publishing": False}
+        {"app": "q", "version": 7, "at": "2023-11-14T22:13:20.000Z", "epoch": "r1", "is_publishing": False}
     ]
     rows = await shell.json("stage", "list")
     assert [(row["handle"], row["app"], row["records"], row["size_bytes"], row["by_topic"]) for row in rows] == [

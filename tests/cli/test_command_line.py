@@ -53,7 +53,17 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stderr.split())
     assert "click" in loaded
-    heavy = {"asyncio", "rich", "msgspec", "uvloop", "cryptography", "google_crc32c", "headrace.server.config", "headrace.log.batch", "ssl"}
+    heavy = {
+        "asyncio",
+        "rich",
+        "msgspec",
+        "uvloop",
+        "cryptography",
+        "google_crc32c",
+        "headrace.server.config",
+        "headrace.storage.batch",
+        "ssl",
+    }
     assert loaded & heavy == set()
 
 
@@ -153,11 +163,11 @@ def test_config_check_refuses_a_bad_file_with_exit_code_1(tmp_path: Path) -> Non
 def test_config_show_tells_values_and_origins(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
     file.write_text('[storage]\nsegment_size = "1 MiB"\n')
-    done = headrace("config", "show", "--config", str(file), "-o", "json", HEADRACE__LOG__LEVEL="debug")
+    done = headrace("config", "show", "--config", str(file), "-o", "json", HEADRACE__LOGGING__LEVEL="debug")
     rows = json.loads(done.stdout)
     assert set(rows) == set(SETTINGS)
     assert rows["storage.segment_size"] == {"value": "1 MiB", "origin": f"file {file}"}
-    assert rows["log.level"] == {"value": "debug", "origin": "environment HEADRACE__LOG__LEVEL"}
+    assert rows["logging.level"] == {"value": "debug", "origin": "environment HEADRACE__LOGGING__LEVEL"}
     assert rows["storage.ack"] == {"value": "durable", "origin": "default"}
 
 

@@ -47,7 +47,7 @@ def test_bash_completes_commands_of_a_group_options_and_their_values() -> None:
     assert completed("headrace", "topic", "d") == ["delete", "describe"]
     assert "--partitions" in completed("headrace", "topic", "create", "--part")
     assert completed("headrace", "topic", "list", "-o", "js") == ["json", "jsonl"]
-    assert completed("headrace", "pub", "t", "--door", "f") == ["figg", "flymq", "fujin"]
+    assert completed("headrace", "pub", "t", "--protocol", "f") == ["figg", "flymq", "fujin"]
 
 
 def test_the_names_of_commands_are_completed_without_importing_them() -> None:

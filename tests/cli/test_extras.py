@@ -18,16 +18,16 @@ EXTRAS = sorted({library.extra for library in LIBRARIES.values()})
 EVERYTHING = "all extras"
 
 NEEDED = {
-    "bulk": {"headrace serve --bulk", "headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive",
-             "headrace bench bulk", "headrace bench spark", "headrace demo"},
+    "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive",
+             "headrace bench flight", "headrace bench spark", "headrace demo"},
     "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace bench spark",
               "headrace demo"},
     "tables": {"headrace demo"},
-    "quic": {"headrace serve --listen-quic", "headrace pub --door fujin", "headrace sub --door fujin", "headrace ping --door fujin",
-             "headrace bench publish --door fujin", "headrace bench consume --door fujin",
-             "headrace bench latency --door fujin", "headrace demo"},
+    "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin", "headrace ping --protocol fujin",
+             "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
+             "headrace bench latency --protocol fujin", "headrace demo"},
     "schemas": set(),
-    "bench": {"headrace bench latency", "headrace bench latency --door fujin", "headrace bench delayed", "headrace bench compare"},
+    "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench delayed", "headrace bench compare"},
 }  # fmt: skip
 """The commands that end with the advice to install an extra. Without `schemas` it is the broker that says so, to whoever uses one."""
 
@@ -42,7 +42,7 @@ def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]
 def kind_of(line: str) -> str:
     """The command and the option that makes it import more, without the values."""
     path = max((path for path, _ in commands() if line.startswith(f"{path} ") or line == path), key=len)
-    options = [option for option in ("--bulk", "--listen-quic", "--door fujin") if option in line]
+    options = [option for option in ("--listen-flight", "--listen-quic", "--protocol fujin") if option in line]
     return " ".join([path, *options])
 
 

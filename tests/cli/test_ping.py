@@ -33,9 +33,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.mark.parametrize("protocol", ["figg", "rustlog", "blipmq", "flymq", "fujin"])
 def test_a_broker_answers_through_every_protocol(broker: BrokerProcess, protocol: str) -> None:
-    doors = broker.ready["doors"]
-    assert isinstance(doors, dict)
-    [address] = doors["quic" if protocol == "fujin" else "tcp"]
+    protocols = broker.ready["protocols"]
+    assert isinstance(protocols, dict)
+    [address] = protocols["quic" if protocol == "fujin" else "tcp"]
     done = ping("--server", f"{protocol}://{address}")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(rf"{protocol}://{address} answered in \d+\.\d ms\n", done.stdout)

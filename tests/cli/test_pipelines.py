@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from headrace.cli import WRONG_USAGE, cli, exit_code
 from headrace.cli.sql import plain
 from headrace.cli.watching import Watch, line_of, size_text
+from headrace.spark.pipelines.executions import AlreadyRunning, Execution, UnknownExecution, ask_to_stop, find, process_birth, runs
 from headrace.spark.pipelines.progress import QueryState
-from headrace.spark.pipelines.runs import AlreadyRunning, Run, UnknownRun, ask_to_stop, find, process_birth, runs
 
 SMALL = '[sources.a]\ntopic = "a"\n[sinks.b]\nfrom = "a"\nkind = "console"\n'
 
@@ -39,8 +39,8 @@ def process(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def ran(tmp_path: Path, name: str = "copy", state: str = "finished", **query: object) -> Run:
-    with Run(name, str(tmp_path / name), file=str(tmp_path / f"{name}.toml"), now_ms=1_000) as run:
+def ran(tmp_path: Path, name: str = "copy", state: str = "finished", **query: object) -> Execution:
+    with Execution(name, str(tmp_path / name), file=str(tmp_path / f"{name}.toml"), now_ms=1_000) as run:
         run.write(state, [QueryState("out", **query).plain()], now_ms=2_000, master="local[2]")  # type: ignore[arg-type]
     return run
 
@@ -118,7 +118,7 @@ def test_a_status_for_people_fits_a_terminal(tmp_path: Path) -> None:
 
 def test_an_unknown_run_is_not_found_and_the_known_are_named(tmp_path: Path) -> None:
     ran(tmp_path)
-    with pytest.raises(UnknownRun, match="no pipeline orders has run here; there is copy"):
+    with pytest.raises(UnknownExecution, match="no pipeline orders has run here; there is copy"):
         find("orders")
     assert process(tmp_path, "pipeline", "status", "orders").returncode == 3
 
@@ -142,24 +142,24 @@ def test_a_run_whose_process_is_gone_is_lost_whoever_has_its_number_now(tmp_path
 
 
 def test_a_wish_to_stop_is_seen_by_the_run_and_forgotten_by_the_next(tmp_path: Path) -> None:
-    with Run("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
+    with Execution("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
         run.write("running", [], now_ms=0)
         before = run.is_stop_wanted
         ask_to_stop(find("copy"))
         assert (before, run.is_stop_wanted) == (False, True)
-    with Run("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
+    with Execution("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
         assert not run.is_stop_wanted
 
 
 def test_two_runs_on_one_checkpoint_are_in_conflict(tmp_path: Path) -> None:
-    with Run("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
+    with Execution("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
         run.write("running", [], now_ms=0)
         with pytest.raises(AlreadyRunning, match=f"pipeline copy runs already \\(pid {os.getpid()}\\)"):
-            Run("copy", str(tmp_path / "copy"), file="", now_ms=0).__enter__()
+            Execution("copy", str(tmp_path / "copy"), file="", now_ms=0).__enter__()
 
 
 def test_a_checkpoint_elsewhere_has_its_status_here(entries: Path) -> None:
-    with Run("far", "hdfs://somewhere/far", file="", now_ms=0) as run:
+    with Execution("far", "hdfs://somewhere/far", file="", now_ms=0) as run:
         run.write("running", [], now_ms=0)
         assert run.directory.parent == entries
         assert [status["name"] for status in runs()] == ["far"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.figg import FiggClient
+from headrace.clients.figg.client import FiggClient
 from tests.clients.servers import FiggServer, figg_server
 from tests.net.polling import until
 
@@ -183,7 +183,7 @@ async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
 async def test_a_time_is_refused_with_the_reason(time: str) -> None:
     done = await run(None, "sub", "demo", "--from", time)
     assert done.code == 2
-    assert "the figg door cannot look up times; give start, end or an offset" in done.err
+    assert "the figg protocol cannot look up times; give start, end or an offset" in done.err
     assert len(done.err.splitlines()) == 1
 
 

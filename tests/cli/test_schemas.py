@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InvalidRecord
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.cli.test_administration import Shell
-from tests.clients.flymq_support import serving
-from tests.sessions.flymq_support import DEV
+from tests.clients.flymq.support import serving
+from tests.sessions.flymq.support import DEV
 
 FIRST = '{"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false}'
 SECOND = FIRST.replace("integer", "number")
@@ -73,10 +73,10 @@ async def test_a_topic_requires_and_is_released(shell: Shell, first: str) -> Non
     assert (await shell("schema", "require", "orders", "order")).code == 0
     broker = shell.server.home.broker
     with pytest.raises(InvalidRecord):
-        await broker.publish(DEV, "orders", Run([b"nonsense"]))
+        await broker.publish(DEV, "orders", RecordBatch([b"nonsense"]))
     assert (await shell("schema", "delete", "order", "--yes")).code == 1
     assert (await shell("schema", "release", "orders")).code == 0
-    await broker.publish(DEV, "orders", Run([b"nonsense"]))
+    await broker.publish(DEV, "orders", RecordBatch([b"nonsense"]))
     assert (await shell("schema", "require", "orders", "none")).code == 3
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.terminal import neutral
-from tests.doors.peers import Broker, serving
+from tests.protocols.peers import Broker, serving
 
 WAIT_SECONDS = 60.0
 ESCAPES = {
@@ -93,8 +93,8 @@ def read_all(source: int) -> bytes:
 
 
 def commands(broker: Broker, topic: str, count: int) -> dict[str, list[str]]:
-    subscribe = ["sub", topic, "--door", "flymq", "--from", "start", "-n", str(count)]
-    fetch = ["fetch", topic, "--door", "flymq"]
+    subscribe = ["sub", topic, "--protocol", "flymq", "--from", "start", "-n", str(count)]
+    fetch = ["fetch", topic, "--protocol", "flymq"]
     return {"sub": subscribe, "fetch": fetch}
 
 

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 from headrace.broker.broker import Broker
 from headrace.clients.backoff import Backoff
-from headrace.clients.figg import FiggClient, FiggOptions
+from headrace.clients.figg.client import FiggClient, FiggOptions
 from headrace.net.counters import NetCounters
-from headrace.net.door import Door
 from headrace.net.listener import Listener, NetLimits
-from headrace.sessions.figg import FiggSession, FiggSettings
+from headrace.net.protocol import ServedProtocol
+from headrace.sessions.figg.session import FiggSession, FiggSettings
 from headrace.wire.figg import sniff
 from tests.net.proxy import FaultProxy
-from tests.sessions.figg_peer import WHO, Clock, SteeredEngine
+from tests.sessions.figg.peer import WHO, Clock, SteeredEngine
 
 PROMPT: Backoff = lambda attempt: 0.0 if attempt == 0 else 0.01  # noqa: E731
 
@@ -31,15 +31,15 @@ class FiggServer:
         self._settings = settings
         self.listener: Listener
 
-    def door(self) -> Door:
+    def protocol(self) -> ServedProtocol:
         def remembered(link: object) -> FiggSession:
-            self.sessions.append(FiggSession(self.broker, link, WHO, self._settings))  # type: ignore[arg-type]  # a Link, as Door says
+            self.sessions.append(FiggSession(self.broker, link, WHO, self._settings))  # type: ignore[arg-type]  # a Link, as ServedProtocol says
             return self.sessions[-1]
 
-        return Door("figg", sniff, remembered)
+        return ServedProtocol("figg", sniff, remembered)
 
     async def open(self, port: int = 0) -> None:
-        self.listener = await Listener.open("127.0.0.1", port, [self.door()], self._limits, self.counters)
+        self.listener = await Listener.open("127.0.0.1", port, [self.protocol()], self._limits, self.counters)
 
     async def restart(self) -> None:
         port = self.listener.port

@@ -16,24 +16,24 @@ import pytest
 
 import headrace
 from headrace.clients.api import Client, Subscription
-from headrace.clients.blipmq import BlipMqClient, BlipMqOptions
-from headrace.clients.blipmq_subscription import Subscription as BlipMqSubscription
+from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
+from headrace.clients.blipmq.subscription import Subscription as BlipMqSubscription
 from headrace.clients.connect import Address, supports
-from headrace.clients.figg import FiggClient
-from headrace.clients.figg_subscription import Subscription as FiggSubscription
-from headrace.clients.flymq import FlyMqClient, FlyMqOptions
-from headrace.clients.fujin import FujinClient
-from headrace.clients.fujin_subscription import Subscription as FujinSubscription
+from headrace.clients.figg.client import FiggClient
+from headrace.clients.figg.subscription import Subscription as FiggSubscription
+from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
+from headrace.clients.fujin.client import FujinClient
+from headrace.clients.fujin.subscription import Subscription as FujinSubscription
 from headrace.clients.messages import ConnectionState, Message
 from headrace.clients.polling import PollingSubscription
-from headrace.clients.rustlog import RustLogClient
+from headrace.clients.rustlog.client import RustLogClient
 from headrace.server import certificates
-from tests.doors.peers import API_KEY, PEERS, WAIT_SECONDS, Broker, Peer, serving
 from tests.net.proxy import FaultProxy
+from tests.protocols.peers import API_KEY, PEERS, WAIT_SECONDS, Broker, Peer, serving
 
 NAMES = count()
 peers = pytest.mark.parametrize("peer", PEERS, ids=str)
-DOORS = ("figg", "rustlog", "blipmq", "flymq")
+PROTOCOLS = ("figg", "rustlog", "blipmq", "flymq")
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_importing_the_package_is_cheap_and_gives_every_name() -> None:
 @peers
 async def test_a_client_publishes_counts_and_pings_whatever_it_speaks(broker: Broker, topic: str, peer: Peer) -> None:
     states: list[ConnectionState] = []
-    url = f"{peer.door}://{broker.address}"
+    url = f"{peer.protocol}://{broker.address}"
     async with asyncio.timeout(WAIT_SECONDS):
         api_key = API_KEY if peer.needs_api_key else None
         async with headrace.connect(url, api_key=api_key, on_state=lambda state, reason: states.append(state)) as client:
@@ -172,7 +172,7 @@ async def test_awaiting_gives_a_client_that_the_user_closes(broker: Broker, topi
 async def test_records_on_their_way_when_the_connection_is_lost_are_sent_again(broker: Broker, topic: str, peer: Peer) -> None:
     host, port = broker.process.addresses[0]
     async with asyncio.timeout(WAIT_SECONDS), FaultProxy(host, port) as proxy:
-        url = f"{peer.door}://{proxy.host}:{proxy.port}"
+        url = f"{peer.protocol}://{proxy.host}:{proxy.port}"
         api_key = API_KEY if peer.needs_api_key else None
         async with headrace.connect(url, api_key=api_key, backoff=lambda attempt: 0.01) as client:
             await client.publish(topic, b"before")
@@ -188,7 +188,7 @@ async def test_records_on_their_way_when_the_connection_is_lost_are_sent_again(b
 async def test_an_unknown_outcome_is_its_own_error(broker: Broker, topic: str, peer: Peer) -> None:
     host, port = broker.process.addresses[0]
     async with asyncio.timeout(WAIT_SECONDS), FaultProxy(host, port) as proxy:
-        url = f"{peer.door}://{proxy.host}:{proxy.port}"
+        url = f"{peer.protocol}://{proxy.host}:{proxy.port}"
         client = await headrace.connect(url, api_key=API_KEY if peer.needs_api_key else None)
         proxy.hold_answers()
         await client.send_many(topic, [b"a", b"b"])
@@ -202,14 +202,14 @@ async def test_no_broker_is_a_failed_connection(peer: Peer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(headrace.ConnectFailed, match=f"cannot connect to 127.0.0.1:{port}: connection refused"):
-        await headrace.connect(f"{peer.door}://127.0.0.1:{port}", api_key=API_KEY if peer.needs_api_key else None)
+        await headrace.connect(f"{peer.protocol}://127.0.0.1:{port}", api_key=API_KEY if peer.needs_api_key else None)
 
 
 @peers
 async def test_a_server_that_never_answers_is_a_failed_connection_and_nothing_else_is_told(peer: Peer) -> None:
     states: list[ConnectionState] = []
     with socket.create_server(("127.0.0.1", 0)) as mute:  # the system takes connections, and nobody looks at them
-        url = f"{peer.door}://127.0.0.1:{mute.getsockname()[1]}"
+        url = f"{peer.protocol}://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(headrace.ConnectFailed, match="within 0.2 s"):
             await headrace.connect(
                 url,
@@ -223,9 +223,9 @@ async def test_a_server_that_never_answers_is_a_failed_connection_and_nothing_el
 # Settlement.
 
 
-@pytest.mark.parametrize("door", ["flymq", "rustlog"])
-async def test_an_acknowledged_message_moves_its_group_forward_only(broker: Broker, topic: str, door: str) -> None:
-    async with asyncio.timeout(WAIT_SECONDS), broker.connect(door) as client:
+@pytest.mark.parametrize("protocol", ["flymq", "rustlog"])
+async def test_an_acknowledged_message_moves_its_group_forward_only(broker: Broker, topic: str, protocol: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         await client.publish_many(topic, [b"%d" % number for number in range(5)])
         subscription = await client.subscribe(topic, "start", group="g")
         messages = [await anext(subscription) for _ in range(4)]
@@ -259,9 +259,9 @@ async def test_an_acknowledged_delivery_does_not_come_again(broker: Broker, topi
         await subscription.commit()
 
 
-@pytest.mark.parametrize("door", ["figg", "flymq", "rustlog"])
-async def test_without_a_group_there_is_nothing_to_settle(broker: Broker, topic: str, door: str) -> None:
-    async with asyncio.timeout(WAIT_SECONDS), broker.connect(door) as client:
+@pytest.mark.parametrize("protocol", ["figg", "flymq", "rustlog"])
+async def test_without_a_group_there_is_nothing_to_settle(broker: Broker, topic: str, protocol: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         await client.publish(topic, b"a")
         subscription = await client.subscribe(topic, "start")
         message = await anext(subscription)
@@ -308,22 +308,22 @@ LACKING = [
 
 
 @pytest.mark.parametrize(
-    "door, verb, arguments, options, instead", LACKING, ids=[f"{row[0]}-{row[1]}-{i}" for i, row in enumerate(LACKING)]
+    "protocol, verb, arguments, options, instead", LACKING, ids=[f"{row[0]}-{row[1]}-{i}" for i, row in enumerate(LACKING)]
 )
 async def test_what_a_protocol_cannot_do_is_named_with_what_can(
-    broker: Broker, door: str, verb: str, arguments: tuple[object, ...], options: dict[str, object], instead: str
+    broker: Broker, protocol: str, verb: str, arguments: tuple[object, ...], options: dict[str, object], instead: str
 ) -> None:
-    async with asyncio.timeout(WAIT_SECONDS), broker.connect(door) as client:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         with pytest.raises(headrace.NotSupported) as caught:
             await getattr(client, verb)(*arguments, **options)
     assert caught.value.instead.startswith(instead)
-    assert str(caught.value).lower().startswith(f"{door} does not support ")
+    assert str(caught.value).lower().startswith(f"{protocol} does not support ")
 
 
 def test_what_a_protocol_has_can_be_asked_beforehand() -> None:
-    assert {door for door in DOORS if supports(door, "fetch")} == {"flymq", "rustlog"}
-    assert {door for door in DOORS if supports(door, "offset_for_time")} == {"flymq"}
-    assert all(supports(door, "publish") for door in DOORS)
+    assert {protocol for protocol in PROTOCOLS if supports(protocol, "fetch")} == {"flymq", "rustlog"}
+    assert {protocol for protocol in PROTOCOLS if supports(protocol, "offset_for_time")} == {"flymq"}
+    assert all(supports(protocol, "publish") for protocol in PROTOCOLS)
 
 
 # TLS.
@@ -348,7 +348,7 @@ async def test_tls_with_a_certificate_of_our_own(sealed: tuple[Broker, Path], pe
     async with (
         asyncio.timeout(WAIT_SECONDS),
         headrace.connect(
-            f"{peer.door}+tls://{broker.address}",
+            f"{peer.protocol}+tls://{broker.address}",
             api_key=API_KEY if peer.needs_api_key else None,
             ca_file=certs / "ca.pem",
             certificate_file=certs / "reader.pem",
@@ -356,7 +356,7 @@ async def test_tls_with_a_certificate_of_our_own(sealed: tuple[Broker, Path], pe
             server_name="localhost",
         ) as client,
     ):
-        if supports(peer.door, "create_topic"):
+        if supports(peer.protocol, "create_topic"):
             await client.create_topic(f"sealed-{peer}")
         assert await client.publish_many(f"sealed-{peer}", [bytes(1_000)] * 3_000) == 3_000
 
@@ -366,7 +366,9 @@ async def test_a_broker_that_wants_a_certificate_is_told_at_the_connection(seale
     broker, certs = sealed
     api_key = API_KEY if peer.needs_api_key else None
     with pytest.raises(headrace.ConnectFailed):
-        await headrace.connect(f"{peer.door}+tls://{broker.address}", api_key=api_key, ca_file=certs / "ca.pem", server_name="localhost")
+        await headrace.connect(
+            f"{peer.protocol}+tls://{broker.address}", api_key=api_key, ca_file=certs / "ca.pem", server_name="localhost"
+        )
 
 
 async def test_a_certificate_that_cannot_be_trusted_is_refused(sealed: tuple[Broker, Path]) -> None:
@@ -396,7 +398,7 @@ def test_the_synchronous_client_has_the_same_verbs(broker: Broker, peer: Peer) -
     with headrace.sync.connect(f"flymq://{broker.address}") as other:
         other.create_topic(topic)
         assert topic in other.topics()
-    url, api_key = f"{peer.door}://{broker.address}", API_KEY if peer.needs_api_key else None
+    url, api_key = f"{peer.protocol}://{broker.address}", API_KEY if peer.needs_api_key else None
     with headrace.sync.connect(url, api_key=api_key) as client:
         subscription = client.subscribe(
             topic, "start" if peer.reads_history else "end", settlement="auto" if peer.needs_settlement else "explicit"
@@ -435,8 +437,8 @@ def test_the_synchronous_client_settles_and_seeks(broker: Broker) -> None:
         assert [message.value for message in client.fetch(topic, group="g", partition=1)] == [b"b", b"c"]
         assert client.seek(topic, group="g", partition=1, offset=0) == 0
         assert client.offset_for_time(topic, 0, partition=1) == 0
-        runs = client.subscribe(topic, "start", partition=1).runs()
-        assert next(runs).values == [b"a", b"b", b"c"]
+        batches = client.subscribe(topic, "start", partition=1).batches()
+        assert next(batches).values == [b"a", b"b", b"c"]
         with pytest.raises(headrace.NotSupported):
             client.nack(next(client.subscribe(topic, 0, group="h", partition=1)))
         client.delete_topic(topic)

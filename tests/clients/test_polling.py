@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from headrace.clients.errors import NothingToSettle
-from headrace.clients.messages import Gap, MessageRun, Settlement
+from headrace.clients.messages import Gap, MessageBatch, Settlement
 from headrace.clients.polling import PollingSubscription
 from headrace.errors import OffsetOutOfRange, Unavailable
 
@@ -25,12 +25,12 @@ class Shelf:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def read(self, partition: int, offset: int) -> tuple[MessageRun, int]:
+    async def read(self, partition: int, offset: int) -> tuple[MessageBatch, int]:
         await asyncio.sleep(0)
         if offset < self.first:
             raise OffsetOutOfRange(wanted=offset, first=0, end=self.counts[partition])  # as a server that does not tell the first
         offsets = range(offset, min(offset + 3, self.counts[partition]))
-        return MessageRun("t", partition, offsets, [b"%d" % at for at in offsets]), offsets.stop if offsets else offset
+        return MessageBatch("t", partition, offsets, [b"%d" % at for at in offsets]), offsets.stop if offsets else offset
 
     async def first_offset(self, topic: str, *, partition: int = 0) -> int:
         return self.first

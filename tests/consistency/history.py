@@ -1,4 +1,4 @@
-"""A history of what clients did and saw, and the checker that judges it. Shares no code with the broker.
+"""A history of what clients did and saw, and the checker that judges it. GroupPushes no code with the broker.
 
 Three outcomes, never mixed up: `ok` (the broker confirmed it), `fail` (it certainly did not happen), `unknown` (the connection was
 lost before the answer). Every value is unique by its name, so the model needs no state but sets and positions:

@@ -23,13 +23,13 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from headrace.bulk.client import BulkClient, Servers
-from headrace.clients.flymq import FlyMqClient
-from headrace.clients.fujin import FujinClient
+from headrace.clients.flymq.client import FlyMqClient
+from headrace.clients.fujin.client import FujinClient
 from headrace.errors import HeadraceError, InvalidTransaction
+from headrace.flight.client import FlightClient, Servers
 from tests.consistency.history import Commit, Delivery, History, Position, Read, Restart, Settlement, Unit
-from tests.crash.doors import BlipMqPeer, FlyMqPeer, RustLogPeer
 from tests.crash.peer import Peer
+from tests.crash.protocols import BlipMqPeer, FlyMqPeer, RustLogPeer
 from tests.crash.serving import SMALL, Broker, check_directory
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ PARTITIONS: Final = {"plain": 1, "left": 2, "right": 2, "ledger": 2, "work": 2}
 QUEUE: Final = "work"
 GROUP: Final = "billing"
 SECONDS_MAX: Final = 90.0
-SETTINGS: Final = {**SMALL, "HEADRACE__LISTEN__BULK": "127.0.0.1:0"}
+SETTINGS: Final = {**SMALL, "HEADRACE__LISTEN__FLIGHT": "127.0.0.1:0"}
 
 
 class Over(Exception):
@@ -111,7 +111,7 @@ class Workload:
 
     async def _suffer(self, broker: Broker, tcp: tuple[str, int], *, killed: bool) -> None:
         """Run all clients; end this life by SIGKILL, or in peace once nothing is under way."""
-        flight = json.loads((self._directory / "ready.json").read_text())["doors"]["bulk"][0]
+        flight = json.loads((self._directory / "ready.json").read_text())["protocols"]["flight"][0]
         publishing, consuming = Life(tcp, broker.quic, flight), Life(tcp, broker.quic, flight)
         publishers = [asyncio.create_task(self._client(publishing, act)) for act in self._acts()]
         consumers = [asyncio.create_task(self._client(consuming, self._consume)) for _ in range(2)]
@@ -231,14 +231,14 @@ class Workload:
         """A version whose outcome is unknown is staged and published again, in the next life too, until it is confirmed."""
 
         def write() -> None:
-            with BulkClient(Servers((life.flight,), timeout_seconds=SECONDS_MAX)) as client:
+            with FlightClient(Servers((life.flight,), timeout_seconds=SECONDS_MAX)) as client:
                 while not life.is_over:
                     unit = self._versions.get(name)
                     if unit is None:
                         unit = self._versions[name] = self._unit(name, *["ledger"] * 12)
                     handle = f"{name}-{unit.number}-{self._next('handle')}"
                     rows = pa.record_batch({"value": pa.array([value.encode() for _, value in unit.values], pa.binary())})
-                    client.stage(handle, [rows], topic="ledger", app=name)
+                    client.stage(handle, [rows], topic="ledger", writer=name)
                     client.publish(name, unit.number, [handle])
                     unit.outcome = "ok"
                     del self._versions[name]

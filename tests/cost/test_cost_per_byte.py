@@ -18,39 +18,39 @@ from pyarrow import flight
 
 from headrace import limits
 from headrace.broker import Principal, SchemaType
-from headrace.broker.subscriptions import SubscriptionBook
-from headrace.bulk import request
-from headrace.bulk.bridge import Bridge
-from headrace.bulk.calls import Calls
-from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware
-from headrace.bulk.request import encode
-from headrace.bulk.server import BulkServer
-from headrace.limits import BULK_CALLS_MAX
-from headrace.records import Run
-from headrace.sessions.blipmq import BlipMqSession
-from headrace.sessions.blipmq_settings import BlipMqSettings
-from headrace.sessions.blipmq_subscriptions import Subscriptions
-from headrace.sessions.figg import FiggSession
-from headrace.sessions.flymq import FlyMqSession
-from headrace.sessions.flymq_access import FlyMqAccess
-from headrace.sessions.fujin import FujinSession
-from headrace.sessions.fujin_writer import WriterIds
-from headrace.sessions.rustlog import RustLogCommons, RustLogSession
+from headrace.broker.groups.subscriptions import SubscriptionBook
+from headrace.flight import request
+from headrace.flight.bridge import Bridge
+from headrace.flight.calls import Calls
+from headrace.flight.login import MIDDLEWARE, Callers, LoginMiddleware
+from headrace.flight.request import encode
+from headrace.flight.server import FlightServer
+from headrace.limits import FLIGHT_CALLS_MAX
+from headrace.records import RecordBatch
+from headrace.sessions.blipmq.session import BlipMqSession
+from headrace.sessions.blipmq.settings import BlipMqSettings
+from headrace.sessions.blipmq.subscriptions import Subscriptions
+from headrace.sessions.figg.session import FiggSession
+from headrace.sessions.flymq.access import FlyMqAccess
+from headrace.sessions.flymq.session import FlyMqSession
+from headrace.sessions.fujin.session import FujinSession
+from headrace.sessions.fujin.writer import WriterIds
+from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
 from headrace.wire import blipmq, fujin
 from headrace.wire.flymq.table import SPOKEN
 from headrace.wire.rustlog import messages as r
-from tests.access.test_bulk_matrix import ACTIONS, PUTS
-from tests.access.test_door_matrix import FIGG
+from tests.access.test_flight_matrix import ACTIONS, PUTS
 from tests.access.test_matrix import ROOT, World, world
+from tests.access.test_protocol_matrix import FIGG
 from tests.access.world import PEOPLE
 from tests.conftest import Proof
 from tests.cost import worst
 from tests.cost.worst import LARGE, SCHEMA, TOPIC
-from tests.sessions.blipmq_support import Wire as BlipMqWire
-from tests.sessions.figg_peer import TestLink
-from tests.sessions.flymq_support import Wire as FlyMqWire
-from tests.sessions.fujin_support import StreamLink
-from tests.sessions.rustlog_support import Wire as RustLogWire
+from tests.sessions.blipmq.support import Wire as BlipMqWire
+from tests.sessions.figg.peer import TestLink
+from tests.sessions.flymq.support import Wire as FlyMqWire
+from tests.sessions.fujin.support import StreamLink
+from tests.sessions.rustlog.support import Wire as RustLogWire
 
 PIECE_BYTES = 256 * 1024
 """What a socket delivers at once."""
@@ -132,7 +132,7 @@ def meter(request: pytest.FixtureRequest, who: str, proof: Proof) -> Iterator[Me
 async def furnish(stand: World) -> None:
     await stand.broker.schemas.delete(ROOT, TOPIC)
     await stand.broker.schemas.register(ROOT, TOPIC, SchemaType.JSON, SCHEMA)
-    await stand.broker.publish(ROOT, LARGE, Run([b"0123456789" * 10] * 3_000))
+    await stand.broker.publish(ROOT, LARGE, RecordBatch([b"0123456789" * 10] * 3_000))
 
 
 def test_every_request_type_has_its_worst_input() -> None:
@@ -248,12 +248,12 @@ def put(client: flight.FlightClient, command: request.Request, batch: pa.RecordB
 
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_flight_calls_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
-    principal: Principal = PEOPLE[who].at("bulk")
+    principal: Principal = PEOPLE[who].at("flight")
     async with world() as stand:
         await furnish(stand)
-        bridge, calls = Bridge(asyncio.get_running_loop()), Calls(BULK_CALLS_MAX)
+        bridge, calls = Bridge(asyncio.get_running_loop()), Calls(FLIGHT_CALLS_MAX)
         middleware = {MIDDLEWARE: LoginMiddleware(Callers(bridge, stand.access, "anonymous"), calls)}
-        server = BulkServer("grpc://127.0.0.1:0", stand.broker, bridge, lambda context: principal, calls, middleware=middleware)
+        server = FlightServer("grpc://127.0.0.1:0", stand.broker, bridge, lambda context: principal, calls, middleware=middleware)
         client = flight.connect(f"grpc://127.0.0.1:{server.port}")
         try:
             for verb, body in FLIGHT_BODIES.items():

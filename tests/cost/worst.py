@@ -20,9 +20,9 @@ from headrace.wire.flymq import messages as m
 from headrace.wire.flymq import schema_messages as sc
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate, frame
 from headrace.wire.rustlog import messages as r
-from tests.access.test_door_matrix import BLIPMQ, FIGG, FUJIN, RUSTLOG
 from tests.access.test_matrix import FLYMQ, FLYMQ_ADMIN, FLYMQ_FREE
-from tests.sessions.fujin_support import cid
+from tests.access.test_protocol_matrix import BLIPMQ, FIGG, FUJIN, RUSTLOG
+from tests.sessions.fujin.support import cid
 
 TOPIC: Final = "public"
 """Has a schema of the same name, and `LARGE` beside it."""
@@ -47,8 +47,8 @@ FLYMQ_PLAIN: Final = frozenset(
 )
 FLYMQ_WORST: Final[dict[int, list[Callable[[], bytes]]]] = {
     0x01: [
-        lambda: encode_request(m.ProduceRun(TOPIC, [b""] * 5_000)),
-        lambda: (encode_request(m.ProduceRun(TOPIC, [b"x"])) + encode_request(m.ProduceRun(LARGE, [b"x"]))) * 1_000,
+        lambda: encode_request(m.ProduceBatch(TOPIC, [b""] * 5_000)),
+        lambda: (encode_request(m.ProduceBatch(TOPIC, [b"x"])) + encode_request(m.ProduceBatch(LARGE, [b"x"]))) * 1_000,
     ],
     0x07: [lambda: encode_request(m.Fetch(LARGE, 0, 0, 1, "n(o|0)thing+x")), lambda: encode_request(m.Fetch(LARGE, 0, 0, 1, "$.a.b.c"))],
     0x0B: [lambda: encode_request(m.FetchBinary(LARGE, 0, 0, 1 << 30))],

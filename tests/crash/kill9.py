@@ -1,4 +1,4 @@
-"""Kill the broker again and again while clients publish through all doors, and check that it kept its word.
+"""Kill the broker again and again while clients publish through all protocols, and check that it kept its word.
 
     python -m tests.crash.kill9 --cycles 50 [--seed 1] [--clients 10] [--directory DIR]
 
@@ -21,9 +21,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash.doors import PEERS
 from tests.crash.ledger import BrokenPromise, Ledger
 from tests.crash.peer import Peer
+from tests.crash.protocols import PEERS
 from tests.crash.publisher import Board, Publisher
 from tests.crash.serving import Broker, BrokerDied, check_directory, serving
 
@@ -39,7 +39,7 @@ class Outcome:
 
     cycles: collections.Counter[str] = field(default_factory=collections.Counter)
     acked: int = 0
-    doors: set[str] = field(default_factory=set)
+    protocols: set[str] = field(default_factory=set)
     """Those through which something was acknowledged."""
     kept: int = 0
     checks: int = 0
@@ -49,7 +49,7 @@ class Outcome:
         kinds = ", ".join(f"{count} in {kind}" for kind, count in sorted(self.cycles.items()))
         return (
             f"{self.cycles.total()} cycles ({kinds}), {self.acked:,} values acknowledged, {self.kept:,} kept, "
-            f"through {', '.join(sorted(self.doors))}, {self.checks} full reads, slowest start {self.start_seconds_max:.2f} s"
+            f"through {', '.join(sorted(self.protocols))}, {self.checks} full reads, slowest start {self.start_seconds_max:.2f} s"
         )
 
 
@@ -126,7 +126,9 @@ class Supervisor:
 
     def _last_words(self) -> None:
         """One more life: read everything, drain in peace, and let the offline checker look at the files."""
-        self.outcome.doors = {client.door for client in self._clients if client.number in {number for number, _ in self._ledger.acked}}
+        self.outcome.protocols = {
+            client.protocol for client in self._clients if client.number in {number for number, _ in self._ledger.acked}
+        }
         with serving(self._directory) as broker:
             self._check(broker.wait_ready())
             code = broker.stop()

@@ -48,10 +48,10 @@ class Board:
 class Publisher(threading.Thread):
     """One client. A `patient` one sends what was not acknowledged again, the other lets it go and stays unsure for ever."""
 
-    def __init__(self, number: int, door: type[Peer], board: Board, ledger: Ledger, *, patient: bool, seed: int) -> None:
+    def __init__(self, number: int, protocol: type[Peer], board: Board, ledger: Ledger, *, patient: bool, seed: int) -> None:
         super().__init__(name=f"client {number}", daemon=True)
-        self.door, self.number = door.NAME, number
-        self._door = door
+        self.protocol, self.number = protocol.NAME, number
+        self._protocol = protocol
         self._board, self._ledger, self._patient = board, ledger, patient
         self._rng = random.Random(f"{seed} client {number}")
         self._sequence = 0
@@ -64,7 +64,7 @@ class Publisher(threading.Thread):
             address, life = found
             connection += 1
             try:
-                with self._door(self._board.quic if self._door.IS_QUIC else address) as peer:
+                with self._protocol(self._board.quic if self._protocol.IS_QUIC else address) as peer:
                     self._publish(peer, connection)
             except OSError:
                 continue  # the broker died: whatever is unsure stays so until the next life

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from tests.canaries import look
-from tests.crash.doors import BLIPMQ_KEY
+from tests.crash.protocols import BLIPMQ_KEY
 
 SMALL: Final = {
     "HEADRACE__STORAGE__JOURNAL_SIZE": "1 MiB",
     "HEADRACE__STORAGE__SEGMENT_SIZE": "64 KiB",
     "HEADRACE__STORAGE__CHECKPOINT_INTERVAL": "100ms",
     "HEADRACE__STORAGE__HEADROOM": "0",
-    "HEADRACE__LOG__LEVEL": "warning",
+    "HEADRACE__LOGGING__LEVEL": "warning",
     "HEADRACE__RUSTLOG__AUTO_CREATE": "true",
     "HEADRACE__BLIPMQ__KEYS": "env:CRASH_TEST_KEY",
     "CRASH_TEST_KEY": BLIPMQ_KEY,
@@ -49,7 +49,7 @@ class Broker:
         command += ["--listen", "127.0.0.1:0", "--listen-quic", "127.0.0.1:0", "--ready-file", str(self._ready_file)]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "HEADRACE__LISTEN__BULK": "", **settings},
+            env={**os.environ, "HEADRACE__LISTEN__FLIGHT": "", **settings},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -59,10 +59,10 @@ class Broker:
         self.pid = 0
         """Of the broker itself, also when a tracer runs it; known once it is ready."""
         self.quic = ("", 0)
-        """The address of its QUIC door; known once it is ready."""
+        """The address of its QUIC protocol; known once it is ready."""
 
     def wait_ready(self) -> tuple[str, int]:
-        """The address of its TCP door."""
+        """The address of its TCP protocol."""
         deadline = time.monotonic() + START_SECONDS_MAX
         while not self._ready_file.exists():
             if self.process.poll() is not None:
@@ -73,8 +73,8 @@ class Broker:
         look(self._ready_file.read_bytes(), "a ready file")
         ready = json.loads(self._ready_file.read_text())
         self.pid = ready["pid"]
-        self.quic = _address(ready["doors"]["quic"][0])
-        return _address(ready["doors"]["tcp"][0])
+        self.quic = _address(ready["protocols"]["quic"][0])
+        return _address(ready["protocols"]["tcp"][0])
 
     def output(self) -> str:
         return (self._directory / "broker.log").read_text(errors="replace")

@@ -19,5 +19,5 @@ def test_no_acknowledged_record_is_lost_however_often_the_broker_is_killed(tmp_p
     proof("kill -9 cycles", outcome.cycles.total())
     proof("records acknowledged under kill -9", outcome.acked)
     assert outcome.cycles.total() == CYCLES
-    assert outcome.doors == {"figg", "flymq", "blipmq", "rustlog", "fujin"}
+    assert outcome.protocols == {"figg", "flymq", "blipmq", "rustlog", "fujin"}
     assert outcome.kept >= outcome.acked

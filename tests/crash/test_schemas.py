@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.errors import HeadraceError
 from tests.conftest import Proof
 from tests.crash.serving import Broker, BrokerDied, check_directory, serving

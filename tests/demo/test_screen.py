@@ -9,11 +9,11 @@ from rich.console import Console
 
 from headrace.demo.orders import Total
 from headrace.demo.screen import Scene, Screen, line
-from headrace.demo.traffic import DoorTraffic, Traffic
+from headrace.demo.traffic import ProtocolTraffic, Traffic
 
 
 def scene() -> Scene:
-    traffic = Traffic({"figg": DoorTraffic("figg://127.0.0.1:9092", 1_200, 99.6)}, [b"x"] * 1_200)
+    traffic = Traffic({"figg": ProtocolTraffic("figg://127.0.0.1:9092", 1_200, 99.6)}, [b"x"] * 1_200)
     return Scene(traffic, "orders are sent", {"2025-11-15T12:00Z": Total("2025-11-15T12:00Z", 1_180, 123_456)}, 12, ("headrace sub demo",))
 
 
@@ -36,7 +36,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.M
     assert "1,200 orders: figg 1,200" in output.getvalue()
 
 
-def test_a_terminal_gets_doors_rates_totals_and_what_to_try_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_protocols_rates_totals_and_what_to_try_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     output = io.StringIO()
     console = Console(file=output, width=120, force_terminal=True, legacy_windows=False)

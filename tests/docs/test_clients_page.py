@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.connect import SCHEMES, supports
-from headrace.clients.partial import PartialClient
-from tests.doors.peers import API_KEY, WAIT_SECONDS, serving
+from headrace.clients.unsupported import PartialClient
+from tests.protocols.peers import API_KEY, WAIT_SECONDS, serving
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,9 +61,9 @@ def rows() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("verb", [name for name in vars(PartialClient) if inspect.iscoroutinefunction(getattr(PartialClient, name))])
 def test_the_table_says_yes_where_the_client_has_the_verb(verb: str) -> None:
-    assert [cell != "no" for cell in rows()[verb]] == [supports(door, verb) for door in COLUMNS]
+    assert [cell != "no" for cell in rows()[verb]] == [supports(protocol, verb) for protocol in COLUMNS]
 
 
-@pytest.mark.parametrize("door", COLUMNS)
-def test_the_page_names_every_default_port(door: str) -> None:
-    assert re.search(rf"\| `{door}://HOST:PORT` \|.*\| {SCHEMES[door].port} \|", PAGE)
+@pytest.mark.parametrize("protocol", COLUMNS)
+def test_the_page_names_every_default_port(protocol: str) -> None:
+    assert re.search(rf"\| `{protocol}://HOST:PORT` \|.*\| {SCHEMES[protocol].port} \|", PAGE)

@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from headrace.records import Run
+from headrace.records import RecordBatch
 from headrace.server.config import SETTINGS
-from headrace.sessions.figg import FiggSession
+from headrace.sessions.figg.session import FiggSession
 from headrace.wire.figg import (
-    AckRun,
+    AckBatch,
     Attach,
     Attached,
     ClientMessage,
-    DataRun,
+    DataBatch,
     Detach,
     Detached,
     Ping,
     Pong,
-    PublishRun,
+    PublishBatch,
     ServerMessage,
     client_decoder,
     server_decoder,
 )
 from tests.clients.servers import figg_server
 from tests.net.polling import until
-from tests.sessions.figg_peer import WHO
+from tests.sessions.figg.peer import WHO
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "figg.md").read_text(encoding="utf-8")
 EXAMPLES = [line for block in re.findall(r"```hex\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
@@ -45,11 +45,11 @@ def told(message: ClientMessage | ServerMessage) -> Iterator[str]:
             yield "DETACH"
         case Detached():
             yield "DETACHED"
-        case PublishRun(_, numbers, values):
+        case PublishBatch(_, numbers, values):
             yield from (f'PUBLISH {number}: "{value.decode()}"' for number, value in zip(numbers, values, strict=True))
-        case DataRun(_, numbers, values):
+        case DataBatch(_, numbers, values):
             yield from (f'DATA, offset {number}: "{value.decode()}"' for number, value in zip(numbers, values, strict=True))
-        case AckRun(seqs):
+        case AckBatch(seqs):
             yield from (f"ACK {seq}" for seq in seqs)
         case Ping(timestamp):
             yield f"PING {timestamp}"
@@ -98,7 +98,7 @@ async def test_a_session_answers_as_the_page_shows(block: str) -> None:
     async with figg_server() as server:
         if "ATTACH" in block:
             await server.broker.ensure_topic(WHO, "demo")
-            await server.broker.publish(WHO, "demo", Run([b"hi", b"you"]), partition=0)
+            await server.broker.publish(WHO, "demo", RecordBatch([b"hi", b"you"]), partition=0)
         link = RecordedLink()
         session = FiggSession(server.broker, link, WHO)
         requests = [frame for frame in frames if list(server_decoder().feed(frame))]

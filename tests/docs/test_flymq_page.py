@@ -10,15 +10,15 @@ import pytest
 
 from headrace import limits
 from headrace.server.config import SETTINGS
-from headrace.sessions import flymq_filter
-from headrace.sessions.flymq_staging import RECORD_BYTES_MAX
+from headrace.sessions.flymq import filter as flymq_filter
+from headrace.sessions.flymq.staging import RECORD_BYTES_MAX
 from headrace.wire.flymq import Opcode, ReplyDecoder, RequestDecoder, opcode_of
 from headrace.wire.flymq.failure import MESSAGE_BYTES_MAX
 from headrace.wire.flymq.messages import Broken, Malformed, Packed, UnknownOpcode
 from headrace.wire.flymq.opcodes import SPECIFIED
 from headrace.wire.flymq.table import SPOKEN
-from tests.clients.flymq_support import WAIT_SECONDS, serving
-from tests.sessions.flymq_support import house
+from tests.clients.flymq.support import WAIT_SECONDS, serving
+from tests.sessions.flymq.support import house
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "flymq.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"```hex\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]

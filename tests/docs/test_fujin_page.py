@@ -7,9 +7,9 @@ from pathlib import Path
 
 from headrace import limits
 from headrace.server.config import SETTINGS
-from headrace.sessions.fujin_settings import FujinSettings
+from headrace.sessions.fujin.settings import FujinSettings
 from tests.net.polling import until
-from tests.sessions.fujin_support import StreamLink, fujin_door
+from tests.sessions.fujin.support import StreamLink, fujin_protocol
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "fujin.md").read_text(encoding="utf-8")
 DIALOGUES = [block.splitlines() for block in re.findall(r"```hex\n(.*?)```", PAGE, re.DOTALL)]
@@ -24,9 +24,9 @@ def frames(line: str) -> tuple[str, bytes]:
 
 async def test_the_dialogues_are_what_sessions_say() -> None:
     assert len(DIALOGUES) == 3
-    async with fujin_door() as door:
+    async with fujin_protocol() as protocol:
         for dialogue in DIALOGUES:
-            peer = door.peer()
+            peer = protocol.peer()
             position = 0
             for direction, said in map(frames, dialogue):
                 if direction == ">":

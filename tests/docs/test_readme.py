@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.reference import commands
-from headrace.server.config import QUIC_DOORS, TCP_DOORS, resolve
+from headrace.server.config import QUIC_PROTOCOLS, TCP_PROTOCOLS, resolve
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def test_every_protocol_has_its_row_with_a_page_and_the_home_of_its_project() ->
     rows = dict(
         re.findall(r"^\| \[[\w ]+\]\(docs/protocols/(\w+)\.md\) \| \[[\w/.-]+\]\((https://github\.com/[\w/.-]+)\) \|", README, re.MULTILINE)
     )
-    assert set(rows) == {*TCP_DOORS, *QUIC_DOORS}
+    assert set(rows) == {*TCP_PROTOCOLS, *QUIC_PROTOCOLS}
     assert len(set(rows.values())) == len(rows)
 
 
@@ -47,7 +47,7 @@ def test_every_command_that_is_said_to_reproduce_a_figure_exists(line: str) -> N
 
 def test_the_ports_of_the_table_are_the_defaults() -> None:
     listen = resolve(file=None, environment={}, flags={}).config.listen
-    for bind in (*listen.tcp, *listen.bulk):
+    for bind in (*listen.tcp, *listen.flight):
         assert str(bind.address.port) in README
 
 
@@ -56,7 +56,7 @@ def test_what_is_missing_is_said() -> None:
     assert "does not exist yet" in README
 
 
-@pytest.mark.parametrize("word", ["door", "lane", "station", "house", "story", "wheel at", "reckon"])
+@pytest.mark.parametrize("word", ["protocol", "lane", "station", "house", "story", "wheel at", "reckon"])
 def test_the_words_are_those_of_the_field(word: str) -> None:
     prose = re.sub(r"`[^`]*`", "", README)
     assert not re.search(rf"\b{word}s?\b", prose, re.IGNORECASE)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from headrace import limits
-from headrace.wire.rustlog import ReplyDecoder, RequestDecoder, refusals
+from headrace.wire.rustlog import ReplyDecoder, RequestDecoder
+from headrace.wire.rustlog import errors as refusals
 from headrace.wire.rustlog.codec import Asked
 from headrace.wire.rustlog.messages import Dialect
-from tests.clients.rustlog_support import WAIT_SECONDS, serving
-from tests.sessions.rustlog_support import house
+from tests.clients.rustlog.support import WAIT_SECONDS, serving
+from tests.sessions.rustlog.support import house
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "rustlog.md").read_text(encoding="utf-8")
 

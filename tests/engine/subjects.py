@@ -11,9 +11,9 @@ from typing import TypeAlias
 from headrace.engine.contract import Ack, Appended, Engine, Topic, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
-from headrace.log.files import DiskFiles
-from headrace.log.store import StoreOptions
-from headrace.records import AnyRun, Record, Run
+from headrace.records import AnyBatch, Record, RecordBatch
+from headrace.storage.files import DiskFiles
+from headrace.storage.store import StoreOptions
 
 
 @dataclass
@@ -61,16 +61,16 @@ class Subject:
     async def topic(self, name: str = "t", partitions: int = 1, **settings: object) -> Topic:
         return await self.engine.create_topic(name, partitions, TopicConfig(**settings))  # type: ignore[arg-type]  # named by the tests
 
-    async def append(self, run: AnyRun, topic: str = "t", partition: int = 0, *, ack: Ack | None = None) -> Appended:
-        (appended,) = await self.engine.append([Write(topic, partition, run)], ack=ack)
+    async def append(self, record_batch: AnyBatch, topic: str = "t", partition: int = 0, *, ack: Ack | None = None) -> Appended:
+        (appended,) = await self.engine.append([Write(topic, partition, record_batch)], ack=ack)
         return appended
 
     async def put(self, *values: str, topic: str = "t", partition: int = 0) -> Appended:
-        return await self.append(Run([value.encode() for value in values]), topic, partition)
+        return await self.append(RecordBatch([value.encode() for value in values]), topic, partition)
 
     async def put_keyed(self, *pairs: tuple[str, str | None], topic: str = "t") -> Appended:
         keys = [key.encode() for key, _ in pairs]
-        return await self.append(Run([None if value is None else value.encode() for _, value in pairs], keys), topic)
+        return await self.append(RecordBatch([None if value is None else value.encode() for _, value in pairs], keys), topic)
 
     async def records(self, topic: str = "t", partition: int = 0, offset: int | None = None) -> list[Record]:
         """Everything from `offset` (the first there is) to the end, by as many reads as it takes."""

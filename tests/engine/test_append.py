@@ -10,7 +10,7 @@ import pytest
 from headrace import limits
 from headrace.engine.contract import Ack, Appended, Bounds, Write
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownPartition, UnknownTopic
-from headrace.records import Record, Run
+from headrace.records import Record, RecordBatch
 from tests.engine.subjects import Subject
 
 
@@ -39,7 +39,7 @@ async def test_partitions_count_on_their_own(subject: Subject) -> None:
 async def test_call_order_is_log_order_and_resolution_order(subject: Subject) -> None:
     await subject.topic()
     resolved: list[int] = []
-    futures = [subject.engine.append([Write("t", 0, Run([b"%d" % number]))]) for number in range(50)]
+    futures = [subject.engine.append([Write("t", 0, RecordBatch([b"%d" % number]))]) for number in range(50)]
     for future in futures:
         future.add_done_callback(lambda future: resolved.append(future.result()[0].base_offset))
     answers = await asyncio.gather(*futures)
@@ -60,14 +60,14 @@ async def test_a_run_without_timestamps_is_stamped_by_the_clock_when_it_is_stage
 
 async def test_a_records_whole_content_comes_back(subject: Subject) -> None:
     await subject.topic()
-    run = Run(
+    batch = RecordBatch(
         values=[b"one", None, b""],
         keys=[b"k", b"k", None],
         headers=[(("trace", b"1"), ("trace", b"2"), ("größe", b"\x00\xff")), (), (("", b""),)],
         timestamps=[1_000, 3_000, 2_000],
         expiries=[0, 9_000, 0],
     )
-    await subject.append(run)
+    await subject.append(batch)
     assert await subject.records() == [
         Record(0, 1_000, b"k", b"one", (("trace", b"1"), ("trace", b"2"), ("größe", b"\x00\xff")), 0),
         Record(1, 3_000, b"k", None, (), 9_000),
@@ -77,7 +77,7 @@ async def test_a_records_whole_content_comes_back(subject: Subject) -> None:
 
 async def test_an_empty_key_is_not_a_missing_key(subject: Subject) -> None:
     await subject.topic()
-    await subject.append(Run([b"a", b"b"], [b"", None]))
+    await subject.append(RecordBatch([b"a", b"b"], [b"", None]))
     assert [record.key for record in await subject.records()] == [b"", None]
 
 
@@ -91,14 +91,16 @@ async def test_the_writes_of_one_call_are_seen_together(subject: Subject) -> Non
 
     for topic, partition in (("t", 0), ("t", 1), ("u", 0)):
         subject.engine.watch(topic, partition, look)
-    await subject.engine.append([Write("t", 0, Run([b"a"])), Write("t", 1, Run([b"b", b"c"])), Write("u", 0, Run([b"d"]))])
+    await subject.engine.append(
+        [Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b", b"c"])), Write("u", 0, RecordBatch([b"d"]))]
+    )
     assert seen, "nobody was woken"
     assert set(seen) == {(1, 2, 1)}
 
 
 async def test_one_call_may_write_to_a_partition_twice(subject: Subject) -> None:
     await subject.topic()
-    appended = await subject.engine.append([Write("t", 0, Run([b"a", b"b"])), Write("t", 0, Run([b"c"]))])
+    appended = await subject.engine.append([Write("t", 0, RecordBatch([b"a", b"b"])), Write("t", 0, RecordBatch([b"c"]))])
     assert [answer.base_offset for answer in appended] == [0, 2]
     assert await subject.values() == [b"a", b"b", b"c"]
 
@@ -108,11 +110,16 @@ async def test_a_callable_run_is_built_from_the_places_of_the_writes_before_it(s
     await subject.topic("table")
     await subject.put("x", "y")
 
-    def entry(appended: Sequence[Appended]) -> Run:
-        return Run([repr([(answer.base_offset, answer.count) for answer in appended]).encode()])
+    def entry(appended: Sequence[Appended]) -> RecordBatch:
+        return RecordBatch([repr([(answer.base_offset, answer.count) for answer in appended]).encode()])
 
     appended = await subject.engine.append(
-        [Write("t", 0, Run([b"a"])), Write("t", 1, Run([b"b", b"c"])), Write("table", 0, entry), Write("t", 0, Run([b"d"]))]
+        [
+            Write("t", 0, RecordBatch([b"a"])),
+            Write("t", 1, RecordBatch([b"b", b"c"])),
+            Write("table", 0, entry),
+            Write("t", 0, RecordBatch([b"d"])),
+        ]
     )
     assert await subject.values("table") == [b"[(2, 1), (0, 2)]"]
     assert [answer.base_offset for answer in appended] == [2, 0, 0, 3]
@@ -122,7 +129,9 @@ async def test_callable_runs_of_calls_staged_together_each_see_their_own_places(
     await subject.topic("t")
     await subject.topic("table")
     futures = [
-        subject.engine.append([Write("t", 0, Run([b"v"])), Write("table", 0, lambda appended: Run([b"%d" % appended[0].base_offset]))])
+        subject.engine.append(
+            [Write("t", 0, RecordBatch([b"v"])), Write("table", 0, lambda appended: RecordBatch([b"%d" % appended[0].base_offset]))]
+        )
         for _ in range(20)
     ]
     await asyncio.gather(*futures)
@@ -132,9 +141,9 @@ async def test_callable_runs_of_calls_staged_together_each_see_their_own_places(
 async def test_a_callable_run_that_is_refused_takes_the_whole_call_with_it(subject: Subject) -> None:
     await subject.topic("t")
     await subject.topic("table")
-    too_large = Run([b"v"], [bytes(limits.KEY_BYTES_MAX + 1)])
+    too_large = RecordBatch([b"v"], [bytes(limits.KEY_BYTES_MAX + 1)])
     with pytest.raises(RecordTooLarge):
-        await subject.engine.append([Write("t", 0, Run([b"a"])), Write("table", 0, lambda _: too_large)])
+        await subject.engine.append([Write("t", 0, RecordBatch([b"a"])), Write("table", 0, lambda _: too_large)])
     await subject.put("b")
     assert await subject.values("t") == [b"b"]
     assert await subject.offsets("t") == [0]
@@ -144,19 +153,19 @@ async def test_a_callable_run_that_is_refused_takes_the_whole_call_with_it(subje
 @pytest.mark.parametrize(
     ("write", "error"),
     [
-        (Write("nowhere", 0, Run([b"a"])), UnknownTopic),
-        (Write("t", 1, Run([b"a"])), UnknownPartition),
-        (Write("t", -1, Run([b"a"])), UnknownPartition),
-        (Write("t", 0, Run([])), InvalidRequest),
-        (Write("t", 0, Run([b"a"], keys=[bytes(limits.KEY_BYTES_MAX + 1)])), RecordTooLarge),
-        (Write("t", 0, Run([b"a"], headers=[(("h", b""),) * (limits.HEADERS_MAX + 1)])), LimitExceeded),
-        (Write("t", 0, Run([b"a"], headers=[(("h", bytes(limits.HEADERS_BYTES_MAX)),)])), LimitExceeded),
+        (Write("nowhere", 0, RecordBatch([b"a"])), UnknownTopic),
+        (Write("t", 1, RecordBatch([b"a"])), UnknownPartition),
+        (Write("t", -1, RecordBatch([b"a"])), UnknownPartition),
+        (Write("t", 0, RecordBatch([])), InvalidRequest),
+        (Write("t", 0, RecordBatch([b"a"], keys=[bytes(limits.KEY_BYTES_MAX + 1)])), RecordTooLarge),
+        (Write("t", 0, RecordBatch([b"a"], headers=[(("h", b""),) * (limits.HEADERS_MAX + 1)])), LimitExceeded),
+        (Write("t", 0, RecordBatch([b"a"], headers=[(("h", bytes(limits.HEADERS_BYTES_MAX)),)])), LimitExceeded),
     ],
 )
 async def test_a_call_with_one_bad_write_is_refused_at_once_and_whole(subject: Subject, write: Write, error: type[BrokerError]) -> None:
     await subject.topic()
     with pytest.raises(error):
-        subject.engine.append([Write("t", 0, Run([b"good"])), write])
+        subject.engine.append([Write("t", 0, RecordBatch([b"good"])), write])
     await subject.put("after")
     assert await subject.values() == [b"after"]
 
@@ -165,7 +174,7 @@ async def test_records_at_every_limit_are_kept(subject: Subject) -> None:
     await subject.topic()
     headers = (("h", bytes(limits.HEADERS_BYTES_MAX - limits.HEADERS_MAX)),) + (("h", b""),) * (limits.HEADERS_MAX - 1)
     key = b"k" * limits.KEY_BYTES_MAX
-    await subject.append(Run([b"v"], keys=[key], headers=[headers]))
+    await subject.append(RecordBatch([b"v"], keys=[key], headers=[headers]))
     (record,) = await subject.records()
     assert record.key == key
     assert record.headers == headers
@@ -174,9 +183,9 @@ async def test_records_at_every_limit_are_kept(subject: Subject) -> None:
 async def test_a_value_of_32_mib_is_kept_and_one_byte_more_is_refused(subject: Subject) -> None:
     await subject.topic()
     value = bytes(range(256)) * (limits.VALUE_BYTES_MAX // 256)
-    await subject.append(Run([value]))
+    await subject.append(RecordBatch([value]))
     with pytest.raises(RecordTooLarge) as caught:
-        subject.engine.append([Write("t", 0, Run([value + b"!"]))])
+        subject.engine.append([Write("t", 0, RecordBatch([value + b"!"]))])
     assert (caught.value.size_bytes, caught.value.bytes_max) == (limits.VALUE_BYTES_MAX + 1, limits.VALUE_BYTES_MAX)
     assert await subject.values() == [value]
 
@@ -185,7 +194,7 @@ async def test_a_run_larger_than_any_batch_may_be_is_kept(subject: Subject) -> N
     await subject.topic()
     values = [bytes([number]) * (16 * limits.MIB) for number in range(5)]
     assert sum(map(len, values)) > limits.BATCH_BYTES_MAX
-    assert (await subject.append(Run(values))).count == 5
+    assert (await subject.append(RecordBatch(values))).count == 5
     assert await subject.values() == values
     assert await subject.offsets() == [0, 1, 2, 3, 4]
 
@@ -195,7 +204,7 @@ async def test_every_kind_of_ack_is_followed_by_the_record(subject: Subject, ack
     await subject.topic("t", ack=ack)
     await subject.topic("u")
     await subject.put("by topic")
-    await subject.append(Run([b"by call"]), "u", ack=ack)
+    await subject.append(RecordBatch([b"by call"]), "u", ack=ack)
     await subject.put("flush", topic="t")
     await subject.put("flush", topic="u")
     assert await subject.values("t") == [b"by topic", b"flush"]
@@ -204,7 +213,7 @@ async def test_every_kind_of_ack_is_followed_by_the_record(subject: Subject, ack
 
 async def test_a_caller_that_gives_up_waiting_takes_nothing_back(subject: Subject) -> None:
     await subject.topic()
-    subject.engine.append([Write("t", 0, Run([b"a"]))]).cancel()
+    subject.engine.append([Write("t", 0, RecordBatch([b"a"]))]).cancel()
     await subject.put("b")
     assert await subject.values() == [b"a", b"b"]
 

@@ -13,9 +13,9 @@ from headrace.engine.contract import HealthState, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import CorruptData, DiskFull
 from headrace.limits import MIB
-from headrace.log import keeper
-from headrace.log.store import StoreOptions
-from headrace.records import Run
+from headrace.records import RecordBatch
+from headrace.storage import keeper
+from headrace.storage.store import StoreOptions
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 SMALL = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
@@ -51,7 +51,7 @@ async def test_the_space_of_a_deleted_topic_comes_back_after_a_failure() -> None
     files = SimulatedFiles()
     engine = await opened(files)
     await engine.create_topic("gone", 1, TopicConfig())
-    await engine.append([Write("gone", 0, Run([b"x"]))])
+    await engine.append([Write("gone", 0, RecordBatch([b"x"]))])
     await engine.maintain()
     (log,) = (name for name in files.list("logs") if name != f"{0:08d}")
     files.inject(Fault("remove_dir", error=errno.ENOMEM), Fault("remove_dir", nth=2, error=errno.ENOMEM))
@@ -65,7 +65,7 @@ async def test_reads_maintenance_and_the_end_need_no_new_thread(monkeypatch: pyt
     files = SimulatedFiles()
     engine = await opened(files)
     await engine.create_topic("t", 1, TopicConfig())
-    await engine.append([Write("t", 0, Run([b"x"]))])
+    await engine.append([Write("t", 0, RecordBatch([b"x"]))])
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -101,7 +101,7 @@ async def test_a_start_with_little_space_serves_reads_and_deletes(free_bytes: in
     engine = await opened(files, StoreOptions(headroom_bytes=0))
     for topic in ("kept", "gone"):
         await engine.create_topic(topic, 1, TopicConfig())
-        await engine.append([Write(topic, 0, Run([topic.encode() * 1000]))])
+        await engine.append([Write(topic, 0, RecordBatch([topic.encode() * 1000]))])
     disk = SimulatedFiles(files.contents(), files.directories())
     await engine.close()
     disk.room_bytes = free_bytes
@@ -109,13 +109,13 @@ async def test_a_start_with_little_space_serves_reads_and_deletes(free_bytes: in
     assert engine.health.report().state is HealthState.DEGRADED
     assert [len(batch) for batch in await engine.read("kept", 0, 0, bytes_max=100)] == [1]
     with pytest.raises(DiskFull) as refused:
-        await engine.append([Write("kept", 0, Run([b"new"]))])
+        await engine.append([Write("kept", 0, RecordBatch([b"new"]))])
     assert refused.value.retriable
     await engine.delete_topic("gone")
     assert "gone" not in engine.topics()
     disk.room_bytes = 1 << 40
     await until(lambda: engine.health.report().state is HealthState.OK)
-    await engine.append([Write("kept", 0, Run([b"new"]))])
+    await engine.append([Write("kept", 0, RecordBatch([b"new"]))])
     await engine.close()
     engine = await opened(disk, StoreOptions())
     assert set(engine.topics()) == {"kept"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.engine.contract import Bounds
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.engine.subjects import Subject
 
 SEGMENT = 4_096
@@ -14,7 +14,7 @@ async def _fill(subject: Subject, count: int, ttl_ms: int) -> None:
     """Batches of ten 100-byte records that expire, or (0) do not."""
     for _ in range(count // 10):
         expiries = [subject.clock.now + ttl_ms] * 10 if ttl_ms else None
-        await subject.append(Run([b"x" * 100] * 10, expiries=expiries))
+        await subject.append(RecordBatch([b"x" * 100] * 10, expiries=expiries))
 
 
 async def test_what_has_expired_is_dropped_and_the_rest_is_kept(subject: Subject) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.engine.contract import Bounds, Cleanup, TopicConfig
 from headrace.errors import OffsetOutOfRange
-from headrace.records import Record, Run
+from headrace.records import Record, RecordBatch
 from tests.engine.subjects import Subject
 
 SEGMENT = 4_096
@@ -16,7 +16,7 @@ HOUR = 3_600_000
 async def _fill(subject: Subject, count: int, *, letter: bytes = b"x") -> None:
     """One batch of ten 100-byte records each time, so that every engine has somewhere to cut."""
     for _ in range(count // 10):
-        await subject.append(Run([letter * 100] * 10))
+        await subject.append(RecordBatch([letter * 100] * 10))
 
 
 async def test_without_limits_nothing_is_ever_dropped(subject: Subject) -> None:
@@ -147,7 +147,9 @@ async def test_compaction_keeps_the_whole_content_of_what_it_keeps(subject: Subj
     await _compacted(subject)
     now = subject.clock.now
     headers = (("h", b"1"), ("h", b"2"))
-    await subject.append(Run([b"old", b"v", b"w"], [b"a", b"b", b"a"], [(), headers, ()], [now - 3, now - 2, now - 1], [0, now + 5, 0]))
+    await subject.append(
+        RecordBatch([b"old", b"v", b"w"], [b"a", b"b", b"a"], [(), headers, ()], [now - 3, now - 2, now - 1], [0, now + 5, 0])
+    )
     await _roll(subject)
     await subject.engine.maintain()
     assert (await subject.records())[:2] == [
@@ -158,7 +160,7 @@ async def test_compaction_keeps_the_whole_content_of_what_it_keeps(subject: Subj
 
 async def test_records_without_a_key_outlive_compaction(subject: Subject) -> None:
     await _compacted(subject)
-    await subject.append(Run([b"x", b"1", b"y", b"2"], [None, b"k", None, b"k"]))
+    await subject.append(RecordBatch([b"x", b"1", b"y", b"2"], [None, b"k", None, b"k"]))
     await subject.put("z")
     await _roll(subject)
     await subject.engine.maintain()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.engine.subjects import Subject, within
 
 LOTS = 1 << 30
@@ -70,14 +70,14 @@ async def test_small_reads_end_to_end_give_everything_once(subject: Subject) -> 
 async def test_bytes_max_bounds_a_read(subject: Subject) -> None:
     await subject.topic()
     for _ in range(20):
-        await subject.append(Run([bytes(1_000)] * 5))
+        await subject.append(RecordBatch([bytes(1_000)] * 5))
     batches = await subject.engine.read("t", 0, 0, bytes_max=10_000)
     assert 1_000 <= sum(sum(batch.value_sizes()) for batch in batches) <= 10_000
 
 
 async def test_one_record_comes_however_large(subject: Subject) -> None:
     await subject.topic()
-    await subject.append(Run([b"x" * 3_000_000, b"y"]))
+    await subject.append(RecordBatch([b"x" * 3_000_000, b"y"]))
     batches = await subject.engine.read("t", 0, 0, bytes_max=1)
     assert batches[0].values()[0] == b"x" * 3_000_000
     assert sum(map(len, batches)) == 1
@@ -114,8 +114,8 @@ async def test_offset_for_time_is_the_first_record_at_or_after_it(subject: Subje
 
 async def test_offset_for_time_looks_inside_batches_and_past_clocks_that_went_back(subject: Subject) -> None:
     await subject.topic()
-    await subject.append(Run([b"a", b"b", b"c"], timestamps=[100, 300, 200]))
-    await subject.append(Run([b"d", b"e"], timestamps=[150, 400]))
+    await subject.append(RecordBatch([b"a", b"b", b"c"], timestamps=[100, 300, 200]))
+    await subject.append(RecordBatch([b"d", b"e"], timestamps=[150, 400]))
     find = subject.engine.offset_for_time
     assert [await find("t", 0, time) for time in (100, 101, 201, 301, 400, 401)] == [0, 1, 1, 4, 4, 5]
 

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.engine.contract import TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
-from headrace.log.store import StoreOptions
-from headrace.records import Run
+from headrace.records import RecordBatch
+from headrace.storage.store import StoreOptions
 from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import SimulatedFiles
 
@@ -36,7 +36,7 @@ async def test_a_deletion_finished_after_a_crash_spares_the_topic_made_meanwhile
     engine = EmbeddedEngine(left, OPTIONS, clock=lambda: 1)
     await engine.open()
     await engine.create_topic("new", 1, TopicConfig())
-    await engine.append([Write("new", 0, Run([b"kept"]))])
+    await engine.append([Write("new", 0, RecordBatch([b"kept"]))])
     may_remove.set()
     await asyncio.wait_for(removed.wait(), 60)
     [batch] = await engine.read("new", 0, 0, bytes_max=100)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from headrace.engine.contract import Bounds, Cleanup, Topic, TopicConfig, Write
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.engine.subjects import Subject
 
-RICH = Run(
+RICH = RecordBatch(
     values=[b"one", None, b""],
     keys=[b"k", None, b""],
     headers=[(("a", b"1"), ("a", b"2")), (), ()],
@@ -52,7 +52,7 @@ async def test_offsets_go_on_and_times_are_still_found(subject: Subject) -> None
 
 async def test_what_was_staged_is_written_before_the_engine_closes(subject: Subject) -> None:
     await subject.topic()
-    staged = [subject.engine.append([Write("t", 0, Run([b"%d" % number]))]) for number in range(20)]
+    staged = [subject.engine.append([Write("t", 0, RecordBatch([b"%d" % number]))]) for number in range(20)]
     await subject.reopen()
     await asyncio.gather(*staged)
     assert await subject.values() == [b"%d" % number for number in range(20)]
@@ -68,6 +68,6 @@ async def test_closing_twice_is_closing_once(subject: Subject) -> None:
 
 async def test_a_compressed_topic_reads_like_any_other(subject: Subject) -> None:
     await subject.topic("t", compress=True)
-    await subject.append(Run([b"again and again " * 100] * 50, [b"key"] * 50))
+    await subject.append(RecordBatch([b"again and again " * 100] * 50, [b"key"] * 50))
     await subject.reopen()
     assert await subject.values() == [b"again and again " * 100] * 50

@@ -7,8 +7,8 @@ import pytest
 from headrace.engine.contract import Ack, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import DiskFull
-from headrace.log.store import StoreOptions
-from headrace.records import Run
+from headrace.records import RecordBatch
+from headrace.storage.store import StoreOptions
 from tests.storage_faults.simulated import SimulatedFiles
 
 
@@ -23,7 +23,7 @@ async def test_the_last_space_of_a_disk_is_for_tables() -> None:
     engine.store.keeper.tick()
     for topic in ("users", "__waiting"):
         with pytest.raises(DiskFull):
-            await engine.append([Write(topic, 0, Run([b"x"])), Write("__table", 0, Run([b"x"]))], ack=Ack.DURABLE)
-    await engine.append([Write("__table", 0, Run([b"x"]))])
+            await engine.append([Write(topic, 0, RecordBatch([b"x"])), Write("__table", 0, RecordBatch([b"x"]))], ack=Ack.DURABLE)
+    await engine.append([Write("__table", 0, RecordBatch([b"x"]))])
     assert [engine.bounds(topic, 0).end for topic in ("users", "__table", "__waiting")] == [0, 1, 0]
     await engine.close()

@@ -9,7 +9,7 @@ import pytest
 from headrace import limits
 from headrace.engine.contract import Ack, Bounds, Cleanup, Topic, TopicConfig, Write
 from headrace.errors import InvalidRequest, LimitExceeded, TopicExists, UnknownPartition, UnknownTopic
-from headrace.records import Run
+from headrace.records import RecordBatch
 from tests.engine.subjects import Subject, within
 
 CONFIG = TopicConfig(ack=Ack.WRITTEN, cleanup=Cleanup.COMPACT, retention_ms=5, compress=True)
@@ -88,7 +88,7 @@ async def test_deleting_frees_the_name_and_a_new_topic_of_that_name_is_empty(sub
     with pytest.raises(UnknownTopic):
         await subject.engine.read("t", 0, 0, bytes_max=100)
     with pytest.raises(UnknownTopic):
-        subject.engine.append([Write("t", 0, Run([b"late"]))])
+        subject.engine.append([Write("t", 0, RecordBatch([b"late"]))])
     await subject.topic(partitions=1)
     assert subject.engine.bounds("t", 0) == Bounds(0, 0)
     await subject.put("new")
@@ -111,7 +111,7 @@ async def test_deleting_wakes_those_who_watch(subject: Subject) -> None:
 
 async def test_records_staged_when_their_topic_is_deleted_never_reach_its_successor(subject: Subject) -> None:
     await subject.topic()
-    staged = subject.engine.append([Write("t", 0, Run([b"old"]))])
+    staged = subject.engine.append([Write("t", 0, RecordBatch([b"old"]))])
     await subject.engine.delete_topic("t")
     await subject.topic()
     await asyncio.wait([staged])

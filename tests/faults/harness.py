@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, TypeAlias
 
-from headrace.log.check import check
-from headrace.log.files import DiskFiles
-from tests.crash.doors import BlipMqPeer, FlyMqPeer, RustLogPeer
+from headrace.storage.check import check
+from headrace.storage.files import DiskFiles
 from tests.crash.ledger import BrokenPromise, Ledger, Sent, compose
 from tests.crash.peer import Peer
+from tests.crash.protocols import BlipMqPeer, FlyMqPeer, RustLogPeer
 from tests.crash.serving import SMALL, Broker, BrokerDied
 from tests.crash.trace import read_trace
 from tests.faults.injection import Fault, fired, injected, tracer

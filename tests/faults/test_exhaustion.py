@@ -13,8 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError
+from headrace.flight.client import FlightClient, Servers
 from tests.crash.serving import SMALL
 from tests.faults.harness import FaultyBroker, suffering
 from tests.faults.injection import Fault, injected
@@ -94,14 +94,14 @@ def test_a_machine_without_threads_is_survived_and_left_again(tmp_path: Path) ->
 
 
 def test_flight_calls_that_get_no_thread_are_refused_and_served_again(tmp_path: Path) -> None:
-    settings = {**SMALL, "HEADRACE__LISTEN__BULK": "127.0.0.1:0"}
+    settings = {**SMALL, "HEADRACE__LISTEN__FLIGHT": "127.0.0.1:0"}
     fault = Fault("clone,clone3", "error=EAGAIN")
     with suffering(tmp_path, settings=settings) as subject:
-        endpoint = json.loads((tmp_path / "ready.json").read_text())["doors"]["bulk"][0]
+        endpoint = json.loads((tmp_path / "ready.json").read_text())["protocols"]["flight"][0]
 
         def topics(_: int = 0) -> bool:
             try:
-                with BulkClient(Servers((endpoint,), timeout_seconds=30.0)) as client:
+                with FlightClient(Servers((endpoint,), timeout_seconds=30.0)) as client:
                     return client.topics() is not None
             except (BrokerError, pa.ArrowException):
                 return False

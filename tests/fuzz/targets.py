@@ -14,14 +14,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from headrace.bulk import request
-from headrace.bulk.writing import Cutter, Target, check_rows
 from headrace.errors import BrokerError, CorruptData, InvalidRequest, InvalidSchema, WireError
-from headrace.log.batch import Batch, encode
-from headrace.log.manifest import Checkpointed, Manifest
-from headrace.records import Run
+from headrace.flight import request
+from headrace.flight.writing import Cutter, Target, check_rows
+from headrace.records import RecordBatch
 from headrace.schemas import SchemaType, compile_schema
 from headrace.schemas.reading import reader_of
+from headrace.storage.batch import Batch, encode
+from headrace.storage.manifest import Checkpointed, Manifest
 from headrace.wire.blipmq import Decoder as BlipMqDecoder
 from headrace.wire.blipmq import sniff as sniff_blipmq
 from headrace.wire.figg import client_decoder, server_decoder
@@ -204,7 +204,7 @@ def _arrow(data: bytes) -> None:
         for batch in batches:
             check_rows(batch)
             for piece in cutter.pieces(batch):
-                assert len(piece.run) > 0
+                assert len(piece.batch) > 0
     except BrokerError:
         return
 
@@ -263,8 +263,8 @@ def _batch(data: bytes) -> None:
 def _batch_seeds() -> list[bytes]:
     headers = [(("h", b"1"),), (), (("a", b""), ("a", b"2"))]
     runs = [
-        Run([b"a", b"bb", b"ccc"]),
-        Run([b"a", None, b"c"], keys=[b"k", None, b"l"], headers=headers, timestamps=[1, 2, 3], expiries=[0, 9, 0]),
+        RecordBatch([b"a", b"bb", b"ccc"]),
+        RecordBatch([b"a", None, b"c"], keys=[b"k", None, b"l"], headers=headers, timestamps=[1, 2, 3], expiries=[0, 9, 0]),
     ]
     return [encode(7, 40, run, now=5, compress=compress) for run in runs for compress in (False, True)]
 

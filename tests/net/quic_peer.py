@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from headrace.net.counters import NetCounters
-from headrace.net.quic import QuicDoor, QuicLimits, QuicListener
-from headrace.net.quic_carrier import Windows
-from headrace.net.quic_certificate import fingerprint, self_signed
-from headrace.net.quic_endpoint import ClientEndpoint, ClientTls, ServerTls
+from headrace.net.quic.certificate import fingerprint, self_signed
+from headrace.net.quic.connection import Windows
+from headrace.net.quic.endpoint import ClientEndpoint, ClientTls, ServerTls
+from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
 from headrace.sessions.contract import Link
 
 ALPN = "test"
@@ -110,8 +110,8 @@ class Server:
         return self.sessions[-1]
 
     async def open(self) -> None:
-        door = QuicDoor("test", ALPN, self.open_session, b"ping", 3, lambda: self.needs_login)
-        self.listener = await QuicListener.open("127.0.0.1", 0, door, self.tls, self.limits, self.counters)
+        protocol = QuicProtocol("test", ALPN, self.open_session, b"ping", 3, lambda: self.needs_login)
+        self.listener = await QuicListener.open("127.0.0.1", 0, protocol, self.tls, self.limits, self.counters)
 
     async def client(
         self, port: int | None = None, *, alpn: str = ALPN, tls: ClientTls | None = None, windows: Windows = Windows()

@@ -28,7 +28,7 @@ def no_more_descriptors() -> Iterator[None]:
 
 async def test_without_descriptors_accepting_pauses_and_resumes_by_itself() -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         kept = await connect(listener)
         await until(lambda: listener.counters.open == 1)
         late = socket.socket()
@@ -54,7 +54,7 @@ async def test_without_descriptors_accepting_pauses_and_resumes_by_itself() -> N
 
 async def test_a_connection_that_resets_before_it_is_accepted_harms_nobody() -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         for _ in range(20):
             gone = socket.create_connection((listener.host, listener.port))
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.net.admission import AdmissionLimits, Place, admit
 from headrace.net.counters import NetCounters
-from headrace.net.door import Door, Sniff
 from headrace.net.listener import Listener, NetLimits
+from headrace.net.protocol import ServedProtocol, Sniff
 from tests.net.polling import until
 from tests.net.test_listener import Echo, Sessions, connect, listening
 
@@ -21,7 +21,7 @@ class Guarded(Sessions):
 
     def __init__(self, *, needs_login: bool = True) -> None:
         super().__init__(make=self._guard)
-        self.door = Door("guarded", lambda first: Sniff.YES, self._open, lambda: needs_login)
+        self.protocol = ServedProtocol("guarded", lambda first: Sniff.YES, self._open, lambda: needs_login)
 
     def _guard(self, link: object) -> Echo:
         return Login(link)  # type: ignore[arg-type]  # it is a visitor as well
@@ -72,7 +72,7 @@ def test_an_address_at_its_limit_may_still_send_an_administrator() -> None:
 
 async def test_a_peer_that_does_not_log_in_is_closed_at_the_deadline() -> None:
     sessions = Guarded()
-    async with listening([sessions.door], NetLimits(login_seconds=0.2)) as listener:
+    async with listening([sessions.protocol], NetLimits(login_seconds=0.2)) as listener:
         answer, reader, writer = await said(listener, "hello")
         assert answer == b"who?\n"
         async with asyncio.timeout(30):
@@ -84,7 +84,7 @@ async def test_a_peer_that_does_not_log_in_is_closed_at_the_deadline() -> None:
 @pytest.mark.parametrize(("line", "needs_login"), [("ann", True), ("hello", False)])
 async def test_the_deadline_is_over_with_a_login_and_where_none_is_needed(line: str, needs_login: bool) -> None:
     sessions = Guarded(needs_login=needs_login)
-    async with listening([sessions.door], NetLimits(login_seconds=0.05)) as listener:
+    async with listening([sessions.protocol], NetLimits(login_seconds=0.05)) as listener:
         _, reader, writer = await said(listener, line)
         await asyncio.sleep(0.2)
         writer.write(b"hello\n")
@@ -95,7 +95,7 @@ async def test_the_deadline_is_over_with_a_login_and_where_none_is_needed(line: 
 async def test_when_every_place_is_taken_an_administrator_still_gets_in_and_nobody_else_does() -> None:
     sessions = Guarded(needs_login=False)
     limits = NetLimits(connections_max=4, connections_reserved=2, login_seconds=30.0)
-    async with listening([sessions.door], limits) as listener:
+    async with listening([sessions.protocol], limits) as listener:
         kept = [await said(listener, "hello") for _ in range(2)]
         answer, _, writer = await said(listener, "ann")
         assert answer == b"too many connections: 2 are open, and the rest is reserved for administrators\n"
@@ -118,7 +118,7 @@ async def test_when_every_place_is_taken_an_administrator_still_gets_in_and_nobo
 async def test_a_place_in_the_reserve_is_lost_without_a_login() -> None:
     sessions = Guarded(needs_login=False)
     limits = NetLimits(connections_max=2, connections_reserved=1, login_seconds=0.2)
-    async with listening([sessions.door], limits) as listener:
+    async with listening([sessions.protocol], limits) as listener:
         _, kept_reader, kept = await said(listener, "hello")
         _, reader, writer = await said(listener, "hello")
         async with asyncio.timeout(30):
@@ -132,7 +132,7 @@ async def test_a_place_in_the_reserve_is_lost_without_a_login() -> None:
 
 async def test_one_user_has_so_many_connections_and_others_and_administrators_have_theirs() -> None:
     sessions = Guarded()
-    async with listening([sessions.door], NetLimits(connections_per_user_max=2)) as listener:
+    async with listening([sessions.protocol], NetLimits(connections_per_user_max=2)) as listener:
         answers = [await said(listener, user) for user in ("ann", "ann", "ann", "ben", "!root", "!root", "!root")]
         refused = b"too many connections of one user: 2 are open\n"
         assert [answer for answer, _, _ in answers] == [b"ok\n", b"ok\n", refused, b"ok\n", b"ok\n", b"ok\n", b"ok\n"]

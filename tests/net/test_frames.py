@@ -36,7 +36,7 @@ def lines() -> Sessions:
 
 
 async def test_a_frame_that_hardly_grows_is_closed_and_nobody_else() -> None:
-    async with listening([lines().door], NetLimits(frame_check_seconds=CHECK_SECONDS)) as listener:
+    async with listening([lines().protocol], NetLimits(frame_check_seconds=CHECK_SECONDS)) as listener:
         idle = await connect(listener)
         idle[1].write(b"done\n")
         assert await idle[0].readline() == b"done\n"
@@ -63,7 +63,7 @@ async def _trickle(writer: asyncio.StreamWriter) -> None:
 async def conversation() -> AsyncIterator[tuple[Connection, Callable[[bytes], Awaitable[None]]]]:
     """A connection that looks at its frame only when told to, and a way to send it something and know that it has come."""
     sessions = lines()
-    async with listening([sessions.door], NetLimits(frame_check_seconds=0)) as listener:
+    async with listening([sessions.protocol], NetLimits(frame_check_seconds=0)) as listener:
         _, writer = await connect(listener)
 
         async def send(piece: bytes) -> None:
@@ -113,7 +113,7 @@ async def test_a_paused_peer_is_not_blamed_for_what_it_may_not_send() -> None:
 async def test_unfinished_frames_have_a_sum_and_the_large_one_goes() -> None:
     counters = NetCounters()
     limits = NetLimits(unfinished_bytes_max=4 * UNFINISHED_BYTES_FREE)
-    async with listening([lines().door], limits, counters) as listener:
+    async with listening([lines().protocol], limits, counters) as listener:
         small, large, larger = [await connect(listener) for _ in range(3)]
         large[1].write(b"x" * 3 * UNFINISHED_BYTES_FREE)
         await until(lambda: counters.unfinished_bytes == 3 * UNFINISHED_BYTES_FREE)

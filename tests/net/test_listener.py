@@ -12,8 +12,8 @@ import pytest
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES
 from headrace.net.connection import Connection
 from headrace.net.counters import REASONS_MAX, NetCounters
-from headrace.net.door import Door, Sniff, choose
 from headrace.net.listener import Listener, NetLimits
+from headrace.net.protocol import ServedProtocol, Sniff, choose
 from headrace.sessions.contract import Link
 from tests.net.polling import WAIT_SECONDS, until
 from tests.net.proxy import FaultProxy
@@ -57,14 +57,14 @@ class Echo:
 
 
 class Sessions:
-    """A door whose sessions can be looked at."""
+    """A protocol whose sessions can be looked at."""
 
     def __init__(
         self, name: str = "echo", make: Callable[[Link], Echo] = Echo, sniff: Callable[[bytes], Sniff] = lambda first: Sniff.YES
     ) -> None:
         self.opened: list[Echo] = []
         self._make = make
-        self.door = Door(name, sniff, self._open)
+        self.protocol = ServedProtocol(name, sniff, self._open)
 
     def _open(self, link: Link) -> Echo:
         self.opened.append(self._make(link))
@@ -72,8 +72,10 @@ class Sessions:
 
 
 @asynccontextmanager
-async def listening(doors: Sequence[Door], limits: NetLimits = NetLimits(), counters: NetCounters | None = None) -> AsyncIterator[Listener]:
-    listener = await Listener.open("127.0.0.1", 0, doors, limits, counters)
+async def listening(
+    protocols: Sequence[ServedProtocol], limits: NetLimits = NetLimits(), counters: NetCounters | None = None
+) -> AsyncIterator[Listener]:
+    listener = await Listener.open("127.0.0.1", 0, protocols, limits, counters)
     try:
         yield listener
     finally:
@@ -95,22 +97,22 @@ def starts_with(prefix: bytes) -> Callable[[bytes], Sniff]:
 
 async def test_bytes_go_in_and_out_and_are_counted() -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
         counters = listener.counters
         assert (counters.accepted, counters.open, counters.bytes_in, counters.bytes_out) == (1, 1, 5, 5)
-        assert (counters.opened_by_door, counters.open_by_door) == ({"echo": 1}, {"echo": 1})
+        assert (counters.opened_by_protocol, counters.open_by_protocol) == ({"echo": 1}, {"echo": 1})
         assert sessions.opened[0].link.peer == "{}:{}".format(*writer.get_extra_info("sockname"))
         writer.transport.abort()
         await sessions.opened[0].until(lambda: "lost" in sessions.opened[0].events)
-        assert (counters.open, counters.open_by_door, counters.open_by_host) == (0, {"echo": 0}, {})
+        assert (counters.open, counters.open_by_protocol, counters.open_by_host) == (0, {"echo": 0}, {})
 
 
 async def test_small_answers_are_not_delayed_and_dead_machines_are_found_out() -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -124,7 +126,7 @@ async def test_small_answers_are_not_delayed_and_dead_machines_are_found_out() -
 @pytest.mark.parametrize("leave", ["close", "abort"])
 async def test_a_connection_that_is_not_read_knows_when_its_peer_has_left(leave: str) -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -140,9 +142,9 @@ async def test_a_connection_that_is_not_read_knows_when_its_peer_has_left(leave:
         link.abort("over")
 
 
-async def test_doors_are_told_apart_by_the_first_bytes_however_they_are_cut() -> None:
+async def test_protocols_are_told_apart_by_the_first_bytes_however_they_are_cut() -> None:
     abc, abd = Sessions("abc", sniff=starts_with(b"abc")), Sessions("abd", sniff=starts_with(b"abd"))
-    async with listening([abc.door, abd.door]) as listener, FaultProxy(listener.host, listener.port) as proxy:
+    async with listening([abc.protocol, abd.protocol]) as listener, FaultProxy(listener.host, listener.port) as proxy:
         proxy.piece_bytes = 1
         for word in (b"abd", b"abc"):
             reader, writer = await connect(proxy)
@@ -152,16 +154,16 @@ async def test_doors_are_told_apart_by_the_first_bytes_however_they_are_cut() ->
         assert ([session.received for session in abc.opened], [session.received for session in abd.opened]) == ([b"abc..."], [b"abd..."])
 
 
-def test_a_sure_door_wins_over_one_that_still_wonders() -> None:
-    long, short = Sessions("long", sniff=starts_with(b"abc")).door, Sessions("short", sniff=starts_with(b"a")).door
+def test_a_sure_protocol_wins_over_one_that_still_wonders() -> None:
+    long, short = Sessions("long", sniff=starts_with(b"abc")).protocol, Sessions("short", sniff=starts_with(b"a")).protocol
     assert choose([long, short], b"a") is short
     assert choose([long], b"a") is Sniff.MORE
     assert choose([long, short], b"x") is Sniff.NO
 
 
 async def test_unknown_first_bytes_are_turned_away_and_counted() -> None:
-    doors = [Sessions("abc", sniff=starts_with(b"abc")).door, Sessions("xyz", sniff=starts_with(b"xyz")).door]
-    async with listening(doors) as listener:
+    protocols = [Sessions("abc", sniff=starts_with(b"abc")).protocol, Sessions("xyz", sniff=starts_with(b"xyz")).protocol]
+    async with listening(protocols) as listener:
         reader, writer = await connect(listener)
         writer.write(b"abX\xff")
         assert await reader.read() == b""
@@ -169,9 +171,9 @@ async def test_unknown_first_bytes_are_turned_away_and_counted() -> None:
         writer.close()
 
 
-async def test_a_door_that_never_decides_is_not_fed_for_ever() -> None:
-    doors = [Sessions("a", sniff=lambda first: Sniff.MORE).door, Sessions("b", sniff=lambda first: Sniff.NO).door]
-    async with listening(doors) as listener:
+async def test_a_protocol_that_never_decides_is_not_fed_for_ever() -> None:
+    protocols = [Sessions("a", sniff=lambda first: Sniff.MORE).protocol, Sessions("b", sniff=lambda first: Sniff.NO).protocol]
+    async with listening(protocols) as listener:
         reader, writer = await connect(listener)
         writer.write(bytes(1_000))
         assert await reader.read() == b""
@@ -181,8 +183,8 @@ async def test_a_door_that_never_decides_is_not_fed_for_ever() -> None:
 
 @pytest.mark.parametrize("first", [b"", b"a"])
 async def test_a_peer_that_says_nothing_recognisable_in_time_is_closed(first: bytes) -> None:
-    doors = [Sessions("abc", sniff=starts_with(b"abc")).door, Sessions("xyz", sniff=starts_with(b"xyz")).door]
-    async with listening(doors, NetLimits(handshake_seconds=0.05)) as listener:
+    protocols = [Sessions("abc", sniff=starts_with(b"abc")).protocol, Sessions("xyz", sniff=starts_with(b"xyz")).protocol]
+    async with listening(protocols, NetLimits(handshake_seconds=0.05)) as listener:
         reader, writer = await connect(listener)
         writer.write(first)
         assert await reader.read() == b""
@@ -192,7 +194,7 @@ async def test_a_peer_that_says_nothing_recognisable_in_time_is_closed(first: by
 
 async def test_the_handshake_deadline_ends_with_the_handshake() -> None:
     sessions = Sessions()
-    async with listening([sessions.door], NetLimits(handshake_seconds=0.5)) as listener:
+    async with listening([sessions.protocol], NetLimits(handshake_seconds=0.5)) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -204,7 +206,7 @@ async def test_the_handshake_deadline_ends_with_the_handshake() -> None:
 
 async def test_one_connection_more_than_allowed_is_refused_and_the_others_live() -> None:
     sessions = Sessions()
-    async with listening([sessions.door], NetLimits(connections_max=2)) as listener:
+    async with listening([sessions.protocol], NetLimits(connections_max=2)) as listener:
         kept = [await connect(listener) for _ in range(2)]
         await until(lambda: listener.counters.open == 2)
         reader, writer = await connect(listener)
@@ -225,7 +227,7 @@ async def test_one_connection_more_than_allowed_is_refused_and_the_others_live()
 async def test_the_limit_holds_for_all_listeners_that_share_their_counters() -> None:
     sessions, counters = Sessions(), NetCounters()
     limits = NetLimits(connections_per_ip_max=1)
-    async with listening([sessions.door], limits, counters) as one, listening([sessions.door], limits, counters) as two:
+    async with listening([sessions.protocol], limits, counters) as one, listening([sessions.protocol], limits, counters) as two:
         _, kept = await connect(one)
         await until(lambda: counters.open == 1)
         _, refused = await connect(two)
@@ -255,7 +257,7 @@ class Flood(Echo):
 
 async def test_a_session_that_minds_the_high_water_mark_is_told_to_go_on_and_stays_bounded() -> None:
     sessions = Sessions(make=Flood)
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await until(lambda: bool(sessions.opened) and sessions.opened[0].link.unsent_bytes > OUTPUT_HIGH_WATER_BYTES)
@@ -270,7 +272,7 @@ async def test_a_session_that_minds_the_high_water_mark_is_told_to_go_on_and_sta
 async def test_a_peer_that_asks_and_never_reads_is_no_longer_read() -> None:
     """The echo obeys no high-water mark; the connection must bound it all the same."""
     sessions = Sessions()
-    async with listening([sessions.door], NetLimits(output_bytes_max=1 << 20)) as listener:
+    async with listening([sessions.protocol], NetLimits(output_bytes_max=1 << 20)) as listener:
         _, writer = await connect(listener)
         for _ in range(64):
             writer.write(bytes(1 << 20))
@@ -283,7 +285,7 @@ async def test_a_peer_that_asks_and_never_reads_is_no_longer_read() -> None:
 
 async def test_a_choked_peer_that_reads_again_gets_everything() -> None:
     sessions = Sessions()
-    async with listening([sessions.door], NetLimits(output_bytes_max=1 << 20)) as listener:
+    async with listening([sessions.protocol], NetLimits(output_bytes_max=1 << 20)) as listener:
         reader, writer = await connect(listener)
         for _ in range(32):
             writer.write(bytes(1 << 20))
@@ -294,7 +296,7 @@ async def test_a_choked_peer_that_reads_again_gets_everything() -> None:
 
 async def test_pauses_are_counted_and_a_paused_peer_is_not_read() -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -315,7 +317,7 @@ async def test_pauses_are_counted_and_a_paused_peer_is_not_read() -> None:
 async def test_what_was_sent_before_a_close_arrives_even_if_the_peer_goes_on_sending() -> None:
     """Without lingering, the unread bytes would turn the close into a reset that overtakes the answer."""
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -337,7 +339,7 @@ async def test_what_was_sent_before_a_close_arrives_even_if_the_peer_goes_on_sen
 
 async def test_a_peer_that_never_takes_the_last_words_is_cut_off() -> None:
     sessions = Sessions()
-    async with listening([sessions.door], NetLimits(linger_seconds=0.05)) as listener:
+    async with listening([sessions.protocol], NetLimits(linger_seconds=0.05)) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -350,7 +352,7 @@ async def test_a_peer_that_never_takes_the_last_words_is_cut_off() -> None:
 
 async def test_a_peer_that_finishes_sending_still_gets_its_answers() -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"question")
         writer.write_eof()
@@ -360,9 +362,9 @@ async def test_a_peer_that_finishes_sending_still_gets_its_answers() -> None:
         writer.close()
 
 
-async def test_draining_closes_the_door_and_lets_sessions_finish() -> None:
+async def test_draining_closes_the_protocol_and_lets_sessions_finish() -> None:
     sessions = Sessions()
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -385,7 +387,7 @@ class Stubborn(Echo):
 
 async def test_draining_cuts_off_who_does_not_finish_in_time() -> None:
     sessions = Sessions(make=Stubborn)
-    async with listening([sessions.door]) as listener:
+    async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
@@ -396,13 +398,13 @@ async def test_draining_cuts_off_who_does_not_finish_in_time() -> None:
 
 
 async def test_a_taken_address_is_an_os_error() -> None:
-    async with listening([Sessions().door]) as listener:
+    async with listening([Sessions().protocol]) as listener:
         with pytest.raises(OSError):
-            await Listener.open(listener.host, listener.port, [Sessions().door])
+            await Listener.open(listener.host, listener.port, [Sessions().protocol])
 
 
 async def test_the_address_names_host_and_port() -> None:
-    async with listening([Sessions().door]) as listener:
+    async with listening([Sessions().protocol]) as listener:
         assert listener.address == f"127.0.0.1:{listener.port}" and listener.port > 0
 
 

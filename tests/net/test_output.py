@@ -51,7 +51,7 @@ async def test_peers_that_never_read_are_bounded_together_and_make_room_for_one_
     monkeypatch.setattr(headrace.net.output, "OUTPUT_STALL_SECONDS", 0.5)
     monkeypatch.setattr(headrace.net.output, "OUTPUT_CHECK_SECONDS", 0.05)
     sessions = Sessions(make=Fetching)
-    async with listening([sessions.door], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
+    async with listening([sessions.protocol], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
         output = listener.counters.output
         silent = never_reading(listener, 40)
         await until(lambda: len(sessions.opened) == 40)
@@ -72,7 +72,7 @@ async def test_below_the_bound_a_slow_reader_is_left_alone(monkeypatch: pytest.M
     monkeypatch.setattr(headrace.net.output, "OUTPUT_STALL_SECONDS", 0.0)
     monkeypatch.setattr(headrace.net.output, "OUTPUT_CHECK_SECONDS", 0.01)
     sessions = Sessions(make=Fetching)
-    async with listening([sessions.door], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
+    async with listening([sessions.protocol], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
         reader, writer = await connect(listener)
         writer.write(b"xx")
         await until(lambda: listener.counters.output.unsent_bytes > OUTPUT_FREE_BYTES)
@@ -85,7 +85,7 @@ async def test_below_the_bound_a_slow_reader_is_left_alone(monkeypatch: pytest.M
 
 async def test_many_readers_at_once_are_all_served_although_not_all_fit() -> None:
     sessions = Sessions(make=Fetching)
-    async with listening([sessions.door], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
+    async with listening([sessions.protocol], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
         peers = [await connect(listener) for _ in range(20)]
         for _, writer in peers:
             writer.write(b"xx")

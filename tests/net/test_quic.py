@@ -12,10 +12,10 @@ from aioquic.quic.connection import QuicConnection
 
 from headrace.limits import QUIC_UNPROVEN_MAX
 from headrace.net.connection import NetLimits
-from headrace.net.quic import QuicLimits
-from headrace.net.quic_carrier import Windows
-from headrace.net.quic_certificate import fingerprint, self_signed
-from headrace.net.quic_endpoint import ClientTls, Retry, ServerTls
+from headrace.net.quic.certificate import fingerprint, self_signed
+from headrace.net.quic.connection import Windows
+from headrace.net.quic.endpoint import ClientTls, Retry, ServerTls
+from headrace.net.quic.listener import QuicLimits
 from tests.net.polling import until
 from tests.net.quic_peer import NOW, quic_server
 from tests.net.udp_proxy import UdpProxy
@@ -30,7 +30,7 @@ async def test_each_stream_a_client_opens_is_a_session_of_its_own(tmp_path: Path
         one, two = client.say(b"one"), client.say(b"two")
         await until(lambda: client.said(one) == b"one" and client.said(two) == b"two")
         assert [bytes(session.heard) for session in server.sessions] == [b"one", b"two"]
-        assert server.counters.open == 1 and server.counters.open_by_door == {"test": 2}
+        assert server.counters.open == 1 and server.counters.open_by_protocol == {"test": 2}
 
 
 async def test_what_a_client_sends_before_it_finishes_is_answered_and_then_the_stream_ends(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ async def test_what_a_client_sends_before_it_finishes_is_answered_and_then_the_s
         await until(lambda: stream in client.ended)
         assert client.heard[stream] == b"all"
         await until(lambda: server.sessions[0].calls == ["finished", "lost"])
-        assert server.counters.open_by_door == {"test": 0}
+        assert server.counters.open_by_protocol == {"test": 0}
 
 
 async def test_a_session_that_does_not_read_stops_its_peer_after_one_window(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_a_drain_lets_sessions_finish_and_then_closes(tmp_path: Path) -> N
         assert await server.listener.drain(5.0) == 0
         assert server.sessions[0].calls == ["closing", "lost"]
         await until(lambda: client.reason is not None and idle.reason is not None)
-        assert server.counters.open_by_door == {"test": 0}
+        assert server.counters.open_by_protocol == {"test": 0}
 
 
 async def test_what_is_no_quic_is_not_answered(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def client(certificate: trustme.LeafCert | None = None, trusts: trustme.CA = CA)
 @asynccontextmanager
 async def listening(sessions: Sessions, settings: TlsSettings | None, limits: NetLimits = NetLimits()) -> AsyncIterator[Listener]:
     tls = None if settings is None else Tls(settings)
-    listener = await Listener.open("127.0.0.1", 0, [sessions.door], limits, None, tls)
+    listener = await Listener.open("127.0.0.1", 0, [sessions.protocol], limits, None, tls)
     try:
         yield listener
     finally:
@@ -101,10 +101,10 @@ async def test_a_handshake_cut_anywhere_is_the_same_handshake(tmp_path: Path) ->
         writer.close()
 
 
-async def test_a_door_is_found_behind_tls_however_its_first_bytes_are_cut(tmp_path: Path) -> None:
+async def test_a_protocol_is_found_behind_tls_however_its_first_bytes_are_cut(tmp_path: Path) -> None:
     sessions = Sessions(sniff=starts_with(b"abc"))
     other = Sessions("other", sniff=starts_with(b"abd"))
-    listener = await Listener.open("127.0.0.1", 0, [other.door, sessions.door], tls=Tls(files(tmp_path)))
+    listener = await Listener.open("127.0.0.1", 0, [other.protocol, sessions.protocol], tls=Tls(files(tmp_path)))
     reader, writer = await connect(listener, client())
     for letter in (b"a", b"b", b"c"):
         writer.write(letter)
@@ -309,7 +309,7 @@ def test_the_identity_is_one_whole_name_or_none(certificate: dict[str, object], 
 async def test_a_new_certificate_is_for_new_connections_and_drops_no_old_one(tmp_path: Path) -> None:
     settings = files(tmp_path)
     tls = Tls(settings)
-    listener = await Listener.open("127.0.0.1", 0, [Sessions().door], tls=tls)
+    listener = await Listener.open("127.0.0.1", 0, [Sessions().protocol], tls=tls)
     old = await connect(listener, client())
     assert not tls.has_changed()
     files(tmp_path, OTHER_CA.issue_cert("localhost"))
@@ -329,7 +329,7 @@ async def test_a_new_certificate_is_for_new_connections_and_drops_no_old_one(tmp
 async def test_a_certificate_that_cannot_be_used_leaves_the_old_one_in_place(tmp_path: Path) -> None:
     settings = files(tmp_path)
     tls = Tls(settings)
-    listener = await Listener.open("127.0.0.1", 0, [Sessions().door], tls=tls)
+    listener = await Listener.open("127.0.0.1", 0, [Sessions().protocol], tls=tls)
     settings.key.write_bytes(CA.issue_cert("localhost").private_key_pem.bytes())
     assert tls.has_changed()
     with pytest.raises(TlsUnusable, match="key values mismatch"):

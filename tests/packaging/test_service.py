@@ -144,10 +144,10 @@ def test_the_image_keeps_data_and_configuration_where_its_files_say() -> None:
 @pytest.mark.parametrize("file", [LOOPBACK, NETWORK], ids=lambda path: path.name)
 def test_a_configuration_opens_every_protocol_on_the_ports_that_the_image_exposes(file: Path) -> None:
     listen = configured(file).listen
-    ports = {f"{bind.address.port}/tcp" for bind in (*listen.tcp, *listen.bulk)} | {f"{bind.address.port}/udp" for bind in listen.quic}
+    ports = {f"{bind.address.port}/tcp" for bind in (*listen.tcp, *listen.flight)} | {f"{bind.address.port}/udp" for bind in listen.quic}
     assert ports == set(of("EXPOSE")[0].split())
-    assert listen.quic and listen.bulk
-    assert environment()["HEADRACE_SERVER"].rpartition(":")[2] in {str(bind.address.port) for bind in listen.tcp if not bind.doors}
+    assert listen.quic and listen.flight
+    assert environment()["HEADRACE_SERVER"].rpartition(":")[2] in {str(bind.address.port) for bind in listen.tcp if not bind.protocols}
 
 
 @pytest.mark.parametrize("file", [LOOPBACK, NETWORK], ids=lambda path: path.name)
@@ -177,12 +177,12 @@ def test_a_broker_with_the_network_configuration_starts_and_passes_the_health_ch
     text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", text)
     file = tmp_path / "headrace.toml"
     file.write_text(text)
-    with BrokerProcess(tmp_path, "--config", str(file), "--bulk", "127.0.0.1:0") as broker:
-        doors = broker.ready["doors"]
-        assert isinstance(doors, dict) and {"tcp", "quic", "bulk"} <= set(doors)
+    with BrokerProcess(tmp_path, "--config", str(file), "--listen-flight", "127.0.0.1:0") as broker:
+        protocols = broker.ready["protocols"]
+        assert isinstance(protocols, dict) and {"tcp", "quic", "flight"} <= set(protocols)
         [health] = of("HEALTHCHECK")
         words = json.loads(health.partition("CMD ")[2])[1:]
-        done = headrace(*words, "--server", doors["tcp"][0])
+        done = headrace(*words, "--server", protocols["tcp"][0])
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert broker.stop(signal.SIGTERM)[0] == 0
 

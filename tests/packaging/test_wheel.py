@@ -53,7 +53,7 @@ def test_the_wheel_holds_neither_tests_nor_test_tools(wheel: zipfile.ZipFile) ->
 
 
 def test_a_planted_test_tool_would_be_found() -> None:
-    planted = ["headrace/log/simulated.py", "tests/log/test_store.py", "headrace/test_log.py", "headrace/conftest.py"]
+    planted = ["headrace/log/simulated.py", "tests/storage/test_store.py", "headrace/test_log.py", "headrace/conftest.py"]
     assert test_tools_in([PurePosixPath(name) for name in [*planted, "headrace/log/store.py"]]) == planted
 
 

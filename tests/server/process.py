@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from headrace.log.check import check
-from headrace.log.files import DiskFiles
+from headrace.storage.check import check
+from headrace.storage.files import DiskFiles
 from tests.canaries import look
 
 DEADLINE_SECONDS = 60.0
@@ -42,7 +42,7 @@ class BrokerProcess:
         python = [sys.executable, "-c", code] if code else [sys.executable, "-m", "headrace"]
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
         # Arrow takes longer to load than all the rest, and the default port is one for the whole machine: only those who ask get the lane.
-        environment.setdefault("HEADRACE__LISTEN__BULK", "")
+        environment.setdefault("HEADRACE__LISTEN__FLIGHT", "")
         command = [*python, "serve", "--data", str(self.data), "--ready-file", str(self.ready_file), *listen, *arguments]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")}
         self._log = log
@@ -79,9 +79,9 @@ class BrokerProcess:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        doors = self.ready["doors"]
-        assert isinstance(doors, dict)
-        return [(host.strip("[]"), int(port)) for host, _, port in (address.rpartition(":") for address in doors["tcp"])]
+        protocols = self.ready["protocols"]
+        assert isinstance(protocols, dict)
+        return [(host.strip("[]"), int(port)) for host, _, port in (address.rpartition(":") for address in protocols["tcp"])]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
         """Signal, wait; the exit code and both streams."""

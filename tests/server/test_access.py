@@ -1,4 +1,4 @@
-"""Access as a process enforces it: the first password, the doors, and how fast a change arrives."""
+"""Access as a process enforces it: the first password, the protocols, and how fast a change arrives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.blipmq import BlipMqClient
+from headrace.clients.blipmq.client import BlipMqClient
 from headrace.clients.errors import ConnectFailed, Refused
-from headrace.clients.figg import FiggClient
-from headrace.clients.flymq import FlyMqClient, FlyMqOptions
-from headrace.clients.flymq_login import LoginRefused
+from headrace.clients.figg.client import FiggClient
+from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
+from headrace.clients.flymq.login import LoginRefused
 from headrace.errors import ConfigError, NotAuthorized
 from headrace.server.addresses import require_caution
 from headrace.server.config import resolve
@@ -90,7 +90,7 @@ def test_open_access_stays_on_loopback(settings: dict[str, object], words: str |
             require_caution(config)
 
 
-async def test_each_door_knows_who_comes(tmp_path: Path) -> None:
+async def test_each_protocol_knows_who_comes(tmp_path: Path) -> None:
     with enforced(tmp_path, "--set", "figg.principal=sensors") as broker:
         address = broker.addresses[0]
         async with await log_in(broker) as root:
@@ -105,11 +105,11 @@ async def test_each_door_knows_who_comes(tmp_path: Path) -> None:
                 await blipmq.publish("t", b"by key")
             await root.manage("rule.add", subject="user:sensors", actions=["publish"], kind="topic", name="t")
             async with await FiggClient.connect(*address) as figg:
-                await figg.publish("t", b"by the door")
+                await figg.publish("t", b"by the protocol")
             async with await FlyMqClient.connect(*address) as nobody:
                 with pytest.raises(NotAuthorized, match="anonymous may not publish"):
                     await nobody.publish("t", b"by nobody")
-            assert [message.value for message in await root.fetch("t", 0)] == [b"by key", b"by the door"]
+            assert [message.value for message in await root.fetch("t", 0)] == [b"by key", b"by the protocol"]
             denials = await root.audit(AuditQuery(types=["denial"]))
             assert {(event.user, event.address) for event in denials.events} == {("anonymous", "127.0.0.1")}
         assert broker.stop()[0] == 0

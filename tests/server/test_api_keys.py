@@ -91,7 +91,7 @@ def login(address: tuple[str, int], key: str) -> int:
     raise AssertionError("closed without an answer")
 
 
-def test_the_made_key_is_shown_once_and_opens_the_door_ever_after(tmp_path: Path) -> None:
+def test_the_made_key_is_shown_once_and_opens_the_protocol_ever_after(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         key = (tmp_path / "data" / "blipmq.key").read_text().strip()
         assert login(broker.addresses[0], key) == 0
@@ -107,7 +107,7 @@ def test_the_made_key_is_shown_once_and_opens_the_door_ever_after(tmp_path: Path
 
 def test_a_configured_key_replaces_the_made_one_and_is_never_shown(tmp_path: Path) -> None:
     file = private(tmp_path / "key", SECRET)
-    with BrokerProcess(tmp_path, "--blipmq-key", f"file:{file}", "--set", "log.level=debug") as broker:
+    with BrokerProcess(tmp_path, "--blipmq-key", f"file:{file}", "--set", "logging.level=debug") as broker:
         assert login(broker.addresses[0], SECRET) == 0
         assert login(broker.addresses[0], "wrong") == 401
         _, out, errors = broker.stop()

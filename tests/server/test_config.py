@@ -134,7 +134,7 @@ def test_a_name_near_nothing_lists_what_is_valid(write: Path) -> None:
         ("LISTEN__TCP", "figg", ["'figg' is not HOST:PORT"]),
         ("TLS__MINIMUM", "1.1", ['"1.2", "1.3"']),
         ("FLYMQ__ADVERTISE", "somewhere", ["HOST:PORT"]),
-        ("LOG__LEVEL", "loud", ["log.level", '"debug"']),
+        ("LOGGING__LEVEL", "loud", ["logging.level", '"debug"']),
     ],
 )
 def test_a_bad_value_names_the_key_the_value_and_what_is_expected(variable: str, value: str, words: list[str]) -> None:

@@ -11,8 +11,8 @@ from headrace.wire.flymq.messages import (
     CreateTopic,
     Fetch,
     ListTopics,
-    ProduceRun,
-    RecordMetadataRun,
+    ProduceBatch,
+    RecordMetadataBatch,
     Reply,
     ReplyFrame,
     Request,
@@ -37,7 +37,7 @@ class Peer:
     def reply(self) -> Reply:
         while True:
             for event in self._decoder.feed(self.socket.recv(1 << 16)):
-                if isinstance(event, RecordMetadataRun):
+                if isinstance(event, RecordMetadataBatch):
                     return event
                 assert isinstance(event, ReplyFrame)
                 return decode_reply(event, Dialect.SPEC)
@@ -63,7 +63,7 @@ def test_a_search_does_not_keep_the_broker_from_stopping(tmp_path: Path) -> None
         peer = Peer(broker.addresses[0])
         peer.ask(CreateTopic("large", 1))
         for _ in range(16):
-            peer.ask(ProduceRun("large", [b"0123456789" * 100_000]))
+            peer.ask(ProduceBatch("large", [b"0123456789" * 100_000]))
         searchers = [Peer(broker.addresses[0]) for _ in range(4)]
         for searcher in searchers:
             searcher.send(Fetch("large", 0, 0, 1, "n(o|0)thing+x"))

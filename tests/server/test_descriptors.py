@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.limits import CONNECTIONS_MAX, FILES_RESERVED_MIN, FLIGHT_CONNECTIONS_MAX
 from headrace.server.descriptors import DescriptorShares, open_files_max, raise_file_limit, report, share
 from tests.server.process import BrokerProcess

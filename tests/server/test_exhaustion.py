@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from tests.server.process import BrokerProcess
 
 PARTITIONS = 50

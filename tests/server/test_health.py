@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from headrace.log.health import Health
 from headrace.server.wiring import _log_health
+from headrace.storage.health import Health
 
 
 def test_each_change_of_health_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

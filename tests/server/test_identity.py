@@ -1,4 +1,4 @@
-"""Who somebody is at a door that has no login: what the certificate says, or else nobody in particular."""
+"""Who somebody is at a protocol that has no login: what the certificate says, or else nobody in particular."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from headrace.broker.access import Action, Principal, Resource
+from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.broker import Broker
 from headrace.engine.memory import MemoryEngine
-from headrace.net.door import Visitor
+from headrace.net.protocol import Peer
 from headrace.server.config import resolve
-from headrace.server.doors import Doors
+from headrace.server.protocols import Protocols
 from headrace.server.wiring import access_of
-from tests.doors.strain import DOORS, TOPIC
+from tests.protocols.strain import PROTOCOLS, TOPIC
 
 
 class Caller:
@@ -56,13 +56,13 @@ async def test_a_certificate_says_who_publishes(name: str, identity: str | None)
     broker = Broker(engine, clock=clock, authorize=remember)
     await broker.open()
     await broker.create_topic(Principal("operator"), TOPIC)
-    doors = Doors(broker, engine, config, access_of(config, engine, clock), clock=clock, blipmq_keys={})
-    (door,) = doors.named([name])
-    visitor: Visitor = Caller(identity)
-    session = door.open(visitor)
-    session.receive(DOORS[name].publish)
+    protocols = Protocols(broker, engine, config, access_of(config, engine, clock), clock=clock, blipmq_keys={})
+    (protocol,) = protocols.named([name])
+    visitor: Peer = Caller(identity)
+    session = protocol.open(visitor)
+    session.receive(PROTOCOLS[name].publish)
     async with asyncio.timeout(60):
         await published.wait()
-    assert {(who.name, who.door) for who in publishers} == {(identity or "anonymous", name)}
+    assert {(who.name, who.protocol) for who in publishers} == {(identity or "anonymous", name)}
     session.lost()
     await broker.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.errors import ConnectFailed, Refused
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.wire.figg import encode
 from tests.server.test_access import enforced, log_in
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.server.choices import LogFormat, LogLevel
-from headrace.server.config import Log
+from headrace.server.config import Logging
 from headrace.server.logs import set_up_logs
 
 
@@ -24,14 +24,14 @@ def restored() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def lines(log: Log, message: str, *, level: int = logging.INFO, failure: BaseException | None = None, **fields: object) -> list[str]:
+def lines(log: Logging, message: str, *, level: int = logging.INFO, failure: BaseException | None = None, **fields: object) -> list[str]:
     stream = io.StringIO()
     set_up_logs(log, stream)
     logging.getLogger("headrace.net.listener").log(level, message, extra=fields, exc_info=failure)
     return stream.getvalue().splitlines()
 
 
-TEXT, JSON = Log(), Log(format=LogFormat.JSON)
+TEXT, JSON = Logging(), Logging(format=LogFormat.JSON)
 
 
 def test_a_text_line_tells_time_level_place_message_and_fields() -> None:
@@ -56,7 +56,7 @@ def test_a_json_line_is_one_object() -> None:
 
 @pytest.mark.parametrize("log", [TEXT, JSON], ids=["text", "json"])
 @pytest.mark.parametrize("hostile", ["\x1b[2Jgone", "first\nsecond", "a\rb", "\u202eright", "\x9b31m", "\0"])
-def test_what_a_peer_says_cannot_act_on_a_terminal_or_forge_a_line(log: Log, hostile: str) -> None:
+def test_what_a_peer_says_cannot_act_on_a_terminal_or_forge_a_line(log: Logging, hostile: str) -> None:
     [line] = lines(log, f"topic {hostile}", topic=hostile)
     assert line.isprintable()
 
@@ -67,7 +67,7 @@ def test_a_long_field_is_cut() -> None:
 
 
 def test_lines_below_the_level_are_not_written() -> None:
-    quiet = Log(level=LogLevel.WARNING)
+    quiet = Logging(level=LogLevel.WARNING)
     assert lines(quiet, "small talk") == []
     assert len(lines(quiet, "trouble", level=logging.WARNING)) == 1
 

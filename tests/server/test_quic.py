@@ -1,4 +1,4 @@
-"""The Fujin door of a broker process: where it is, whom it shows itself as, what survives, and when it is refused."""
+"""The Fujin protocol of a broker process: where it is, whom it shows itself as, what survives, and when it is refused."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 import headrace
 from headrace.clients.errors import ConnectFailed, Refused
-from headrace.clients.fujin import FujinClient, FujinOptions
+from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.clients.tls import TlsOptions
 from headrace.errors import ConfigError
 from headrace.server import certificates
 from headrace.server.quic import readers, writers
-from headrace.sessions.fujin_settings import ReaderConnector
+from headrace.sessions.fujin.settings import ReaderConnector
 from tests.net.polling import until
 from tests.server.process import BrokerProcess, refusal
 
@@ -25,9 +25,9 @@ QUIC = ("--listen-quic", "127.0.0.1:0")
 
 
 def quic_port(broker: BrokerProcess) -> int:
-    doors = broker.ready["doors"]
-    assert isinstance(doors, dict)
-    (address,) = doors["quic"]
+    protocols = broker.ready["protocols"]
+    assert isinstance(protocols, dict)
+    (address,) = protocols["quic"]
     return int(address.rpartition(":")[2])
 
 
@@ -96,7 +96,7 @@ async def test_a_client_is_who_its_certificate_says(tmp_path: Path) -> None:
                 await alice.publish("orders", b"alice has no rights yet, and is known by name")
 
 
-async def test_a_client_without_a_certificate_is_the_principal_of_the_door(tmp_path: Path) -> None:
+async def test_a_client_without_a_certificate_is_the_principal_of_the_protocol(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, *QUIC, "--set", "access.mode=enforced", "--set", "fujin.principal=lorries") as broker:
         async with await FujinClient.connect("127.0.0.1", quic_port(broker)) as client:
             with pytest.raises(Refused, match="lorries may not publish topic 'orders'") as refused:

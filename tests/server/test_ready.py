@@ -12,9 +12,9 @@ from headrace.errors import ConfigError
 from headrace.server.ready import ReadyFile
 
 
-def test_it_tells_the_process_and_its_doors(tmp_path: Path) -> None:
+def test_it_tells_the_process_and_its_protocols(tmp_path: Path) -> None:
     ReadyFile(tmp_path / "ready").write({"tcp": ("127.0.0.1:1", "[::1]:2")})
-    assert json.loads((tmp_path / "ready").read_text()) == {"pid": os.getpid(), "doors": {"tcp": ["127.0.0.1:1", "[::1]:2"]}}
+    assert json.loads((tmp_path / "ready").read_text()) == {"pid": os.getpid(), "protocols": {"tcp": ["127.0.0.1:1", "[::1]:2"]}}
     assert [path.name for path in tmp_path.iterdir()] == ["ready"], "nothing is left beside it"
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.batch import CHECKSUMS_IN_C
+from headrace.storage.batch import CHECKSUMS_IN_C
 from tests.canaries import ENCRYPTION_KEY
 from tests.server.process import BrokerProcess, refusal
 
 
 @pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
-def test_the_ready_file_names_the_process_and_doors_that_are_open(tmp_path: Path, uvloop: bool) -> None:
+def test_the_ready_file_names_the_process_and_protocols_that_are_open(tmp_path: Path, uvloop: bool) -> None:
     with BrokerProcess(tmp_path, "--listen", "127.0.0.1:0", "--listen", "127.0.0.1:0", uvloop=uvloop) as broker:
         assert broker.ready["pid"] == broker.process.pid
         assert len(set(broker.addresses)) == 2
@@ -69,18 +69,18 @@ def test_a_duration_ends_by_itself_with_0(tmp_path: Path) -> None:
     assert "ready in" in out
 
 
-def test_the_banner_tells_data_promise_and_doors(tmp_path: Path) -> None:
+def test_the_banner_tells_data_promise_and_protocols(tmp_path: Path) -> None:
     with BrokerProcess(
         tmp_path, "--listen", "127.0.0.1:0", "--listen", "127.0.0.1:0=figg", "--listen", "127.0.0.1:0=figg,blipmq"
     ) as broker:
         ports = [port for _, port in broker.addresses]
         _, out, _ = broker.stop()
     first, *lines, key, last = out.splitlines()
-    doors = [line for line in lines if line.startswith("  tcp ")]
+    protocols = [line for line in lines if line.startswith("  tcp ")]
     assert f"data={tmp_path / 'data'}" in first
     assert "ack=durable (fdatasync before every acknowledgement)" in first
     protocols = ["flymq rustlog blipmq figg", "figg", "blipmq figg"]
-    assert [" ".join(door.split()) for door in doors] == [
+    assert [" ".join(protocol.split()) for protocol in protocols] == [
         f"tcp 127.0.0.1:{port} {names}" for port, names in zip(ports, protocols, strict=True)
     ]
     assert f"made a BlipMQ API key, shown this once and kept in {tmp_path / 'data' / 'blipmq.key'}:" in key
@@ -88,7 +88,7 @@ def test_the_banner_tells_data_promise_and_doors(tmp_path: Path) -> None:
 
 
 def test_log_lines_are_json_when_asked(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, HEADRACE__LOG__FORMAT="json") as broker:
+    with BrokerProcess(tmp_path, HEADRACE__LOGGING__FORMAT="json") as broker:
         _, _, errors = broker.stop()
     messages = [json.loads(line)["message"] for line in errors.splitlines()]
     assert messages[-1] == "stopped"
@@ -97,8 +97,8 @@ def test_log_lines_are_json_when_asked(tmp_path: Path) -> None:
 
 def test_flags_win_over_the_environment_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
-    file.write_text('[storage]\nack = "none"\npath = "file"\n[log]\nformat = "json"\n')
-    with BrokerProcess(tmp_path, "--config", str(file), "--set", "log.format=text", HEADRACE__STORAGE__ACK="written") as broker:
+    file.write_text('[storage]\nack = "none"\npath = "file"\n[logging]\nformat = "json"\n')
+    with BrokerProcess(tmp_path, "--config", str(file), "--set", "logging.format=text", HEADRACE__STORAGE__ACK="written") as broker:
         _, out, errors = broker.stop()
     assert "ack=written" in out
     assert f"data={tmp_path / 'data'}" in out

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.errors import ConnectFailed
-from headrace.clients.fujin import FujinClient, FujinOptions
+from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.clients.tls import TlsOptions
 from headrace.server import certificates
 from headrace.server.certificates import LEAF_DAYS
@@ -84,9 +84,9 @@ async def test_quic_uses_the_renewed_certificate_too(tmp_path: Path) -> None:
     old, new = certs(tmp_path / "old"), certs(tmp_path / "new")
     old_ca, new_ca = (TlsOptions(ca_file=directory / "ca.pem") for directory in (old, new))
     with BrokerProcess(tmp_path, *tls(old), "--listen-quic", "127.0.0.1:0") as broker:
-        doors = broker.ready["doors"]
-        assert isinstance(doors, dict)
-        port = int(doors["quic"][0].rpartition(":")[2])
+        protocols = broker.ready["protocols"]
+        assert isinstance(protocols, dict)
+        port = int(protocols["quic"][0].rpartition(":")[2])
         staying = await FujinClient.connect("localhost", port, FujinOptions(tls=old_ca))
         await staying.publish("demo", b"before")
         for name in ("server.pem", "server.key"):

@@ -10,24 +10,24 @@ import msgspec
 import pytest
 
 from headrace.broker import Broker, Principal, SchemaType
-from headrace.broker.subscriptions import SubscriptionBook
-from headrace.sessions.blipmq import BlipMqSession
-from headrace.sessions.blipmq_settings import BlipMqSettings
-from headrace.sessions.blipmq_subscriptions import Subscriptions
-from headrace.sessions.figg import FiggSession
-from headrace.sessions.flymq import FlyMqSession
-from headrace.sessions.fujin import FujinSession
-from headrace.sessions.fujin_writer import WriterIds
-from headrace.sessions.rustlog import RustLogCommons, RustLogSession
+from headrace.broker.groups.subscriptions import SubscriptionBook
+from headrace.sessions.blipmq.session import BlipMqSession
+from headrace.sessions.blipmq.settings import BlipMqSettings
+from headrace.sessions.blipmq.subscriptions import Subscriptions
+from headrace.sessions.figg.session import FiggSession
+from headrace.sessions.flymq.session import FlyMqSession
+from headrace.sessions.fujin.session import FujinSession
+from headrace.sessions.fujin.writer import WriterIds
+from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
 from headrace.wire import blipmq, figg, fujin
 from headrace.wire.flymq import encode_request
-from headrace.wire.flymq.messages import ProduceRun
+from headrace.wire.flymq.messages import ProduceBatch
 from tests.broker.stand import FragileEngine, HandClock
-from tests.sessions.blipmq_support import Wire as BlipMqWire
-from tests.sessions.figg_peer import TestLink
-from tests.sessions.flymq_support import Wire as FlyMqWire
-from tests.sessions.fujin_support import StreamLink, cid
-from tests.sessions.rustlog_support import Wire as RustLogWire
+from tests.sessions.blipmq.support import Wire as BlipMqWire
+from tests.sessions.figg.peer import TestLink
+from tests.sessions.flymq.support import Wire as FlyMqWire
+from tests.sessions.fujin.support import StreamLink, cid
+from tests.sessions.rustlog.support import Wire as RustLogWire
 
 WHO = Principal("ann")
 WIDE = msgspec.json.encode({"items": {"anyOf": [{"const": f"word {number}"} for number in range(200)]}})
@@ -37,7 +37,7 @@ SMALL = b'["word 0"]'
 
 
 def flymq(broker: Broker, values: list[bytes]) -> tuple[Any, bytes]:
-    return FlyMqSession(FlyMqWire(), broker, WHO), b"".join(encode_request(ProduceRun("t", [value])) for value in values)
+    return FlyMqSession(FlyMqWire(), broker, WHO), b"".join(encode_request(ProduceBatch("t", [value])) for value in values)
 
 
 def rustlog(broker: Broker, values: list[bytes]) -> tuple[Any, bytes]:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.serving import BulkBroker, session_settings, shadow_home
+from tests.spark.serving import FlightBroker, session_settings, shadow_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.bulk.client import BulkClient
+    from headrace.flight.client import FlightClient
 
 HERE = Path(__file__).parent
 _numbers = itertools.count()
@@ -33,17 +33,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkBroker]:
-    """A broker as a process of its own; `broker.address` is its bulk lane. Its data directory is verified at the end."""
-    with BulkBroker(tmp_path_factory.mktemp("broker")) as running:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlightBroker]:
+    """A broker as a process of its own; `broker.address` is its Flight endpoint. Its data directory is verified at the end."""
+    with FlightBroker(tmp_path_factory.mktemp("broker")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def bulk(broker: BulkBroker) -> Iterator[BulkClient]:
-    from headrace.bulk.client import BulkClient, Servers
+def flight_client(broker: FlightBroker) -> Iterator[FlightClient]:
+    from headrace.flight.client import FlightClient, Servers
 
-    with BulkClient(Servers.parse(broker.address)) as client:
+    with FlightClient(Servers.parse(broker.address)) as client:
         yield client
 
 
@@ -54,11 +54,11 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def fresh_topic(bulk: BulkClient, topic: str) -> Callable[..., str]:
+def fresh_topic(flight_client: FlightClient, topic: str) -> Callable[..., str]:
     """Make a topic: `fresh_topic(partitions=3)`; with a name added if a test needs several."""
 
     def make(suffix: str = "", *, partitions: int = 1) -> str:
-        bulk.create_topic(topic + suffix, partitions)
+        flight_client.create_topic(topic + suffix, partitions)
         return topic + suffix
 
     return make

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from headrace.bulk.client import BulkClient, PartitionState, Servers, TopicState
 from headrace.errors import BrokerError, UnknownTopic
+from headrace.flight.client import FlightClient, PartitionState, Servers, TopicState
 from headrace.spark import batch_reader, reading, stream_reader
 from headrace.spark.columns import raw_schema
 from headrace.spark.options import Options
@@ -102,7 +102,7 @@ class FakeClient:
 def use(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever connects gets this one."""
     for module in (batch_reader, reading, stream_reader):
-        monkeypatch.setattr(module, "connect", lambda servers: cast(BulkClient, client))
+        monkeypatch.setattr(module, "connect", lambda servers: cast(FlightClient, client))
 
 
 def range_reader(streaming: bool, columns: tuple[str, ...] = (), /, **options: str) -> RangeReader:

@@ -11,26 +11,28 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.bulk.client import BulkClient
-from tests.spark.serving import BulkBroker
+from headrace.flight.client import FlightClient
+from tests.spark.serving import FlightBroker
 
 SECONDS_MAX = 60.0
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def publish(bulk: BulkClient, topic: str, values: Sequence[bytes | None] | range, *, partition: int = 0, **columns: pa.Array) -> None:
+def publish(
+    flight_client: FlightClient, topic: str, values: Sequence[bytes | None] | range, *, partition: int = 0, **columns: pa.Array
+) -> None:
     """A range is published as its numbers."""
     texts = [b"%d" % value for value in values] if isinstance(values, range) else list(values)
-    bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary()), **columns})], partition=partition)
+    flight_client.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary()), **columns})], partition=partition)
 
 
-def load(spark: SparkSession, broker: BulkBroker, schema: str = "", /, **options: object) -> DataFrame:
+def load(spark: SparkSession, broker: FlightBroker, schema: str = "", /, **options: object) -> DataFrame:
     reader = spark.read.format("headrace").option("kafka.bootstrap.servers", broker.address)
     reader = reader.schema(schema) if schema else reader
     return reader.options(**{name: str(value) for name, value in options.items()}).load()
 
 
-def load_stream(spark: SparkSession, broker: BulkBroker, **options: object) -> DataFrame:
+def load_stream(spark: SparkSession, broker: FlightBroker, **options: object) -> DataFrame:
     reader = spark.readStream.format("headrace").option("kafka.bootstrap.servers", broker.address)
     return reader.options(**{name: str(value) for name, value in options.items()}).load()
 
@@ -44,7 +46,7 @@ def values_of(frame: DataFrame) -> list[str]:
 class Collected:
     """A stream into a table in memory; `run()` reads what is there and ends."""
 
-    def __init__(self, spark: SparkSession, broker: BulkBroker, directory: Path, **options: object) -> None:
+    def __init__(self, spark: SparkSession, broker: FlightBroker, directory: Path, **options: object) -> None:
         self._spark, self._broker = spark, broker
         self._options = {"startingOffsets": "earliest", **options}
         self.checkpoint = directory / "checkpoint"

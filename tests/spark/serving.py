@@ -1,4 +1,4 @@
-"""What tests of Spark run against: a broker process with its bulk lane, and a home for Spark that starts in half the time."""
+"""What tests of Spark run against: a broker process with its Flight endpoint, and a home for Spark that starts in half the time."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ main()
 """A broker that looks after retention ten times a second."""
 
 
-class BulkBroker(BrokerProcess):
-    """A broker on free ports with the bulk lane open; `bulk="127.0.0.1:PORT"` opens it where an earlier life had it."""
+class FlightBroker(BrokerProcess):
+    """A broker on free ports with the Flight endpoint open; `bulk="127.0.0.1:PORT"` opens it where an earlier life had it."""
 
     def __init__(
         self,
         directory: Path,
         *arguments: str,
-        bulk: str = "127.0.0.1:0",
+        client: str = "127.0.0.1:0",
         data: Path | None = None,
         code: str = HURRIED,
         **environment: str,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / "broker.log"
-        super().__init__(directory, "--bulk", bulk, *arguments, data=data, code=code, log=log, **environment)  # type: ignore[arg-type]  # texts
+        super().__init__(directory, "--listen-flight", client, *arguments, data=data, code=code, log=log, **environment)  # type: ignore[arg-type]  # texts
 
-    def __enter__(self) -> BulkBroker:
+    def __enter__(self) -> FlightBroker:
         super().__enter__()
         return self
 
     @property
     def address(self) -> str:
-        """Of the bulk lane, as the option `kafka.bootstrap.servers` wants it."""
-        return self.door("bulk")
+        """Of the Flight endpoint, as the option `kafka.bootstrap.servers` wants it."""
+        return self.protocol("flight")
 
     @property
     def tcp(self) -> str:
-        """Of the TCP door, as the command line wants it."""
-        return self.door("tcp")
+        """Of the TCP protocol, as the command line wants it."""
+        return self.protocol("tcp")
 
     def command(self, *arguments: str) -> str:
         """What `headrace ARGUMENTS` prints, asked of this broker."""
@@ -56,10 +56,10 @@ class BulkBroker(BrokerProcess):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def door(self, kind: str) -> str:
-        doors = self.ready["doors"]
-        assert isinstance(doors, dict)
-        return str(doors[kind][0])
+    def protocol(self, kind: str) -> str:
+        protocols = self.ready["protocols"]
+        assert isinstance(protocols, dict)
+        return str(protocols[kind][0])
 
 
 def shadow_home(directory: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.bench import spark_ceiling
 from headrace.bench.spark import SEVEN, VALUE, Latency, Pair, SparkPlan, Stage, latency_figures, measured
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ PLAN = SparkPlan(rows=4_000, value_bytes=100, per_trigger=1_000, seconds=1.0)
 @pytest.fixture
 def stage(spark: SparkSession, tmp_path: Path) -> Iterator[Stage]:
     spark_ceiling.register(spark)
-    with BulkBroker(tmp_path / "broker") as broker:
+    with FlightBroker(tmp_path / "broker") as broker:
         made = Stage(spark, broker.address, tmp_path, PLAN)
         yield made
         made.close()
@@ -41,7 +41,7 @@ def test_a_measured_write_is_in_the_topic(stage: Stage) -> None:
     sink = stage.our_sink()
     assert stage.batch_write(sink) > 0
     assert stage.stream_read(stage.ceiling(VALUE), sink) > 0
-    state = stage.bulk.describe([sink["topic"]])[sink["topic"]]
+    state = stage.client.describe([sink["topic"]])[sink["topic"]]
     assert sum(partition.end for partition in state.partitions) == 2 * PLAN.rows
 
 

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from headrace.bulk.client import READ_SCHEMA
 from headrace.errors import ConfigError
+from headrace.flight.client import READ_SCHEMA
 from headrace.spark.columns import check_columns, raw_schema
 
 

@@ -9,7 +9,7 @@ from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
 
 
-class Door:
+class ServedProtocol:
     """Fails so many times, then answers."""
 
     def __init__(self, failures: int, error: BrokerError | None = None) -> None:
@@ -27,27 +27,29 @@ QUICK = Endurance(retries=3, pause_seconds=0.0001, away_seconds=0.2)
 
 
 def test_the_first_question_is_asked_a_few_times() -> None:
-    assert QUICK.at_first(Door(3), ("a:1",)) == "here"
-    door = Door(4)
-    with pytest.raises(Unavailable, match=r"no broker answers at a:1,b:2: is its bulk lane open there \(headrace serve --bulk\)\? away"):
-        QUICK.at_first(door, ("a:1", "b:2"))
-    assert door.calls == 4
+    assert QUICK.at_first(ServedProtocol(3), ("a:1",)) == "here"
+    protocol = ServedProtocol(4)
+    with pytest.raises(
+        Unavailable, match=r"no broker answers at a:1,b:2: is its Flight endpoint open there \(headrace serve --listen-flight\)\? away"
+    ):
+        QUICK.at_first(protocol, ("a:1", "b:2"))
+    assert protocol.calls == 4
 
 
 def test_a_running_query_goes_on_asking_for_a_while() -> None:
-    door = Door(10**9)
+    protocol = ServedProtocol(10**9)
     with pytest.raises(Unavailable, match="away"):
-        QUICK.throughout(door)
-    assert door.calls > 4
-    assert QUICK.throughout(Door(5)) == "here"
+        QUICK.throughout(protocol)
+    assert protocol.calls > 4
+    assert QUICK.throughout(ServedProtocol(5)) == "here"
 
 
 def test_a_refusal_is_not_asked_again() -> None:
-    for ask in (QUICK.throughout, lambda door: QUICK.at_first(door, ())):
-        door = Door(1, InvalidRequest("no"))
+    for ask in (QUICK.throughout, lambda protocol: QUICK.at_first(protocol, ())):
+        protocol = ServedProtocol(1, InvalidRequest("no"))
         with pytest.raises(InvalidRequest):
-            ask(door)
-        assert door.calls == 1
+            ask(protocol)
+        assert protocol.calls == 1
 
 
 def test_the_options_have_kafkas_names_and_defaults() -> None:

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from headrace.bulk.client import BulkClient, Servers
+from headrace.flight.client import FlightClient, Servers
+from headrace.spark.pipelines.executions import Execution
 from headrace.spark.pipelines.files import load
 from headrace.spark.pipelines.runner import Runner
-from headrace.spark.pipelines.runs import Run
 from headrace.spark.pipelines.tables.iceberg import Iceberg
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,25 +35,25 @@ def test_there_are_at_least_four_examples_and_each_says_what_to_expect() -> None
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BulkBroker]:
+def own_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlightBroker]:
     """A broker of the example's own: its topics have plain names."""
     monkeypatch.setenv("HEADRACE_PIPELINES", str(tmp_path / "entries"))
-    with BulkBroker(tmp_path / "broker") as broker:
+    with FlightBroker(tmp_path / "broker") as broker:
         yield broker
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_gives_what_it_says(name: str, spark: SparkSession, own_broker: BulkBroker, tmp_path: Path) -> None:
+def test_an_example_gives_what_it_says(name: str, spark: SparkSession, own_broker: FlightBroker, tmp_path: Path) -> None:
     place = Path(shutil.copytree(EXAMPLES / name, tmp_path / name))
     expected = json.loads((place / "expected.json").read_text("utf-8"))
-    with BulkClient(Servers.parse(own_broker.address)) as bulk:
-        publish(bulk, place / "input.jsonl")
+    with FlightClient(Servers.parse(own_broker.address)) as flight_client:
+        publish(flight_client, place / "input.jsonl")
         for _ in range(2):
             run(spark, place, own_broker.address)
-            assert found(bulk, place, expected) == expected
+            assert found(flight_client, place, expected) == expected
 
 
-def publish(bulk: BulkClient, file: Path) -> None:
+def publish(flight_client: FlightClient, file: Path) -> None:
     by_topic: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in file.read_text("utf-8").splitlines():
         entry = json.loads(line)
@@ -61,44 +61,46 @@ def publish(bulk: BulkClient, file: Path) -> None:
     for topic, entries in by_topic.items():
         values = [entry["text"] if "text" in entry else json.dumps(entry["value"]) for entry in entries]
         keys = [entry.get("key") for entry in entries]
-        bulk.ensure_topic(topic)
-        bulk.append(topic, [pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())})])
+        flight_client.ensure_topic(topic)
+        flight_client.append(
+            topic, [pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())})]
+        )
 
 
 def run(spark: SparkSession, place: Path, servers: str) -> None:
     (file,) = place.glob("pipeline.*")
     pipeline = load(file, servers=servers)
-    with Run(pipeline.name, pipeline.checkpoint, file=str(file), now_ms=0) as mine:
+    with Execution(pipeline.name, pipeline.checkpoint, file=str(file), now_ms=0) as mine:
         assert Runner(spark, pipeline, mine, once=True).run().state == "finished"
 
 
-def found(bulk: BulkClient, place: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def found(flight_client: FlightClient, place: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What there is, where something is expected."""
     there: dict[str, dict[str, Any]] = {}
     for kind, wanted in expected.items():
         for name in wanted:
             if kind == "topics":
-                result: object = latest(bulk, name)
+                result: object = latest(flight_client, name)
             elif kind == "tables":
                 result = table(place, name)
             else:
                 assert kind == "dead_letters"
-                result = len(values(bulk, f"{name}.dlq"))
+                result = len(values(flight_client, f"{name}.dlq"))
             there.setdefault(kind, {})[name] = result
     return there
 
 
-def values(bulk: BulkClient, topic: str) -> list[dict[str, Any]]:
+def values(flight_client: FlightClient, topic: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for number, state in enumerate(bulk.describe([topic])[topic].partitions):
-        for batch in bulk.read(topic, number, state.first, state.end, columns=["key", "value"]):
+    for number, state in enumerate(flight_client.describe([topic])[topic].partitions):
+        for batch in flight_client.read(topic, number, state.first, state.end, columns=["key", "value"]):
             rows += batch.to_pylist()
     return rows
 
 
-def latest(bulk: BulkClient, topic: str) -> list[Any]:
+def latest(flight_client: FlightClient, topic: str) -> list[Any]:
     """The last record of each key, by key."""
-    by_key = {row["key"]: json.loads(row["value"]) for row in values(bulk, topic)}
+    by_key = {row["key"]: json.loads(row["value"]) for row in values(flight_client, topic)}
     return [by_key[key] for key in sorted(by_key)]
 
 

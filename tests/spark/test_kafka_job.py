@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.bulk.client import BulkClient
+from headrace.flight.client import FlightClient
 from tests.spark.rows import publish
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 JOB = """
 from pyspark.sql import functions as F
@@ -80,16 +80,16 @@ def test_only_the_format_and_the_address_differ() -> None:
 
 
 def test_a_job_for_kafka_runs(
-    spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Callable[..., str], tmp_path: Path
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, big = fresh_topic(partitions=2), fresh_topic(".big", partitions=2)
     orders = [{"customer": customer, "amount": amount} for amount in range(10) for customer in ("ann", "bob")]
     headers = pa.array([[{"key": "h", "value": b"1"}]] * 20, HEADERS)
-    publish(bulk, topic, [json.dumps(order).encode() for order in orders], headers=headers)
+    publish(flight_client, topic, [json.dumps(order).encode() for order in orders], headers=headers)
     names = {"spark": spark, "TOPIC": topic, "CHECKPOINT": str(tmp_path / "checkpoint")}
     exec(compile(moved(JOB, broker.address), "job.py", "exec"), names)
     totals, query = names["totals"], names["query"]
     assert [tuple(row) for row in totals.collect()] == [("ann", 45), ("bob", 45)]  # type: ignore[attr-defined]  # a DataFrame
     assert len(query.recentProgress) == 5  # type: ignore[attr-defined]  # a StreamingQuery
-    assert bulk.committed(f"shop-{topic}", topic) == {0: 20, 1: 0}
-    assert sum(held.end for held in bulk.describe([big])[big].partitions) == 20
+    assert flight_client.committed(f"shop-{topic}", topic) == {0: 20, 1: 0}
+    assert sum(held.end for held in flight_client.describe([big])[big].partitions) == 20

@@ -10,10 +10,10 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from headrace.bulk.client import BulkClient, Servers
+from headrace.flight.client import FlightClient, Servers
 from headrace.server import certificates
 from tests.spark.rows import Collected, load, publish, values_of
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 PASSWORD = "swordfish-17"
 
@@ -29,16 +29,16 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def guarded(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkBroker]:
+def guarded(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlightBroker]:
     settings = [
         "access.mode=enforced",
         f"access.admin_password_file={keys / 'password'}",
         f"tls.certificate={keys / 'server.pem'}",
         f"tls.key={keys / 'server.key'}",
     ]
-    with BulkBroker(tmp_path_factory.mktemp("guarded"), *(word for one in settings for word in ("--set", one))) as running:
+    with FlightBroker(tmp_path_factory.mktemp("guarded"), *(word for one in settings for word in ("--set", one))) as running:
         trust = {"tls": True, "ca_file": str(keys / "ca.pem"), "server_name": "localhost"}
-        with BulkClient(Servers.parse(running.address, user="admin", password=PASSWORD, **trust)) as client:
+        with FlightClient(Servers.parse(running.address, user="admin", password=PASSWORD, **trust)) as client:
             client.create_topic("secrets")
             publish(client, "secrets", range(3))
         yield running
@@ -49,7 +49,7 @@ def login(keys: Path) -> dict[str, str]:
     return {"user": "admin", "password": PASSWORD, "tls.ca": str(keys / "ca.pem"), "tls.serverName": "localhost"}
 
 
-def test_whoever_logs_in_reads(spark: SparkSession, guarded: BulkBroker, keys: Path, login: dict[str, str]) -> None:
+def test_whoever_logs_in_reads(spark: SparkSession, guarded: FlightBroker, keys: Path, login: dict[str, str]) -> None:
     assert values_of(load(spark, guarded, subscribe="secrets", **login)) == ["0", "1", "2"]
     from_file = {**login, "password": f"file:{keys / 'password'}"}
     assert values_of(load(spark, guarded, subscribe="secrets", **from_file)) == ["0", "1", "2"]
@@ -64,7 +64,7 @@ def test_whoever_logs_in_reads(spark: SparkSession, guarded: BulkBroker, keys: P
     assert values_of(load(spark, guarded, subscribe="secrets", **kafka)) == ["0", "1", "2"]
 
 
-def test_whoever_does_not_is_told_so(spark: SparkSession, guarded: BulkBroker, login: dict[str, str]) -> None:
+def test_whoever_does_not_is_told_so(spark: SparkSession, guarded: FlightBroker, login: dict[str, str]) -> None:
     with pytest.raises(PySparkException, match="invalid username or password") as told:
         load(spark, guarded, subscribe="secrets", **{**login, "password": "marlin-99"})
     assert "marlin" not in str(told.value)
@@ -74,7 +74,7 @@ def test_whoever_does_not_is_told_so(spark: SparkSession, guarded: BulkBroker, l
 
 
 def test_the_password_is_in_no_plan_no_error_no_log_and_no_checkpoint(
-    spark: SparkSession, guarded: BulkBroker, login: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spark: SparkSession, guarded: FlightBroker, login: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     frame = load(spark, guarded, subscribe="secrets", **login)
     for mode in ("extended", "formatted", "cost", "codegen"):

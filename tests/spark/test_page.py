@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import headrace.spark
-from headrace.bulk.client import BulkClient
+from headrace.flight.client import FlightClient
 from headrace.spark.columns import COLUMNS
 from headrace.spark.options import CONNECTION_OPTIONS, REFUSED, SINK_OPTIONS, SOURCE_OPTIONS, VALUE_OPTIONS, Option, option_table
 from headrace.spark.session import JAVA_VERSION_MIN, SETTINGS
 from tests.spark.rows import publish
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "spark.md").read_text(encoding="utf-8")
 
@@ -52,15 +52,15 @@ def test_the_page_names_every_setting_of_the_session() -> None:
 
 def test_the_examples_run(
     spark: SparkSession,
-    broker: BulkBroker,
-    bulk: BulkClient,
+    broker: FlightBroker,
+    flight_client: FlightClient,
     fresh_topic: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     topic = fresh_topic(partitions=2)
-    publish(bulk, topic, [b"first", b"second"])
+    publish(flight_client, topic, [b"first", b"second"])
     monkeypatch.setattr(headrace.spark, "session", lambda *arguments, **conf: spark)
     names: dict[str, object] = {}
     for title in ("A session", "Read a batch", "Read a stream"):
@@ -70,4 +70,4 @@ def test_the_examples_run(
     out = capsys.readouterr().out
     assert "|first |" in out.replace("| first|", "|first |") and "|        0|      2|" in out
     assert spark.read.parquet(f"{tmp_path}/orders").count() == 2
-    assert bulk.committed(f"spark-headrace-{topic}", topic) == {0: 2, 1: 0}
+    assert flight_client.committed(f"spark-headrace-{topic}", topic) == {0: 2, 1: 0}

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from headrace.bulk.client import BulkClient, PartitionState, TopicState
+from headrace.flight.client import FlightClient, PartitionState, TopicState
 from headrace.spark.offsets import Offsets
 from headrace.spark.ranges import TASK_BYTES_TARGET, DataLost, Losses, Range, lost, present, split
 from tests.spark.fakes import FakeClient, state
@@ -89,7 +89,7 @@ def test_a_task_has_the_same_words_for_what_is_gone() -> None:
 
 def tasks(*ranges: Range, tasks_min: int | None = None, task_records_max: int | None = None, sizes: TopicState | None = None) -> list[int]:
     states = {"t": sizes or state("t", 1000, 1000)}
-    pieces = split(ranges, states, cast(BulkClient, FakeClient()), tasks_min=tasks_min, task_records_max=task_records_max)
+    pieces = split(ranges, states, cast(FlightClient, FakeClient()), tasks_min=tasks_min, task_records_max=task_records_max)
     for one in ranges:
         mine = [piece for piece in pieces if piece.partition == one.partition]
         assert [mine[0].start, mine[-1].stop] == [one.start, one.stop]

@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headrace.bulk.client import BulkClient
+from headrace.flight.client import FlightClient
 from tests.spark.rows import load, publish
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 Fresh = Callable[..., str]
 
@@ -22,12 +22,12 @@ def test_a_missing_address_is_told_by_load(spark: SparkSession) -> None:
         spark.read.format("headrace").option("subscribe", "orders").load()
 
 
-def test_a_misspelt_option_is_told_by_load(spark: SparkSession, broker: BulkBroker) -> None:
+def test_a_misspelt_option_is_told_by_load(spark: SparkSession, broker: FlightBroker) -> None:
     with pytest.raises(PySparkException, match="there is no option subscibe; did you mean subscribe"):
         load(spark, broker, subscibe="orders")
 
 
-def test_an_unknown_topic_is_told_by_load_with_names_like_it(spark: SparkSession, broker: BulkBroker, fresh_topic: Fresh) -> None:
+def test_an_unknown_topic_is_told_by_load_with_names_like_it(spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh) -> None:
     topic = fresh_topic()
     with pytest.raises(PySparkException, match=f"there is no topic {topic}x; did you mean {topic}"):
         load(spark, broker, subscribe=topic + "x")
@@ -39,7 +39,7 @@ def test_a_broker_that_does_not_answer_is_told_by_load(spark: SparkSession) -> N
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        with pytest.raises(PySparkException, match=f"no broker answers at {address}: is its bulk lane open there"):
+        with pytest.raises(PySparkException, match=f"no broker answers at {address}: is its Flight endpoint open there"):
             spark.read.format("headrace").options(**{"servers": address, "subscribe": "t", "fetchOffset.numRetries": "0"}).load()
 
 
@@ -52,7 +52,7 @@ def test_a_broker_that_does_not_answer_is_told_by_load(spark: SparkSession) -> N
     ],
 )
 def test_a_schema_that_does_not_fit_is_told_before_any_task(
-    spark: SparkSession, broker: BulkBroker, fresh_topic: Fresh, schema: str, told: str
+    spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh, schema: str, told: str
 ) -> None:
     with pytest.raises(PySparkException, match=told):
         load(spark, broker, schema, subscribe=fresh_topic()).collect()
@@ -76,10 +76,10 @@ def test_a_schema_that_does_not_fit_is_told_before_any_task(
     ],
 )
 def test_offsets_that_are_not_there_are_told_before_any_task(
-    spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Fresh, options: dict[str, object], told: str
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, options: dict[str, object], told: str
 ) -> None:
     topic = fresh_topic()
-    publish(bulk, topic, range(3))
+    publish(flight_client, topic, range(3))
     given = {name: json.dumps({topic: value}) if isinstance(value, dict) else value for name, value in options.items()}
     with pytest.raises(PySparkException, match=told.replace("TOPIC", topic)):
         load(spark, broker, subscribe=topic, **given).collect()

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import OffsetOutOfRange, Unavailable, UnknownTopic
+from headrace.flight.client import FlightClient, Servers
 from headrace.spark import reading
 from headrace.spark.columns import raw_schema
 from headrace.spark.options import Options
@@ -21,7 +21,7 @@ from headrace.spark.read_settings import ReadSettings
 from headrace.spark.reading import RangeReader
 from tests.spark.fakes import FakeClient, range_reader, state, use
 from tests.spark.rows import publish
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 
 def reader(columns: tuple[str, ...] = ("value",), /, **options: str) -> RangeReader:
@@ -95,19 +95,19 @@ def test_a_reader_can_be_pickled_and_hides_the_password(client: FakeClient) -> N
 
 def test_a_task_outlives_the_death_of_the_broker_in_the_middle_of_a_read(tmp_path: Path) -> None:
     rows, size = 400, 100_000
-    with BulkBroker(tmp_path / "first") as broker:
+    with FlightBroker(tmp_path / "first") as broker:
         address = broker.address
-        with BulkClient(Servers.parse(address)) as bulk:
-            bulk.create_topic("t")
+        with FlightClient(Servers.parse(address)) as flight_client:
+            flight_client.create_topic("t")
             for start in range(0, rows, 50):
-                publish(bulk, "t", [b"%d" % number * size for number in range(start, start + 50)])
+                publish(flight_client, "t", [b"%d" % number * size for number in range(start, start + 50)])
         given = Options({"servers": address, "subscribe": "t"})
         schema = type(raw_schema(headers=False))([raw_schema(headers=False)["offset"], raw_schema(headers=False)["value"]])
         task = RangeReader(ReadSettings.of(given, streaming=False), ("offset", "value"), schema).read(Range("t", 0, 0, rows))
         seen = next(task).column("offset").to_pylist()
         broker.process.kill()
         broker.process.wait(30)
-        with BulkBroker(tmp_path / "second", data=broker.data, bulk=address):
+        with FlightBroker(tmp_path / "second", data=broker.data, flight_client=address):
             for batch in task:
                 seen += batch.column("offset").to_pylist()
     assert seen == list(range(rows)), "every row once, in order"

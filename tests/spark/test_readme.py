@@ -1,4 +1,4 @@
-"""The lines of the README that need Spark and the bulk lane."""
+"""The lines of the README that need Spark and the Flight endpoint."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.bulk.client import BulkClient
-from tests.spark.serving import BulkBroker
+from headrace.flight.client import FlightClient
+from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_a_topic_is_a_stream_and_a_table(spark: SparkSession, broker: BulkBroker, bulk: BulkClient, topic: str) -> None:
+def test_a_topic_is_a_stream_and_a_table(spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, topic: str) -> None:
     _, example = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
-    bulk.create_topic(topic)
-    bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array([b"hello"], pa.binary())})])
+    flight_client.create_topic(topic)
+    flight_client.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array([b"hello"], pa.binary())})])
     names: dict[str, Any] = {"spark": spark}
     exec(example.replace("127.0.0.1:8815", broker.address).replace('"orders"', f'"{topic}"'), names)
     assert names["orders"].isStreaming and "value" in names["orders"].columns

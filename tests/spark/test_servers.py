@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bulk.client import Servers
 from headrace.errors import ConfigError
+from headrace.flight.client import Servers
 from headrace.spark.options import Options
 from headrace.spark.servers import servers_of
 

@@ -9,30 +9,32 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from headrace.bulk.client import BulkClient
+from headrace.flight.client import FlightClient
 from tests.spark.rows import Collected, publish, until, values_of
 from tests.spark.rows import load as load_batch
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 Fresh = Callable[..., str]
 
 
-def let_retention_take_all(broker: BulkBroker, bulk: BulkClient, topic: str) -> int:
+def let_retention_take_all(broker: FlightBroker, flight_client: FlightClient, topic: str) -> int:
     """The first offset after that."""
     broker.command("topic", "alter", topic, "--retention", "1ms")
-    end = bulk.describe([topic])[topic].partitions[0].end
-    until(lambda: bulk.describe([topic])[topic].partitions[0].first == end, "retention takes the records")
+    end = flight_client.describe([topic])[topic].partitions[0].end
+    until(lambda: flight_client.describe([topic])[topic].partitions[0].first == end, "retention takes the records")
     broker.command("topic", "alter", topic, "--retention", "7d")
     return end
 
 
 @pytest.fixture
-def half_read(spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Fresh, tmp_path: Path) -> Callable[..., Collected]:
+def half_read(
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, tmp_path: Path
+) -> Callable[..., Collected]:
     """A stream that has read 5 records of `topic`; what is published afterwards it has not."""
 
     def make(**options: object) -> Collected:
         topic = fresh_topic()
-        publish(bulk, topic, range(5))
+        publish(flight_client, topic, range(5))
         stream = Collected(spark, broker, tmp_path, subscribe=topic, **options)
         stream.run()
         assert len(stream.values) == 5
@@ -42,12 +44,12 @@ def half_read(spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_t
 
 
 def test_retention_ahead_of_the_reader_fails_the_query_with_its_numbers(
-    broker: BulkBroker, bulk: BulkClient, topic: str, half_read: Callable[..., Collected]
+    broker: FlightBroker, flight_client: FlightClient, topic: str, half_read: Callable[..., Collected]
 ) -> None:
     stream = half_read()
-    publish(bulk, topic, range(5, 10))
-    let_retention_take_all(broker, bulk, topic)
-    publish(bulk, topic, range(10, 12))
+    publish(flight_client, topic, range(5, 10))
+    let_retention_take_all(broker, flight_client, topic)
+    publish(flight_client, topic, range(10, 12))
     with pytest.raises(
         StreamingQueryException, match=rf"topic {topic}, partition 0: offsets 5 to 9 are gone, the log begins at 10 \(retention 7d\)"
     ):
@@ -55,34 +57,34 @@ def test_retention_ahead_of_the_reader_fails_the_query_with_its_numbers(
 
 
 def test_retention_ahead_of_the_reader_is_stepped_over_if_that_is_wanted(
-    broker: BulkBroker, bulk: BulkClient, topic: str, half_read: Callable[..., Collected]
+    broker: FlightBroker, flight_client: FlightClient, topic: str, half_read: Callable[..., Collected]
 ) -> None:
     stream = half_read(failOnDataLoss=False)
-    publish(bulk, topic, range(5, 10))
-    let_retention_take_all(broker, bulk, topic)
-    publish(bulk, topic, range(10, 12))
+    publish(flight_client, topic, range(5, 10))
+    let_retention_take_all(broker, flight_client, topic)
+    publish(flight_client, topic, range(10, 12))
     stream.run()
     assert stream.values == ["0", "1", "2", "3", "4", "10", "11"]
 
 
 def test_retention_that_has_taken_everything_ends_in_nothing_new(
-    broker: BulkBroker, bulk: BulkClient, topic: str, half_read: Callable[..., Collected]
+    broker: FlightBroker, flight_client: FlightClient, topic: str, half_read: Callable[..., Collected]
 ) -> None:
     stream = half_read(failOnDataLoss=False, maxOffsetsPerTrigger=2)
-    publish(bulk, topic, range(5, 10))
-    let_retention_take_all(broker, bulk, topic)
+    publish(flight_client, topic, range(5, 10))
+    let_retention_take_all(broker, flight_client, topic)
     stream.run()
     assert len(stream.values) == 5
-    publish(bulk, topic, range(10, 12))
+    publish(flight_client, topic, range(10, 12))
     stream.run()
     assert stream.values[5:] == ["10", "11"]
 
 
 def test_a_topic_that_is_deleted_under_a_query_fails_it(
-    spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Fresh, topic: str, tmp_path: Path
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, topic: str, tmp_path: Path
 ) -> None:
     fresh_topic()
-    publish(bulk, topic, range(5))
+    publish(flight_client, topic, range(5))
     stream = Collected(spark, broker, tmp_path, subscribe=topic)
     query = stream.start(available_now=False)
     until(lambda: len(stream.values) == 5, "the records are read")
@@ -92,7 +94,7 @@ def test_a_topic_that_is_deleted_under_a_query_fails_it(
 
 
 def test_a_topic_that_is_deleted_between_two_runs_is_told_by_load(
-    broker: BulkBroker, topic: str, half_read: Callable[..., Collected]
+    broker: FlightBroker, topic: str, half_read: Callable[..., Collected]
 ) -> None:
     stream = half_read()
     broker.command("topic", "delete", topic, "--yes")
@@ -101,12 +103,12 @@ def test_a_topic_that_is_deleted_between_two_runs_is_told_by_load(
 
 
 def test_a_topic_that_was_made_anew_fails_the_query_or_is_read_from_the_front(
-    broker: BulkBroker, bulk: BulkClient, topic: str, half_read: Callable[..., Collected], spark: SparkSession, tmp_path: Path
+    broker: FlightBroker, flight_client: FlightClient, topic: str, half_read: Callable[..., Collected], spark: SparkSession, tmp_path: Path
 ) -> None:
     stream = half_read()
     broker.command("topic", "delete", topic, "--yes")
-    bulk.create_topic(topic)
-    publish(bulk, topic, [b"new"])
+    flight_client.create_topic(topic)
+    publish(flight_client, topic, [b"new"])
     with pytest.raises(StreamingQueryException, match="has read up to offset 5, and the log ends at 1: it was deleted and made anew"):
         stream.run()
     tolerant = Collected(spark, broker, tmp_path, subscribe=topic, failOnDataLoss=False)
@@ -115,7 +117,7 @@ def test_a_topic_that_was_made_anew_fails_the_query_or_is_read_from_the_front(
 
 
 def test_a_deleted_topic_is_left_behind_if_that_is_wanted(
-    broker: BulkBroker, bulk: BulkClient, topic: str, half_read: Callable[..., Collected]
+    broker: FlightBroker, flight_client: FlightClient, topic: str, half_read: Callable[..., Collected]
 ) -> None:
     stream = half_read(failOnDataLoss=False)
     broker.command("topic", "delete", topic, "--yes")
@@ -123,9 +125,11 @@ def test_a_deleted_topic_is_left_behind_if_that_is_wanted(
     assert len(stream.values) == 5
 
 
-def test_a_batch_reads_what_is_left(spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Fresh, topic: str) -> None:
+def test_a_batch_reads_what_is_left(
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, topic: str
+) -> None:
     fresh_topic()
-    publish(bulk, topic, range(5))
-    let_retention_take_all(broker, bulk, topic)
-    publish(bulk, topic, range(5, 7))
+    publish(flight_client, topic, range(5))
+    let_retention_take_all(broker, flight_client, topic)
+    publish(flight_client, topic, range(5, 7))
     assert values_of(load_batch(spark, broker, subscribe=topic)) == ["5", "6"]

@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import ConfigError, NotAuthorized, Unavailable
+from headrace.flight.client import FlightClient
 from headrace.spark import progress as progress_module
 from headrace.spark.progress import Progress
 from headrace.spark.ranges import DataLost, Range
@@ -288,7 +288,7 @@ def test_a_running_query_does_not_wait_for_its_progress_to_be_written() -> None:
         client.commits.append((group, cast("dict[str, dict[int, int]]", offsets)))
 
     client.commit = commit  # type: ignore[method-assign]  # a broker that takes its time
-    progress = Progress(cast(BulkClient, client), "g")
+    progress = Progress(cast(FlightClient, client), "g")
     for offset in range(100):
         progress.tell({("t", 0): offset}, wait=False)
     held.set()
@@ -301,7 +301,7 @@ def test_a_running_query_does_not_wait_for_its_progress_to_be_written() -> None:
 
 def test_progress_that_nobody_may_see_does_not_stop_a_query(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient(failures=[Unavailable("away"), NotAuthorized(principal="ann", action="commit", resource="group:g")])
-    progress = Progress(cast(BulkClient, client), "g")
+    progress = Progress(cast(FlightClient, client), "g")
     with caplog.at_level(logging.WARNING, "headrace.spark"):
         for offset in range(4):
             progress.tell({("t", 0): offset}, wait=True)
@@ -312,7 +312,7 @@ def test_progress_that_could_not_be_written_is_written_later(monkeypatch: pytest
     monkeypatch.setattr(progress_module, "RETRY_SECONDS", 0.001)
     for wait in (True, False):
         client = FakeClient(failures=[Unavailable("away")])
-        progress = Progress(cast(BulkClient, client), "g")
+        progress = Progress(cast(FlightClient, client), "g")
         deadline = time.monotonic() + 60
         while not client.commits:
             progress.tell({("t", 0): 7}, wait=wait)

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import ConfigError
+from headrace.flight.client import FlightClient
 from headrace.limits import GROUP_NAME_BYTES_MAX
 from headrace.spark.options import Options
 from headrace.spark.subscription import Subscription
@@ -18,8 +18,8 @@ def subscription(**options: str) -> Subscription:
     return Subscription.of(Options(options))
 
 
-def client(*names: str) -> BulkClient:
-    return cast(BulkClient, FakeClient({name: state(name, 5, 7) for name in names}))
+def client(*names: str) -> FlightClient:
+    return cast(FlightClient, FakeClient({name: state(name, 5, 7) for name in names}))
 
 
 def test_topics_are_separated_by_commas() -> None:

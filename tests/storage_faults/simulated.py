@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from types import FrameType
 from typing import Final, NamedTuple
 
-from headrace.log.files import DirectoryLocked, File, NotCached
+from headrace.storage.files import DirectoryLocked, File, NotCached
 
 ROOM_BYTES: Final = 1 << 40
 """How large the simulated disk is unless a test says otherwise."""

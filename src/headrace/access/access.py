@@ -1,6 +1,6 @@
 """Access: who somebody is, what they may do, and every verb that changes either.
 
-    login or key ─► Principal ─► Gate ─► authorize ─► decide(policy)
+    login or key ─► Principal ─► Authorizer ─► authorize ─► decide(policy)
     create_user, put_rule, … ─► tables ─► a new policy ─► the broker asks again, open cursors included
 
 A verb that administers takes the `Caller` who asks for it: it is refused to those who may not, and written down either way.
@@ -39,7 +39,7 @@ from headrace.access.policy import (
 )
 from headrace.access.rows import UserRow
 from headrace.access.throttle import Throttle, plain_address
-from headrace.broker.access import Action, Principal, Resource
+from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, LoginFailed, LoginThrottled, Unavailable
@@ -176,10 +176,10 @@ class Access:
 
     async def log_in(self, name: str, password: str, caller: Caller) -> Principal:
         """The principal of a user. Raises `LoginFailed`, `LoginThrottled`, and `Unavailable` when too many are waiting."""
-        door, now, caller = caller.who.door, self._ticks(), _from_plain_address(caller)
+        protocol, now, caller = caller.who.protocol, self._ticks(), _from_plain_address(caller)
         if not self.is_enforced:
             check_user_name(name)
-            return Principal(name, door, address=caller.address)
+            return Principal(name, protocol, address=caller.address)
         pause = self._throttle.pause_ms(name, caller.address, now)
         if pause:
             raise LoginThrottled(wait_ms=pause)
@@ -190,7 +190,7 @@ class Access:
         except Unavailable:
             self._throttle.unseen(name, caller.address)
             raise
-        claimed = Principal(name[:249], door)
+        claimed = Principal(name[:249], protocol)
         if row is None or not fits or not row.enabled or self._directory.user(name) != row:
             self._audit.note(event_of(claimed, caller.address, "login", "login", f"user:{claimed.name}", "failure"))
             raise LoginFailed
@@ -198,7 +198,7 @@ class Access:
         self._audit.note(event_of(claimed, caller.address, "login", "login", f"user:{name}", "success"))
         if self._passwords.is_outdated(row.hash):
             await self._rehash(name, row, password)
-        return Principal(name, door, password_credential(row.generation), caller.address)
+        return Principal(name, protocol, password_credential(row.generation), caller.address)
 
     async def _rehash(self, name: str, row: UserRow, password: str) -> None:
         """The same password under today's parameters. Whoever is logged in stays so."""
@@ -220,12 +220,12 @@ class Access:
         self._throttle.begin(account, caller.address, now)
         row = self._directory.key(id) if id else None
         if not fits(None if row is None else row.digest, text) or row is None or id not in self._policy.keys:
-            nobody = Principal(ANONYMOUS, caller.who.door)
+            nobody = Principal(ANONYMOUS, caller.who.protocol)
             self._audit.note(event_of(nobody, caller.address, "login", "login", f"key:{id}", "failure"))
             return None
         self._throttle.succeeded(account, caller.address)
         self.administration.keys_used[id] = self._clock()
-        who = Principal(row.owner, caller.who.door, key_credential(id), caller.address)
+        who = Principal(row.owner, caller.who.protocol, key_credential(id), caller.address)
         self._audit.note(event_of(who, caller.address, "login", "login", f"key:{id}", "success"))
         return who
 

@@ -13,7 +13,7 @@ from headrace.access.naming import check_grant, check_role_name, check_rule, che
 from headrace.access.passwords import Passwords, check_password
 from headrace.access.policy import BROKER, BUILT_IN_ROLES, EVERYBODY, Effect, Grant, Match, Role, Rule, role_subject, user_subject
 from headrace.access.rows import GrantRow, KeyRow, RoleRow, RuleKey, RuleRow, UserRow, rule_key, rule_of
-from headrace.broker.access import Action, Authorize, Principal, Resource
+from headrace.broker.authorizer import Action, Authorize, Principal, Resource
 from headrace.broker.names import check_topic_name
 from headrace.broker.timers import Clock
 from headrace.errors import EntryExists, InvalidRequest, LimitExceeded, LoginFailed, NoSuchEntry, NotAuthorized

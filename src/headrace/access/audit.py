@@ -1,6 +1,6 @@
-"""The audit log: who did what, when, through which door, with what outcome.
+"""The audit log: who did what, when, through which protocol, with what outcome.
 
-It is the internal topic `__audit`. No door can write to it, delete it or read it as a topic; what goes into it comes from here, and only
+It is the internal topic `__audit`. No protocol can write to it, delete it or read it as a topic; what goes into it comes from here, and only
 whoever may administer the broker can ask for it. A change of users, rules or keys and its event are one append: there is no change
 without its line. Logins and denials are noted without waiting for the disk.
 """
@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from headrace.broker.access import Principal
+from headrace.broker.authorizer import Principal
 from headrace.engine.contract import Ack, Appended, Engine, TopicConfig, Write
 from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange
 from headrace.limits import AUDIT_EVENTS_WAITING_MAX, AUDIT_QUERY_EVENTS_MAX
-from headrace.records import Run
+from headrace.records import RecordBatch
 
 TOPIC: Final = "__audit"
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
@@ -35,7 +35,7 @@ class Event:
     """login, denial, topic, group, user, role, acl, key or audit."""
     action: str
     user: str
-    door: str
+    protocol: str
     address: str
     resource: str
     result: str
@@ -110,7 +110,7 @@ class Audit:
 
     def write(self, event: Event) -> Write:
         """The event as part of the append that it is about."""
-        return Write(TOPIC, 0, Run([self._encode(event)]))
+        return Write(TOPIC, 0, RecordBatch([self._encode(event)]))
 
     def note(self, event: Event) -> None:
         """Written soon. When the disk does not keep up, events are counted instead, and the count is written."""
@@ -171,9 +171,9 @@ class Audit:
 def event_of(who: Principal, address: str, type: str, action: str, resource: str, result: str, **details: str) -> Event:
     if who.credential.startswith("key:"):
         details = {**details, "key": who.credential.removeprefix("key:")}
-    return Event(type, action, who.name, who.door, address, resource, result, details)
+    return Event(type, action, who.name, who.protocol, address, resource, result, details)
 
 
 def _words(event: Event) -> str:
-    words = [event.type, event.action, event.user, event.door, event.address, event.resource, event.result]
+    words = [event.type, event.action, event.user, event.protocol, event.address, event.resource, event.result]
     return "\n".join([*words, *event.details, *event.details.values()]).casefold()

@@ -19,8 +19,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from headrace.broker import access
-from headrace.broker.access import Action, Principal, Resource
+from headrace.broker import authorizer as access
+from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.names import INTERNAL_PREFIX
 
 ANONYMOUS: Final = access.ANONYMOUS
@@ -148,7 +148,7 @@ def decide(policy: Policy, who: Principal, action: Action, resource: Resource) -
     """May they?"""
     if resource.kind == "topic" and resource.name.startswith(INTERNAL_PREFIX):
         return False
-    if resource.kind == "group" and who.door == _OWN_GROUPS[0] and resource.name.startswith(_OWN_GROUPS[1]):
+    if resource.kind == "group" and who.protocol == _OWN_GROUPS[0] and resource.name.startswith(_OWN_GROUPS[1]):
         return True
     if not _is_in_force(policy, who, action, resource):
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.access.policy import Effect, Grant, Match, Role, Rule
-from headrace.broker.access import Action
+from headrace.broker.authorizer import Action
 
 _ACTIONS = frozenset(action.value for action in Action)
 

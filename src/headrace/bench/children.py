@@ -72,9 +72,9 @@ class Broker:
     address: Address
     pid: int
     start_seconds: float
-    """From the start of the process until every door was open."""
+    """From the start of the process until every protocol was open."""
     key: bytes
-    """The API key of its BlipMQ door."""
+    """The API key of its BlipMQ protocol."""
 
     def resident_bytes(self) -> int:
         """Physical memory of the process now (its resident set)."""
@@ -97,31 +97,33 @@ def cpu_seconds(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A process of `headrace serve` whose doors are open."""
+    """A process of `headrace serve` whose protocols are open."""
 
-    doors: Mapping[str, Sequence[str]]
+    protocols: Mapping[str, Sequence[str]]
     """By kind, as the ready file names them."""
     pid: int
     start_seconds: float
-    """From the start of the process until every door was open."""
+    """From the start of the process until every protocol was open."""
 
 
 @contextmanager
-def serving(directory: Path, doors: Sequence[str] = (), *, profile: Path | None = None, environment: Mapping[str, str]) -> Iterator[Served]:
-    """`headrace serve` on `directory/data`, on a free loopback port, with more `doors` as its flags say, and settings by `environment`.
+def serving(
+    directory: Path, protocols: Sequence[str] = (), *, profile: Path | None = None, environment: Mapping[str, str]
+) -> Iterator[Served]:
+    """`headrace serve` on `directory/data`, on a free loopback port, with more `protocols` as its flags say, and settings by `environment`.
 
-    `profile` runs it under cProfile, which writes there when the broker ends. Only who asks for it has the bulk lane: Arrow would be
+    `profile` runs it under cProfile, which writes there when the broker ends. Only who asks for it has the Flight endpoint: Arrow would be
     80 MiB of what is measured elsewhere.
     """
     ready_file, log = directory / "ready.json", directory / "serve.log"
     ready_file.unlink(missing_ok=True)
     profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
     command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
-    command += [*doors, "--ready-file", str(ready_file)]
+    command += [*protocols, "--ready-file", str(ready_file)]
     began = time.perf_counter()
-    with child(command, log, environment={"HEADRACE__LISTEN__BULK": "", **environment}) as process:
+    with child(command, log, environment={"HEADRACE__LISTEN__FLIGHT": "", **environment}) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
-        yield Served(json.loads(ready_file.read_text("utf-8"))["doors"], process.pid, time.perf_counter() - began)
+        yield Served(json.loads(ready_file.read_text("utf-8"))["protocols"], process.pid, time.perf_counter() - began)
 
 
 @contextmanager
@@ -133,7 +135,7 @@ def broker(
     environment: Mapping[str, str] | None = None,
     key_owner: str = "blipmq",
 ) -> Iterator[Broker]:
-    """A broker for the doors over TCP; `ack` is the promise of topics made while it runs, `environment` holds further settings.
+    """A broker for the protocols over TCP; `ack` is the promise of topics made while it runs, `environment` holds further settings.
 
     BlipMQ deliveries may wait long for their ACK: a machine that stalls for the usual 100 ms must not turn a measurement of deliveries
     into one of redeliveries.
@@ -147,7 +149,7 @@ def broker(
         _KEY_VARIABLE: key,
     }
     with serving(directory, profile=profile, environment=settings) as served:
-        yield Broker(parse_address(served.doors["tcp"][0]), served.pid, served.start_seconds, key.encode())
+        yield Broker(parse_address(served.protocols["tcp"][0]), served.pid, served.start_seconds, key.encode())
 
 
 def parse_address(text: str) -> Address:

@@ -1,4 +1,4 @@
-"""`headrace bench …`: what the log and the doors can do on this machine, and others beside them."""
+"""`headrace bench …`: what the log and the protocols can do on this machine, and others beside them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from headrace.bench.fujin import QuicTraffic
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[Any]]
-DOORS = ["figg", "blipmq", "flymq", "rustlog", "rustlog-json"]
-QUIC_DOORS = ["fujin"]
+PROTOCOLS = ["figg", "blipmq", "flymq", "rustlog", "rustlog-json"]
+QUIC_PROTOCOLS = ["fujin"]
 """Over QUIC, and so with a load generator of their own."""
-COMPARED_DOORS = "figg,blipmq,flymq,rustlog"
+COMPARED_PROTOCOLS = "figg,blipmq,flymq,rustlog"
 LOG_PARTS = ["raw", "append", "read", "spread", "recovery", "memory"]
 SPARK_PARTS = ["batch", "stream", "sink", "latency"]
 PEERS = ["nats", "redis"]
@@ -31,7 +31,7 @@ CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Measure the log, the doors, and others beside them.
+    """Measure the log, the protocols, and others beside them.
 
     A broker is started on an empty directory and a free port, and is gone when the run ends. The cost of the client is kept out:
     frames are built before the clock starts, and answers are only counted.
@@ -69,7 +69,7 @@ def log(
 
 
 @bench.command()
-@options.door([*DOORS, *QUIC_DOORS])
+@options.protocol([*PROTOCOLS, *QUIC_PROTOCOLS])
 @options.records(1_000_000)
 @options.connections()
 @click.option(
@@ -87,22 +87,22 @@ def log(
     "--access", type=click.Choice(["enforced"]), help="Take turns with a broker that looks at users and rules, and show the ratio."
 )
 def publish(
-    door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
+    protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, streams: int, against_one: bool,
     schema: str | None, transactions: int | None, access: str | None,
 ) -> None:  # fmt: skip
-    """Publish through a door, from the first byte to the last acknowledgement.
+    """Publish through a protocol, from the first byte to the last acknowledgement.
 
     BlipMQ publishes with QoS 1 and is acknowledged by a PONG after every 256 KiB, RustLog publishes batches of 500 records. Fujin is
     shown beside its QUIC library with a sink that only reads. Transactions have 48 under way on
     each connection, and are shown beside plain records without a window and with as many under way.
     """
     from headrace.bench import traffic
-    from headrace.bench.doors import DOORS as loads
+    from headrace.bench.protocols import PROTOCOLS as loads
     from headrace.bench.publishing import Beside, figures_of, take_turns, ways_of
 
     config: dict[str, NoteValue] = {
-        "door": door_name,
+        "protocol": protocol_name,
         "records": records,
         "value_bytes": value_bytes,
         "ack": ack,
@@ -111,15 +111,15 @@ def publish(
     }
     chosen = options.Chosen(ack, server, key, profile)
     beside = Beside(against_one, schema, transactions, access)
-    beside.check(door_name, connections, server)
-    if door_name in QUIC_DOORS:
+    beside.check(protocol_name, connections, server)
+    if protocol_name in QUIC_PROTOCOLS:
         _quic_only(server, window, against_one)
         _publish_over_quic(chosen, repeat, output, parent, config, streams)
         return
     _tcp_only(streams)
     with options.measuring("publish", repeat, output, parent, config) as run, ExitStack() as brokers:
         target = brokers.enter_context(run.broker(chosen))
-        plan = traffic.Traffic(loads[door_name], target.address, target.key, records, value_bytes, connections, window)
+        plan = traffic.Traffic(loads[protocol_name], target.address, target.key, records, value_bytes, connections, window)
         traffic.warm_up(plan)
         ways = ways_of(run, brokers, chosen, target, plan, beside)
         take_turns(run, ways)
@@ -128,31 +128,31 @@ def publish(
 
 
 @bench.command()
-@options.door([*DOORS, *QUIC_DOORS])
+@options.protocol([*PROTOCOLS, *QUIC_PROTOCOLS])
 @options.records(1_000_000)
 @options.connections()
 @options.streams()
 def consume(
-    door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
+    protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, records: int, connections: int, streams: int,
 ) -> None:  # fmt: skip
-    """Read a topic from its start through a door; with several connections, each reads all of it.
+    """Read a topic from its start through a protocol; with several connections, each reads all of it.
 
     Figg attaches at the start, FlyMQ and RustLog fetch pages of up to 5,000 records with two under way, BlipMQ polls and acknowledges
     with 2,000 under way. Fujin is pushed with auto commit, each stream a topic of its own, beside a source that only writes.
     """
     from headrace.bench import traffic
-    from headrace.bench.doors import DOORS as loads
+    from headrace.bench.protocols import PROTOCOLS as loads
 
-    config: dict[str, NoteValue] = {"door": door_name, "records": records, "value_bytes": value_bytes, "connections": connections}
-    if door_name in QUIC_DOORS:
+    config: dict[str, NoteValue] = {"protocol": protocol_name, "records": records, "value_bytes": value_bytes, "connections": connections}
+    if protocol_name in QUIC_PROTOCOLS:
         _quic_only(server)
         _consume_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config, streams)
         return
     _tcp_only(streams)
     with options.measuring("consume", repeat, output, parent, config) as run:
         with run.broker(options.Chosen(ack, server, key, profile)) as target:
-            plan = traffic.Traffic(loads[door_name], target.address, target.key, records, value_bytes, connections)
+            plan = traffic.Traffic(loads[protocol_name], target.address, target.key, records, value_bytes, connections)
             place = traffic.new_topic(plan, readers=repeat * connections)
             with run.steps.step("fill", records) as tick:
                 traffic.publish(replace(plan, connections=1), place, tick)
@@ -162,11 +162,11 @@ def consume(
                 with run.steps.step(f"consume {turn + 1}/{repeat}", records * connections) as tick:
                     rates.append(records * connections / traffic.consume(plan, place, tick, turn=turn))
             notes = cpu_note(target.cpu_seconds() - cpu_before, records * connections * repeat)
-        run.report.add(Figure(f"{door_name} consume, history", "records/s", rates, CONSUME_TARGETS.get(door_name), notes))
+        run.report.add(Figure(f"{protocol_name} consume, history", "records/s", rates, CONSUME_TARGETS.get(protocol_name), notes))
 
 
 @bench.command()
-@options.door([*DOORS, *QUIC_DOORS])
+@options.protocol([*PROTOCOLS, *QUIC_PROTOCOLS])
 @click.option(
     "--rate", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="Records a second, sent whatever happens."
 )
@@ -174,28 +174,28 @@ def consume(
 @click.option("--round-trips", type=click.IntRange(1), default=2_000, show_default=True, help="Records sent one at a time.")
 @needs("headrace bench latency", "hdrh")
 def latency(
-    door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
+    protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, rate: int, duration: float, round_trips: int,
 ) -> None:  # fmt: skip
     """Answer times: an open loop at a fixed rate, and one record at a time."""
     from headrace.bench import latency as answers
     from headrace.bench import traffic
-    from headrace.bench.doors import DOORS as loads
+    from headrace.bench.protocols import PROTOCOLS as loads
     from headrace.bench.raw import SyncProbe
 
     config: dict[str, NoteValue] = {
-        "door": door_name,
+        "protocol": protocol_name,
         "value_bytes": value_bytes,
         "ack": ack,
         "rate": rate,
         "duration": duration,
         "round_trips": round_trips,
     }
-    if door_name in QUIC_DOORS:
+    if protocol_name in QUIC_PROTOCOLS:
         _quic_only(server)
         _latency_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config)
         return
-    load, records = loads[door_name], max(1, round(rate * duration))
+    load, records = loads[protocol_name], max(1, round(rate * duration))
     with options.measuring("latency", repeat, output, parent, config) as run:
         with run.broker(options.Chosen(ack, server, key, profile)) as target:
             plan = traffic.Traffic(load, target.address, target.key, records, value_bytes)
@@ -211,7 +211,7 @@ def latency(
                         times, own = answers.round_trips(sock, load, topic, count=round_trips, value_bytes=value_bytes, probe=probe.once)
                     trips.append(times)
                     machine.append(own)
-        for figure in answers.figures(door_name, ack, rate, open_loops, trips, machine):
+        for figure in answers.figures(protocol_name, ack, rate, open_loops, trips, machine):
             run.report.add(figure)
 
 
@@ -228,20 +228,20 @@ def latency(
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Run the broker under cProfile, which slows it down, and write the profile here.",
 )
-@needs("headrace bench bulk", "numpy", "pyarrow")
-def bulk(
+@needs("headrace bench flight", "numpy", "pyarrow")
+def flight(
     value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, batch_rows: int, ack: str, profile: Path | None
 ) -> None:
-    """Append and read through the bulk lane, beside a bare Flight server.
+    """Append and read through the Flight endpoint, beside a bare Flight server.
 
     The bare server serves and sinks ready-made record batches from memory. Both are met by the same plain Flight client.
     """
-    from headrace.bench import bulk as lanes
+    from headrace.bench import flight as lanes
 
     config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "batch_rows": batch_rows, "ack": ack}
-    traffic, rates = lanes.BulkTraffic(rows, value_bytes, batch_rows), lanes.BulkRates()
-    with options.measuring("bulk", repeat, output, parent, config) as run:
-        with lanes.bulk_broker(run.directory, ack, profile) as lane, lanes.bare_server(run.directory, traffic) as bare:
+    traffic, rates = lanes.FlightTraffic(rows, value_bytes, batch_rows), lanes.FlightRates()
+    with options.measuring("flight", repeat, output, parent, config) as run:
+        with lanes.flight_broker(run.directory, ack, profile) as lane, lanes.bare_server(run.directory, traffic) as bare:
             for number in range(repeat):
                 with run.steps.step(f"turn {number + 1}/{repeat}", rows):
                     lanes.turn(lane, bare, traffic, rates)
@@ -288,21 +288,25 @@ def delayed(repeat: int, output: str, parent: Path | None, messages: int, rate: 
 @options.size()
 @options.records(1_000_000)
 @click.option(
-    "--doors", default=COMPARED_DOORS, show_default=True, metavar="NAMES", help=f"Doors, with commas between: {', '.join(DOORS)}."
+    "--protocol",
+    default=COMPARED_PROTOCOLS,
+    show_default=True,
+    metavar="NAMES",
+    help=f"Protocols, with commas between: {', '.join(PROTOCOLS)}.",
 )
 @click.option("--against", default="nats", show_default=True, metavar="NAMES", help="Peers, with commas between: nats, redis.")
-def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, records: int, doors: str, against: str) -> None:
+def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, records: int, protocols: str, against: str) -> None:
     """Headrace beside other brokers, in one run.
 
     nats: JetStream, file storage, its default sync. redis: Streams with appendfsync everysec and always.
     """
     from headrace.bench import compare as contest
-    from headrace.bench.doors import DOORS as loads
+    from headrace.bench.protocols import PROTOCOLS as loads
 
-    door_names, peers = _names(doors, DOORS, "--doors"), _names(against, PEERS, "--against")
-    found = contest.contenders([loads[name] for name in door_names], peers)
+    protocol_names, peers = _names(protocols, PROTOCOLS, "--protocol"), _names(against, PEERS, "--against")
+    found = contest.contenders([loads[name] for name in protocol_names], peers)
     config: dict[str, NoteValue] = {
-        "doors": ",".join(door_names),
+        "protocols": ",".join(protocol_names),
         "against": ",".join(peers),
         "records": records,
         "value_bytes": value_bytes,
@@ -315,12 +319,12 @@ def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, rec
 
 def _quic_only(server: str | None, window: int = 0, against_one: bool = False) -> None:
     if server is not None or window or against_one:
-        raise click.UsageError("--server, --window and --against-one are for doors over TCP")
+        raise click.UsageError("--server, --window and --against-one are for protocols over TCP")
 
 
 def _tcp_only(streams: int) -> None:
     if streams != 1:
-        raise click.UsageError("--streams is for doors over QUIC")
+        raise click.UsageError("--streams is for protocols over QUIC")
 
 
 def _publish_over_quic(
@@ -442,14 +446,14 @@ def spark(
     batch: a topic into nothing. stream: the same in micro-batches. sink: constant rows into a topic, durable. latency: micro-batches of
     the rows that arrive, about a hundred a second. The ceilings are constant record batches and a writer that only counts.
     """
-    from headrace.bench import bulk as lanes
+    from headrace.bench import flight as lanes
     from headrace.bench import spark as streams
     from headrace.bench import spark_ceiling
     from headrace.spark import session
 
     config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "per_trigger": per_trigger, "master": master}
     plan = streams.SparkPlan(rows, value_bytes, per_trigger, seconds)
-    with options.measuring("spark", repeat, output, parent, config) as run, lanes.bulk_broker(run.directory, "durable", None) as lane:
+    with options.measuring("spark", repeat, output, parent, config) as run, lanes.flight_broker(run.directory, "durable", None) as lane:
         running = session("headrace bench", master, **{"spark.log.level": "OFF"})
         spark_ceiling.register(running)
         stage = streams.Stage(running, lane.address, run.directory, plan)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from headrace.bench import traffic
 from headrace.bench.children import broker
-from headrace.bench.doors import DoorLoad
 from headrace.bench.load import Tick, sample_values
 from headrace.bench.peers import nats, redis
+from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, Target
 from headrace.extras import needs
 
@@ -59,9 +59,9 @@ class Contender:
     runs: dict[str, list[float]] = field(default_factory=dict)
 
 
-def contenders(doors: Iterable[DoorLoad], against: Iterable[str]) -> list[Contender]:
-    """Headrace through each of the doors, then the peers. Raises `PeerMissing` before anything is measured."""
-    found = [Contender(f"{_OURS}{load.name}", _headrace(load)) for load in doors]
+def contenders(protocols: Iterable[ProtocolLoad], against: Iterable[str]) -> list[Contender]:
+    """Headrace through each of the protocols, then the peers. Raises `PeerMissing` before anything is measured."""
+    found = [Contender(f"{_OURS}{load.name}", _headrace(load)) for load in protocols]
     for name in against:
         if name == "nats":
             with needs("headrace bench compare", "nats"):
@@ -83,7 +83,7 @@ def rounds(contest: Contest, found: list[Contender], repeat: int, steps: Steps) 
 
 
 def figures(found: list[Contender]) -> list[Figure]:
-    """All rates, then the ratio of each door to each peer."""
+    """All rates, then the ratio of each protocol to each peer."""
     shown = [Figure(f"{contender.name} {name}", "records/s", runs) for contender in found for name, runs in contender.runs.items()]
     ours = [contender for contender in found if contender.name.startswith(_OURS)]
     for contender in ours:
@@ -100,7 +100,7 @@ def _target(name: str, ours: str, peer: str) -> Target | None:
     return TARGETS.get((name, ours.removeprefix(_OURS))) if peer == "nats jetstream" else None
 
 
-def _headrace(load: DoorLoad) -> Callable[[Contest, Tick], dict[str, float]]:
+def _headrace(load: ProtocolLoad) -> Callable[[Contest, Tick], dict[str, float]]:
     def once(contest: Contest, tick: Tick) -> dict[str, float]:
         with _fresh(contest.directory / "headrace") as directory, broker(directory) as running:
             plan = traffic.Traffic(load, running.address, running.key, contest.records, contest.value_bytes)

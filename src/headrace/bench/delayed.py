@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bench.children import Address, child
-from headrace.bench.doors.figg import FiggLoad
 from headrace.bench.faults import BenchFailed
 from headrace.bench.latency import summary
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Tick, connected
+from headrace.bench.protocols.figg import FiggLoad
 from headrace.bench.raw import SyncProbe
 from headrace.bench.report import Figure, Target
 from headrace.programs import last_line
 from headrace.wire.figg import encode as figg_encode
 from headrace.wire.figg.decode import Decoder as FiggDecoder
-from headrace.wire.figg.frames import DataRun, Role, ServerMessage
+from headrace.wire.figg.frames import DataBatch, Role, ServerMessage
 from headrace.wire.flymq import ReplyDecoder, decode_reply, encode_request
 from headrace.wire.flymq.advanced_messages import ProduceDelayed, Scheduled
 from headrace.wire.flymq.messages import Failure, ReplyFrame
@@ -93,7 +93,7 @@ def _exchange(desk: socket.socket, reader: socket.socket, topic: str, messages: 
 def _arrived(post: Post, arrivals: FiggDecoder[ServerMessage], reader: socket.socket) -> None:
     data, now_ms = _received(reader), time.time() * 1e3
     for message in arrivals.feed(data):
-        if isinstance(message, DataRun):
+        if isinstance(message, DataBatch):
             post.came_ms |= dict.fromkeys(map(int, message.values), now_ms)
 
 
@@ -144,7 +144,7 @@ def loaded(address: Address, directory: Path) -> Iterator[None]:
     """Somebody publishes at full speed meanwhile."""
     host, port = address
     log = directory / "load.log"
-    command = [sys.executable, "-m", "headrace", "bench", "publish", "--door", "flymq", "--server", f"{host}:{port}"]
+    command = [sys.executable, "-m", "headrace", "bench", "publish", "--protocol", "flymq", "--server", f"{host}:{port}"]
     with child([*command, "--records", str(LOAD_RECORDS), "--repeat", "100", "--dir", str(directory)], log) as process:
         yield
         if process.poll() is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headrace.bench.logs import TOPIC, append, on_loop, open_engine, run_pool
 from headrace.engine.contract import TopicConfig
-from headrace.log.store import StoreOptions
+from headrace.storage.store import StoreOptions
 
 JOURNAL_SHARE = 0.9
 """Of a journal file; a full one would make the log begin the next and checkpoint."""

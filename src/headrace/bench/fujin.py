@@ -1,4 +1,4 @@
-"""Load for the Fujin door, beside what its QUIC library can do without a broker.
+"""Load for the Fujin protocol, beside what its QUIC library can do without a broker.
 
 The load generator is the library, too, in this process: whatever it costs, it costs both. Frames are built before the clock starts, and
 answers are counted by their bytes.
@@ -25,7 +25,7 @@ from headrace.bench.latency import summary
 from headrace.bench.load import STALL_SECONDS, sample_values
 from headrace.bench.quic_raw import COUNT
 from headrace.bench.report import Figure, NoteValue, Target, percentile
-from headrace.net.quic_endpoint import ClientEndpoint, ClientTls
+from headrace.net.quic.endpoint import ClientEndpoint, ClientTls
 from headrace.programs import last_line
 from headrace.wire.fujin import ALPN, ReaderKind, encode
 
@@ -120,7 +120,7 @@ def on_loop(work: Awaitable[_Result]) -> _Result:
 def quic_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[tuple[Address, int]]:
     """`headrace serve` with a QUIC address: where it is, and its process."""
     with serving(directory, ("--listen-quic", "127.0.0.1:0"), profile=profile, environment={"HEADRACE__STORAGE__ACK": ack}) as served:
-        yield parse_address(served.doors["quic"][0]), served.pid
+        yield parse_address(served.protocols["quic"][0]), served.pid
 
 
 @contextmanager

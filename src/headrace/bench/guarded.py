@@ -1,7 +1,7 @@
 """A broker whose rules are looked at, for the benchmark of what that costs.
 
 Its user `bench` may publish, read and create by its role and by rules, beside a few hundred rules about others, as a broker in use would
-have them. Doors with a login log in as that user; to the others it is the listener's principal.
+have them. Protocols with a login log in as that user; to the others it is the listener's principal.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bench.children import Address, Broker, broker
-from headrace.bench.doors import DOORS, DoorLoad
-from headrace.bench.doors.contract import receive_exactly
-from headrace.bench.doors.flymq import FlyMqLoad, payload_bytes
 from headrace.bench.faults import BenchFailed
 from headrace.bench.load import connected
+from headrace.bench.protocols import PROTOCOLS, ProtocolLoad
+from headrace.bench.protocols.contract import receive_exactly
+from headrace.bench.protocols.flymq import FlyMqLoad, payload_bytes
 from headrace.wire.flymq import decode_reply, encode_request
 from headrace.wire.flymq.access_messages import AccessCall, Auth, AuthReply, UserCreate
 from headrace.wire.flymq.framing import HEADER_BYTES
@@ -59,9 +59,9 @@ def guarded_broker(directory: Path, ack: str, profile: Path | None = None) -> It
         yield running, password
 
 
-def load_of(door: str, password: str) -> DoorLoad:
-    """The load of a door for the user `bench`."""
-    return FlyMqUserLoad(password) if door == "flymq" else DOORS[door]
+def load_of(protocol: str, password: str) -> ProtocolLoad:
+    """The load of a protocol for the user `bench`."""
+    return FlyMqUserLoad(password) if protocol == "flymq" else PROTOCOLS[protocol]
 
 
 def log_in(sock: socket.socket, user: str, password: str) -> None:

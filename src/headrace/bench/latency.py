@@ -17,9 +17,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.bench.doors import DoorLoad
 from headrace.bench.faults import BenchFailed
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Meter, Tick, sample_values
+from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.extras import needs
 
@@ -48,7 +48,7 @@ class Answers:
 
 
 def open_loop(
-    sock: socket.socket, load: DoorLoad, topic: str, *, rate: int, records: int, value_bytes: int, tick: Tick | None = None
+    sock: socket.socket, load: ProtocolLoad, topic: str, *, rate: int, records: int, value_bytes: int, tick: Tick | None = None
 ) -> list[float]:
     """The latency of each of `records` records sent at `rate` a second."""
     values = sample_values(value_bytes)
@@ -80,7 +80,7 @@ def open_loop(
 
 
 def round_trips(
-    sock: socket.socket, load: DoorLoad, topic: str, *, count: int, value_bytes: int, probe: Callable[[], float]
+    sock: socket.socket, load: ProtocolLoad, topic: str, *, count: int, value_bytes: int, probe: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
     """Seconds of `count` publishes, each one sent when the one before it was answered; and of a probe of the machine after each.
 
@@ -129,7 +129,7 @@ def summary(latencies: list[float]) -> dict[str, NoteValue]:
 
 
 def figures(
-    door: str, ack: str, rate: int, open_loops: list[list[float]], trips: list[list[float]], machine: list[list[float]]
+    protocol: str, ack: str, rate: int, open_loops: list[list[float]], trips: list[list[float]], machine: list[list[float]]
 ) -> list[Figure]:
     """Median latencies of the runs, with percentiles over all of them."""
 
@@ -141,8 +141,8 @@ def figures(
 
     above = [trip - own for trip, own in zip(medians(trips), medians(machine), strict=True)]
     return [
-        Figure(f"{door} open loop at {rate}/s, {ack}", "ms p50", medians(open_loops), notes=notes(open_loops)),
-        Figure(f"{door} one at a time, {ack}", "ms p50", medians(trips), notes=notes(trips)),
+        Figure(f"{protocol} open loop at {rate}/s, {ack}", "ms p50", medians(open_loops), notes=notes(open_loops)),
+        Figure(f"{protocol} one at a time, {ack}", "ms p50", medians(trips), notes=notes(trips)),
         Figure("the machine's write + fdatasync", "ms p50", medians(machine), notes=notes(machine)),
-        Figure(f"{door} one at a time, above the machine", "ms p50", above, ROUND_TRIP_TARGET if ack == "durable" else None),
+        Figure(f"{protocol} one at a time, above the machine", "ms p50", above, ROUND_TRIP_TARGET if ack == "durable" else None),
     ]

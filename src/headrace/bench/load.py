@@ -52,7 +52,7 @@ class Chunk:
     records: int
 
 
-class Lane:
+class LoadConnection:
     """One connection of a run: what it has to send, and its meter."""
 
     __slots__ = ("_chunks", "_position", "meter", "records", "sent", "sock", "window")
@@ -106,7 +106,7 @@ class Lane:
             self.send()
 
 
-def run(lanes: Sequence[Lane], tick: Tick | None = None) -> float:
+def run(lanes: Sequence[LoadConnection], tick: Tick | None = None) -> float:
     """Serve all lanes until each has its records; the seconds from the first byte to the last acknowledgement or delivery."""
     poll = select.epoll()
     by_fd = {lane.sock.fileno(): lane for lane in lanes}

@@ -22,10 +22,10 @@ from headrace.bench.load import Tick, sample_values
 from headrace.engine.contract import Appended, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.limits import BATCH_BYTES_TARGET
-from headrace.log.files import DiskFiles
-from headrace.log.store import StoreOptions
 from headrace.programs import last_line
-from headrace.records import AnyRun, ColumnRun, Run
+from headrace.records import AnyBatch, ColumnBatch, RecordBatch
+from headrace.storage.files import DiskFiles
+from headrace.storage.store import StoreOptions
 
 TOPIC = "bench"
 READ_BYTES_MAX = 8 * 1024 * 1024
@@ -70,10 +70,10 @@ def open_engine(directory: Path, options: StoreOptions | None = None) -> Embedde
     return EmbeddedEngine(DiskFiles(directory), options or StoreOptions(), clock=clock)
 
 
-def run_pool(value_bytes: int, run_records: int) -> list[Run]:
+def run_pool(value_bytes: int, run_records: int) -> list[RecordBatch]:
     values = sample_values(value_bytes)
     fresh = [bytes(bytearray(values[index % len(values)])) for index in range(RUN_POOL * run_records)]
-    return [Run(fresh[first : first + run_records]) for first in range(0, len(fresh), run_records)]
+    return [RecordBatch(fresh[first : first + run_records]) for first in range(0, len(fresh), run_records)]
 
 
 def column_run_records(value_bytes: int) -> int:
@@ -81,15 +81,15 @@ def column_run_records(value_bytes: int) -> int:
     return max(BATCH_BYTES_TARGET // value_bytes, 1)
 
 
-def column_run_pool(value_bytes: int) -> list[ColumnRun]:
+def column_run_pool(value_bytes: int) -> list[ColumnBatch]:
     values, count = sample_values(value_bytes), column_run_records(value_bytes)
     return [
-        ColumnRun.of(Run([values[(first + index) % len(values)] for index in range(count)]))
+        ColumnBatch.of(RecordBatch([values[(first + index) % len(values)] for index in range(count)]))
         for first in range(0, COLUMN_RUN_POOL * count, count)
     ]
 
 
-async def append(engine: EmbeddedEngine, runs: Sequence[AnyRun], records: int, *, partitions: int = 1, tick: Tick | None = None) -> int:
+async def append(engine: EmbeddedEngine, runs: Sequence[AnyBatch], records: int, *, partitions: int = 1, tick: Tick | None = None) -> int:
     """Append at least `records` records durably, run by run, `RUNS_IN_FLIGHT` at a time; how many it were."""
     waiting: deque[asyncio.Future[list[Appended]]] = deque()
     done = turn = 0
@@ -111,7 +111,7 @@ async def measure_append(directory: Path, plan: LogPlan, tick: Tick, *, columns:
     await engine.open()
     try:
         await engine.create_topic(TOPIC, 1, TopicConfig())
-        runs: Sequence[AnyRun] = column_run_pool(plan.value_bytes) if columns else run_pool(plan.value_bytes, plan.run_records)
+        runs: Sequence[AnyBatch] = column_run_pool(plan.value_bytes) if columns else run_pool(plan.value_bytes, plan.run_records)
         began = time.perf_counter()
         done = await append(engine, runs, plan.records, tick=tick)
         return done / (time.perf_counter() - began)
@@ -155,8 +155,10 @@ async def measure_spread(directory: Path, partitions: int, value_bytes: int, eac
     try:
         await engine.create_topic(TOPIC, partitions, TopicConfig())
         values = sample_values(value_bytes, partitions * each)
-        spread = [Write(TOPIC, partition, Run(values[partition * each : (partition + 1) * each])) for partition in range(partitions)]
-        single = [Write(TOPIC, 0, Run(values))]
+        spread = [
+            Write(TOPIC, partition, RecordBatch(values[partition * each : (partition + 1) * each])) for partition in range(partitions)
+        ]
+        single = [Write(TOPIC, 0, RecordBatch(values))]
         times: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(2 * FLUSH_ROUNDS + 2):
             wide = turn % 2 == 0

@@ -51,19 +51,21 @@ def common(command: Command) -> Command:
     )
 
 
-def door(names: list[str]) -> Callable[[Command], Command]:
-    """What every benchmark of a door takes."""
+def protocol(names: list[str]) -> Callable[[Command], Command]:
+    """What every benchmark of a protocol takes."""
 
     def decorate(command: Command) -> Command:
         promise = click.Choice(["durable", "written", "none"])
         profile = click.Path(dir_okay=False, writable=True, path_type=Path)
         return _with(
             common(command),
-            click.option("--door", "door_name", type=click.Choice(names), default="figg", show_default=True, help="The wire protocol."),
+            click.option(
+                "--protocol", "protocol_name", type=click.Choice(names), default="figg", show_default=True, help="The wire protocol."
+            ),
             size(),
             click.option("--ack", type=promise, default="durable", show_default=True, help="What an acknowledgement promises."),
             click.option("--server", metavar="HOST:PORT", help="Measure this running broker instead of starting one."),
-            click.option("--blipmq-key", "key", metavar="file:PATH|env:NAME", help="The API key of the BlipMQ door of --server."),
+            click.option("--blipmq-key", "key", metavar="file:PATH|env:NAME", help="The API key of the BlipMQ protocol of --server."),
             click.option("--profile", type=profile, help="Run the broker under cProfile, which slows it down, and write the profile here."),
         )
 
@@ -113,7 +115,7 @@ class Measured:
 
     address: Address
     key: bytes
-    """Of its BlipMQ door; empty if nobody said."""
+    """Of its BlipMQ protocol; empty if nobody said."""
     process: Broker | None
 
     def cpu_seconds(self) -> float:

@@ -10,11 +10,11 @@ from typing import Final
 import click
 
 from headrace.bench import traffic
-from headrace.bench.doors.flymq_schema import FlyMqJsonLoad
-from headrace.bench.doors.flymq_transactions import UNDER_WAY, transactions
 from headrace.bench.guarded import guarded_broker, load_of
-from headrace.bench.load import Chunk, Lane, Tick, run, sample_values
+from headrace.bench.load import Chunk, LoadConnection, Tick, run, sample_values
 from headrace.bench.options import Bench, Chosen, Measured
+from headrace.bench.protocols.flymq_schema import FlyMqJsonLoad
+from headrace.bench.protocols.flymq_transactions import UNDER_WAY, transactions
 from headrace.bench.report import Figure, Target, cpu_note
 
 PUBLISH_TARGETS: Final = {"figg": Target(at_least=600_000)}
@@ -38,16 +38,16 @@ class Beside:
     transactions: int | None = None
     access: str | None = None
 
-    def check(self, door: str, connections: int, server: str | None) -> None:
+    def check(self, protocol: str, connections: int, server: str | None) -> None:
         """Raises `UsageError` for what does not go together."""
         if [self.against_one, bool(self.schema), bool(self.transactions), bool(self.access)].count(True) > 1:
             raise click.UsageError("one of --against-one, --schema, --transactions and --access at a time")
         if self.against_one and connections == 1:
             raise click.UsageError("--against-one needs --connections above 1")
-        if (self.schema or self.transactions) and door != "flymq":
-            raise click.UsageError("--schema and --transactions are for --door flymq")
-        if self.access and (server is not None or door == "fujin"):
-            raise click.UsageError("--access needs a broker that is started here, and a door over TCP")
+        if (self.schema or self.transactions) and protocol != "flymq":
+            raise click.UsageError("--schema and --transactions are for --protocol flymq")
+        if self.access and (server is not None or protocol == "fujin"):
+            raise click.UsageError("--access needs a broker that is started here, and a protocol over TCP")
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ def in_transactions(size: int) -> Callable[[traffic.Traffic, traffic.Place, Tick
             lanes = []
             for sock, share in zip(socks, shares, strict=True):
                 begun = transactions(place.topic, values, share, size)
-                lanes.append(Lane(sock, [Chunk(begun.request, 0)], begun.meter, share))
+                lanes.append(LoadConnection(sock, [Chunk(begun.request, 0)], begun.meter, share))
             return run(lanes, tick)
 
     return publish
@@ -128,17 +128,19 @@ def ways_of(bench: Bench, brokers: ExitStack, chosen: Chosen, target: Measured, 
 
 def figures_of(ways: Sequence[Way], plan: traffic.Traffic, beside: Beside) -> list[Figure]:
     """The rate of each way, and the ratio where there are two."""
-    plain, door = ways[0], plan.load.name
-    plain.figure.target = PUBLISH_TARGETS.get(door) if plan.connections == 1 else None
+    plain, protocol = ways[0], plan.load.name
+    plain.figure.target = PUBLISH_TARGETS.get(protocol) if plan.connections == 1 else None
     figures = [way.figure for way in ways]
     if beside.schema:
-        figures.append(ratio(f"{door} publish: with a schema ÷ without", ways[1], plain, SCHEMA_TARGET))
+        figures.append(ratio(f"{protocol} publish: with a schema ÷ without", ways[1], plain, SCHEMA_TARGET))
     if beside.against_one:
-        figures.append(ratio(f"{door} publish: {plan.connections} connections ÷ 1", plain, ways[1], AGAINST_ONE_TARGET))
+        figures.append(ratio(f"{protocol} publish: {plan.connections} connections ÷ 1", plain, ways[1], AGAINST_ONE_TARGET))
     if beside.transactions:
         target = TRANSACTION_TARGET if beside.transactions >= TRANSACTION_RECORDS else None
-        figures.append(ratio(f"{door} publish: transactions of {beside.transactions} ÷ none", ways[1], plain, target))
-        figures.append(ratio(f"{door} publish: transactions of {beside.transactions} ÷ none, as many under way", ways[1], ways[2], None))
+        figures.append(ratio(f"{protocol} publish: transactions of {beside.transactions} ÷ none", ways[1], plain, target))
+        figures.append(
+            ratio(f"{protocol} publish: transactions of {beside.transactions} ÷ none, as many under way", ways[1], ways[2], None)
+        )
     if beside.access:
-        figures.append(ratio(f"{door} publish: access {beside.access} ÷ open", ways[1], plain, ACCESS_TARGET))
+        figures.append(ratio(f"{protocol} publish: access {beside.access} ÷ open", ways[1], plain, ACCESS_TARGET))
     return figures

@@ -16,8 +16,8 @@ from pathlib import Path
 import uvloop
 
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES
-from headrace.net.quic import QuicDoor, QuicLimits, QuicListener
-from headrace.net.quic_certificate import self_signed
+from headrace.net.quic.certificate import self_signed
+from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
 from headrace.sessions.contract import Link
 from headrace.wire.fujin import ALPN, encode
 
@@ -66,7 +66,7 @@ class RawSession:
 
 async def serve(directory: Path) -> None:
     tls = self_signed(directory, now=datetime.datetime.now(datetime.UTC))
-    listener = await QuicListener.open("127.0.0.1", 0, QuicDoor("raw", ALPN, RawSession, encode.PING), tls, QuicLimits())
+    listener = await QuicListener.open("127.0.0.1", 0, QuicProtocol("raw", ALPN, RawSession, encode.PING), tls, QuicLimits())
     print(json.dumps({"address": listener.address}), flush=True)
     await asyncio.Event().wait()
 

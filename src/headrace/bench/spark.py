@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from headrace.bench.faults import BenchFailed
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.bench.spark_ceiling import NAME as CEILING
-from headrace.bulk.client import BulkClient, Servers
+from headrace.flight.client import FlightClient, Servers
 
 READ_TARGET, STREAM_TARGET, SINK_TARGET = Target(at_least=0.8), Target(at_least=0.8), Target(at_least=0.7)
 LATENCY_TARGET: Final = Target(at_most=30.0)
@@ -71,19 +71,19 @@ class Stage:
 
     def __init__(self, spark: SparkSession, address: str, directory: Path, plan: SparkPlan) -> None:
         self.spark, self.address, self.directory, self.plan = spark, address, directory, plan
-        self.bulk = BulkClient(Servers.parse(address))
+        self.client = FlightClient(Servers.parse(address))
         self.topic = self._fill()
 
     def close(self) -> None:
-        self.bulk.close()
+        self.client.close()
 
     def _fill(self) -> str:
         topic, plan = "bench", self.plan
-        self.bulk.create_topic(topic, PARTITIONS)
+        self.client.create_topic(topic, PARTITIONS)
         values = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * plan.value_bytes] * 65_536, pa.binary())})
         for partition in range(PARTITIONS):
             rows = plan.rows // PARTITIONS
-            self.bulk.append(topic, (values.slice(0, min(65_536, rows - at)) for at in range(0, rows, 65_536)), partition=partition)
+            self.client.append(topic, (values.slice(0, min(65_536, rows - at)) for at in range(0, rows, 65_536)), partition=partition)
         return topic
 
     # What is read from: a topic, or constant batches.
@@ -118,7 +118,7 @@ class Stage:
 
     def our_sink(self) -> dict[str, Any]:
         topic = f"sink-{secrets.token_hex(4)}"
-        self.bulk.create_topic(topic, PARTITIONS)
+        self.client.create_topic(topic, PARTITIONS)
         return {"format": "headrace", "servers": self.address, "topic": topic}
 
     def _writer(self, source: dict[str, Any], sink: dict[str, Any] | None) -> Any:
@@ -140,9 +140,9 @@ class Stage:
         """Micro-batches over rows that trickle in: how long each takes, and how old its first row is when it ends."""
         if is_ours:
             topic = f"trickle-{secrets.token_hex(4)}"
-            self.bulk.create_topic(topic)
+            self.client.create_topic(topic)
             source: dict[str, Any] = {"format": "headrace", "servers": self.address, "subscribe": topic, "startingOffsets": "earliest"}
-            with trickle(self.bulk, topic, self.plan.value_bytes) as born:
+            with trickle(self.client, topic, self.plan.value_bytes) as born:
 
                 def born_at(offset: int) -> float:
                     return born[bisect_right(born, offset, key=lambda row: row[0]) - 1][1]
@@ -197,7 +197,7 @@ class Latency:
 
 
 @contextmanager
-def trickle(bulk: BulkClient, topic: str, value_bytes: int) -> Iterator[list[tuple[int, float]]]:
+def trickle(flight_client: FlightClient, topic: str, value_bytes: int) -> Iterator[list[tuple[int, float]]]:
     """Rows one by one, about a hundred a second; yields (offset, Unix ms of its acknowledgement) of each."""
     born: list[tuple[int, float]] = []
     over = threading.Event()
@@ -205,7 +205,7 @@ def trickle(bulk: BulkClient, topic: str, value_bytes: int) -> Iterator[list[tup
 
     def drip() -> None:
         while not over.wait(_PULSE_SECONDS):
-            placed = bulk.append(topic, [batch], partition=0).placements[0]
+            placed = flight_client.append(topic, [batch], partition=0).placements[0]
             born.append((placed[1], time.time() * 1000))
 
     thread = threading.Thread(target=drip, name="trickle", daemon=True)

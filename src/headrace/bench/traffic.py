@@ -1,4 +1,4 @@
-"""Publishing and consuming through a door: one run of each, measured from the first byte to the last answer."""
+"""Publishing and consuming through a protocol: one run of each, measured from the first byte to the last answer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from headrace.bench.children import Address
-from headrace.bench.doors import DoorLoad
 from headrace.bench.faults import BenchFailed
-from headrace.bench.load import Chunk, Lane, Tick, chunk_records, connected, run, sample_values
+from headrace.bench.load import Chunk, LoadConnection, Tick, chunk_records, connected, run, sample_values
+from headrace.bench.protocols import ProtocolLoad
 
 WARM_UP_RECORDS = 20_000
 
@@ -20,10 +20,10 @@ WARM_UP_RECORDS = 20_000
 class Traffic:
     """What goes over the wire."""
 
-    load: DoorLoad
+    load: ProtocolLoad
     address: Address
     key: bytes
-    """For a door that asks for one."""
+    """For a protocol that asks for one."""
     records: int
     value_bytes: int = 100
     connections: int = 1
@@ -68,7 +68,7 @@ def publish(traffic: Traffic, place: Place, tick: Tick | None = None) -> float:
     plans = {share: _chunks(traffic, place.topic, values, share) for share in set(portions)}
     with entered(traffic, len(portions)) as socks:
         lanes = [
-            Lane(sock, plans[share], traffic.load.acks(place.topic), share, window=traffic.window)
+            LoadConnection(sock, plans[share], traffic.load.acks(place.topic), share, window=traffic.window)
             for sock, share in zip(socks, portions, strict=True)
         ]
         return run(lanes, tick)
@@ -98,7 +98,7 @@ def consume(traffic: Traffic, place: Place, tick: Tick | None = None, *, turn: i
         for index, sock in enumerate(socks):
             subscription = place.subscriptions[turn * traffic.connections + index]
             plan = traffic.load.consume(place.topic, traffic.records, traffic.value_bytes, subscription)
-            lanes.append(Lane(sock, [Chunk(plan.request, 0)], plan.meter, traffic.records))
+            lanes.append(LoadConnection(sock, [Chunk(plan.request, 0)], plan.meter, traffic.records))
         return run(lanes, tick)
 
 

@@ -5,23 +5,23 @@ Sessions need nothing but what this package exports; the types of topics and bat
 
 from __future__ import annotations
 
-from headrace.broker.access import Action, Authorize, Principal, Resource, allow_all
+from headrace.broker.authorizer import Action, Authorize, Principal, Resource, allow_all
 from headrace.broker.broker import Broker
-from headrace.broker.cursor import Cursor
-from headrace.broker.dead_letters import DeadLetterEntry, Replayed
+from headrace.broker.dead_letters.dead_letters import DeadLetterEntry, Replayed
 from headrace.broker.delayed import DelayedEntry
-from headrace.broker.fetch import Fetched
-from headrace.broker.groups import GroupLag
-from headrace.broker.publish import ProducerStamp, Published
-from headrace.broker.rules import NOWHERE, OnInvalid
+from headrace.broker.groups.offsets import GroupLag
+from headrace.broker.groups.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.publishing.publish import ProducerStamp, Published
+from headrace.broker.publishing.requirements import NOWHERE, OnInvalid
+from headrace.broker.reading.cursor import Cursor
+from headrace.broker.reading.fetch import Fetched
 from headrace.broker.schema_checks import SchemaCheckPending, settled
-from headrace.broker.schema_registry import Requirement, SchemaVersion
+from headrace.broker.schemas.registry import Requirement, SchemaVersion
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
-from headrace.broker.sinks import AppEntry
-from headrace.broker.stages import Publication, StageEntry, StageSize
 from headrace.broker.status import Status
 from headrace.broker.transactions import Transaction
+from headrace.broker.writers.progress import WriterEntry
+from headrace.broker.writers.stages import Publication, StageEntry, StageSize
 from headrace.engine.contract import Ack, Batch, Bounds, Cleanup, Topic, TopicConfig
 from headrace.schemas import Compatibility, SchemaType, type_named
 
@@ -29,7 +29,6 @@ __all__ = [
     "NOWHERE",
     "Ack",
     "Action",
-    "AppEntry",
     "Authorize",
     "Batch",
     "Bounds",
@@ -62,6 +61,7 @@ __all__ = [
     "Topic",
     "TopicConfig",
     "Transaction",
+    "WriterEntry",
     "allow_all",
     "settled",
     "type_named",

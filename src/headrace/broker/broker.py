@@ -7,36 +7,36 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from headrace.broker.access import ANONYMOUS, Action, Authorize, Gate, Principal, Witness, allow_all
+from headrace.broker.authorizer import ANONYMOUS, Action, AuditHook, Authorize, Authorizer, Principal, allow_all
 from headrace.broker.background import supervise
-from headrace.broker.cursor import Cursor, Cursors
-from headrace.broker.dead_letter_moves import Moves
-from headrace.broker.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
+from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
+from headrace.broker.dead_letters.expiry import Sweep
+from headrace.broker.dead_letters.moves import Moves
 from headrace.broker.delayed import Delayed, DelayedEntry, RandomBytes, Schedule, Waiting
-from headrace.broker.expiry import Sweep
-from headrace.broker.fetch import Fetched, Fetcher
-from headrace.broker.groups import GroupLag, Groups
+from headrace.broker.groups.consumer import GroupContext
+from headrace.broker.groups.offsets import GroupLag, Groups
+from headrace.broker.groups.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
 from headrace.broker.names import check_name
-from headrace.broker.producers import Producers
-from headrace.broker.publish import ProducerStamp, Published, Publisher
-from headrace.broker.rules import Rule
+from headrace.broker.publishing.producers import Producers
+from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
+from headrace.broker.publishing.requirements import Rule
+from headrace.broker.reading.cursor import Cursor, Cursors
+from headrace.broker.reading.fetch import Fetched, Fetcher
+from headrace.broker.reading.watermarks import Ends, Watermarks
 from headrace.broker.schema_checks import settled
-from headrace.broker.schema_registry import SchemaRegistry
-from headrace.broker.schemas import Schemas
+from headrace.broker.schemas.operations import Schemas
+from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
-from headrace.broker.shares import Surroundings
-from headrace.broker.stages import Stages
 from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
-from headrace.broker.watermarks import Ends, Watermarks
-from headrace.broker.writers import WriterVerbs
+from headrace.broker.writers.operations import WriterVerbs
+from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
-from headrace.records import AnyRun, Headers, Run
+from headrace.records import AnyBatch, Headers, RecordBatch
 
 _DEFAULTS = BrokerSettings()
 _BROKER = "headrace"
@@ -53,7 +53,7 @@ class Broker(WriterVerbs):
         clock: Clock,
         settings: BrokerSettings = _DEFAULTS,
         authorize: Authorize = allow_all,
-        witness: Witness | None = None,
+        witness: AuditHook | None = None,
         later: Later | None = None,
         random_bytes: RandomBytes | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class Broker(WriterVerbs):
         self._engine = engine
         self._settings = settings
         self._later = later
-        self._gate = gate = Gate(authorize, witness)
+        self._gate = gate = Authorizer(authorize, witness)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
         self._publisher = publisher = Publisher(engine, gate, self._topics.find, clock, self._schema_rule)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
@@ -97,7 +97,7 @@ class Broker(WriterVerbs):
             make_room=self._make_dead_letter_topic,
             random_bytes=random_bytes,
         )
-        around = Surroundings(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
+        around = GroupContext(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
         self._settlement = Settlement(around, shares_max=settings.groups_max)
         self._transactions = Transactions(
             publisher,
@@ -238,7 +238,7 @@ class Broker(WriterVerbs):
         self,
         who: Principal,
         topic: str,
-        run: AnyRun,
+        batch: AnyBatch,
         *,
         partition: int | None = None,
         producer: ProducerStamp | None = None,
@@ -251,8 +251,8 @@ class Broker(WriterVerbs):
         `OutOfSequence`, `NotAuthorized`, `Unavailable`, `SchemaCheckPending`; the future fails with `DiskFull` or `StorageFailed`.
         """
         if producer is None:
-            return self._publisher.publish(who, topic, run, partition, ack)
-        return self._producers.publish(self._publisher.route(who, topic), run, partition, producer, ack)
+            return self._publisher.publish(who, topic, batch, partition, ack)
+        return self._producers.publish(self._publisher.route(who, topic), batch, partition, producer, ack)
 
     # Read
 
@@ -291,7 +291,7 @@ class Broker(WriterVerbs):
         return fetched
 
     def check_reads(self, who: Principal, topic: str) -> None:
-        """For doors that hold records back: may they still be handed out? Raises `NotAuthorized`."""
+        """For protocols that hold records back: may they still be handed out? Raises `NotAuthorized`."""
         self._gate.check(who, Action.READ, "topic", topic)
 
     def bounds(self, who: Principal, topic: str, partition: int) -> Bounds:
@@ -473,7 +473,7 @@ class Broker(WriterVerbs):
         """
         route = self._publisher.route(who, topic)
         self._schedule.check(delay_ms, ttl_ms)
-        await settled(lambda: route.check(Run([value])))
+        await settled(lambda: route.check(RecordBatch([value])))
         if partition is not None:
             self._topics.find_partition(topic, partition)
         due = self._clock() + max(0, delay_ms)

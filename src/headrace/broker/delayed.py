@@ -21,11 +21,11 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from headrace.broker.publish import Placing, Publisher
-from headrace.broker.rules import Divert, Letters, MakeRoom
+from headrace.broker.publishing.publish import Placing, Publisher
+from headrace.broker.publishing.requirements import Divert, Letters, MakeRoom
 from headrace.broker.tables import Staged, TableLog
 from headrace.broker.timers import Clock, Later, Timer
-from headrace.engine.admission import check_run, headers_bytes
+from headrace.engine.admission import check_batch, headers_bytes
 from headrace.engine.contract import Ack, Engine, Write
 from headrace.errors import (
     BrokerError,
@@ -38,7 +38,7 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX, MIB
-from headrace.records import NEVER, Headers, Run
+from headrace.records import NEVER, Headers, RecordBatch
 
 _Key: TypeAlias = tuple[str]
 _STEP: Final = "delivery of delayed messages"
@@ -182,7 +182,7 @@ class Schedule(TableLog[_Key, Delayed]):
     async def add(self, message: Delayed) -> str:
         """Durable when it returns, with the id under which it can be cancelled."""
         size_bytes = message.size_bytes
-        check_run(Run([message.value], [message.key], [message.headers]))
+        check_batch(RecordBatch([message.value], [message.key], [message.headers]))
         if size_bytes > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
             raise RecordTooLarge(size_bytes=size_bytes - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
         if self._count >= self._count_max:
@@ -351,9 +351,9 @@ class Schedule(TableLog[_Key, Delayed]):
             self._make_room(topic)
             raise Unavailable(f"the dead letters of {topic} are being made") from None
 
-    def _records(self, messages: list[Delayed]) -> Run:
+    def _records(self, messages: list[Delayed]) -> RecordBatch:
         now = self._clock()
-        return Run(
+        return RecordBatch(
             [message.value for message in messages],
             [message.key for message in messages] if any(message.key is not None for message in messages) else None,
             [message.headers for message in messages] if any(message.headers for message in messages) else None,

@@ -15,7 +15,7 @@ from typing import Generic, TypeAlias, TypeVar
 import msgspec
 
 from headrace.engine.contract import Ack, Appended, Cleanup, Engine, TopicConfig, Write
-from headrace.records import Run
+from headrace.records import RecordBatch
 
 K = TypeVar("K", bound=tuple[object, ...])
 V = TypeVar("V")
@@ -97,13 +97,13 @@ class TableLog(Generic[K, V]):
         if self._pending:
             await asyncio.wait(list(self._pending))
 
-    def _run(self, changes: Changes[K, V]) -> Run:
+    def _run(self, changes: Changes[K, V]) -> RecordBatch:
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         for key, value in changes:
             keys.append(self._encode(key))
             values.append(None if value is None else self._encode_value(value))
-        return Run(values, keys)
+        return RecordBatch(values, keys)
 
 
 class Table(TableLog[K, V]):

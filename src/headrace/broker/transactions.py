@@ -12,17 +12,17 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final, Protocol
 
-from headrace.broker.access import Principal
-from headrace.broker.groups import Commits, Groups
+from headrace.broker.authorizer import Principal
+from headrace.broker.groups.offsets import Commits, Groups
 from headrace.broker.names import check_name
-from headrace.broker.publish import Placing, Published, Publisher
+from headrace.broker.publishing.publish import Placing, Published, Publisher
 from headrace.broker.tables import Staged
 from headrace.broker.timers import Clock, Later, Timer
-from headrace.engine.admission import check_run, headers_bytes
+from headrace.engine.admission import check_batch, headers_bytes
 from headrace.engine.contract import Appended, Write
 from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
 from headrace.limits import TRANSACTION_BYTES_MAX
-from headrace.records import AnyRun, ColumnRun
+from headrace.records import AnyBatch, ColumnBatch
 
 
 class _State(Enum):
@@ -45,13 +45,13 @@ _RECORD_BYTES: Final = 16
 """What a record weighs in a transaction beyond its content: a flood of empty records fills memory too."""
 
 
-def weight(run: AnyRun, size_bytes: int | None = None) -> int:
+def weight(batch: AnyBatch, size_bytes: int | None = None) -> int:
     """What a run counts against `limits.TRANSACTION_BYTES_MAX`. `size_bytes`: of its keys and values, where that is known."""
-    if run.headers is None:
+    if batch.headers is None:
         headers = 0
     else:
-        headers = len(run.headers.data) if isinstance(run, ColumnRun) else sum(map(headers_bytes, run.headers))
-    return (run.size_bytes if size_bytes is None else size_bytes) + headers + _RECORD_BYTES * len(run)
+        headers = len(batch.headers.data) if isinstance(batch, ColumnBatch) else sum(map(headers_bytes, batch.headers))
+    return (batch.size_bytes if size_bytes is None else size_bytes) + headers + _RECORD_BYTES * len(batch)
 
 
 class CheckCommit(Protocol):
@@ -89,14 +89,14 @@ class Transaction:
         """One for each `publish`, in order; none once it has ended."""
         return self._placings
 
-    def publish(self, topic: str, run: AnyRun, partition: int | None = None) -> Placing:
+    def publish(self, topic: str, batch: AnyBatch, partition: int | None = None) -> Placing:
         """Stage a run; returns the partitions it will go to. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also
         when it grows too large."""
         self._check_open()
         route = self._ledger.publisher.known_route(self._who, topic)
-        size_bytes = check_run(run)
-        placing = Placing(route, run, partition)
-        self._ledger.make_room(self, weight(run, size_bytes))
+        size_bytes = check_batch(batch)
+        placing = Placing(route, batch, partition)
+        self._ledger.make_room(self, weight(batch, size_bytes))
         self._placings.append(placing)
         if ("topic", topic) not in self._checks:
             self._checks["topic", topic] = partial(self._ledger.publisher.check_may, self._who, topic)

@@ -10,7 +10,7 @@ import click
 from headrace.cli import NOT_ALLOWED
 from headrace.cli.administration import Desk, Row, confirm, desk_options, yes_option
 from headrace.cli.grants import ACTION_LIST, ACTIONS, RESOURCE, RESOURCE_HELP, SCOPE, shown
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 
 _COLUMNS = ("effect", "subject", "actions", "resource")
 

@@ -1,6 +1,6 @@
 """What the commands that look after a running broker share: how to reach it, how to print rows, how to ask before destroying.
 
-They speak FlyMQ, the door with the widest vocabulary. Rows go to stdout as a table for people, or as JSON or CSV for programs.
+They speak FlyMQ, the protocol with the widest vocabulary. Rows go to stdout as a table for people, or as JSON or CSV for programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 from headrace.cli import one_line
 from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
 from headrace.cli.servers import Server, flymq_options
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.server.units import parse_duration, parse_size
 
 __all__ = ["DURATION", "MOMENT", "SIZE", "Desk", "Row", "confirm", "desk_options", "moment", "yes_option"]

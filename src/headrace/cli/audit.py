@@ -1,4 +1,4 @@
-"""`headrace audit`: who did what, when, through which door, with what outcome."""
+"""`headrace audit`: who did what, when, through which protocol, with what outcome."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import click
 
 from headrace.cli import terminal
 from headrace.cli.administration import MOMENT, Desk, Row, desk_options, moment
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.limits import AUDIT_QUERY_EVENTS_MAX
 from headrace.wire.flymq.access_messages import AuditEvent, AuditQuery
 
-_COLUMNS = ("time", "type", "action", "user", "door", "address", "resource", "result")
+_COLUMNS = ("time", "type", "action", "user", "protocol", "address", "resource", "result")
 
 
 @click.group()
@@ -89,7 +89,7 @@ def _row(event: AuditEvent) -> Row:
         "type": event.type,
         "action": event.action,
         "user": event.user,
-        "door": details.pop("door", ""),
+        "protocol": details.pop("protocol", ""),
         "address": event.address,
         "resource": event.resource,
         "result": event.result,

@@ -7,7 +7,7 @@ import time
 import click
 
 from headrace.cli.administration import DURATION, MOMENT, Desk, confirm, desk_options, moment, yes_option
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.limits import DELAYED_LIST_MAX
 
 

@@ -19,18 +19,22 @@ from headrace.extras import needs
 @click.option("--rate", metavar="N", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Orders a second.")
 @click.option("--listen", metavar="HOST:PORT", multiple=True, help="As `headrace serve --listen`; the first must take every protocol.")
 @click.option("--listen-quic", metavar="HOST:PORT", default="127.0.0.1:4848", show_default=True, help="As `headrace serve --listen-quic`.")
-@click.option("--bulk", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --bulk`.")
+@click.option(
+    "--listen-flight", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --listen-flight`."
+)
 @needs("headrace demo", "pyspark", "pyarrow", "pandas", "deltalake", "aioquic")
-def demo(pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, bulk: str) -> int:
+def demo(
+    pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, listen_flight: str
+) -> int:
     """Run everything at once, with sample orders.
 
-    A broker with all its doors, and a pipeline on Spark. Orders go in through every protocol, some of them malformed. PIPELINE is the file
+    A broker with all its protocols, and a pipeline on Spark. Orders go in through every protocol, some of them malformed. PIPELINE is the file
     of the pipeline that counts them: examples/orders/pipeline.toml. At the end everything that was sent is held against its totals, and
     the exit code says whether they match.
     """
     from rich.console import Console
 
-    from headrace.demo.story import Plot, tell
+    from headrace.demo.demo import Plot, tell
 
-    plot = Plot(pipeline, data, duration, rate, listen, listen_quic, bulk)
+    plot = Plot(pipeline, data, duration, rate, listen, listen_quic, listen_flight)
     return 0 if tell(plot, Console()) else 1

@@ -9,8 +9,8 @@ from typing import Final
 import click
 
 from headrace.cli.administration import Desk, Row, confirm, desk_options, moment, yes_option
-from headrace.clients.flymq import FlyMqClient
-from headrace.clients.flymq_advanced import DeadLetter
+from headrace.clients.flymq.advanced import DeadLetter
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.errors import UnknownMessage
 
 _PAGE: Final = 500

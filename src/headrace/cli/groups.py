@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.administration import MOMENT, Desk, Row, confirm, desk_options, moment, yes_option
 from headrace.clients.errors import UnknownGroup
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 
 
 @click.group()

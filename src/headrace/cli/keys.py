@@ -1,4 +1,4 @@
-"""`headrace key`: API keys, for doors that know keys instead of passwords."""
+"""`headrace key`: API keys, for protocols that know keys instead of passwords."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from headrace.cli.administration import DURATION, Desk, Row, confirm, desk_options, moment, yes_option
 from headrace.cli.grants import RESOURCE_HELP, SCOPE, shown
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 
 _COLUMNS = ("id", "owner", "in_force", "scopes", "expires", "used", "description")
 

@@ -17,7 +17,7 @@ from headrace.cli import terminal
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.log.files import DiskFiles
+    from headrace.storage.files import DiskFiles
 
 _READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -32,9 +32,9 @@ def _key(key_file: str, key_env: str) -> bytes | None:
 @contextmanager
 def _locked(root: Path) -> Iterator[DiskFiles]:  # imported late, so that --help stays quick
     """The directory, held against a broker that would write to it. A read-only one needs no lock."""
-    from headrace.log.crypt import WrongKey
-    from headrace.log.files import DirectoryLocked, DiskFiles
-    from headrace.log.identity import PATH
+    from headrace.storage.crypt import WrongKey
+    from headrace.storage.files import DirectoryLocked, DiskFiles
+    from headrace.storage.identity import PATH
 
     if not (root / PATH).exists():
         raise HeadraceError(f"{root}: no data directory of Headrace (it has no {PATH})")
@@ -70,7 +70,7 @@ def check(ctx: click.Context, directory: Path, output: str, key_file: str, key_e
     Reads every file in DIR and checks every checksum, offset and name. Exits with 0 when all is well and with 1 when something
     is broken. What a crash may leave and the next start puts right is mentioned, but is no problem.
     """
-    from headrace.log.check import check as verify
+    from headrace.storage.check import check as verify
 
     with _locked(directory) as files:
         report = verify(files, _key(key_file, key_env))
@@ -99,8 +99,8 @@ def dump(file: Path, records: bool, key_file: str, key_env: str) -> None:
 
     FILE is a segment (DIR/logs/LOG/OFFSET.seg) or a journal file (DIR/journal/NUMBER.hrj) of a data directory.
     """
-    from headrace.log.dump import dump as lines
-    from headrace.log.identity import PATH
+    from headrace.storage.dump import dump as lines
+    from headrace.storage.identity import PATH
 
     file = file.absolute()
     if not file.is_file():

@@ -48,7 +48,7 @@ def session_options(command: Callable[..., int]) -> Callable[..., int]:
         metavar="HOST:PORT",
         envvar="HEADRACE_BULK",
         show_envvar=True,
-        help="The bulk lane of the broker, instead of the file's.",
+        help="The Flight endpoint of the broker, instead of the file's.",
     )
     @functools.wraps(command)
     def with_session(*arguments: object, conf: Sequence[str], **rest: object) -> int:
@@ -140,7 +140,7 @@ def check(file: Path, master: str, conf: dict[str, str], servers: str | None, ou
 @_output
 def list_pipelines(output: str) -> int:
     """List the pipelines that run or have run on this machine."""
-    from headrace.spark.pipelines.runs import runs
+    from headrace.spark.pipelines.executions import runs
 
     rows = [_run_row(status) for status in runs()]
     return show_rows(rows, output, columns=("name", "state", "pid", "sinks", "lag", "updated", "checkpoint"))
@@ -151,7 +151,7 @@ def list_pipelines(output: str) -> int:
 @_output
 def status(name: str | None, output: str) -> int:
     """Show how the queries of a pipeline are doing; of all that run if none is named."""
-    from headrace.spark.pipelines.runs import find, runs
+    from headrace.spark.pipelines.executions import find, runs
 
     found = [find(name)] if name else [each for each in runs() if each["state"] in ("starting", "running", "stopping")]
     rows: list[Row] = [
@@ -173,7 +173,7 @@ def status(name: str | None, output: str) -> int:
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 def stop(name: str, timeout: float, quiet: bool) -> int:
     """Stop a running pipeline after the batches that are under way, and wait for its end."""
-    from headrace.spark.pipelines.runs import ask_to_stop, find
+    from headrace.spark.pipelines.executions import ask_to_stop, find
 
     found = find(name)
     if found["state"] not in ("starting", "running", "stopping"):

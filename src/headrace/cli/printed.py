@@ -8,31 +8,31 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.cli import one_line
-from headrace.clients.messages import MessageRun, Receipt
+from headrace.clients.messages import MessageBatch, Receipt
 
 OUTPUTS: Final = ("raw", "json", "jsonl", "hex", "table")
 OUTPUTS_TEXT: Final = "raw: the value and a line end. json, jsonl: an object a line. hex: the value in hexadecimal. table: for people."
 TABLE_HEAD: Final = f"{'PARTITION':>9}  {'OFFSET':>10}  {'KEY':<16}  VALUE\n"
 
 
-def printed(run: MessageRun, count: int, output: str) -> bytes:
+def printed(batch: MessageBatch, count: int, output: str) -> bytes:
     """The first `count` records, a line for each; a raw value may itself have several."""
     if output == "raw":
-        return b"\n".join(run.values[:count]) + b"\n" if count else b""
+        return b"\n".join(batch.values[:count]) + b"\n" if count else b""
     if output == "hex":
-        return "".join(f"{value.hex()}\n" for value in run.values[:count]).encode()
+        return "".join(f"{value.hex()}\n" for value in batch.values[:count]).encode()
     if output == "table":
-        return "".join(_row(run, index) for index in range(count)).encode()
-    return "".join(f"{compact(fields(run, index))}\n" for index in range(count)).encode()
+        return "".join(_row(batch, index) for index in range(count)).encode()
+    return "".join(f"{compact(fields(batch, index))}\n" for index in range(count)).encode()
 
 
-def fields(run: MessageRun, index: int) -> dict[str, object]:
+def fields(batch: MessageBatch, index: int) -> dict[str, object]:
     """The value as JSON if it is JSON, as text if it is text, else in base64 and marked so; the key as text or base64."""
-    key = None if run.keys is None else run.keys[index]
+    key = None if batch.keys is None else batch.keys[index]
     found: dict[str, object] = {
-        "topic": run.topic,
-        "partition": run.partition,
-        "offset": run.offsets[index] if run.offsets else None,
+        "topic": batch.topic,
+        "partition": batch.partition,
+        "offset": batch.offsets[index] if batch.offsets else None,
         "key": None,
     }
     if key is not None:
@@ -40,7 +40,7 @@ def fields(run: MessageRun, index: int) -> dict[str, object]:
             found["key"] = key.decode()
         except UnicodeDecodeError:
             found |= {"key": base64.b64encode(key).decode(), "key_encoding": "base64"}
-    value = run.values[index]
+    value = batch.values[index]
     try:
         found["value"] = _as_plain(value.decode())
     except UnicodeDecodeError:
@@ -59,8 +59,8 @@ def compact(plain: object) -> str:
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
 
-def _row(run: MessageRun, index: int) -> str:
-    message = run.message(index)
+def _row(batch: MessageBatch, index: int) -> str:
+    message = batch.message(index)
     partition, offset = ("-" if number is None else str(number) for number in (message.partition, message.offset))
     key = "-" if message.key is None else _visible(message.key)
     return f"{partition:>9}  {offset:>10}  {key:<16}  {_visible(message.value)}\n"

@@ -1,4 +1,4 @@
-"""`headrace pub`, `sub` and `fetch`: records from and to a terminal, a file or a pipe, through any door.
+"""`headrace pub`, `sub` and `fetch`: records from and to a terminal, a file or a pipe, through any protocol.
 
 Data goes to stdout, talk to stderr. A pipe or a file gets the bytes as they are, a terminal nothing that it would act on (`terminal.py`).
 An interrupt ends all in order: `pub` still waits for the acknowledgements of what it has sent, and `sub` commits what it has printed.
@@ -27,7 +27,7 @@ from headrace.cli.servers import Server, server_options
 from headrace.clients.api import Client, Subscription
 from headrace.clients.connect import SCHEMES, supports
 from headrace.clients.errors import NotSupported
-from headrace.clients.messages import Message, MessageRun, Receipt, Settlement, Start
+from headrace.clients.messages import Message, MessageBatch, Receipt, Settlement, Start
 from headrace.server.units import parse_duration
 
 INTERRUPTED: Final = 130
@@ -64,11 +64,11 @@ def _parse_time(text: str) -> datetime | None:
 
 
 def _check_start(server: Server, start: Start | None) -> None:
-    if isinstance(start, datetime) and not supports(server.door, "offset_for_time"):
-        raise click.UsageError(f"the {server.door} door cannot look up times; give start, end or an offset")
+    if isinstance(start, datetime) and not supports(server.protocol, "offset_for_time"):
+        raise click.UsageError(f"the {server.protocol} protocol cannot look up times; give start, end or an offset")
 
 
-_partition = click.option("--partition", type=click.IntRange(min=0), help="The partition, where the door has partitions.")
+_partition = click.option("--partition", type=click.IntRange(min=0), help="The partition, where the protocol has partitions.")
 _group = click.option("--group", help="Go on where this group has committed, and commit what is printed.")
 _output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="raw", show_default=True, help=OUTPUTS_TEXT)
 
@@ -79,7 +79,7 @@ _output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="ra
 @click.option("-f", "--file", type=click.File("rb"), help="Publish the lines of this file; - is standard input, as without any message.")
 @click.option("--whole", is_flag=True, help="Publish the file or standard input as one record, not line by line.")
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Publish each MESSAGE so many times.")
-@click.option("--key", help="The key of every record, where the door has keys.")
+@click.option("--key", help="The key of every record, where the protocol has keys.")
 @_partition
 @click.option("-o", "--output", type=click.Choice(["json", "jsonl"]), help="Print where each record is, as an object a line.")
 @server_options
@@ -120,7 +120,7 @@ def pub(
     "start",
     metavar="start|end|OFFSET|TIME",
     callback=_parse_start,
-    help="Where to begin. The end, the default of most doors: only what is yet to come. A time: 2026-11-15T07:49, or 5m ago.",
+    help="Where to begin. The end, the default of most protocols: only what is yet to come. A time: 2026-11-15T07:49, or 5m ago.",
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
 @_group
@@ -153,8 +153,10 @@ def sub(topic: str, start: Start | None, count: int | None, group: str | None, p
 @server_options
 def fetch(topic: str, start: Start, count: int, group: str | None, partition: int, output: str, server: Server) -> int:
     """Print records that a topic holds, and end."""
-    if not supports(server.door, "fetch"):
-        raise click.UsageError(f"the {server.door} door cannot fetch; --door flymq and rustlog can, and headrace sub reads through it")
+    if not supports(server.protocol, "fetch"):
+        raise click.UsageError(
+            f"the {server.protocol} protocol cannot fetch; --protocol flymq and rustlog can, and headrace sub reads through it"
+        )
     _check_start(server, start)
     return _run(_fetch(server, topic, start, count, group, partition, output))
 
@@ -292,7 +294,7 @@ async def _follow(
 ) -> int:
     client = await server.connect()
     try:
-        settlement: Settlement = "auto" if group is not None or SCHEMES[server.door].settles else "explicit"
+        settlement: Settlement = "auto" if group is not None or SCHEMES[server.protocol].settles else "explicit"
         begin = () if start is None else (start,)
         subscription = await client.subscribe(topic, *begin, partition=partition, group=group, settlement=settlement)
         try:
@@ -358,25 +360,27 @@ async def _print(subscription: Subscription, start: Start | None, count: int | N
     if output == "table":
         terminal.write(TABLE_HEAD.encode())
     tell_gaps()
-    async for run in subscription.runs() if count is None else _singly(subscription):
+    async for batch in subscription.batches() if count is None else _singly(subscription):
         tell_gaps()
-        terminal.write(printed(run, len(run), output))
+        terminal.write(printed(batch, len(batch), output))
         if left is not None:
             left -= 1
             if left == 0:
                 break
 
 
-async def _singly(subscription: Subscription) -> AsyncIterator[MessageRun]:
+async def _singly(subscription: Subscription) -> AsyncIterator[MessageBatch]:
     """Runs of one: what is not printed must not count as given out."""
     async for message in subscription:
         yield _run_of([message])
 
 
-def _run_of(messages: Sequence[Message]) -> MessageRun:
+def _run_of(messages: Sequence[Message]) -> MessageBatch:
     first = messages[0]
     offsets = [message.offset for message in messages if message.offset is not None]
-    return MessageRun(first.topic, first.partition, offsets, [message.value for message in messages], [message.key for message in messages])
+    return MessageBatch(
+        first.topic, first.partition, offsets, [message.value for message in messages], [message.key for message in messages]
+    )
 
 
 # Fetching.
@@ -388,11 +392,11 @@ async def _fetch(server: Server, topic: str, start: Start, count: int, group: st
         if output == "table":
             terminal.write(TABLE_HEAD.encode())
         elements: list[object] = []
-        async for run in _pieces(client, topic, start, count, group, partition):
+        async for batch in _pieces(client, topic, start, count, group, partition):
             if output == "json":
-                elements += [fields(run, index) for index in range(len(run))]
+                elements += [fields(batch, index) for index in range(len(batch))]
             else:
-                terminal.write(printed(run, len(run), output))
+                terminal.write(printed(batch, len(batch), output))
         if output == "json":
             terminal.write(f"{compact(elements)}\n".encode())
     finally:
@@ -400,7 +404,7 @@ async def _fetch(server: Server, topic: str, start: Start, count: int, group: st
     return 0
 
 
-async def _pieces(client: Client, topic: str, start: Start, count: int, group: str | None, partition: int) -> AsyncIterator[MessageRun]:
+async def _pieces(client: Client, topic: str, start: Start, count: int, group: str | None, partition: int) -> AsyncIterator[MessageBatch]:
     """One reply holds only so much; ask on until there is enough or no more."""
     place, left = start, count
     while left and (messages := await client.fetch(topic, place, partition=partition, group=group, records_max=left)):

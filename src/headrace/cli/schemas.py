@@ -11,7 +11,7 @@ import click
 
 from headrace.cli import CONFLICT, terminal
 from headrace.cli.administration import Desk, confirm, desk_options, moment, yes_option
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 
 _COLUMNS = ("name", "version", "type", "compatibility", "created")
 _TYPES: Final = ("json", "avro", "protobuf")
@@ -131,7 +131,7 @@ def validate_value(name: str, file: BinaryIO, desk: Desk) -> int:
 @click.option("--dead-letter", is_flag=True, help="Keep what does not fit among the dead letters instead of refusing it.")
 @desk_options
 def require_schema(topic: str, name: str, version: int, dead_letter: bool, desk: Desk) -> int:
-    """Let a topic take only records that fit a schema, through every door."""
+    """Let a topic take only records that fit a schema, through every protocol."""
 
     async def work(client: FlyMqClient) -> int:
         await client.require_schema(topic, name, version=version, on_invalid="dead_letter" if dead_letter else "reject")

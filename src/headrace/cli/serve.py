@@ -55,23 +55,26 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
     help="Take QUIC connections there (listen.quic), for Fujin; may be repeated. Port 0 takes a free one.",
 )
 @click.option(
-    "--bulk",
+    "--listen-flight",
     metavar="HOST:PORT",
     multiple=True,
-    help="Open the bulk lane (Arrow Flight) there (listen.bulk); may be repeated. Port 0 takes a free one.",
+    help="Open the Flight endpoint (Arrow Flight) there (listen.flight); may be repeated. Port 0 takes a free one.",
 )
 @click.option(
     "--blipmq-key",
     "blipmq_keys",
     metavar="KEY",
     multiple=True,
-    help="An API key of the BlipMQ door; may be repeated. Better file:PATH or env:NAME: other users of the machine can see a command line.",
+    help="An API key of the BlipMQ protocol; may be repeated. Better file:PATH or env:NAME: other users of the machine can see a command line.",
 )
 @click.option(
     "--set", "chosen", metavar="KEY=VALUE", multiple=True, callback=_assignments, help="Set any configuration key; may be repeated."
 )
 @click.option(
-    "--ready-file", metavar="PATH", type=click.Path(path_type=Path), help="Write process and doors there, as JSON, once every door is open."
+    "--ready-file",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Write process and protocols there, as JSON, once every protocol is open.",
 )
 @click.option("--duration", metavar="SECONDS", callback=to_seconds, help="Drain and exit with 0 after so long.")
 @click.option("--insecure", is_flag=True, help="Allow addresses beyond loopback without TLS or without authentication.")
@@ -80,7 +83,7 @@ def serve(
     file: Path | None,
     listen: tuple[str, ...],
     listen_quic: tuple[str, ...],
-    bulk: tuple[str, ...],
+    listen_flight: tuple[str, ...],
     blipmq_keys: tuple[str, ...],
     chosen: dict[str, str],
     ready_file: Path | None,
@@ -104,8 +107,8 @@ def serve(
         flags["listen.tcp"] = ("--listen", list(listen))
     if listen_quic:
         flags["listen.quic"] = ("--listen-quic", list(listen_quic))
-    if bulk:
-        flags["listen.bulk"] = ("--bulk", list(bulk))
+    if listen_flight:
+        flags["listen.flight"] = ("--listen-flight", list(listen_flight))
     config = resolve(file=file, environment=os.environ, flags=flags).config
     if not insecure:
         require_caution(config)

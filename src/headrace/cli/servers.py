@@ -1,4 +1,4 @@
-"""Which broker to talk to, through which door, and as whom: the options that `pub`, `sub` and `fetch` share."""
+"""Which broker to talk to, through which protocol, and as whom: the options that `pub`, `sub` and `fetch` share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState
 from headrace.errors import ConfigError
 
-DEFAULT_DOOR: Final = "figg"
+DEFAULT_PROTOCOL: Final = "figg"
 _HOST_AND_PORT: Final = re.compile(r"(?:\[[^\]]+\]|[^:\s/\[\]]+):\d{1,5}")
 _SECRET_BYTES_MAX: Final = 65_537
 
@@ -40,7 +40,7 @@ class Server:
     password: str | None = field(default=None, repr=False)
 
     @property
-    def door(self) -> str:
+    def protocol(self) -> str:
         return self.address.scheme
 
     async def connect(self) -> Client:
@@ -82,19 +82,25 @@ def flymq_options(command: _Command) -> _Command:
 
 
 def _with_options(command: _Command, *, fixed: str | None) -> _Command:
-    choice = click.option("--door", type=click.Choice(list(SCHEMES)), help=f"The protocol to speak, {DEFAULT_DOOR} unless a URL names one.")
+    choice = click.option(
+        "--protocol", type=click.Choice(list(SCHEMES)), help=f"The protocol to speak, {DEFAULT_PROTOCOL} unless a URL names one."
+    )
 
     @click.option(
-        "--server", metavar="HOST:PORT|URL", envvar="HEADRACE_SERVER", show_envvar=True, help="The broker; by default the door's port here."
+        "--server",
+        metavar="HOST:PORT|URL",
+        envvar="HEADRACE_SERVER",
+        show_envvar=True,
+        help="The broker; by default the protocol's port here.",
     )
     @click.option(
         "--api-key",
         metavar="file:PATH|env:NAME|KEY",
         envvar="HEADRACE_API_KEY",
         show_envvar=True,
-        help="The key for a door with a login. Other users of the machine can see a key that is given as such.",
+        help="The key for a protocol with a login. Other users of the machine can see a key that is given as such.",
     )
-    @click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="Who to log in as, where the door is FlyMQ.")
+    @click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="Who to log in as, where the protocol is FlyMQ.")
     @click.option(
         "--password-file",
         metavar="PATH",
@@ -119,11 +125,11 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         tls_certificate: str | None,
         tls_key: str | None,
         quiet: bool,
-        door: str | None = fixed,
+        protocol: str | None = fixed,
         **rest: object,
     ) -> int:
-        address = _address(server, door, tls or any((tls_ca, tls_certificate, tls_key)))
-        # The environment may hold a key for the doors that want one; given as an option, it is for this door.
+        address = _address(server, protocol, tls or any((tls_ca, tls_certificate, tls_key)))
+        # The environment may hold a key for the protocols that want one; given as an option, it is for this protocol.
         is_meant = SCHEMES[address.scheme].has_login or not _is_inherited("api_key")
         secret = _secret(api_key, quiet) if api_key and is_meant else None
         if user and address.scheme != "flymq":
@@ -136,11 +142,11 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
     return with_server if fixed else choice(with_server)
 
 
-def _address(server: str | None, door: str | None, tls: bool) -> Address:
+def _address(server: str | None, protocol: str | None, tls: bool) -> Address:
     """Raises `click.BadParameter`."""
     text = (server or "").strip()
     if not text or _HOST_AND_PORT.fullmatch(text):
-        scheme = door or DEFAULT_DOOR
+        scheme = protocol or DEFAULT_PROTOCOL
         text = f"{scheme}{'+tls' if tls else ''}://{text or '127.0.0.1'}"
     elif "://" not in text:
         raise click.BadParameter(f"{text!r} is not HOST:PORT or a URL", param_hint="--server")
@@ -148,8 +154,8 @@ def _address(server: str | None, door: str | None, tls: bool) -> Address:
         address = Address.parse(text)
     except InvalidUrl as failure:
         raise click.BadParameter(str(failure), param_hint="--server") from None
-    if door not in (None, address.scheme):
-        raise click.BadParameter(f"{address} speaks {address.scheme}, not {door}", param_hint="--door")
+    if protocol not in (None, address.scheme):
+        raise click.BadParameter(f"{address} speaks {address.scheme}, not {protocol}", param_hint="--protocol")
     return Address(address.scheme, address.host, address.port, tls or address.tls)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headrace.cli.administration import DURATION, SIZE, Desk, Row, confirm, desk_options, yes_option
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 
 _COLUMNS = ("name", "partitions", "records", "end")
 

@@ -8,7 +8,7 @@ import click
 
 from headrace.cli.administration import Desk, Row, confirm, desk_options, moment, yes_option
 from headrace.cli.servers import password_of
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.wire.flymq.access_messages import UserEntry
 
 _COLUMNS = ("name", "roles", "enabled", "updated")

@@ -1,32 +1,32 @@
-"""`headrace app` and `headrace stage`: exactly-once writers of a running broker, and what they have staged."""
+"""`headrace writer` and `headrace stage`: exactly-once writers of a running broker, and what they have staged."""
 
 from __future__ import annotations
 
 import click
 
 from headrace.cli.administration import Desk, confirm, desk_options, moment, yes_option
-from headrace.clients.flymq import FlyMqClient
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.errors import UnknownStage
 
 
 @click.group()
-def app() -> None:
+def writer() -> None:
     """Look after exactly-once writers: list, forget."""
 
 
-@app.command("list")
+@writer.command("list")
 @desk_options
 def list_apps(desk: Desk) -> int:
     """List the writers that have published, with the last version of each."""
 
     async def work(client: FlyMqClient) -> int:
         rows = [{**row, "at": moment(row["at"])} for row in await client.call("app.list")]
-        return desk.show(rows, columns=("app", "version", "at", "run_id", "is_publishing"))
+        return desk.show(rows, columns=("app", "version", "at", "epoch", "is_publishing"))
 
     return desk.run(work)
 
 
-@app.command("forget")
+@writer.command("forget")
 @click.argument("name", metavar="APP")
 @yes_option
 @desk_options
@@ -38,7 +38,7 @@ def forget(name: str, yes: bool, desk: Desk) -> int:
     confirm(f"Forget what {name} has published?", yes)
 
     async def work(client: FlyMqClient) -> int:
-        await client.call("app.forget", app=name)
+        await client.call("app.forget", writer=name)
         desk.tell(f"{name}: forgotten")
         return 0
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from headrace.clients.messages import Gap, Key, Message, MessageRun, Receipt, Settlement, Start
+from headrace.clients.messages import Gap, Key, Message, MessageBatch, Receipt, Settlement, Start
 from headrace.records import Headers
 
 
@@ -25,7 +25,7 @@ class Subscription(Protocol):
 
     async def __anext__(self) -> Message: ...
 
-    def runs(self) -> AsyncIterator[MessageRun]:
+    def batches(self) -> AsyncIterator[MessageBatch]:
         """The same in columns, as they come: the fast way. Do not mix with iterating over single messages."""
 
     async def commit(self) -> None:

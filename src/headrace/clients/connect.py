@@ -21,8 +21,8 @@ from headrace.clients.api import Client
 from headrace.clients.backoff import Backoff
 from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState, OnState
-from headrace.clients.partial import PartialClient
 from headrace.clients.tls import TlsOptions
+from headrace.clients.unsupported import PartialClient
 from headrace.extras import needs
 
 
@@ -39,11 +39,11 @@ class Scheme(NamedTuple):
 
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
-    "figg": Scheme("headrace.clients.figg", "FiggClient", "FiggOptions", 8119),
-    "flymq": Scheme("headrace.clients.flymq", "FlyMqClient", "FlyMqOptions", 9092),
-    "blipmq": Scheme("headrace.clients.blipmq", "BlipMqClient", "BlipMqOptions", 5555, has_login=True, settles=True),
-    "fujin": Scheme("headrace.clients.fujin", "FujinClient", "FujinOptions", 4848, settles=True),
-    "rustlog": Scheme("headrace.clients.rustlog", "RustLogClient", "RustLogOptions", 9092),
+    "figg": Scheme("headrace.clients.figg.client", "FiggClient", "FiggOptions", 8119),
+    "flymq": Scheme("headrace.clients.flymq.client", "FlyMqClient", "FlyMqOptions", 9092),
+    "blipmq": Scheme("headrace.clients.blipmq.client", "BlipMqClient", "BlipMqOptions", 5555, has_login=True, settles=True),
+    "fujin": Scheme("headrace.clients.fujin.client", "FujinClient", "FujinOptions", 4848, settles=True),
+    "rustlog": Scheme("headrace.clients.rustlog.client", "RustLogClient", "RustLogOptions", 9092),
 }
 _TLS: Final = "+tls"
 

@@ -68,7 +68,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class MessageRun:
+class MessageBatch:
     """Adjacent records of one partition, column by column: for whoever has many to handle."""
 
     topic: str

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import ClassVar, Protocol
 
 from headrace.clients.errors import ClientClosed, NothingToSettle, NotSupported
-from headrace.clients.messages import Gap, Message, MessageRun, Settlement
+from headrace.clients.messages import Gap, Message, MessageBatch, Settlement
 from headrace.errors import OffsetOutOfRange
 
 
@@ -25,7 +25,7 @@ class Source(Protocol):
         """The oldest there is."""
 
 
-Read = Callable[[int, int], Awaitable[tuple[MessageRun, int]]]
+Read = Callable[[int, int], Awaitable[tuple[MessageBatch, int]]]
 """From (partition, offset): the records, and where to read on."""
 
 
@@ -51,7 +51,7 @@ class PollingSubscription:
         self._turns = list(positions)
         self._settlement = settlement
         self._idle_seconds = idle_seconds
-        self._current: MessageRun | None = None
+        self._current: MessageBatch | None = None
         self._taken = 0
         self._handed_out: dict[int, int] = {}
         """By partition: behind the last message the user was given since the last commit."""
@@ -63,9 +63,9 @@ class PollingSubscription:
     def positions(self) -> dict[int, int]:
         """By partition: the offset of the next message the user will be given."""
         positions = dict(self._positions)
-        run = self._current
-        if run is not None and run.partition is not None and self._taken < len(run):
-            positions[run.partition] = run.offsets[self._taken]
+        batch = self._current
+        if batch is not None and batch.partition is not None and self._taken < len(batch):
+            positions[batch.partition] = batch.offsets[self._taken]
         return positions
 
     def seek(self, offset: int, *, partition: int = 0) -> None:
@@ -115,24 +115,24 @@ class PollingSubscription:
 
     # Reading.
 
-    async def runs(self) -> AsyncIterator[MessageRun]:
+    async def batches(self) -> AsyncIterator[MessageBatch]:
         """Messages in runs, as they are fetched: the fast way. Do not mix with iterating over single messages."""
-        while (run := await self._next_run()) is not None:
-            self._hand_out(run, len(run) - 1)
-            yield run
+        while (batch := await self._next_batch()) is not None:
+            self._hand_out(batch, len(batch) - 1)
+            yield batch
 
     def __aiter__(self) -> PollingSubscription:
         return self
 
     async def __anext__(self) -> Message:
         while self._current is None or self._taken == len(self._current):
-            self._current, self._taken = await self._next_run(), 0
+            self._current, self._taken = await self._next_batch(), 0
             if self._current is None:
                 raise StopAsyncIteration
-        run, index = self._current, self._taken
+        batch, index = self._current, self._taken
         self._taken += 1
-        self._hand_out(run, index)
-        return run.message(index, None if self.group is None else self)
+        self._hand_out(batch, index)
+        return batch.message(index, None if self.group is None else self)
 
     async def close(self) -> None:
         """End the iteration. With automatic settlement, everything the user was given is committed, the last message too."""
@@ -142,11 +142,11 @@ class PollingSubscription:
             if self._settlement == "auto":
                 await self.commit()
 
-    def _hand_out(self, run: MessageRun, index: int) -> None:
-        assert run.partition is not None, "a fetched run has its place"
-        self._handed_out[run.partition] = run.offsets[index] + 1
+    def _hand_out(self, batch: MessageBatch, index: int) -> None:
+        assert batch.partition is not None, "a fetched run has its place"
+        self._handed_out[batch.partition] = batch.offsets[index] + 1
 
-    async def _next_run(self) -> MessageRun | None:
+    async def _next_batch(self) -> MessageBatch | None:
         try:
             if self._settlement == "auto" and not self._closed.is_set():
                 await self.commit()
@@ -155,27 +155,27 @@ class PollingSubscription:
             self._closed.set()
             return None
 
-    async def _search(self) -> MessageRun | None:
+    async def _search(self) -> MessageBatch | None:
         """Ask the partitions in turn; rest after a round without a message."""
         fruitless = rounds = 0
         while not self._closed.is_set():
             partition = self._turns[0]
             self._turns = self._turns[1:] + [partition]
-            run = await self._read_on(partition)
-            if run is not None:
-                return run
+            batch = await self._read_on(partition)
+            if batch is not None:
+                return batch
             fruitless += 1
             if fruitless % len(self._turns) == 0:
                 await self._rest(self._idle_seconds(rounds))
                 rounds += 1
         return None
 
-    async def _read_on(self, partition: int) -> MessageRun | None:
+    async def _read_on(self, partition: int) -> MessageBatch | None:
         """What there is at the position; None if there is nothing yet."""
         while not self._closed.is_set():
             asked = self._positions[partition]
             try:
-                run, following = await self._read(partition, asked)
+                batch, following = await self._read(partition, asked)
             except OffsetOutOfRange as error:
                 first = error.first or await self._source.first_offset(self.topic, partition=partition)
                 if first <= asked:
@@ -187,7 +187,7 @@ class PollingSubscription:
                 continue  # somebody sought another place meanwhile
             # Never back: an empty reply may name the end of the log, which may lie before an offset that is yet to come.
             self._positions[partition] = max(following, asked)
-            return run if run.values else None
+            return batch if batch.values else None
         return None
 
     async def _rest(self, seconds: float) -> None:

@@ -21,7 +21,7 @@ from headrace.clients.api import Client, Subscription
 from headrace.clients.backoff import Backoff
 from headrace.clients.connect import connect as connect_async
 from headrace.clients.errors import ClientClosed
-from headrace.clients.messages import Key, Message, MessageRun, OnState, Receipt, Settlement, Start
+from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.records import Headers
 
 _Answer = TypeVar("_Answer")
@@ -82,15 +82,15 @@ class SyncSubscription:
 
         return self._thread.wait(wait)
 
-    def runs(self) -> Iterator[MessageRun]:
+    def batches(self) -> Iterator[MessageBatch]:
         """The same in columns, as they come."""
-        runs = self._subscription.runs()
+        batches = self._subscription.batches()
 
-        async def wait() -> MessageRun | None:
-            return await anext(runs, None)
+        async def wait() -> MessageBatch | None:
+            return await anext(batches, None)
 
-        while (run := self._thread.wait(wait)) is not None:
-            yield run
+        while (batch := self._thread.wait(wait)) is not None:
+            yield batch
 
     def commit(self) -> None:
         self._thread.wait(self._subscription.commit)

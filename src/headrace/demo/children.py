@@ -17,7 +17,7 @@ STOP_SECONDS_MAX: Final = 30.0
 _POLL_SECONDS: Final = 0.05
 
 
-class StoryFailed(HeadraceError):
+class DemoFailed(HeadraceError):
     """A part of the story died or did not come up; the text says which, and where its log is."""
 
 
@@ -29,17 +29,17 @@ class Program:
         self._process = started([sys.executable, "-m", "headrace", *arguments], log, environment)
 
     def check_alive(self) -> None:
-        """Raises `StoryFailed`."""
+        """Raises `DemoFailed`."""
         if self._process.poll() is not None:
-            raise StoryFailed(f"{self.name} ended with exit code {self._process.returncode}: {last_line(self.log)} (see {self.log})")
+            raise DemoFailed(f"{self.name} ended with exit code {self._process.returncode}: {last_line(self.log)} (see {self.log})")
 
     def wait_for_file(self, ready: Path) -> Any:
-        """The content of the ready file, once it is there. Raises `StoryFailed`."""
+        """The content of the ready file, once it is there. Raises `DemoFailed`."""
         self._wait(ready.exists)
         return json.loads(ready.read_text("utf-8"))
 
     def wait_for_word(self, word: str) -> str:
-        """What it has said, once the word is in it. Raises `StoryFailed`."""
+        """What it has said, once the word is in it. Raises `DemoFailed`."""
         self._wait(lambda: word in self.said)
         return self.said
 
@@ -52,7 +52,7 @@ class Program:
         while not is_so():
             self.check_alive()
             if time.monotonic() > deadline:
-                raise StoryFailed(f"{self.name} was not ready after {START_SECONDS_MAX:.0f} s (see {self.log})")
+                raise DemoFailed(f"{self.name} was not ready after {START_SECONDS_MAX:.0f} s (see {self.log})")
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:

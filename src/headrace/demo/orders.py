@@ -43,7 +43,7 @@ _read_total = msgspec.json.Decoder(Total).decode
 
 
 class Maker:
-    """Makes the orders of one door. About one in a hundred is not an order at all."""
+    """Makes the orders of one protocol. About one in a hundred is not an order at all."""
 
     def __init__(self, prefix: str, dice: random.Random, malformed_share: float = 0.01) -> None:
         self._prefix, self._dice, self._malformed_share = prefix, dice, malformed_share

@@ -66,14 +66,14 @@ class Screen:
 
 
 def line(scene: Scene, seconds: float) -> str:
-    doors = "  ".join(f"{name} {door.acknowledged:,}" for name, door in scene.traffic.doors.items())
+    protocols = "  ".join(f"{name} {protocol.acknowledged:,}" for name, protocol in scene.traffic.protocols.items())
     latest = f", latest minute {scene.totals[max(scene.totals)].orders:,}" if scene.totals else ""
     counted = f"{scene.counted:,} counted by the pipeline{latest}, {scene.dead_letters:,} dead letters"
-    return f"{seconds:4.0f} s  {scene.phase}  |  {scene.traffic.acknowledged:,} orders: {doors}  |  {counted}"
+    return f"{seconds:4.0f} s  {scene.phase}  |  {scene.traffic.acknowledged:,} orders: {protocols}  |  {counted}"
 
 
 def picture(scene: Scene, seconds: float) -> RenderableType:
-    parts: list[RenderableType] = [Text(f"{seconds:.0f} s  {scene.phase}", style="bold"), _doors(scene.traffic)]
+    parts: list[RenderableType] = [Text(f"{seconds:.0f} s  {scene.phase}", style="bold"), _protocols(scene.traffic)]
     if scene.totals:
         parts.append(_totals(scene))
     parts.append(Text(f"{scene.counted:,} orders counted, {scene.dead_letters:,} malformed ones among the dead letters"))
@@ -83,12 +83,12 @@ def picture(scene: Scene, seconds: float) -> RenderableType:
     return Group(*parts)
 
 
-def _doors(traffic: Traffic) -> Table:
-    table = Table("protocol", "address", title="orders go in through five doors", title_justify="left")
+def _protocols(traffic: Traffic) -> Table:
+    table = Table("protocol", "address", title="orders go in through five protocols", title_justify="left")
     table.add_column("acknowledged, on disk", justify="right")
     table.add_column("a second", justify="right")
-    for name, door in traffic.doors.items():
-        table.add_row(name, door.url, f"{door.acknowledged:,}", f"{door.rate:,.0f}")
+    for name, protocol in traffic.protocols.items():
+        table.add_row(name, protocol.url, f"{protocol.acknowledged:,}", f"{protocol.rate:,.0f}")
     return table
 
 

@@ -17,8 +17,8 @@ TICK_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
-class DoorTraffic:
-    """What one door has taken."""
+class ProtocolTraffic:
+    """What one protocol has taken."""
 
     url: str
     acknowledged: int = 0
@@ -30,7 +30,7 @@ class DoorTraffic:
 class Traffic:
     """By protocol. `values` holds every acknowledged record of this run, so that the end can account for each."""
 
-    doors: dict[str, DoorTraffic]
+    protocols: dict[str, ProtocolTraffic]
     values: list[bytes] = field(default_factory=list)
 
     @property
@@ -41,7 +41,7 @@ class Traffic:
 async def publish(
     addresses: Mapping[str, str], traffic: Traffic, stop: asyncio.Event, *, run: str, per_second: float, api_key: str, seed: int
 ) -> None:
-    """Publish through every door until told to stop. Returns when all of it is acknowledged."""
+    """Publish through every protocol until told to stop. Returns when all of it is acknowledged."""
     async with asyncio.TaskGroup() as group:
         for number, (name, url) in enumerate(addresses.items()):
             maker = Maker(f"{run}-{name}", random.Random(seed + number))
@@ -52,25 +52,25 @@ async def publish(
 async def _publish_through(
     url: str, name: str, maker: Maker, traffic: Traffic, stop: asyncio.Event, per_second: float, api_key: str
 ) -> None:
-    door = traffic.doors[name]
+    protocol = traffic.protocols[name]
     async with headrace.connect(url, api_key=api_key if name == "blipmq" else None) as client:
         pacer = Pacer(per_second, time.monotonic)
         while not stop.is_set():
             count = pacer.due()
             if count:
-                await _send(client, maker.make(count, time.time_ns() // 1_000_000), traffic, door)
-                door.rate = pacer.rate(count)
+                await _send(client, maker.make(count, time.time_ns() // 1_000_000), traffic, protocol)
+                protocol.rate = pacer.rate(count)
             try:
                 await asyncio.wait_for(stop.wait(), TICK_SECONDS)
             except TimeoutError:
                 pass
-        door.rate = 0.0
+        protocol.rate = 0.0
 
 
-async def _send(client: Client, values: list[bytes], traffic: Traffic, door: DoorTraffic) -> None:
+async def _send(client: Client, values: list[bytes], traffic: Traffic, protocol: ProtocolTraffic) -> None:
     await (await client.send_many(TOPIC, values))
     traffic.values += values
-    door.acknowledged += len(values)
+    protocol.acknowledged += len(values)
 
 
 class Pacer:

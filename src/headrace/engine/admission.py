@@ -7,35 +7,35 @@ from collections.abc import Sequence
 from headrace.columns import headers_bytes
 from headrace.errors import InvalidRequest, RecordTooLarge
 from headrace.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from headrace.records import AnyRun, ColumnRun, check_headers
+from headrace.records import AnyBatch, ColumnBatch, check_headers
 
-__all__ = ["check_run", "headers_bytes"]
+__all__ = ["check_batch", "headers_bytes"]
 
 _TIME_MAX = (1 << 63) - 1
 
 
-def check_run(run: AnyRun) -> int:
+def check_batch(batch: AnyBatch) -> int:
     """The size of keys and values together. Raises `RecordTooLarge`, `LimitExceeded` or `InvalidRequest`.
 
     Its cost is a C loop over each column, headers excepted; a run of columns was checked when it was made.
     """
-    if isinstance(run, ColumnRun):
-        return run.size_bytes
-    count = len(run.values)
+    if isinstance(batch, ColumnBatch):
+        return batch.size_bytes
+    count = len(batch.values)
     if count == 0:
         raise InvalidRequest("a run needs at least one record")
-    if run.keys is None and run.headers is None and run.timestamps is None and run.expiries is None:
-        return _check_sizes(run.values, VALUE_BYTES_MAX)
-    for column in (run.keys, run.headers, run.timestamps, run.expiries):
+    if batch.keys is None and batch.headers is None and batch.timestamps is None and batch.expiries is None:
+        return _check_sizes(batch.values, VALUE_BYTES_MAX)
+    for column in (batch.keys, batch.headers, batch.timestamps, batch.expiries):
         if column is not None and len(column) != count:
             raise InvalidRequest(f"a column of {len(column)} entries does not fit a run of {count} records")
-    size_bytes = _check_sizes(run.values, VALUE_BYTES_MAX)
-    if run.keys is not None:
-        size_bytes += _check_sizes(run.keys, KEY_BYTES_MAX)
-    if run.headers is not None:
-        for pairs in {id(pairs): pairs for pairs in run.headers if pairs}.values():
+    size_bytes = _check_sizes(batch.values, VALUE_BYTES_MAX)
+    if batch.keys is not None:
+        size_bytes += _check_sizes(batch.keys, KEY_BYTES_MAX)
+    if batch.headers is not None:
+        for pairs in {id(pairs): pairs for pairs in batch.headers if pairs}.values():
             check_headers(pairs)
-    for times in (run.timestamps, run.expiries):
+    for times in (batch.timestamps, batch.expiries):
         if times is not None and not 0 <= min(times) <= max(times) <= _TIME_MAX:
             raise InvalidRequest("a time is before 1970 or too far ahead")
     return size_bytes

@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 
 from headrace.engine.contract import Ack, Cleanup, Topic, TopicConfig
-from headrace.log.batch import Batch
-from headrace.log.partition import LogOptions
-from headrace.records import Run
+from headrace.records import RecordBatch
+from headrace.storage.batch import Batch
+from headrace.storage.partition import LogOptions
 
 CATALOG_LOG: Final = 0
 CATALOG_SEGMENT_BYTES: Final = 8 * 1024 * 1024
@@ -64,18 +64,18 @@ class Catalog:
                 self.deleted[first] = msgspec.json.decode(value, type=dict[str, list[int]])["logs"]
 
 
-def put_record(entry: Entry) -> Run:
-    return Run([_encode_entry(entry)], [_TOPIC + entry.topic.name.encode()])
+def put_record(entry: Entry) -> RecordBatch:
+    return RecordBatch([_encode_entry(entry)], [_TOPIC + entry.topic.name.encode()])
 
 
-def delete_records(entry: Entry) -> Run:
+def delete_records(entry: Entry) -> RecordBatch:
     """Free the name and note the logs to remove, in one append."""
     note = msgspec.json.encode({"logs": entry.logs})
-    return Run([None, note], [_TOPIC + entry.topic.name.encode(), _DELETED + str(entry.logs[0]).encode()])
+    return RecordBatch([None, note], [_TOPIC + entry.topic.name.encode(), _DELETED + str(entry.logs[0]).encode()])
 
 
-def removed_record(first: int) -> Run:
-    return Run([None], [_DELETED + str(first).encode()])
+def removed_record(first: int) -> RecordBatch:
+    return RecordBatch([None], [_DELETED + str(first).encode()])
 
 
 def log_options(config: TopicConfig, *, has_key: bool) -> LogOptions:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from headrace.log.batch import Batch
-from headrace.log.health import Health, HealthReport, HealthState, Problem
-from headrace.records import Ack, AnyRun, Appended, Bounds
+from headrace.records import Ack, AnyBatch, Appended, Bounds
+from headrace.storage.batch import Batch
+from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
 __all__ = [
     "Ack",
@@ -82,7 +82,7 @@ class Write:
 
     topic: str
     partition: int
-    run: AnyRun | Callable[[Sequence[Appended]], AnyRun]
+    batch: AnyBatch | Callable[[Sequence[Appended]], AnyBatch]
 
 
 class Engine(Protocol):

@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from headrace.engine.admission import check_run
+from headrace.engine.admission import check_batch
 from headrace.engine.catalog import (
     CATALOG_LOG,
     CATALOG_SEGMENT_BYTES,
@@ -38,11 +38,11 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
-from headrace.log.files import Files, NotCached
-from headrace.log.health import retry_seconds
-from headrace.log.partition import LogOptions, Partition
-from headrace.log.store import Completion, LateRun, Store, StoreOptions
-from headrace.records import AnyRun, ColumnRun, Run
+from headrace.records import AnyBatch, ColumnBatch, RecordBatch
+from headrace.storage.files import Files, NotCached
+from headrace.storage.health import retry_seconds
+from headrace.storage.partition import LogOptions, Partition
+from headrace.storage.store import Completion, LateRun, Store, StoreOptions
 
 _READ_THREADS: Final = 4
 _THREADS_START_SECONDS: Final = 60
@@ -59,10 +59,10 @@ _STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
 def _checked(build: LateRun) -> LateRun:
     """A run that is built on the writer thread passes the same admission as any other."""
 
-    def built(placed: Sequence[Appended]) -> AnyRun:
-        run = build(placed)
-        check_run(run)
-        return run
+    def built(placed: Sequence[Appended]) -> AnyBatch:
+        batch = build(placed)
+        check_batch(batch)
+        return batch
 
     return built
 
@@ -235,9 +235,9 @@ class EmbeddedEngine:
         if total > PARTITIONS_MAX:
             raise LimitExceeded(f"{total} partitions are more than the {PARTITIONS_MAX} a broker may have")
 
-    async def _record(self, run: Run) -> None:
+    async def _record(self, batch: RecordBatch) -> None:
         future = self._future()
-        self._stage([(CATALOG_LOG, run)], Ack.DURABLE, future, size_bytes=run.size_bytes, reserve=True)
+        self._stage([(CATALOG_LOG, batch)], Ack.DURABLE, future, size_bytes=batch.size_bytes, reserve=True)
         await future
 
     def _install(self, entry: Entry) -> Topic:
@@ -266,17 +266,17 @@ class EmbeddedEngine:
     # Appending.
 
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
-        appends: list[tuple[int, AnyRun | LateRun]] = []
+        appends: list[tuple[int, AnyBatch | LateRun]] = []
         size_bytes, strongest, reserve = 0, Ack.NONE, True
         for write in writes:
-            entry, run = self._entry(write.topic), write.run
+            entry, batch = self._entry(write.topic), write.batch
             if not 0 <= write.partition < len(entry.logs):
                 raise UnknownPartition(write.topic, write.partition)
-            if isinstance(run, (Run, ColumnRun)):
-                size_bytes += check_run(run)
+            if isinstance(batch, (RecordBatch, ColumnBatch)):
+                size_bytes += check_batch(batch)
             else:
-                run = _checked(run)
-            appends.append((entry.logs[write.partition], run))
+                batch = _checked(batch)
+            appends.append((entry.logs[write.partition], batch))
             if strongest is not Ack.DURABLE:
                 strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
             # Records of users may not eat into what is kept for tables, nor what merely waits on disk.
@@ -291,7 +291,7 @@ class EmbeddedEngine:
 
     def _stage(
         self,
-        appends: list[tuple[int, AnyRun | LateRun]],
+        appends: list[tuple[int, AnyBatch | LateRun]],
         ack: Ack,
         future: asyncio.Future[list[Appended]],
         *,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from headrace.engine.admission import check_run
+from headrace.engine.admission import check_batch
 from headrace.engine.catalog import log_options
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Health, Topic, TopicConfig, Write
 from headrace.errors import (
@@ -27,9 +27,9 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
-from headrace.log.batch import encode
-from headrace.log.runs import pieces
-from headrace.records import NEVER, ColumnRun, Run
+from headrace.records import NEVER, ColumnBatch, RecordBatch
+from headrace.storage.batch import encode
+from headrace.storage.batching import pieces
 
 
 @dataclass(slots=True, eq=False)
@@ -131,8 +131,8 @@ class MemoryEngine:
             raise Unavailable("the engine is not open")
         found = [(write, self._find(write.topic, write.partition), self._topics[write.topic].config) for write in writes]
         for write in writes:
-            if isinstance(write.run, (Run, ColumnRun)):
-                check_run(write.run)
+            if isinstance(write.batch, (RecordBatch, ColumnBatch)):
+                check_batch(write.batch)
         loop = asyncio.get_running_loop()
         if not self._staged:
             loop.call_soon(self._flush)
@@ -169,16 +169,16 @@ class MemoryEngine:
         for write, partition, config in writes:
             if partition.gone:
                 raise UnknownTopic(write.topic)
-            run = write.run
-            if not isinstance(run, (Run, ColumnRun)):
-                run = run(list(appended))
-                check_run(run)
+            record_batch = write.batch
+            if not isinstance(record_batch, (RecordBatch, ColumnBatch)):
+                record_batch = record_batch(list(appended))
+                check_batch(record_batch)
             base = offset = ends.get(partition, partition.end)
-            for piece in pieces([run], now, small=False):
+            for piece in pieces([record_batch], now, small=False):
                 batches.append((partition, Batch.parse(encode(partition.number, offset, piece, now=now, compress=config.compress))))
                 offset += len(piece)
             ends[partition] = offset
-            appended.append(Appended(base, len(run), now if run.timestamps is None else run.timestamps[0]))
+            appended.append(Appended(base, len(record_batch), now if record_batch.timestamps is None else record_batch.timestamps[0]))
         return appended, batches
 
     # Reading
@@ -298,7 +298,7 @@ def _survivors(batch: Batch, newest: Mapping[bytes | None, int], tombstones_befo
     ]
     if len(records) == len(batch) or not records:
         return batch if records else None
-    run = Run(
+    record_batch = RecordBatch(
         [record.value for record in records],
         [record.key for record in records],
         [record.headers for record in records],
@@ -307,4 +307,4 @@ def _survivors(batch: Batch, newest: Mapping[bytes | None, int], tombstones_befo
     )
     base = batch.header.base_offset
     deltas = [record.offset - base for record in records]
-    return Batch.parse(encode(batch.header.log, base, run, now=0, deltas=deltas, span=batch.header.span))
+    return Batch.parse(encode(batch.header.log, base, record_batch, now=0, deltas=deltas, span=batch.header.span))

@@ -1,6 +1,6 @@
-"""One TCP connection: it finds its door by the first bytes, then carries bytes between the socket and the session.
+"""One TCP connection: it finds its protocol by the first bytes, then carries bytes between the socket and the session.
 
-The very first byte tells TLS from plain text; what the doors see is plain in both cases.
+The very first byte tells TLS from plain text; what the protocols see is plain in both cases.
 
     sniffing ──► open ──► closing ──► lost
         │                    ▲
@@ -23,14 +23,14 @@ from typing import Final, Protocol, cast
 from headrace import limits
 from headrace.net.admission import AdmissionLimits, Place, admit, log_in
 from headrace.net.counters import NetCounters
-from headrace.net.door import Door, Sniff, choose
+from headrace.net.protocol import ServedProtocol, Sniff, choose
 from headrace.net.tls import HANDSHAKE_BYTE, NOT_HERE, Tls, TlsRefused, TlsStream
 from headrace.sessions.contract import FramedSession
 
 log = logging.getLogger(__name__)
 
 SNIFF_BYTES_MAX: Final = 256
-"""A door that cannot tell by then never will."""
+"""A protocol that cannot tell by then never will."""
 _TCP_ESTABLISHED, _TCP_SYN_RECEIVED = 1, 3
 """The states of a TCP connection, as Linux numbers them, in which the peer may still send."""
 _SOCKET_OPTIONS: Final = (
@@ -75,11 +75,11 @@ class NetLimits:
         return AdmissionLimits(self.connections_max, self.connections_per_ip_max, self.connections_per_user_max, self.connections_reserved)
 
 
-class House(Protocol):
+class ListenerContext(Protocol):
     """What a connection needs of its listener."""
 
     @property
-    def doors(self) -> Sequence[Door]: ...
+    def protocols(self) -> Sequence[ServedProtocol]: ...
 
     @property
     def limits(self) -> NetLimits: ...
@@ -98,9 +98,9 @@ class House(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A `Visitor` at its door, and then a `Link` to its session."""
+    """A `Peer` at its protocol, and then a `Link` to its session."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: ListenerContext) -> None:
         self._house = house
         self._limits, self._counters = house.limits, house.counters
         self._loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._is_known = self._is_admin = False
         """Whether the peer has logged in, and as an administrator."""
         self._first = b""
-        self._door: Door | None = None
+        self._protocol: ServedProtocol | None = None
         self._session: FramedSession | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received_bytes = self._held_bytes = 0
@@ -204,8 +204,8 @@ class Connection(asyncio.Protocol):
             self._counters.leave_user(self._user)
         self._counters.unfinished_bytes -= self._held_bytes
         self._house.left(self)
-        if self._session is not None and self._door is not None:
-            self._counters.leave_door(self._door.name)
+        if self._session is not None and self._protocol is not None:
+            self._counters.leave_protocol(self._protocol.name)
             session, self._session = self._session, None
             session.lost()
 
@@ -299,7 +299,7 @@ class Connection(asyncio.Protocol):
             return False
         return state not in (_TCP_ESTABLISHED, _TCP_SYN_RECEIVED)
 
-    # What the door may ask: `Visitor`. (`local` is an attribute.)
+    # What the protocol may ask: `Peer`. (`local` is an attribute.)
 
     def logged_in(self, user: str, *, is_admin: bool) -> str | None:
         if self._place is None or self._user == user:
@@ -393,7 +393,7 @@ class Connection(asyncio.Protocol):
     def _deliver(self, data: bytes) -> None:
         if self._session is None:
             data = self._first + data
-            self._enter_door(data)
+            self._enter_protocol(data)
         if self._session is not None and self._reason is None:
             self._received_bytes += len(data)
             self._session.receive(data)
@@ -409,14 +409,14 @@ class Connection(asyncio.Protocol):
         if counters.unfinished_bytes > self._limits.unfinished_bytes_max and held_bytes > limits.UNFINISHED_BYTES_FREE:
             self.close(f"too many unfinished frames: {counters.unfinished_bytes} bytes of them")
 
-    def _enter_door(self, first: bytes) -> None:
-        """Open the session of the door these bytes belong to. A listener with one door asks nobody: its decoder will find out."""
-        doors = self._house.doors
-        found = doors[0] if len(doors) == 1 else choose(doors, first)
-        if isinstance(found, Door):
+    def _enter_protocol(self, first: bytes) -> None:
+        """Open the session of the protocol these bytes belong to. A listener with one protocol asks nobody: its decoder will find out."""
+        protocols = self._house.protocols
+        found = protocols[0] if len(protocols) == 1 else choose(protocols, first)
+        if isinstance(found, ServedProtocol):
             self._stop_timer()
-            self._first, self._door = b"", found
-            self._counters.enter_door(found.name)
+            self._first, self._protocol = b"", found
+            self._counters.enter_protocol(found.name)
             self._session = found.open(self)
             self._expect_login()
         elif found is Sniff.MORE and len(first) < SNIFF_BYTES_MAX:
@@ -443,7 +443,7 @@ class Connection(asyncio.Protocol):
         self._timer = None
         if self._place is Place.RESERVED:
             self.close("no login in time: the place is reserved for administrators")
-        elif self._door is not None and self._door.needs_login():
+        elif self._protocol is not None and self._protocol.needs_login():
             self.close("no login in time: nothing is allowed without one")
 
     def _may_switch_reading(self) -> bool:
@@ -466,9 +466,9 @@ class Connection(asyncio.Protocol):
             return
         self._reason = reason
         self._counters.count_end(reason, error=error)
-        door = "none" if self._door is None else self._door.name
+        protocol = "none" if self._protocol is None else self._protocol.name
         level = logging.WARNING if error else logging.DEBUG
-        log.log(level, "connection closed", extra={"peer": self.peer, "door": door, "reason": reason})
+        log.log(level, "connection closed", extra={"peer": self.peer, "protocol": protocol, "reason": reason})
 
 
 def written(name: tuple[str, int]) -> str:

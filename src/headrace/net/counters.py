@@ -28,8 +28,8 @@ class NetCounters:
     """Of the open connections, those in the reserve for administrators."""
     unfinished_bytes: int = 0
     """What connections hold of frames that are not whole yet."""
-    opened_by_door: dict[str, int] = field(default_factory=dict)
-    open_by_door: dict[str, int] = field(default_factory=dict)
+    opened_by_protocol: dict[str, int] = field(default_factory=dict)
+    open_by_protocol: dict[str, int] = field(default_factory=dict)
     open_by_host: dict[str, int] = field(default_factory=dict)
     open_by_user: dict[str, int] = field(default_factory=dict)
     """Connections that have logged in, administrators' not included."""
@@ -70,12 +70,12 @@ class NetCounters:
     def leave_user(self, user: str) -> None:
         _take_one(self.open_by_user, user)
 
-    def enter_door(self, door: str) -> None:
-        self.opened_by_door[door] = self.opened_by_door.get(door, 0) + 1
-        self.open_by_door[door] = self.open_by_door.get(door, 0) + 1
+    def enter_protocol(self, protocol: str) -> None:
+        self.opened_by_protocol[protocol] = self.opened_by_protocol.get(protocol, 0) + 1
+        self.open_by_protocol[protocol] = self.open_by_protocol.get(protocol, 0) + 1
 
-    def leave_door(self, door: str) -> None:
-        self.open_by_door[door] -= 1
+    def leave_protocol(self, protocol: str) -> None:
+        self.open_by_protocol[protocol] -= 1
 
 
 def _take_one(counts: dict[str, int], name: str) -> None:

@@ -1,4 +1,4 @@
-"""A TCP listener: several doors on one address, one limit for all its connections, and an orderly end."""
+"""A TCP listener: several protocols on one address, one limit for all its connections, and an orderly end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from headrace.net.accepting import Acceptor, listening_socket
 from headrace.net.connection import Connection, NetLimits, written
 from headrace.net.counters import NetCounters
-from headrace.net.door import Door
+from headrace.net.protocol import ServedProtocol
 from headrace.net.tls import Tls
 
 __all__ = ["Listener", "NetLimits"]
@@ -17,9 +17,9 @@ __all__ = ["Listener", "NetLimits"]
 class Listener:
     """Accepts connections from `open` to `drain` or `close`."""
 
-    def __init__(self, doors: Sequence[Door], limits: NetLimits, counters: NetCounters, tls: Tls | None) -> None:
-        assert doors, "a listener needs a door"
-        self.doors, self.limits, self.counters, self.tls = tuple(doors), limits, counters, tls
+    def __init__(self, protocols: Sequence[ServedProtocol], limits: NetLimits, counters: NetCounters, tls: Tls | None) -> None:
+        assert protocols, "a listener needs a protocol"
+        self.protocols, self.limits, self.counters, self.tls = tuple(protocols), limits, counters, tls
         self._acceptor: Acceptor
         self._bound: tuple[str, int]
         self._connections: set[Connection] = set()
@@ -32,13 +32,13 @@ class Listener:
         cls,
         host: str,
         port: int,
-        doors: Sequence[Door],
+        protocols: Sequence[ServedProtocol],
         limits: NetLimits = NetLimits(),
         counters: NetCounters | None = None,
         tls: Tls | None = None,
     ) -> Listener:
         """Bind and accept. Port 0 takes a free one: see `address`. Raises `OSError` when the address cannot be had."""
-        listener = cls(doors, limits, NetCounters() if counters is None else counters, tls)
+        listener = cls(protocols, limits, NetCounters() if counters is None else counters, tls)
         listening = listening_socket(host, port)
         listener._bound = listening.getsockname()[:2]
         listener._acceptor = Acceptor(listening, lambda: Connection(listener), listener.counters, limits.connections_max)

@@ -8,27 +8,27 @@ import socket
 from headrace.access.policy import ANONYMOUS
 from headrace.errors import ConfigError
 from headrace.server.choices import AccessMode
-from headrace.server.config import BULK_DOORS, QUIC_DOORS, TCP_DOORS, Config
-from headrace.server.doors import login_doors
+from headrace.server.config import FLIGHT_PROTOCOLS, QUIC_PROTOCOLS, TCP_PROTOCOLS, Config
+from headrace.server.protocols import login_protocols
 
 
 def require_caution(config: Config) -> None:
     """Raises `ConfigError` for the first address that others could reach without TLS and without showing who they are."""
-    # A door asks who comes by itself (a login), or its peers show certificates. QUIC is always sealed. The bulk lane has a login, and those
+    # A protocol asks who comes by itself (a login), or its peers show certificates. QUIC is always sealed. The Flight endpoint has a login, and those
     # who do not use it are nobody, unless they were given a name.
-    asking = login_doors(config).union(BULK_DOORS if config.bulk.principal == ANONYMOUS else ())
-    binds = [(bind, bind.doors or TCP_DOORS) for bind in config.listen.tcp]
-    binds += [(bind, QUIC_DOORS) for bind in config.listen.quic]
-    binds += [(bind, BULK_DOORS) for bind in config.listen.bulk]
-    for bind, doors in binds:
+    asking = login_protocols(config).union(FLIGHT_PROTOCOLS if config.flight.principal == ANONYMOUS else ())
+    binds = [(bind, bind.protocols or TCP_PROTOCOLS) for bind in config.listen.tcp]
+    binds += [(bind, QUIC_PROTOCOLS) for bind in config.listen.quic]
+    binds += [(bind, FLIGHT_PROTOCOLS) for bind in config.listen.flight]
+    for bind, protocols in binds:
         if _is_loopback(bind.address.host):
             continue
         silent = (
             []
             if config.tls.client_ca
-            else [name for name in (*TCP_DOORS, *QUIC_DOORS, *BULK_DOORS) if name in doors and name not in asking]
+            else [name for name in (*TCP_PROTOCOLS, *QUIC_PROTOCOLS, *FLIGHT_PROTOCOLS) if name in protocols and name not in asking]
         )
-        if not config.tls.certificate and doors is not QUIC_DOORS:
+        if not config.tls.certificate and protocols is not QUIC_PROTOCOLS:
             wrong = "nothing is encrypted: set tls.certificate and tls.key"
         elif silent:
             wrong = f"nobody is asked who they are ({', '.join(silent)}): set tls.client_ca"

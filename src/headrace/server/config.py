@@ -42,12 +42,12 @@ _GIB: Final = 1024 * MIB
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _FILE_BYTES_MAX: Final = 1 * MIB
 _VARIABLE_PREFIX: Final = "HEADRACE__"
-_PRINCIPAL: Final = "Who comes through this door without a client certificate: the name that rules know them by."
-TCP_DOORS: Final = ("flymq", "rustlog", "blipmq", "figg")
+_PRINCIPAL: Final = "Who comes through this protocol without a client certificate: the name that rules know them by."
+TCP_PROTOCOLS: Final = ("flymq", "rustlog", "blipmq", "figg")
 """The protocols of a TCP address."""
-QUIC_DOORS: Final = ("fujin",)
+QUIC_PROTOCOLS: Final = ("fujin",)
 """The protocols of a QUIC address."""
-BULK_DOORS: Final = ("flight",)
+FLIGHT_PROTOCOLS: Final = ("flight",)
 """The protocols of a bulk address."""
 
 
@@ -118,25 +118,25 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The doors."""
+    """The protocols."""
 
     tcp: tuple[Bind, ...] = setting(
-        Binds(TCP_DOORS),
+        Binds(TCP_PROTOCOLS),
         ["127.0.0.1:9092", "127.0.0.1:5555=blipmq", "127.0.0.1:8119=figg"],
         "Where TCP connections are taken. An address serves every TCP protocol, the first bytes tell them apart, or only those named "
         "behind it. An address beyond loopback needs TLS and authentication, or the flag --insecure. The flag --listen replaces the list.",
     )
     quic: tuple[Bind, ...] = setting(
-        Binds(QUIC_DOORS, kind="QUIC", least=0),
+        Binds(QUIC_PROTOCOLS, kind="QUIC", least=0),
         [],
         "Where QUIC connections (UDP) are taken; Fujin's own port is 4848. They are always encrypted: with tls.certificate, or with a "
         "self-signed one that is made in the data directory. Needs the extra headrace[quic]. The flag --listen-quic replaces the list.",
     )
-    bulk: tuple[Bind, ...] = setting(
-        Binds(BULK_DOORS, kind="bulk", least=0),
+    flight: tuple[Bind, ...] = setting(
+        Binds(FLIGHT_PROTOCOLS, kind="flight", least=0),
         ["127.0.0.1:8815"],
-        "Where the bulk lane (Arrow Flight over gRPC) is: for Spark, pandas, Polars, DuckDB. Needs the extra headrace[bulk]; unless it was "
-        "asked for, the broker starts without it where that or the port is not to be had, and says so. The flag --bulk replaces the list.",
+        "Where the Flight endpoint (Arrow Flight over gRPC) is: for Spark, pandas, Polars, DuckDB. Needs the extra headrace[flight]; unless it was "
+        "asked for, the broker starts without it where that or the port is not to be had, and says so. The flag --listen-flight replaces the list.",
     )
 
 
@@ -262,7 +262,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Figg:
-    """The Figg door."""
+    """The Figg protocol."""
 
     strict_version: bool = setting(
         Flag(), True, "Refuse a frame whose version is not 1. The original implementation looks at no version; false does the same."
@@ -275,7 +275,7 @@ class Figg:
 
 @dataclass(frozen=True, slots=True)
 class RustLog:
-    """The RustLog door."""
+    """The RustLog protocol."""
 
     auto_create: bool = setting(
         Flag(),
@@ -287,7 +287,7 @@ class RustLog:
 
 @dataclass(frozen=True, slots=True)
 class BlipMq:
-    """The BlipMQ door."""
+    """The BlipMQ protocol."""
 
     keys: tuple[SecretReference, ...] = setting(
         References(),
@@ -309,7 +309,7 @@ class BlipMq:
 
 @dataclass(frozen=True, slots=True)
 class FlyMq:
-    """The FlyMQ door."""
+    """The FlyMQ protocol."""
 
     dialect: FlyMqDialect = setting(
         Choice(FlyMqDialect),
@@ -325,7 +325,7 @@ class FlyMq:
 
 @dataclass(frozen=True, slots=True)
 class Fujin:
-    """The Fujin door."""
+    """The Fujin protocol."""
 
     readers: tuple[str, ...] = setting(
         Lines('"NAME=TOPIC+…;group=GROUP;start=earliest|latest"'),
@@ -375,14 +375,14 @@ class Fujin:
 
 
 @dataclass(frozen=True, slots=True)
-class Bulk:
-    """The bulk lane."""
+class Flight:
+    """The Flight endpoint."""
 
     principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Logging:
     """What the broker says about itself on stderr. Payloads are never logged."""
 
     level: LogLevel = setting(Choice(LogLevel), "info", "The least severe line that is written.")
@@ -404,8 +404,8 @@ class Config:
     blipmq: BlipMq = BlipMq()
     flymq: FlyMq = FlyMq()
     fujin: Fujin = Fujin()
-    bulk: Bulk = Bulk()
-    log: Log = Log()
+    flight: Flight = Flight()
+    logging: Logging = Logging()
 
 
 SETTINGS: Final[Mapping[str, Setting]] = settings_of(Config)
@@ -563,8 +563,8 @@ def _tree(values: Mapping[str, object]) -> Config:
         blipmq=section(BlipMq, "blipmq"),
         flymq=section(FlyMq, "flymq"),
         fujin=section(Fujin, "fujin"),
-        bulk=section(Bulk, "bulk"),
-        log=section(Log, "log"),
+        flight=section(Flight, "flight"),
+        logging=section(Logging, "logging"),
     )
 
 

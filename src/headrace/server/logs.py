@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 from typing import Final, TextIO
 
 from headrace.server.choices import LogFormat
-from headrace.server.config import Log
+from headrace.server.config import Logging
 
 _OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIELD_CHARACTERS_MAX: Final = 500
 
 
-def set_up_logs(log: Log, stream: TextIO | None = None) -> None:
+def set_up_logs(log: Logging, stream: TextIO | None = None) -> None:
     """Send everything under `headrace` and `asyncio` to `stream` (default: stderr) in the chosen format."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if log.format is LogFormat.JSON else TextLines())

@@ -1,4 +1,4 @@
-"""The doors over QUIC. Imported only where one is asked for: its library is an extra."""
+"""The protocols over QUIC. Imported only where one is asked for: its library is an extra."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.access.access import Access
-from headrace.broker.access import Principal
+from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.errors import ConfigError
 from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
-from headrace.net.quic import QuicDoor, QuicLimits, QuicListener, StreamLink, StreamSession
-from headrace.net.quic_certificate import fingerprint, self_signed
-from headrace.net.quic_endpoint import Retry, ServerTls
+from headrace.net.quic.certificate import fingerprint, self_signed
+from headrace.net.quic.endpoint import Retry, ServerTls
+from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol, StreamLink, StreamSession
 from headrace.server.config import Config
-from headrace.server.doors import host_of
-from headrace.sessions.fujin import PING_ERROR_CODE, FujinSession
-from headrace.sessions.fujin_settings import Connectors, FujinSettings, ReaderConnector
-from headrace.sessions.fujin_shares import Shares
-from headrace.sessions.fujin_writer import WriterIds
+from headrace.server.protocols import host_of
+from headrace.sessions.fujin.group_push import GroupPushes
+from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
+from headrace.sessions.fujin.settings import Connectors, FujinSettings, ReaderConnector
+from headrace.sessions.fujin.writer import WriterIds
 from headrace.wire import fujin
 
 _log = logging.getLogger(__name__)
 
 
-class QuicDoors:
+class QuicListeners:
     """Fujin, on any number of addresses. Raises `OSError` or `ConfigError` when the certificate cannot be read or made."""
 
     def __init__(
@@ -48,7 +48,7 @@ class QuicDoors:
         )
         self._listeners: list[QuicListener] = []
         self._counters = counters
-        settings, ids, shares = fujin_settings(config), WriterIds(), Shares(broker)
+        settings, ids, shares = fujin_settings(config), WriterIds(), GroupPushes(broker)
 
         def enter(link: StreamLink) -> StreamSession:
             who = Principal(link.identity or config.fujin.principal, "fujin", address=host_of(link.peer))
@@ -57,7 +57,7 @@ class QuicDoors:
         def needs_login() -> bool:
             return not access.allows_anything(config.fujin.principal)
 
-        self.door = QuicDoor("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE, needs_login)
+        self.protocol = QuicProtocol("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE, needs_login)
 
     @property
     def cover(self) -> str:
@@ -66,7 +66,7 @@ class QuicDoors:
         return f"TLS, {kind}certificate SHA-256 {self.fingerprint}"
 
     async def listen(self, host: str, port: int) -> QuicListener:
-        listener = await QuicListener.open(host, port, self.door, self._tls, self._limits, self._counters)
+        listener = await QuicListener.open(host, port, self.protocol, self._tls, self._limits, self._counters)
         self._listeners.append(listener)
         return listener
 
@@ -88,7 +88,7 @@ def _tls(config: Config, now: datetime.datetime) -> ServerTls:
 
 
 def fujin_settings(config: Config) -> FujinSettings:
-    """What the configuration says about the Fujin door."""
+    """What the configuration says about the Fujin protocol."""
     chosen = config.fujin
     return FujinSettings(
         connectors=Connectors(readers(chosen.readers), writers(chosen.writers), chosen.only_named),

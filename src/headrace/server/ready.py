@@ -1,6 +1,6 @@
-"""The ready file: how a supervisor, a test or a script learns that every door is open, and where.
+"""The ready file: how a supervisor, a test or a script learns that every protocol is open, and where.
 
-    {"pid": 4711, "doors": {"tcp": ["127.0.0.1:41123"]}}
+    {"pid": 4711, "protocols": {"tcp": ["127.0.0.1:41123"]}}
 
 It appears whole or not at all (written beside, then renamed) and goes when the broker goes.
 """
@@ -29,9 +29,9 @@ class ReadyFile:
         except OSError as failure:
             raise self._failed(failure) from None
 
-    def write(self, doors: Mapping[str, Sequence[str]]) -> None:
+    def write(self, protocols: Mapping[str, Sequence[str]]) -> None:
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        content = json.dumps({"pid": os.getpid(), "doors": {kind: list(addresses) for kind, addresses in doors.items()}})
+        content = json.dumps({"pid": os.getpid(), "protocols": {kind: list(addresses) for kind, addresses in protocols.items()}})
         try:
             beside.write_text(content + "\n", encoding="utf-8")
             beside.replace(self._path)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace import __version__
-from headrace.log.batch import CHECKSUMS_IN_C
 from headrace.records import Ack
 from headrace.server.api_keys import configured
 from headrace.server.choices import AccessMode
@@ -31,6 +30,7 @@ from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile
 from headrace.server.supervisor import notify
 from headrace.server.wiring import Opened, Server
+from headrace.storage.batch import CHECKSUMS_IN_C
 
 _log = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -64,7 +64,7 @@ class Life:
 def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
     """Run until told to stop; the exit code. Raises `ConfigError` or `StartFailed` with one line when it cannot start."""
     started = time.monotonic()
-    set_up_logs(config.log)
+    set_up_logs(config.logging)
     raise_file_limit()
     if not CHECKSUMS_IN_C:
         _log.warning("checksums are made in Python, about 1 MB/s: this google-crc32c has no extension module")
@@ -109,7 +109,7 @@ async def _live(
             if ready:
                 ready.remove()
             await server.close()
-    _log.info("doors closed", extra=server.figures())
+    _log.info("protocols closed", extra=server.figures())
     _log.info("stopped")
 
 
@@ -182,4 +182,4 @@ def _print_banner(config: Config, opened: Sequence[Opened], server: Server, seco
     lines.append(f"ready in {seconds * 1000:.0f} ms, process {os.getpid()}")
     with contextlib.suppress(OSError):  # nobody has to listen
         print("\n".join(lines), file=sys.stdout, flush=True)
-    _log.info("ready", extra={"doors": ",".join(found.address for found in opened)})
+    _log.info("ready", extra={"protocols": ",".join(found.address for found in opened)})

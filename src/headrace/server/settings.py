@@ -180,7 +180,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """Where a door listens. Port 0 takes a free one."""
+    """Where a protocol listens. Port 0 takes a free one."""
 
     host: str
     port: int
@@ -202,24 +202,24 @@ class Bind:
     """An address to listen on and the protocols it takes: all of them, unless some are named."""
 
     address: Address
-    doors: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
     """Empty: all."""
 
     def __str__(self) -> str:
-        return f"{self.address}={','.join(self.doors)}" if self.doors else str(self.address)
+        return f"{self.address}={','.join(self.protocols)}" if self.protocols else str(self.address)
 
 
 class Binds:
     """A list of `HOST:PORT` or `HOST:PORT=protocol,protocol`; in the environment, with commas between."""
 
-    def __init__(self, doors: Sequence[str], *, kind: str = "TCP", least: int = 1) -> None:
-        self._doors, self._kind, self._least = tuple(doors), kind, least
+    def __init__(self, protocols: Sequence[str], *, kind: str = "TCP", least: int = 1) -> None:
+        self._protocols, self._kind, self._least = tuple(protocols), kind, least
 
     @property
     def expected(self) -> str:
         return (
             'a list of "HOST:PORT" or "HOST:PORT=PROTOCOL,…" (port 0 takes a free one), '
-            f"{'at least one' if self._least else 'or none'}; protocols are {', '.join(self._doors)}"
+            f"{'at least one' if self._least else 'or none'}; protocols are {', '.join(self._protocols)}"
         )
 
     def parse(self, raw: object) -> tuple[Bind, ...]:
@@ -234,11 +234,11 @@ class Binds:
 
     def _bind(self, text: str) -> Bind:
         address, equals, names = text.partition("=")
-        doors = tuple(dict.fromkeys(name.strip() for name in names.split(","))) if equals else ()
-        for name in doors:
-            if name not in self._doors:
+        protocols = tuple(dict.fromkeys(name.strip() for name in names.split(","))) if equals else ()
+        for name in protocols:
+            if name not in self._protocols:
                 raise ValueError(f"{name!r} is not a protocol of a {self._kind} address")
-        return Bind(Address.parse(address), doors)
+        return Bind(Address.parse(address), protocols)
 
 
 class Lines:

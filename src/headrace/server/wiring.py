@@ -1,4 +1,4 @@
-"""The one place where everything is joined: files, engine, broker, doors, listeners. Opened in that order, closed in reverse."""
+"""The one place where everything is joined: files, engine, broker, protocols, listeners. Opened in that order, closed in reverse."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import BrokerError, ConfigError, HeadraceError
 from headrace.extras import MissingExtra, needs
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
-from headrace.log.crypt import WrongKey
-from headrace.log.files import DirectoryLocked, DiskFiles
-from headrace.log.store import StoreOptions
 from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
 from headrace.server.choices import AccessMode
-from headrace.server.config import TCP_DOORS, Config, is_default
+from headrace.server.config import TCP_PROTOCOLS, Config, is_default
 from headrace.server.descriptors import open_files_max, report, share
-from headrace.server.doors import Doors
+from headrace.server.protocols import Protocols
 from headrace.server.settings import Bind
 from headrace.server.tls import TlsWatch, tls_of
+from headrace.storage.crypt import WrongKey
+from headrace.storage.files import DirectoryLocked, DiskFiles
+from headrace.storage.store import StoreOptions
 
 _log = logging.getLogger(__name__)
 _CANNOT_BIND: Final = {
@@ -66,7 +66,7 @@ class Drainable(Protocol):
 
 
 class Server:
-    """A broker with its doors. `clock` gives Unix ms; `key` opens the data directory, `blipmq_keys` (with their owners) that door."""
+    """A broker with its protocols. `clock` gives Unix ms; `key` opens the data directory, `blipmq_keys` (with their owners) that protocol."""
 
     def __init__(
         self, config: Config, *, key: bytes | None, clock: Callable[[], int], blipmq_keys: Mapping[str, str] | None = None
@@ -94,23 +94,23 @@ class Server:
         self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
         self._shares = share(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
-        self._doors: Doors | None = None
+        self._protocols: Protocols | None = None
         self._tls: Tls | None = None
         self._watch: TlsWatch | None = None
         self._renew_quic: Callable[[], None] = lambda: None
         self.left_out = ""
-        """Why there is no bulk lane although the default has one; empty: nothing is missing."""
+        """Why there is no Flight endpoint although the default has one; empty: nothing is missing."""
 
     async def open(self) -> list[Opened]:
-        """Recover the log, then open every door. When one fails, what was opened is closed again."""
+        """Recover the log, then open every protocol. When one fails, what was opened is closed again."""
         self._tls = _certificates(self._config)
         await self._open_broker()
         try:
-            keys = self._keys() if any("blipmq" in (bind.doors or TCP_DOORS) for bind in self._config.listen.tcp) else {}
-            doors = Doors(self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys)
-            await doors.open()
-            self._doors = doors
-            opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, doors)]
+            keys = self._keys() if any("blipmq" in (bind.protocols or TCP_PROTOCOLS) for bind in self._config.listen.tcp) else {}
+            protocols = Protocols(self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys)
+            await protocols.open()
+            self._protocols = protocols
+            opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, protocols)]
             opened += await self._listen_quic()
             opened += await self._listen_bulk()
         except BaseException:
@@ -137,14 +137,14 @@ class Server:
         if late:
             _log.warning("cut off connections that did not finish in time", extra={"connections": late})
         self._listeners.clear()
-        if self._doors is not None:
-            await self._doors.close()
-            self._doors = None
+        if self._protocols is not None:
+            await self._protocols.close()
+            self._protocols = None
         await self._access.close()
         await self._broker.close()
 
     def figures(self) -> dict[str, object]:
-        """What the doors have seen so far, for a line of the log."""
+        """What the protocols have seen so far, for a line of the log."""
         counters = self._counters
         rejected = ", ".join(f"{reason}: {count}" for reason, count in sorted(counters.rejected.items()))
         return {
@@ -192,9 +192,9 @@ class Server:
     def _net_limits(self) -> NetLimits:
         return replace(net_limits(self._config), connections_max=self._shares.connections)
 
-    async def _listen(self, bind: Bind, doors: Doors) -> list[Opened]:
-        limits, chosen = self._net_limits(), doors.named(bind.doors)
-        names = tuple(door.name for door in chosen)
+    async def _listen(self, bind: Bind, protocols: Protocols) -> list[Opened]:
+        limits, chosen = self._net_limits(), protocols.named(bind.protocols)
+        names = tuple(protocol.name for protocol in chosen)
         cover = "" if self._tls is None else "TLS or plain" if self._tls.settings.optional else "TLS"
         opened: list[Opened] = []
         for host in await _numeric(bind):
@@ -210,52 +210,52 @@ class Server:
         if not self._config.listen.quic:
             return []
         with needs("listen.quic"):
-            from headrace.server.quic import QuicDoors
+            from headrace.server.quic import QuicListeners
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
-            doors = QuicDoors(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
+            protocols = QuicListeners(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
         except (OSError, ConfigError) as failure:
             raise StartFailed(f"listen.quic: {failure}") from None
-        self._renew_quic = doors.renew
+        self._renew_quic = protocols.renew
         opened: list[Opened] = []
         for bind in self._config.listen.quic:
             for host in await _numeric(bind):
                 try:
-                    listener = await doors.listen(host, bind.address.port)
+                    listener = await protocols.listen(host, bind.address.port)
                 except OSError as failure:
                     raise _cannot_listen(bind, failure) from None
                 self._listeners.append(listener)
-                opened.append(Opened("quic", listener.address, (doors.door.name,), doors.cover))
+                opened.append(Opened("quic", listener.address, (protocols.protocol.name,), protocols.cover))
         return opened
 
     async def _listen_bulk(self) -> list[Opened]:
         """A lane that nobody asked for may be missing: a second broker on the machine, or one without Arrow, is still a broker."""
-        if not self._config.listen.bulk:
+        if not self._config.listen.flight:
             return []
         try:
             return await self._open_lanes()
         except (StartFailed, MissingExtra) as failure:
-            if not is_default(self._config, "listen.bulk"):
+            if not is_default(self._config, "listen.flight"):
                 raise
-            self.left_out = f"no bulk lane: {failure}"
+            self.left_out = f"no Flight endpoint: {failure}"
             return []
 
     async def _open_lanes(self) -> list[Opened]:
-        with needs("listen.bulk"):
-            from headrace.server.bulk import BulkLanes
+        with needs("listen.flight"):
+            from headrace.server.flight import FlightEndpoints
         try:
-            lanes = BulkLanes(self._broker, self._config, self._access, self._shares.flight_connections)
+            lanes = FlightEndpoints(self._broker, self._config, self._access, self._shares.flight_connections)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         opened: list[Opened] = []
-        for bind in self._config.listen.bulk:
+        for bind in self._config.listen.flight:
             for host in await _numeric(bind):
                 try:
                     lane = await lanes.listen(host, bind.address.port)
                 except OSError as failure:
-                    raise _cannot_listen(bind, failure, "--bulk") from None
+                    raise _cannot_listen(bind, failure, "--listen-flight") from None
                 self._listeners.append(lane)
-                opened.append(Opened("bulk", lane.address, ("flight",), lanes.cover))
+                opened.append(Opened("flight", lane.address, ("flight",), lanes.cover))
         return opened
 
 
@@ -348,7 +348,7 @@ def net_limits(config: Config) -> NetLimits:
 
 def flight_connections(config: Config) -> int:
     """How many connections the Flight endpoint may have; 0 where there is none."""
-    return config.limits.flight_connections if config.listen.bulk else 0
+    return config.limits.flight_connections if config.listen.flight else 0
 
 
 async def _numeric(bind: Bind) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from headrace.bulk.client import BulkClient
+from headrace.flight.client import FlightClient
 from headrace.spark.boundaries import Boundary
 from headrace.spark.connection import connect
 from headrace.spark.offsets import Offsets, Place, nested
@@ -43,7 +43,7 @@ class BatchReader(DataSourceReader):
         return self._reader.read(partition)
 
 
-def resolved(boundary: Boundary, firsts: Offsets, ends: Offsets, client: BulkClient, *, fatal: bool) -> Offsets:
+def resolved(boundary: Boundary, firsts: Offsets, ends: Offsets, client: FlightClient, *, fatal: bool) -> Offsets:
     """Offsets within what the log holds; one that a user gave and that lies outside is an error, or moved with a warning."""
 
     def offset_for_time(times: Mapping[Place, int]) -> dict[Place, int | None]:

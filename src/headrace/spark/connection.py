@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import threading
 
-from headrace.bulk.client import BulkClient, Servers
+from headrace.flight.client import FlightClient, Servers
 
 _lock = threading.Lock()
-_clients: dict[tuple[int, Servers], BulkClient] = {}
+_clients: dict[tuple[int, Servers], FlightClient] = {}
 
 
-def connect(servers: Servers) -> BulkClient:
+def connect(servers: Servers) -> FlightClient:
     """The connection of this process to these servers; it may be used by several threads."""
     with _lock:
         found = _clients.get((os.getpid(), servers))
         if found is None:
-            found = _clients[os.getpid(), servers] = BulkClient(servers)
+            found = _clients[os.getpid(), servers] = FlightClient(servers)
         return found

@@ -39,7 +39,9 @@ class Endurance:
             return self._ask(ask, give_up=lambda tries, _: tries > self.retries)
         except Unavailable as failure:
             where = ",".join(addresses)
-            raise Unavailable(f"no broker answers at {where}: is its bulk lane open there (headrace serve --bulk)? {failure}") from None
+            raise Unavailable(
+                f"no broker answers at {where}: is its Flight endpoint open there (headrace serve --listen-flight)? {failure}"
+            ) from None
 
     def throughout(self, ask: Callable[[], _Answer]) -> _Answer:
         """While a query runs: a restart of the broker is only a pause."""

@@ -35,7 +35,7 @@ def from_json(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def nested(offsets: Mapping[Place, int]) -> dict[str, dict[int, int]]:
-    """By topic and partition, as the bulk lane wants it."""
+    """By topic and partition, as the Flight endpoint wants it."""
     by_topic: dict[str, dict[int, int]] = {}
     for (topic, partition), offset in offsets.items():
         by_topic.setdefault(topic, {})[partition] = offset

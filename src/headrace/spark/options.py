@@ -34,7 +34,7 @@ CONNECTION_OPTIONS: Final = (
         "kafka.bootstrap.servers",
         "required",
         "all",
-        "addresses of the bulk lane, `host:port,…`; the port is 8815 if left out",
+        "addresses of the Flight endpoint, `host:port,…`; the port is 8815 if left out",
         aliases=("bootstrap.servers", "servers"),
     ),
     Option("user", "none", "all", "whom to log in as"),

@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Final
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import BrokerError, NotAuthorized
+from headrace.flight.client import FlightClient
 from headrace.spark.offsets import Offsets, nested
 
 RETRY_SECONDS: Final = 1.0
@@ -23,7 +23,7 @@ _log = logging.getLogger("headrace.spark")
 class Progress:
     """Commits the latest offsets it was told, by a thread of its own; what came in between is passed over."""
 
-    def __init__(self, client: BulkClient, group: str) -> None:
+    def __init__(self, client: FlightClient, group: str) -> None:
         self._client, self._group = client, group
         self._told: Offsets = {}
         self._news = threading.Condition()

@@ -16,7 +16,7 @@ again comes with the same application and version; the run is new at each start,
 before it.
 
 Two writes of one foreachBatch call to the same topic would have one name, and the second would be taken for a replay of the first. So a
-run leaves a mark of its own behind each such write, and one that finds the mark already there is refused (`Edition.mark`).
+run leaves a mark of its own behind each such write, and one that finds the mark already there is refused (`Version.mark`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class StageSize(Protocol):
 
 
 class StagingClient(Protocol):
-    """What a task needs of `BulkClient`."""
+    """What a task needs of `FlightClient`."""
 
     def stage(
-        self, handle: str, batches: Iterable[pa.RecordBatch], *, topic: str | None, app: str, run_id: str = "", order: int = 0
+        self, handle: str, batches: Iterable[pa.RecordBatch], *, topic: str | None, writer: str, epoch: str = "", order: int = 0
     ) -> StageSize: ...
     def drop(self, handles: Sequence[str]) -> int: ...
 
@@ -104,61 +104,61 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
-class Edition:
+class Version:
     """What the broker knows a write by: the same for every attempt at it, and for nothing else."""
 
-    app: str
+    writer: str
     version: int
     run: str = ""
 
     @property
     def remember_ms(self) -> int:
         """A job with a random name comes back only to ask again what became of its one write; 0: the others may come back any time."""
-        return JOB_REMEMBERED_MS if self.app.startswith(JOB) else 0
+        return JOB_REMEMBERED_MS if self.writer.startswith(JOB) else 0
 
     @property
     def mark(self) -> str:
         """The application under which a run notes that it has written this, in a foreachBatch; see the top of this page."""
-        return f"spark/mark/{_digest(self.app)}/{_digest(self.run)}"
+        return f"spark/mark/{_digest(self.writer)}/{_digest(self.run)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Editions:
+class Versions:
     """How a writer names what it writes; see the table above."""
 
     topic: str
-    app: str = ""
+    writer: str = ""
     """The option `txnAppId`."""
     version: int | None = None
     """The option `txnVersion`."""
     job: str = ""
     """A random name, the same in all tasks of a batch write."""
 
-    def of_stream(self, task: TaskPlace) -> Edition:
+    def of_stream(self, task: TaskPlace) -> Version:
         if task.batch is None or not task.query or not task.run:
             raise ConfigError("Spark has not told this task its query and batch, without which it cannot be written exactly once")
-        return Edition(self._named() or f"spark/{task.query}", task.batch, task.run)
+        return Version(self._named() or f"spark/{task.query}", task.batch, task.run)
 
-    def of_batch(self, task: TaskPlace) -> Edition:
+    def of_batch(self, task: TaskPlace) -> Version:
         if self.version is not None:
-            return Edition(self._named(), self.version)
+            return Version(self._named(), self.version)
         if task.batch is not None:
-            return Edition(self._named() or self._scoped(f"spark/{task.query}"), task.batch, task.run)
-        if self.app:
+            return Version(self._named() or self._scoped(f"spark/{task.query}"), task.batch, task.run)
+        if self.writer:
             raise ConfigError(
                 "outside of foreachBatch the option 'txnAppId' needs 'txnVersion' beside it: a number that grows with each write"
             )
-        return Edition(JOB + self.job, 0)
+        return Version(JOB + self.job, 0)
 
     def _named(self) -> str:
-        return self._scoped(self.app) if self.app else ""
+        return self._scoped(self.writer) if self.writer else ""
 
-    def _scoped(self, app: str) -> str:
+    def _scoped(self, writer: str) -> str:
         """A long name of a topic is replaced by its digest: it has to be the same each time, not to be read."""
         if not self.topic:
-            return app
-        named = f"{app}/{self.topic}"
-        return named if len(named.encode()) <= APP_BYTES_MAX else f"{app}/{_digest(self.topic)}"
+            return writer
+        named = f"{writer}/{self.topic}"
+        return named if len(named.encode()) <= APP_BYTES_MAX else f"{writer}/{_digest(self.topic)}"
 
 
 def _digest(text: str) -> str:
@@ -215,7 +215,7 @@ def stage(
     batches: Iterable[pa.RecordBatch],
     *,
     topic: str,
-    edition: Edition,
+    edition: Version,
     order: int,
     until: float,
 ) -> tuple[str, StageSize]:
@@ -228,7 +228,7 @@ def stage(
     for attempt, pause in enumerate(_pauses()):
         named = f"{handle}.{attempt}" if attempt else handle
         try:
-            return named, client.stage(named, replay, topic=topic or None, app=edition.app, run_id=edition.run, order=order)
+            return named, client.stage(named, replay, topic=topic or None, writer=edition.writer, epoch=edition.run, order=order)
         except BaseException as failure:
             drop(client, [named])
             transient = isinstance(failure, BrokerError) and failure.retriable

@@ -13,8 +13,8 @@ from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
-from headrace.bulk.client import BulkClient, TopicState
 from headrace.errors import HeadraceError
+from headrace.flight.client import FlightClient, TopicState
 from headrace.spark.offsets import Offsets, Place
 
 TASK_BYTES_TARGET: Final = 128 << 20
@@ -105,7 +105,7 @@ def _retention(state: TopicState) -> str:
 
 
 def split(
-    ranges: Iterable[Range], states: Mapping[str, TopicState], client: BulkClient, *, tasks_min: int | None, task_records_max: int | None
+    ranges: Iterable[Range], states: Mapping[str, TopicState], client: FlightClient, *, tasks_min: int | None, task_records_max: int | None
 ) -> list[Range]:
     """The same records as more tasks, in the same order: that order is what a sink keeps within a partition."""
     ranges = list(ranges)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.bulk.client import Servers
 from headrace.errors import ConfigError
+from headrace.flight.client import Servers
 from headrace.spark.boundaries import Boundary
 from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options

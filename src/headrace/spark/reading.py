@@ -24,7 +24,7 @@ from headrace.spark.ranges import Losses, Range, lost
 from headrace.spark.read_settings import ReadSettings
 
 if TYPE_CHECKING:
-    from headrace.bulk.client import BulkClient, TopicState
+    from headrace.flight.client import FlightClient, TopicState
     from headrace.spark.values import Decoder
 
 ROWS_MAX: Final = 65_536
@@ -81,7 +81,7 @@ class RangeReader:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
-    def _skipped(self, asked: Range, position: int, failure: BrokerError, client: BulkClient) -> int:
+    def _skipped(self, asked: Range, position: int, failure: BrokerError, client: FlightClient) -> int:
         """Where to go on when what was planned is gone since."""
         losses = Losses(fatal=self.settings.fail_on_data_loss)
         if isinstance(failure, OffsetOutOfRange) and position < failure.first:
@@ -90,7 +90,7 @@ class RangeReader:
         losses.report(f"topic {asked.topic}, partition {asked.partition}: offsets {position} to {asked.stop - 1} cannot be read, {failure}")
         return asked.stop
 
-    def _state(self, client: BulkClient, topic: str) -> TopicState | None:
+    def _state(self, client: FlightClient, topic: str) -> TopicState | None:
         try:
             return client.describe([topic])[topic]
         except BrokerError:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from headrace.bulk.client import Servers
 from headrace.errors import ConfigError, InvalidRequest
+from headrace.flight.client import Servers
 from headrace.spark.options import Options
 
 TIMEOUT_MS: Final = 30_000
@@ -24,7 +24,7 @@ def servers_of(options: Options, environment: Mapping[str, str] = os.environ) ->
     """Raises `ConfigError`; no text of it ever holds the password."""
     addresses = options.text("kafka.bootstrap.servers")
     if not addresses:
-        raise ConfigError('option kafka.bootstrap.servers is missing: where the bulk lane of the broker is, such as "127.0.0.1:8815"')
+        raise ConfigError('option kafka.bootstrap.servers is missing: where the Flight endpoint of the broker is, such as "127.0.0.1:8815"')
     user, password = _login(options, environment)
     authority = _pem(options, "tls.ca", "truststore")
     certificate, key = _pem(options, "tls.certificate", "keystore"), _pem(options, "tls.key", "keystore")

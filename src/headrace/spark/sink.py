@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from headrace.bulk.client import Publication, Servers
 from headrace.errors import ConfigError, InvalidRequest, UnknownStage
+from headrace.flight.client import Publication, Servers
 from headrace.spark import publishing
 from headrace.spark.connection import connect
-from headrace.spark.publishing import Edition, Editions, TaskPlace, patiently
+from headrace.spark.publishing import TaskPlace, Version, Versions, patiently
 from headrace.spark.sink_columns import SinkColumns
 from headrace.spark.sink_options import SinkOptions
 
@@ -66,7 +66,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 class Staged(WriterCommitMessage):
     """What a task tells the driver. Without rows there is no handle."""
 
-    edition: Edition
+    edition: Version
     handle: str
     records: int
     size_bytes: int
@@ -80,7 +80,7 @@ class Outlet:
     topic: str
     """Empty: each row says."""
     columns: SinkColumns
-    editions: Editions
+    editions: Versions
     patience_seconds: float
 
     @classmethod
@@ -88,10 +88,10 @@ class Outlet:
         columns = SinkColumns.of(schema, topic=options.topic, headers=options.headers)
         if options.topic:
             ensure_topic(options.servers, options.topic, until=time.monotonic() + min(CHECK_SECONDS_MAX, options.patience_seconds))
-        editions = Editions(topic=options.topic, app=options.app, version=options.version, job=job)
+        editions = Versions(topic=options.topic, writer=options.writer, version=options.version, job=job)
         return cls(options.servers, options.topic, columns, editions, options.patience_seconds)
 
-    def stage(self, task: TaskPlace, edition: Edition, rows: Iterator[pa.RecordBatch]) -> Staged:
+    def stage(self, task: TaskPlace, edition: Version, rows: Iterator[pa.RecordBatch]) -> Staged:
         """Under a handle that no other attempt of this or any other task has. `order` is what makes a replay write the same log."""
         first = next((batch for batch in rows if batch.num_rows), None)
         if first is None:
@@ -123,7 +123,7 @@ class Outlet:
         edition = _common_edition(messages)
         handles = [message.handle for message in messages if message.handle]
         client = connect(self.servers)
-        ask = partial(client.publish, edition.app, edition.version, handles, run_id=edition.run, remember_ms=edition.remember_ms)
+        ask = partial(client.publish, edition.writer, edition.version, handles, epoch=edition.run, remember_ms=edition.remember_ms)
         try:
             published = patiently(ask, until=self._deadline())
         except UnknownStage as failure:
@@ -134,7 +134,7 @@ class Outlet:
             raise
         if published.already and handles:
             rows = sum(message.records for message in messages)
-            _log.warning("version %d of %s was published before: its %d rows are not written again", edition.version, edition.app, rows)
+            _log.warning("version %d of %s was published before: its %d rows are not written again", edition.version, edition.writer, rows)
         return published
 
     def publish_marked(self, messages: Sequence[Staged]) -> Publication:
@@ -149,7 +149,7 @@ class Outlet:
             raise InvalidRequest(self._second_write(edition))
         return published
 
-    def _second_write(self, edition: Edition) -> str:
+    def _second_write(self, edition: Version) -> str:
         where = f"topic '{self.topic}'" if self.topic else "the topics of column 'topic'"
         return (
             f"batch {edition.version} is written to {where} for the second time in one call of foreachBatch. After a crash the two could "
@@ -211,7 +211,7 @@ class BatchSink(DataSourceArrowWriter):
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch of Spark's may hold gigabytes, and one of the bulk lane is held in memory whole. Slices are no copies."""
+    """A batch of Spark's may hold gigabytes, and one of the Flight endpoint is held in memory whole. Slices are no copies."""
     rows = max(1, batch.num_rows * SENT_BYTES_MAX // max(SENT_BYTES_MAX, batch.nbytes))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
@@ -224,7 +224,7 @@ def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return staged
 
 
-def _common_edition(staged: Sequence[Staged]) -> Edition:
+def _common_edition(staged: Sequence[Staged]) -> Version:
     editions = {message.edition for message in staged}
     if len(editions) != 1:
         raise InvalidRequest(f"the tasks of one write disagree about what they wrote: {sorted(map(str, editions))}")

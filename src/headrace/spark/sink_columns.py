@@ -1,4 +1,4 @@
-"""The columns a written DataFrame may have, and their way into the bulk lane.
+"""The columns a written DataFrame may have, and their way into the Flight endpoint.
 
     column      Spark type                                   what it becomes
     value       string | binary, required                    the value; null is a tombstone
@@ -55,7 +55,7 @@ class SinkColumns:
         return cls(tuple(name for name in COLUMNS if name in found))
 
     def shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows with only these columns, in the types of the bulk lane. Texts become bytes without a copy."""
+        """The same rows with only these columns, in the types of the Flight endpoint. Texts become bytes without a copy."""
         import pyarrow as pa
 
         types = _arrow_types()

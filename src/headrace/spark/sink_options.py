@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.bulk.client import Servers
 from headrace.errors import ConfigError
+from headrace.flight.client import Servers
 from headrace.spark.options import Options
 from headrace.spark.servers import servers_of
 
@@ -24,23 +24,23 @@ class SinkOptions:
     """Empty: a column says."""
     headers: bool = True
     """As in Spark's Kafka sink, a column `headers` is written without being asked for; `includeHeaders=false` leaves it out."""
-    app: str = ""
+    writer: str = ""
     version: int | None = None
     patience_seconds: float = 120.0
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SinkOptions:
         options = Options(given)
-        app, version = options.text("txnAppId"), options.count("txnVersion", None, least=0)
-        if version is not None and not app:
+        writer, version = options.text("txnAppId"), options.count("txnVersion", None, least=0)
+        if version is not None and not writer:
             raise ConfigError("option txnVersion needs txnAppId beside it: whose version is it?")
-        if len(app.encode()) > APP_BYTES_MAX:
-            raise ConfigError(f"option txnAppId has {len(app.encode())} bytes, and may have {APP_BYTES_MAX}")
+        if len(writer.encode()) > APP_BYTES_MAX:
+            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, and may have {APP_BYTES_MAX}")
         return cls(
             servers=servers_of(options),
             topic=options.text("topic"),
             headers=options.flag("includeHeaders", True),
-            app=app,
+            writer=writer,
             version=version,
             patience_seconds=options.duration_ms("kafka.delivery.timeout.ms", 120_000) / 1000,
         )

@@ -26,8 +26,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.bulk.client import BulkClient, TopicState
 from headrace.errors import ConfigError, UnknownTopic
+from headrace.flight.client import FlightClient, TopicState
 from headrace.spark.admission import Patience, records_within, share
 from headrace.spark.batch_reader import resolved
 from headrace.spark.connection import connect
@@ -63,7 +63,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamReader, (self._reader,)
 
     @property
-    def _client(self) -> BulkClient:
+    def _client(self) -> FlightClient:
         return connect(self._settings.servers)
 
     @cached_property

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.bulk.client import BulkClient, TopicState
 from headrace.errors import ConfigError, UnknownTopic
+from headrace.flight.client import FlightClient, TopicState
 from headrace.limits import GROUP_NAME_BYTES_MAX
 from headrace.spark.offsets import Offsets, Place, parse_assignment
 from headrace.spark.options import Options
@@ -50,7 +50,7 @@ class Subscription:
     def __str__(self) -> str:
         return self.pattern or ", ".join(self.names)
 
-    def topics(self, client: BulkClient) -> list[str]:
+    def topics(self, client: FlightClient) -> list[str]:
         """Their names as of now."""
         return [name for name in client.topics() if self.reads(name)] if self.pattern else list(self.names)
 
@@ -61,7 +61,7 @@ class Subscription:
             return topic in self.names
         return re.fullmatch(self.pattern, topic) is not None and (not topic.endswith(f".{_DEAD_LETTERS}") or _DEAD_LETTERS in self.pattern)
 
-    def states(self, client: BulkClient) -> dict[str, TopicState]:
+    def states(self, client: FlightClient) -> dict[str, TopicState]:
         """The topics as they are now. A name that does not exist is refused with those that look like it."""
         names = self.topics(client)
         if not names:

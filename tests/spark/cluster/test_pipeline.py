@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headrace.bulk.client import BulkClient, Servers
+from headrace.flight.client import FlightClient, Servers
 from tests.spark.cluster.standalone import Standalone
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 PIPELINE = """
 [sources.orders]
@@ -57,20 +57,20 @@ def test_a_pipeline_runs_on_a_cluster_and_goes_on_where_it_was(tmp_path: Path) -
     file = tmp_path / "p.toml"
     file.write_text(PIPELINE, encoding="utf-8")
     (tmp_path / "prices.py").write_text(STEP, encoding="utf-8")
-    with Standalone(tmp_path / "cluster") as cluster, BulkBroker(tmp_path / "broker") as broker:
-        with BulkClient(Servers.parse(broker.address)) as bulk:
-            bulk.create_topic("orders", 2)
+    with Standalone(tmp_path / "cluster") as cluster, FlightBroker(tmp_path / "broker") as broker:
+        with FlightClient(Servers.parse(broker.address)) as flight_client:
+            flight_client.create_topic("orders", 2)
             for first in (0, 10):
                 values = [json.dumps({"id": id, "amount": id}).encode() for id in (*range(first, first + 10), -1)]
-                bulk.append("orders", [pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})])
+                flight_client.append("orders", [pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})])
                 run(file, cluster, broker)
-            states = bulk.describe(["orders.priced", "orders.dlq"])
+            states = flight_client.describe(["orders.priced", "orders.dlq"])
             assert [sum(each.end for each in state.partitions) for state in states.values()] == [20, 2]
     rows = DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
     assert sorted((row["id"], row["amount"]) for row in rows) == [(id, id * 2.0) for id in range(20)]
 
 
-def run(file: Path, cluster: Standalone, broker: BulkBroker) -> None:
+def run(file: Path, cluster: Standalone, broker: FlightBroker) -> None:
     """As somebody types it, in a shell where no virtual environment is active."""
     conf = [argument for key, value in cluster.conf.items() for argument in ("--conf", f"{key}={value}")]
     command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file), "--once", "--master", cluster.master, *conf]

@@ -28,10 +28,10 @@ from typing import IO, Final, TypeVar
 
 import pyarrow as pa
 
-from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError
+from headrace.flight.client import FlightClient, Servers
 from tests.spark.crash.traps import MY_EXECUTOR, MYSELF, VARIABLE, Orders, Report, Traps
-from tests.spark.serving import BulkBroker, shadow_home
+from tests.spark.serving import FlightBroker, shadow_home
 
 _T = TypeVar("_T")
 SOURCE, TARGET = "crash.source", "crash.target"
@@ -125,13 +125,13 @@ class Supervisor:
         self._traps = Traps(directory / "traps")
         self._broker = self._new_broker("127.0.0.1:0")
         self._address = self._broker.address
-        self._bulk = BulkClient(Servers.parse(self._address, timeout_seconds=10.0))
+        self._client = FlightClient(Servers.parse(self._address, timeout_seconds=10.0))
         self._fed = [0] * PARTITIONS
         self._driver: Driver | None = None
         self.outcome = Outcome()
 
-    def _new_broker(self, address: str) -> BulkBroker:
-        broker = BulkBroker(self._directory / "broker", bulk=address)
+    def _new_broker(self, address: str) -> FlightBroker:
+        broker = FlightBroker(self._directory / "broker", flight_client=address)
         broker.wait_ready()
         return broker
 
@@ -139,7 +139,7 @@ class Supervisor:
         """Kill as planned: (target, point)."""
         started = time.monotonic()
         for topic in (SOURCE, TARGET):
-            self._bulk.create_topic(topic, PARTITIONS)
+            self._client.create_topic(topic, PARTITIONS)
         for kind, point in planned:
             self._feed()
             if self._driver is None:
@@ -153,7 +153,7 @@ class Supervisor:
     def close(self) -> None:
         if self._driver is not None:
             self._driver.kill()
-        self._bulk.close()
+        self._client.close()
         self._broker.__exit__(None, None, None)
 
     # Life
@@ -168,11 +168,11 @@ class Supervisor:
             first, count = self._fed[partition], missing // PARTITIONS + 1
             values = [f"{partition}:{first + number}".encode() for number in range(count)]
             batch = pa.RecordBatch.from_pydict({"key": [str(partition).encode()] * count, "value": values})
-            self._bulk.append(SOURCE, [batch], partition=partition)
+            self._client.append(SOURCE, [batch], partition=partition)
             self._fed[partition] += count
 
     def _ends(self, topic: str) -> list[int]:
-        return [partition.end for partition in self._bulk.describe([topic])[topic].partitions]
+        return [partition.end for partition in self._client.describe([topic])[topic].partitions]
 
     def _start_driver(self) -> None:
         settings: dict[str, object] = {
@@ -308,7 +308,7 @@ class Supervisor:
 
     def _values(self, topic: str, partition: int) -> list[bytes]:
         end = self._ends(topic)[partition]
-        return [value for batch in self._bulk.read(topic, partition, 0, end, columns=("value",)) for value in batch.column(0).to_pylist()]
+        return [value for batch in self._client.read(topic, partition, 0, end, columns=("value",)) for value in batch.column(0).to_pylist()]
 
 
 def _difference(partition: int, source: list[bytes], target: list[bytes]) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError
-from tests.spark.serving import BulkBroker
+from headrace.flight.client import FlightClient, Servers
+from tests.spark.serving import FlightBroker
 
 pytestmark = pytest.mark.kill_loop
 
@@ -32,7 +32,7 @@ def letters(start: int) -> pa.RecordBatch:
     )
 
 
-def move_until_it_dies(client: BulkClient, done: set[int]) -> None:
+def move_until_it_dies(client: FlightClient, done: set[int]) -> None:
     """From the first record on in every life, as a replayed batch does."""
     try:
         for start in range(0, RECORDS, STEP):
@@ -43,7 +43,7 @@ def move_until_it_dies(client: BulkClient, done: set[int]) -> None:
         pass
 
 
-def kept(client: BulkClient) -> list[tuple[int, int]]:
+def kept(client: FlightClient) -> list[tuple[int, int]]:
     """(value, offset it came from) of every dead letter."""
     end = client.describe(["t.dlq"])["t.dlq"].partitions[0].end
     found = [row for batch in client.read("t.dlq", 0, 0, end, columns=["value", "headers"]) for row in batch.to_pylist()]
@@ -55,8 +55,8 @@ def test_a_move_that_was_interrupted_is_finished_without_doubles(tmp_path: Path)
     done, interrupted = set[int](), 0
     for life, moment in enumerate(MOMENTS):
         with (
-            BulkBroker(tmp_path, data=tmp_path / "data") as broker,
-            BulkClient(Servers.parse(broker.address, timeout_seconds=5.0)) as client,
+            FlightBroker(tmp_path, data=tmp_path / "data") as broker,
+            FlightClient(Servers.parse(broker.address, timeout_seconds=5.0)) as client,
         ):
             if not life:
                 client.create_topic("t")
@@ -69,7 +69,7 @@ def test_a_move_that_was_interrupted_is_finished_without_doubles(tmp_path: Path)
             broker.process.wait()
             moving.join()
     assert interrupted, "no kill came in the middle"
-    with BulkBroker(tmp_path, data=tmp_path / "data") as broker, BulkClient(Servers.parse(broker.address)) as client:
+    with FlightBroker(tmp_path, data=tmp_path / "data") as broker, FlightClient(Servers.parse(broker.address)) as client:
         move_until_it_dies(client, done)
         assert len(done) == RECORDS // STEP
         assert sorted(kept(client)) == [(number, number) for number in range(RECORDS)]

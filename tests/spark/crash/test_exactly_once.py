@@ -24,7 +24,7 @@ def test_every_row_arrives_once_and_in_order_however_often_driver_broker_and_wor
     assert {kind.split()[0] for kind in outcome.kills} == {"driver", "broker", "worker"}
     assert outcome.kills["driver published"], "none between the publication and Spark's own commit"
     assert outcome.kills["driver planning again"], "none during recovery"
-    assert set(outcome.fenced) == {"StaleRun"}, "a driver that was replaced could still publish"
+    assert set(outcome.fenced) == {"StaleEpoch"}, "a driver that was replaced could still publish"
     assert outcome.rows > 0
 
 

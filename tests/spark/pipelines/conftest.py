@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.spark.pipelines import Pipeline
+from headrace.spark.pipelines.executions import Execution
 from headrace.spark.pipelines.runner import Outcome, Runner
-from headrace.spark.pipelines.runs import Run
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def pipeline(broker: BulkBroker, tmp_path: Path) -> Pipeline:
+def pipeline(broker: FlightBroker, tmp_path: Path) -> Pipeline:
     return Pipeline("p", servers=broker.address, checkpoint="state", restart={"backoff": "1 ms"}).at(tmp_path)
 
 
@@ -35,7 +35,7 @@ def pipeline(broker: BulkBroker, tmp_path: Path) -> Pipeline:
 def run(spark: SparkSession) -> Iterator[Runs]:
     def run(pipeline: Pipeline, **more: Any) -> Outcome:
         pipeline.check()
-        with Run(pipeline.name, pipeline.checkpoint, file="p.toml", now_ms=0) as mine:
+        with Execution(pipeline.name, pipeline.checkpoint, file="p.toml", now_ms=0) as mine:
             return Runner(spark, pipeline, mine, **{"once": True, **more}).run()
 
     yield run

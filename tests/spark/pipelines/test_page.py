@@ -11,13 +11,13 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import TopicExists
+from headrace.flight.client import FlightClient
 from headrace.spark.pipelines import load
 from headrace.spark.pipelines.keys import SECTIONS
 from tests.spark.pipelines.conftest import Runs
 from tests.spark.pipelines.test_running import dead_letters, publish, records
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 PAGE = (Path(__file__).parent.parent.parent.parent / "docs" / "pipelines.md").read_text(encoding="utf-8")
 
@@ -39,35 +39,37 @@ def test_every_key_is_on_the_page_as_the_code_explains_it(section: str) -> None:
 
 
 @pytest.fixture
-def orders(bulk: BulkClient) -> Callable[..., None]:
+def orders(flight_client: FlightClient) -> Callable[..., None]:
     """The topic of the page, with what it speaks of."""
     try:
-        bulk.create_topic("orders")
+        flight_client.create_topic("orders")
     except TopicExists:
         pass
 
     def send(*amounts: float) -> None:
         for amount in amounts:
             minute = int(abs(amount)) % 60
-            publish(bulk, "orders", {"id": 1, "customer": "c", "amount": amount, "at": f"2026-11-15T10:{minute:02}:00Z"})
+            publish(flight_client, "orders", {"id": 1, "customer": "c", "amount": amount, "at": f"2026-11-15T10:{minute:02}:00Z"})
 
     return send
 
 
-def test_the_examples_of_the_page_run(orders: Callable[..., None], bulk: BulkClient, broker: BulkBroker, run: Runs, tmp_path: Path) -> None:
+def test_the_examples_of_the_page_run(
+    orders: Callable[..., None], flight_client: FlightClient, broker: FlightBroker, run: Runs, tmp_path: Path
+) -> None:
     (tmp_path / "orders.toml").write_text(example("orders.toml"))
     pipeline = load(tmp_path / "orders.toml", servers=broker.address)
     orders(1.5, 2.5, 2.5, -1.0)
-    publish(bulk, "orders", b"no json")
+    publish(flight_client, "orders", b"no json")
     run(pipeline)
     orders(2.25, 3.5)
     run(pipeline)
     rows = DeltaTable(tmp_path / "totals").to_pyarrow_table().to_pylist()
     assert {row["minute"].minute: (row["orders"], row["total"]) for row in rows} == {1: (1, 1.5), 2: (3, 7.25), 3: (1, 3.5)}
-    latest = {row["minute"]: row["total"] for row in records(bulk, "orders.by_minute")}
+    latest = {row["minute"]: row["total"] for row in records(flight_client, "orders.by_minute")}
     assert sorted(latest.values()) == [1.5, 3.5, 7.25]
     # Two sinks have read them, in two queries: each is one dead letter all the same.
-    found = dead_letters(bulk, "orders")
+    found = dead_letters(flight_client, "orders")
     assert len(found) == 2
     assert b"no json" in found
 
@@ -77,4 +79,4 @@ def test_the_examples_of_the_page_run(orders: Callable[..., None], bulk: BulkCli
     gross = duckdb.sql(f"select gross from '{tmp_path}/gross/*.parquet' order by 1")
     assert gross is not None
     assert [amount for (amount,) in gross.fetchall()] == [round(amount * 1.19, 2) for amount in (1.5, 2.25, 2.5, 2.5, 3.5)]
-    assert len(dead_letters(bulk, "orders")) == 2
+    assert len(dead_letters(flight_client, "orders")) == 2

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from headrace.bulk.client import BulkClient
+from headrace.flight.client import FlightClient
 from tests.conftest import Proof
 from tests.spark.pipelines.test_running import publish, records
-from tests.spark.serving import BulkBroker, session_settings, shadow_home
+from tests.spark.serving import FlightBroker, session_settings, shadow_home
 
 pytestmark = pytest.mark.spark
 
@@ -53,7 +53,7 @@ path = "table"
 class Terminal:
     """A shell with `headrace` in it, in a directory of its own."""
 
-    def __init__(self, directory: Path, broker: BulkBroker) -> None:
+    def __init__(self, directory: Path, broker: FlightBroker) -> None:
         self.directory, self.broker = directory, broker
         self.environment = {
             **os.environ,
@@ -101,7 +101,7 @@ def _text(value: object) -> str:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, broker: BulkBroker) -> Iterator[Terminal]:
+def terminal(tmp_path: Path, broker: FlightBroker) -> Iterator[Terminal]:
     made = Terminal(tmp_path, broker)
     yield made
     made.close()
@@ -128,7 +128,7 @@ def java_below(pid: int) -> int:
 
 
 def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
-    terminal: Terminal, bulk: BulkClient, fresh_topic: Callable[..., str], proof: Proof
+    terminal: Terminal, flight_client: FlightClient, fresh_topic: Callable[..., str], proof: Proof
 ) -> None:
     source, target = fresh_topic(partitions=2), fresh_topic("-out")
     (terminal.directory / "copy.toml").write_text(TOML.format(source=source, target=target))
@@ -136,7 +136,7 @@ def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
 
     def send(count: int) -> None:
         nonlocal sent
-        publish(bulk, source, *({"id": id} for id in range(sent, sent + count)))
+        publish(flight_client, source, *({"id": id} for id in range(sent, sent + count)))
         sent += count
 
     kills = 0
@@ -167,7 +167,7 @@ def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
     stopped = terminal.run("pipeline", "stop", "copy")
     assert (stopped.returncode, stopped.stderr) == (0, "copy: stopped\n")
     assert child.wait(timeout=60) == 0
-    in_topic = Counter(row["id"] for row in records(bulk, target))
+    in_topic = Counter(row["id"] for row in records(flight_client, target))
     in_table = Counter(DeltaTable(terminal.directory / "table").to_pyarrow_table().column("id").to_pylist())
     assert in_topic == Counter(range(sent))
     assert in_table == Counter(range(sent))
@@ -177,17 +177,17 @@ def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
 
 
 def test_a_run_reads_what_is_there_and_ends_and_one_that_follows_ends_by_a_signal(
-    terminal: Terminal, bulk: BulkClient, fresh_topic: Callable[..., str]
+    terminal: Terminal, flight_client: FlightClient, fresh_topic: Callable[..., str]
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
     (terminal.directory / "copy.toml").write_text(TOML.format(source=source, target=target))
-    publish(bulk, source, *({"id": id} for id in range(500)))
+    publish(flight_client, source, *({"id": id} for id in range(500)))
     once = terminal.start("pipeline", "run", "copy.toml", "--once")
     _, errors = once.communicate(timeout=200)
     assert once.returncode == 0, errors
     assert "copy: finished; topic 500 rows, table 500 rows" in errors
     assert "Exception" not in errors
-    assert len(records(bulk, target)) == 500
+    assert len(records(flight_client, target)) == 500
     asked = terminal.start("sql", f"select count(*) as n, sum(twice) as total from `{target}`", "--format=json", "-o", "json")
     answer, errors = asked.communicate(timeout=200)
     assert (asked.returncode, errors) == (0, "")

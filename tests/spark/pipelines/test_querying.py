@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import UnknownTopic
+from headrace.flight.client import FlightClient
 from headrace.spark.pipelines.querying import QueryFault, Reading, answer, quoted, relations, run_query
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 from tests.spark.values.conftest import Desk
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ def rows_of(frame: DataFrame, limit: int) -> pa.Table:
 
 
 @pytest.fixture
-def reading(broker: BulkBroker) -> Reading:
+def reading(broker: FlightBroker) -> Reading:
     return Reading({"servers": broker.address})
 
 
 @pytest.fixture
-def orders(bulk: BulkClient, fresh_topic: Callable[..., str]) -> str:
+def orders(flight_client: FlightClient, fresh_topic: Callable[..., str]) -> str:
     name = fresh_topic(".by-minute", partitions=2)
     texts = [json.dumps({"id": id, "who": "abc"[id % 3], "timestamp": id}).encode() for id in range(9)]
     keys = [f"k{id}".encode() for id in range(9)]
-    bulk.append(name, [pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": pa.array(texts, pa.binary())})])
+    flight_client.append(name, [pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": pa.array(texts, pa.binary())})])
     return name
 
 
@@ -73,45 +73,47 @@ def test_a_query_that_would_change_a_topic_is_refused(spark: SparkSession, query
         relations(spark, query)
 
 
-def test_a_topic_without_a_schema_has_text_in_it(spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading) -> None:
-    frame = run_query(spark, bulk, f"select * from `{orders}` where key = 'k4'", reading)
+def test_a_topic_without_a_schema_has_text_in_it(spark: SparkSession, flight_client: FlightClient, orders: str, reading: Reading) -> None:
+    frame = run_query(spark, flight_client, f"select * from `{orders}` where key = 'k4'", reading)
     [row] = rows_of(frame, 10).to_pylist()
     assert list(row) == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
     assert json.loads(row["value"]) == {"id": 4, "who": "b", "timestamp": 4}
 
 
-def test_columns_of_json_are_guessed_or_given(spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading) -> None:
+def test_columns_of_json_are_guessed_or_given(spark: SparkSession, flight_client: FlightClient, orders: str, reading: Reading) -> None:
     query = f"select who, count(*) as n, sum(id) as total from `{orders}` group by who order by who"
     guessed = Reading(reading.options, "json")
     expected = [{"who": "a", "n": 3, "total": 9}, {"who": "b", "n": 3, "total": 12}, {"who": "c", "n": 3, "total": 15}]
-    assert rows_of(run_query(spark, bulk, query, guessed), 10).to_pylist() == expected
+    assert rows_of(run_query(spark, flight_client, query, guessed), 10).to_pylist() == expected
     given = Reading(reading.options, "json", "id long, who string")
-    assert rows_of(run_query(spark, bulk, query, given), 10).to_pylist() == expected
+    assert rows_of(run_query(spark, flight_client, query, given), 10).to_pylist() == expected
     # A field that is called like a column of the record is reached through the value.
-    frame = run_query(spark, bulk, f"select max(value.timestamp) as m, max(timestamp) > '2020-01-01' as y from `{orders}`", guessed)
+    frame = run_query(
+        spark, flight_client, f"select max(value.timestamp) as m, max(timestamp) > '2020-01-01' as y from `{orders}`", guessed
+    )
     assert rows_of(frame, 10).to_pylist() == [{"m": 8, "y": True}]
 
 
 def test_values_that_a_query_could_not_read_are_counted(
-    spark: SparkSession, bulk: BulkClient, fresh_topic: Callable[..., str], orders: str, reading: Reading
+    spark: SparkSession, flight_client: FlightClient, fresh_topic: Callable[..., str], orders: str, reading: Reading
 ) -> None:
     topic = fresh_topic("-x")
     values = [b'{"id": 1, "n": 1}', b'{"id": 2, "n": 1.5}', b"broken"]
-    bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})])
+    flight_client.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})])
     typed = Reading(reading.options, "json", "id long, n long")
-    found = answer(run_query(spark, bulk, f"select sum(a.n) as n from `{topic}` a join `{orders}` b using (id)", typed), 10)
+    found = answer(run_query(spark, flight_client, f"select sum(a.n) as n from `{topic}` a join `{orders}` b using (id)", typed), 10)
     assert (found.rows.to_pylist(), found.unread) == ([{"n": 1}], {topic: 2})
-    assert answer(run_query(spark, bulk, f"select count(*) as n from `{orders}`", typed), 10).unread == {}
-    assert answer(run_query(spark, bulk, "select 1 as n", typed), 10).unread == {}
+    assert answer(run_query(spark, flight_client, f"select count(*) as n from `{orders}`", typed), 10).unread == {}
+    assert answer(run_query(spark, flight_client, "select 1 as n", typed), 10).unread == {}
 
 
 def test_a_topic_that_requires_a_schema_has_its_columns_unasked(
-    spark: SparkSession, bulk: BulkClient, broker: BulkBroker, orders: str, reading: Reading
+    spark: SparkSession, flight_client: FlightClient, broker: FlightBroker, orders: str, reading: Reading
 ) -> None:
-    desk = Desk(broker, bulk)
+    desk = Desk(broker, flight_client)
     desk.register(orders, "json", {"type": "object", "properties": {"id": {"type": "integer"}, "who": {"type": "string"}}})
     desk.require(orders, orders)
-    frame = run_query(spark, bulk, f"select who, max(id) as top from `{orders}` group by 1 order by 1 limit 1", reading)
+    frame = run_query(spark, flight_client, f"select who, max(id) as top from `{orders}` group by 1 order by 1 limit 1", reading)
     assert rows_of(frame, 10).to_pylist() == [{"who": "a", "top": 6}]
 
 
@@ -123,18 +125,18 @@ def test_a_topic_that_requires_a_schema_has_its_columns_unasked(
     ],
 )
 def test_a_fault_has_its_place_in_the_text(
-    query: str, fault: str, spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading
+    query: str, fault: str, spark: SparkSession, flight_client: FlightClient, orders: str, reading: Reading
 ) -> None:
     with pytest.raises(QueryFault, match=fault):
-        run_query(spark, bulk, query.format(topic=orders), reading)
+        run_query(spark, flight_client, query.format(topic=orders), reading)
 
 
-def test_a_topic_that_is_not_there_is_not_found(spark: SparkSession, bulk: BulkClient, reading: Reading) -> None:
+def test_a_topic_that_is_not_there_is_not_found(spark: SparkSession, flight_client: FlightClient, reading: Reading) -> None:
     with pytest.raises(UnknownTopic, match="there is no topic 'ordesr'"):
-        run_query(spark, bulk, "select * from ordesr", reading)
+        run_query(spark, flight_client, "select * from ordesr", reading)
 
 
-def test_a_fault_of_the_rows_is_one_line(spark: SparkSession, bulk: BulkClient, orders: str, reading: Reading) -> None:
-    frame = run_query(spark, bulk, f"select raise_error('not this ' || key) as x from `{orders}` where key = 'k1'", reading)
+def test_a_fault_of_the_rows_is_one_line(spark: SparkSession, flight_client: FlightClient, orders: str, reading: Reading) -> None:
+    frame = run_query(spark, flight_client, f"select raise_error('not this ' || key) as x from `{orders}` where key = 'k1'", reading)
     with pytest.raises(QueryFault, match="^.*not this k1"):
         rows_of(frame, 1)

@@ -13,46 +13,46 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import Unavailable
+from headrace.flight.client import FlightClient
 from headrace.spark.pipelines import Pipeline
 from headrace.spark.pipelines.archive import archive_pipeline
 from headrace.spark.pipelines.checking import describe
+from headrace.spark.pipelines.executions import AlreadyRunning, Execution, find, status_in
 from headrace.spark.pipelines.model import Sink
 from headrace.spark.pipelines.plan import PlanFault, check_topics
 from headrace.spark.pipelines.progress import QueryState
 from headrace.spark.pipelines.rejection import each, reject
 from headrace.spark.pipelines.runner import PipelineFailed
-from headrace.spark.pipelines.runs import AlreadyRunning, Run, find, status_in
 from headrace.spark.pipelines.tables.parquet import Parquet
 from tests.spark.pipelines.conftest import Runs
 from tests.spark.pipelines.test_tables import rows_of
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 from tests.spark.values.conftest import Desk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def publish(bulk: BulkClient, topic: str, *values: object) -> None:
+def publish(flight_client: FlightClient, topic: str, *values: object) -> None:
     texts = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
-    bulk.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary())})])
+    flight_client.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary())})])
 
 
-def values(bulk: BulkClient, topic: str) -> list[bytes]:
+def values(flight_client: FlightClient, topic: str) -> list[bytes]:
     found: list[bytes] = []
-    for partition, state in enumerate(bulk.describe([topic])[topic].partitions):
-        for batch in bulk.read(topic, partition, state.first, state.end, columns=["value"]):
+    for partition, state in enumerate(flight_client.describe([topic])[topic].partitions):
+        for batch in flight_client.read(topic, partition, state.first, state.end, columns=["value"]):
             found += batch.column("value").to_pylist()
     return found
 
 
-def records(bulk: BulkClient, topic: str) -> list[Any]:
-    return [json.loads(value) for value in values(bulk, topic)]
+def records(flight_client: FlightClient, topic: str) -> list[Any]:
+    return [json.loads(value) for value in values(flight_client, topic)]
 
 
-def dead_letters(bulk: BulkClient, topic: str) -> list[bytes]:
-    return values(bulk, f"{topic}.dlq") if f"{topic}.dlq" in bulk.topics() else []
+def dead_letters(flight_client: FlightClient, topic: str) -> list[bytes]:
+    return values(flight_client, f"{topic}.dlq") if f"{topic}.dlq" in flight_client.topics() else []
 
 
 def orders(*ids: int) -> list[dict[str, object]]:
@@ -63,35 +63,35 @@ COLUMNS = "id long, amount double, at timestamp"
 
 
 def test_rows_go_from_topic_through_sql_to_topic_once(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+    flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(partitions=2), fresh_topic("-out")
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
     pipeline.step("large", sql="select id, amount from orders where amount > 3")
     pipeline.sink("out", "large", kind="topic", topic=target, key="id")
-    publish(bulk, source, *orders(1, 2, 3, 4))
+    publish(flight_client, source, *orders(1, 2, 3, 4))
     outcome = run(pipeline)
     assert (outcome.state, outcome.queries[0].rows_total) == ("finished", 4)
-    publish(bulk, source, *orders(5, 1))
+    publish(flight_client, source, *orders(5, 1))
     run(pipeline)
     run(pipeline)
-    assert sorted(row["id"] for row in records(bulk, target)) == [3, 4, 5]
-    [batch] = bulk.read(target, 0, 0, 3, columns=["key", "value"])
+    assert sorted(row["id"] for row in records(flight_client, target)) == [3, 4, 5]
+    [batch] = flight_client.read(target, 0, 0, 3, columns=["key", "value"])
     assert batch.to_pylist()[0].keys() == {"key", "value"}
     assert {int(row["key"]) for row in batch.to_pylist()} == {3, 4, 5}
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
 def test_a_table_holds_each_row_once_though_its_batch_comes_again(
-    kind: str, bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+    kind: str, flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
     source = fresh_topic(partitions=2)
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
     more = {"table": "headrace.totals"} if kind == "iceberg" else {}
     pipeline.sink("rows", "orders", kind=kind, path="rows", **more)
-    publish(bulk, source, *orders(1, 2, 3))
+    publish(flight_client, source, *orders(1, 2, 3))
     run(pipeline)
-    publish(bulk, source, *orders(4))
+    publish(flight_client, source, *orders(4))
     run(pipeline)
     commits = tmp_path / "state" / "rows" / "commits"
     last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
@@ -103,22 +103,22 @@ def test_a_table_holds_each_row_once_though_its_batch_comes_again(
 
 
 def test_a_complete_result_replaces_the_table(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+    flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
     source = fresh_topic()
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
     pipeline.step("counts", sql="select id % 2 = 0 as even, count(*) as n from orders group by 1")
     pipeline.sink("counts", "counts", kind="delta", path="counts", mode="complete")
-    publish(bulk, source, *orders(1, 2, 3))
+    publish(flight_client, source, *orders(1, 2, 3))
     run(pipeline)
-    publish(bulk, source, *orders(4, 5))
+    publish(flight_client, source, *orders(4, 5))
     run(pipeline)
     rows = DeltaTable(tmp_path / "counts").to_pyarrow_table().to_pylist()
     assert {row["even"]: row["n"] for row in rows} == {True: 2, False: 3}
 
 
 def test_functions_take_what_their_parameters_name_and_travel_to_the_tasks(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+    flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
     source, people, target = fresh_topic(), fresh_topic("-people"), fresh_topic("-out")
     (tmp_path / "my_numbers.py").write_text("def doubled(value):\n    return value * 2\n")
@@ -132,14 +132,14 @@ def test_functions_take_what_their_parameters_name_and_travel_to_the_tasks(
     pipeline.source("people", topic=people, format="json", schema="who long, name string", read="table")
     pipeline.step("joined", python="my_steps:joined")
     pipeline.sink("out", "joined", kind="topic", topic=target)
-    publish(bulk, people, {"who": 1, "name": "anna"}, {"who": 2, "name": "ben"})
-    publish(bulk, source, *orders(1, 2, 3))
+    publish(flight_client, people, {"who": 1, "name": "anna"}, {"who": 2, "name": "ben"})
+    publish(flight_client, source, *orders(1, 2, 3))
     run(pipeline)
-    assert sorted((row["name"], row["amount"]) for row in records(bulk, target)) == [("anna", 3.0), ("ben", 6.0)]
+    assert sorted((row["name"], row["amount"]) for row in records(flight_client, target)) == [("anna", 3.0), ("ben", 6.0)]
 
 
 def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
-    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+    flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
@@ -156,19 +156,19 @@ def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
         return each(reject(orders, "case when id = 1 then 'the first is refused' end"), parsed, "id long, inverse double")
 
     pipeline.sink("out", "checked", kind="topic", topic=target)
-    publish(bulk, source, *orders(1, 2, 3, 4, 5, 6))
+    publish(flight_client, source, *orders(1, 2, 3, 4, 5, 6))
     run(pipeline)
-    assert sorted((row["id"], row["inverse"]) for row in records(bulk, target)) == [(2, -1.0), (5, 0.5)]
-    reasons = {json.loads(letter.value)["id"]: letter.reason for letter in Desk(broker, bulk).dead_letters(source)}
+    assert sorted((row["id"], row["inverse"]) for row in records(flight_client, target)) == [(2, -1.0), (5, 0.5)]
+    reasons = {json.loads(letter.value)["id"]: letter.reason for letter in Desk(broker, flight_client).dead_letters(source)}
     assert "six" in reasons.pop(6)
     assert reasons == {1: "pipeline: the first is refused", 3: "pipeline: ZeroDivisionError: division by zero"}
 
 
 def test_the_columns_come_from_the_schema_that_the_topic_requires(
-    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+    flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
-    desk = Desk(broker, bulk)
+    desk = Desk(broker, flight_client)
     fields = {"id": {"type": "integer"}, "topic": {"type": "string"}}
     desk.register(source, "json", {"type": "object", "properties": fields, "required": ["id"]})
     desk.require(source, source)
@@ -176,34 +176,34 @@ def test_the_columns_come_from_the_schema_that_the_topic_requires(
     pipeline.source("orders", topic=source, format="json", expect={"the id is positive": "id > 0"})
     pipeline.step("named", sql="select id, topic as of_value, record_topic = topic as same from orders")
     pipeline.sink("out", "named", kind="topic", topic=target)
-    publish(bulk, source, {"id": 1, "topic": "mine"}, {"id": -1, "topic": "mine"})
+    publish(flight_client, source, {"id": 1, "topic": "mine"}, {"id": -1, "topic": "mine"})
     run(pipeline)
-    assert records(bulk, target) == [{"id": 1, "of_value": "mine", "same": False}]
+    assert records(flight_client, target) == [{"id": 1, "of_value": "mine", "same": False}]
     assert [letter.reason for letter in desk.dead_letters(source)] == ["pipeline: not met: the id is positive"]
 
 
 def test_columns_that_are_those_of_a_record_are_written_as_they_are(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+    flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, one, other = fresh_topic(), fresh_topic("-one"), fresh_topic("-other")
     pipeline.source("lines", topic=source, format="string")
     pipeline.step("routed", sql=f"select if(value like 'a%', '{one}', '{other}') as topic, upper(value) as value, '7' as key from lines")
     pipeline.sink("out", "routed", kind="topic")
-    publish(bulk, source, b"anna", b"ben")
+    publish(flight_client, source, b"anna", b"ben")
     run(pipeline)
-    assert (values(bulk, one), values(bulk, other)) == ([b"ANNA"], [b"BEN"])
+    assert (values(flight_client, one), values(flight_client, other)) == ([b"ANNA"], [b"BEN"])
 
 
 def test_a_batch_that_always_fails_ends_the_pipeline_with_its_name_and_its_records(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+    flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
     source = fresh_topic()
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
     pipeline.step("bad", sql="select id, if(id = 7, raise_error('seven is right out'), 1) as x from orders")
     pipeline.sink("out", "bad", kind="parquet", path="rows")
-    publish(bulk, source, *orders(1))
+    publish(flight_client, source, *orders(1))
     run(pipeline)
-    publish(bulk, source, *orders(7))
+    publish(flight_client, source, *orders(7))
     with pytest.raises(PipelineFailed) as caught:
         run(pipeline)
     text = str(caught.value)
@@ -220,12 +220,17 @@ def test_a_batch_that_always_fails_ends_the_pipeline_with_its_name_and_its_recor
 
 
 def test_a_failure_that_passes_is_survived(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flight_client: FlightClient,
+    fresh_topic: Callable[..., str],
+    pipeline: Pipeline,
+    run: Runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = fresh_topic()
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
     pipeline.sink("out", "orders", kind="parquet", path="rows")
-    publish(bulk, source, *orders(1, 2))
+    publish(flight_client, source, *orders(1, 2))
     commit, failures = Parquet.commit, iter([OSError("the disk stutters"), OSError("the disk stutters")])
 
     def stuttering(self: Parquet, *arguments: Any, **more: Any) -> None:
@@ -242,14 +247,14 @@ def test_a_failure_that_passes_is_survived(
 
 
 def test_a_run_is_seen_and_stopped_from_outside(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
+    flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
-    from headrace.spark.pipelines.runs import ask_to_stop, runs
+    from headrace.spark.pipelines.executions import ask_to_stop, runs
 
     source, target = fresh_topic(), fresh_topic("-out")
     pipeline.source("lines", topic=source, format="string")
     pipeline.sink("out", "lines", kind="topic", topic=target, value="value")
-    publish(bulk, source, b"one")
+    publish(flight_client, source, b"one")
     outside: list[str] = []
 
     def watch() -> None:
@@ -259,7 +264,7 @@ def test_a_run_is_seen_and_stopped_from_outside(
             if known and known[0]["queries"] and known[0]["queries"][0]["rows_total"] == 1:
                 outside.append(known[0]["state"])
                 with pytest.raises(AlreadyRunning, match="pipeline p runs already"):
-                    Run("p", str(tmp_path / "state"), file="", now_ms=0).__enter__()
+                    Execution("p", str(tmp_path / "state"), file="", now_ms=0).__enter__()
                 ask_to_stop(find("p"))
                 return
             time.sleep(0.05)
@@ -271,14 +276,14 @@ def test_a_run_is_seen_and_stopped_from_outside(
     assert outside == ["running"]
     assert outcome.state == "stopped"
     assert find(str(tmp_path / "state"))["state"] == "stopped"
-    assert values(bulk, target) == [b"one"]
+    assert values(flight_client, target) == [b"one"]
 
 
 def test_a_check_shows_offsets_columns_and_sinks_and_runs_nothing(
-    bulk: BulkClient, fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession, topic: str, tmp_path: Path
+    flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     source = fresh_topic(partitions=2)
-    publish(bulk, source, *orders(1))
+    publish(flight_client, source, *orders(1))
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
     pipeline.step("large", sql="select id, amount as price from orders")
     pipeline.sink("out", "large", kind="topic", topic=f"{topic}-never-made")
@@ -289,7 +294,7 @@ def test_a_check_shows_offsets_columns_and_sinks_and_runs_nothing(
     assert f"topic {source}" in tree
     assert "id bigint, price double" in tree
     assert f"out: large → topic {topic}-never-made (append)" in tree
-    assert f"{topic}-never-made" not in bulk.topics()
+    assert f"{topic}-never-made" not in flight_client.topics()
     assert not (tmp_path / "state" / "out").exists()
 
 
@@ -370,7 +375,7 @@ def test_a_field_that_differs_from_a_column_of_the_record_in_case_alone_has_its_
 def test_a_broker_that_does_not_answer_is_told_with_its_address() -> None:
     pipeline = Pipeline("p", servers="127.0.0.1:1")
     pipeline.source("orders", pattern="orders.*")
-    with pytest.raises(Unavailable, match=r"no broker answers at 127\.0\.0\.1:1: is its bulk lane open there"):
+    with pytest.raises(Unavailable, match=r"no broker answers at 127\.0\.0\.1:1: is its Flight endpoint open there"):
         check_topics(pipeline)
 
 
@@ -391,10 +396,10 @@ def test_a_source_without_a_schema_is_told_before_spark_starts(pipeline: Pipelin
 
 
 def test_an_archive_keeps_all_of_a_record(
-    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
+    flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
 ) -> None:
     source = fresh_topic(partitions=2)
-    publish(bulk, source, b"\x00\xff", b"two")
+    publish(flight_client, source, b"\x00\xff", b"two")
     made = archive_pipeline(source, "delta", str(tmp_path / "lake"), servers=broker.address)
     run(made)
     rows = DeltaTable(tmp_path / "lake").to_pyarrow_table().to_pylist()
@@ -403,11 +408,11 @@ def test_an_archive_keeps_all_of_a_record(
 
 
 def test_a_directory_keeps_the_archives_of_several_topics_apart(
-    bulk: BulkClient, broker: BulkBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
+    flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], run: Runs, tmp_path: Path
 ) -> None:
     topics = [fresh_topic("-a"), fresh_topic("-b")]
     for topic in (*topics, topics[0]):
-        publish(bulk, topic, topic.encode())
+        publish(flight_client, topic, topic.encode())
         run(archive_pipeline(topic, "delta", str(tmp_path / "lake"), servers=broker.address))
     rows = DeltaTable(tmp_path / "lake").to_pyarrow_table().to_pylist()
     assert sorted((row["topic"], row["offset"]) for row in rows) == sorted([(topics[0], 0), (topics[0], 1), (topics[1], 0)])
@@ -420,7 +425,7 @@ def test_a_sink_names_its_own_kind_of_table(tmp_path: Path) -> None:
 
 
 def test_a_console_shows_the_first_rows_and_the_state_of_all_is_kept(
-    bulk: BulkClient, capsys: pytest.CaptureFixture[str], fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
+    flight_client: FlightClient, capsys: pytest.CaptureFixture[str], fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source = fresh_topic()
     pipeline.source("orders", topic=source, format="json", schema=COLUMNS)
@@ -430,10 +435,10 @@ def test_a_console_shows_the_first_rows_and_the_state_of_all_is_kept(
         return orders.dropDuplicates(["id"]).select("id")
 
     pipeline.sink("out", "once", kind="console", rows=2)
-    publish(bulk, source, *orders(*range(200)))
+    publish(flight_client, source, *orders(*range(200)))
     [query] = run(pipeline).queries
     assert query.state_rows == 200
-    publish(bulk, source, *orders(*range(201)))
+    publish(flight_client, source, *orders(*range(201)))
     run(pipeline)
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "out: batch 0"

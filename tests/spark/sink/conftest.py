@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -16,7 +16,7 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def write(broker: BulkBroker) -> Write:
+def write(broker: FlightBroker) -> Write:
     """`write(frame, topic=…)`: a batch write in append mode."""
 
     def write(frame: DataFrame, **options: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
-from headrace.bulk.client import Publication, StageSize
-from headrace.errors import StaleRun, Unavailable, UnknownStage, UnknownTopic
+from headrace.errors import StaleEpoch, Unavailable, UnknownStage, UnknownTopic
+from headrace.flight.client import Publication, StageSize
 from headrace.spark.publishing import TaskPlace
 
 QUERY, RUN = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
@@ -28,7 +28,7 @@ def task(*, batch: int | None = 0, partition: int = 0, attempt: int = 0, run: st
 
 @dataclass
 class StandIn:
-    """Takes the place of `BulkClient`."""
+    """Takes the place of `FlightClient`."""
 
     topics: set[str] = field(default_factory=lambda: {"orders"})
     auto_create: bool = False
@@ -59,7 +59,7 @@ class StandIn:
         self.topics.add(name)
 
     def stage(
-        self, handle: str, batches: Iterable[pa.RecordBatch], *, topic: str | None, app: str, run_id: str = "", order: int = 0
+        self, handle: str, batches: Iterable[pa.RecordBatch], *, topic: str | None, writer: str, epoch: str = "", order: int = 0
     ) -> StageSize:
         taken: list[dict[str, Any]] = []
         for batch in batches:
@@ -70,39 +70,39 @@ class StandIn:
         if self._call("stage"):
             raise Unavailable("stage: nobody answers")
         assert handle not in self.staged, "no two attempts share a handle"
-        self.staged[handle] = (app, order, taken)
+        self.staged[handle] = (writer, order, taken)
         return StageSize(len(taken), 0)
 
-    def publish(self, app: str, version: int, handles: Sequence[str], *, run_id: str = "", remember_ms: int = 0) -> Publication:
+    def publish(self, writer: str, version: int, handles: Sequence[str], *, epoch: str = "", remember_ms: int = 0) -> Publication:
         lost = self._call("publish")
-        if run_id in self.stale:
-            raise StaleRun(app=app, run_id=run_id, current="another")
-        answer = self._publish(app, version, handles)
+        if epoch in self.stale:
+            raise StaleEpoch(writer=writer, epoch=epoch, current="another")
+        answer = self._publish(writer, version, handles)
         if lost:
             raise Unavailable("publish: nobody answers")
         return answer
 
-    def _publish(self, app: str, version: int, handles: Sequence[str]) -> Publication:
-        if version <= self.versions.get(app, -1):
+    def _publish(self, writer: str, version: int, handles: Sequence[str]) -> Publication:
+        if version <= self.versions.get(writer, -1):
             self.drop(handles)
-            return Publication(app, version, True, 0)
+            return Publication(writer, version, True, 0)
         for handle in handles:
-            if handle not in self.staged or self.staged[handle][0] != app:
+            if handle not in self.staged or self.staged[handle][0] != writer:
                 raise UnknownStage(handle)
         found = sorted((self.staged.pop(handle) for handle in handles), key=lambda stage: stage[1])
         published = [row for _, _, taken in found for row in taken]
         self.log += published
-        self.versions[app] = version
-        return Publication(app, version, False, len(published))
+        self.versions[writer] = version
+        return Publication(writer, version, False, len(published))
 
     def drop(self, handles: Sequence[str]) -> int:
         self._call("drop")
         self.dead.update(handles)
         return sum(self.staged.pop(handle, None) is not None for handle in handles)
 
-    def last_version(self, app: str) -> int | None:
+    def last_version(self, writer: str) -> int | None:
         self._call("last_version")
-        return self.versions.get(app)
+        return self.versions.get(writer)
 
     def restart(self) -> None:
         """What is staged goes; what is published stays."""

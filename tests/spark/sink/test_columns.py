@@ -1,4 +1,4 @@
-"""The columns of a written DataFrame: what is refused on the driver, and what the bulk lane gets of the rest."""
+"""The columns of a written DataFrame: what is refused on the driver, and what the Flight endpoint gets of the rest."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.bulk.client import BulkClient
+from headrace.flight.client import FlightClient
 from headrace.limits import MIB, SINK_IDLE_MS, STAGE_IDLE_MS_MAX, STAGED_MEMORY_BYTES_MAX, STAGES_MAX
 from headrace.spark.publishing import KEPT_BYTES_MAX
 from headrace.spark.sink_columns import COLUMNS, HEADERS_TYPE
 from tests.spark.rows import publish
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 from tests.spark.sink.reading import values
 
 ROOT = Path(__file__).parents[3]
@@ -44,10 +44,10 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
 
 
 def test_the_examples_run(
-    spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Callable[..., str], tmp_path: Path
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = fresh_topic()
-    publish(bulk, topic, [b"first", b"second"])
+    publish(flight_client, topic, [b"first", b"second"])
     reader = spark.read.format("headrace").option("kafka.bootstrap.servers", broker.address)
     names: dict[str, object] = {"spark": spark, "orders": reader.option("subscribe", topic).load()}
     for block in re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL):
@@ -55,9 +55,9 @@ def test_the_examples_run(
             r'"orders(\.\w+)?"', rf'"{topic}\1"', block.replace("127.0.0.1:8815", broker.address).replace('"out/', f'"{tmp_path}/')
         )
         exec(compile(code, "docs/spark.md, Write", "exec"), names)
-    assert values(bulk, f"{topic}.loud") == ["FIRST", "SECOND"]
+    assert values(flight_client, f"{topic}.loud") == ["FIRST", "SECOND"]
     for copy in ("copy", "first", "second"):
-        assert values(bulk, f"{topic}.{copy}") == ["first", "second"]
+        assert values(flight_client, f"{topic}.{copy}") == ["first", "second"]
 
 
 @pytest.mark.parametrize("name", ["txnAppId", "txnVersion", "kafka.delivery.timeout.ms"])

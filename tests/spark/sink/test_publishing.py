@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import ConfigError, InvalidRequest, Unavailable
 from headrace.spark import publishing
-from headrace.spark.publishing import APP_BYTES_MAX, Edition, Editions, Replay, patiently, stage
+from headrace.spark.publishing import APP_BYTES_MAX, Replay, Version, Versions, patiently, stage
 from tests.spark.sink.stand import QUERY, RUN, StandIn, rows, task
 
 LONG_TOPIC = "ü" * 124
@@ -27,48 +27,48 @@ def soon(seconds: float = 5.0) -> float:
 
 
 def test_a_stream_is_known_by_its_query_and_a_version_by_its_batch() -> None:
-    assert Editions("orders").of_stream(task(batch=7, partition=3, attempt=99)) == Edition(f"spark/{QUERY}", 7, RUN)
+    assert Versions("orders").of_stream(task(batch=7, partition=3, attempt=99)) == Version(f"spark/{QUERY}", 7, RUN)
 
 
 def test_a_stream_may_be_given_a_name_which_holds_for_its_topic() -> None:
-    assert Editions("orders", app="billing").of_stream(task(batch=7)) == Edition("billing/orders", 7, RUN)
-    assert Editions("", app="billing").of_stream(task(batch=7)) == Edition("billing", 7, RUN)
+    assert Versions("orders", writer="billing").of_stream(task(batch=7)) == Version("billing/orders", 7, RUN)
+    assert Versions("", writer="billing").of_stream(task(batch=7)) == Version("billing", 7, RUN)
 
 
 def test_a_stream_without_the_names_of_its_query_is_refused_rather_than_written_twice() -> None:
     with pytest.raises(ConfigError, match="query and batch"):
-        Editions("orders").of_stream(task(batch=None))
+        Versions("orders").of_stream(task(batch=None))
     with pytest.raises(ConfigError, match="query and batch"):
-        Editions("orders").of_stream(task(batch=3, run=""))
+        Versions("orders").of_stream(task(batch=3, run=""))
 
 
 def test_a_write_in_foreach_batch_is_known_by_query_topic_and_batch() -> None:
-    assert Editions("a", job="j1").of_batch(task(batch=4)) == Edition(f"spark/{QUERY}/a", 4, RUN)
-    assert Editions("b", job="j2").of_batch(task(batch=4)) == Edition(f"spark/{QUERY}/b", 4, RUN)
-    assert Editions("", job="j3").of_batch(task(batch=4)) == Edition(f"spark/{QUERY}", 4, RUN)
-    assert Editions("a", app="second", job="j4").of_batch(task(batch=4)) == Edition("second/a", 4, RUN)
+    assert Versions("a", job="j1").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/a", 4, RUN)
+    assert Versions("b", job="j2").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/b", 4, RUN)
+    assert Versions("", job="j3").of_batch(task(batch=4)) == Version(f"spark/{QUERY}", 4, RUN)
+    assert Versions("a", writer="second", job="j4").of_batch(task(batch=4)) == Version("second/a", 4, RUN)
 
 
 def test_the_options_of_the_user_win_over_the_batch() -> None:
-    assert Editions("a", app="import", version=20240229).of_batch(task(batch=4)) == Edition("import/a", 20240229)
-    assert Editions("a", app="import", version=0).of_batch(task(batch=None)) == Edition("import/a", 0)
+    assert Versions("a", writer="import", version=20240229).of_batch(task(batch=4)) == Version("import/a", 20240229)
+    assert Versions("a", writer="import", version=0).of_batch(task(batch=None)) == Version("import/a", 0)
 
 
 def test_a_plain_batch_job_has_a_name_of_its_own() -> None:
-    assert Editions("a", job="7f").of_batch(task(batch=None)) == Edition("spark/job/7f", 0)
+    assert Versions("a", job="7f").of_batch(task(batch=None)) == Version("spark/job/7f", 0)
 
 
 def test_an_application_without_a_version_is_refused_outside_of_foreach_batch() -> None:
     with pytest.raises(ConfigError, match="'txnAppId' needs 'txnVersion'"):
-        Editions("a", app="import").of_batch(task(batch=None))
+        Versions("a", writer="import").of_batch(task(batch=None))
 
 
 @pytest.mark.parametrize("app", ["", "x" * 200])
-def test_the_longest_names_fit_and_stay_apart(app: str) -> None:
-    names = {Editions(topic, app=app).of_batch(task(batch=1)).app for topic in (LONG_TOPIC, LONG_TOPIC[:-1] + "a")}
+def test_the_longest_names_fit_and_stay_apart(writer: str) -> None:
+    names = {Versions(topic, writer=writer).of_batch(task(batch=1)).writer for topic in (LONG_TOPIC, LONG_TOPIC[:-1] + "a")}
     assert len(names) == 2
     assert all(len(name.encode()) <= APP_BYTES_MAX for name in names)
-    assert len(Edition("x" * APP_BYTES_MAX, 1, RUN).mark) <= APP_BYTES_MAX
+    assert len(Version("x" * APP_BYTES_MAX, 1, RUN).mark) <= APP_BYTES_MAX
 
 
 def test_a_job_group_that_a_user_has_named_is_no_run() -> None:
@@ -133,7 +133,7 @@ def test_many_rows_are_not_kept() -> None:
 @pytest.mark.parametrize("trouble", [["batch"], ["stage"], ["stage!"], ["batch", "stage", "drop"], ["stage", "drop", "stage", "drop"]])
 def test_staging_starts_again_under_another_handle(trouble: list[str]) -> None:
     broker = StandIn(trouble=trouble)
-    handle, size = stage(broker, "h", iter([rows("a"), rows("b")]), topic="orders", edition=Edition("app", 1, RUN), order=0, until=soon())
+    handle, size = stage(broker, "h", iter([rows("a"), rows("b")]), topic="orders", edition=Version("app", 1, RUN), order=0, until=soon())
     assert handle != "h" and size.records == 2
     broker.publish("app", 1, [handle])
     assert broker.values == ["a", "b"] and not broker.staged
@@ -142,7 +142,7 @@ def test_staging_starts_again_under_another_handle(trouble: list[str]) -> None:
 def test_staging_gives_up_at_the_deadline_and_leaves_nothing_behind() -> None:
     broker = StandIn(trouble=["stage"] * 1000)
     with pytest.raises(Unavailable):
-        stage(broker, "h", iter([rows("a")]), topic="orders", edition=Edition("app", 1), order=0, until=soon(0.05))
+        stage(broker, "h", iter([rows("a")]), topic="orders", edition=Version("app", 1), order=0, until=soon(0.05))
     assert not broker.staged
 
 
@@ -150,7 +150,7 @@ def test_staging_gives_up_when_the_rows_are_gone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(publishing, "Replay", lambda batches: Replay(batches, bytes_max=10))
     broker = StandIn(trouble=["stage"])
     with pytest.raises(Unavailable):
-        stage(broker, "h", iter([rows(b"x" * 100)]), topic="orders", edition=Edition("app", 1), order=0, until=soon())
+        stage(broker, "h", iter([rows(b"x" * 100)]), topic="orders", edition=Version("app", 1), order=0, until=soon())
     assert broker.calls == ["batch", "stage", "drop"]
 
 
@@ -161,5 +161,5 @@ def test_a_failure_of_the_rows_themselves_drops_the_handle() -> None:
 
     broker = StandIn()
     with pytest.raises(ZeroDivisionError):
-        stage(broker, "h", failing(), topic="orders", edition=Edition("app", 1), order=0, until=soon())
+        stage(broker, "h", failing(), topic="orders", edition=Version("app", 1), order=0, until=soon())
     assert broker.dead == {"h"} and not broker.staged

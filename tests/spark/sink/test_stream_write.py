@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
-from headrace.bulk.client import BulkClient
-from tests.spark.serving import BulkBroker
+from headrace.flight.client import FlightClient
+from tests.spark.serving import FlightBroker
 from tests.spark.sink.conftest import Write
 from tests.spark.sink.reading import rows, values
 
@@ -27,7 +27,7 @@ SECONDS_MAX = 60
 class Copying:
     """A query from files of numbers to a topic; files are batches, and the checkpoint is a directory that tests may turn back."""
 
-    def __init__(self, spark: SparkSession, broker: BulkBroker, directory: Path) -> None:
+    def __init__(self, spark: SparkSession, broker: FlightBroker, directory: Path) -> None:
         self._spark, self._address = spark, broker.address
         self._input, self.checkpoint = directory / "input", directory / "checkpoint"
         self._input.mkdir()
@@ -61,7 +61,7 @@ class Copying:
 
 
 @pytest.fixture
-def copying(spark: SparkSession, broker: BulkBroker, tmp_path: Path) -> Copying:
+def copying(spark: SparkSession, broker: FlightBroker, tmp_path: Path) -> Copying:
     return Copying(spark, broker, tmp_path)
 
 
@@ -69,32 +69,34 @@ def query_id(checkpoint: Path) -> str:
     return str(json.loads((checkpoint / "metadata").read_text())["id"])
 
 
-def test_each_batch_is_one_version_of_the_query(copying: Copying, bulk: BulkClient, topic: str) -> None:
+def test_each_batch_is_one_version_of_the_query(copying: Copying, flight_client: FlightClient, topic: str) -> None:
     copying.feed("a", "b")
     copying.feed("c")
     copying.run(topic=topic)
-    assert values(bulk, topic) == ["a", "b", "c"]
-    assert bulk.last_version(f"spark/{query_id(copying.checkpoint)}") == 1
+    assert values(flight_client, topic) == ["a", "b", "c"]
+    assert flight_client.last_version(f"spark/{query_id(copying.checkpoint)}") == 1
 
 
-def test_a_query_that_starts_again_goes_on(copying: Copying, bulk: BulkClient, topic: str) -> None:
+def test_a_query_that_starts_again_goes_on(copying: Copying, flight_client: FlightClient, topic: str) -> None:
     for text in ("a", "b", "c"):
         copying.feed(text)
         copying.run(topic=topic)
-    assert values(bulk, topic) == ["a", "b", "c"]
+    assert values(flight_client, topic) == ["a", "b", "c"]
 
 
-def test_a_batch_that_spark_runs_again_is_skipped(copying: Copying, bulk: BulkClient, topic: str) -> None:
+def test_a_batch_that_spark_runs_again_is_skipped(copying: Copying, flight_client: FlightClient, topic: str) -> None:
     copying.feed("a")
     copying.feed("b")
     copying.run(topic=topic)
     copying.forget(1)
     copying.feed("c")
     copying.run(topic=topic)
-    assert values(bulk, topic) == ["a", "b", "c"]
+    assert values(flight_client, topic) == ["a", "b", "c"]
 
 
-def test_a_checkpoint_that_is_restored_from_long_ago_writes_nothing_twice(copying: Copying, bulk: BulkClient, topic: str) -> None:
+def test_a_checkpoint_that_is_restored_from_long_ago_writes_nothing_twice(
+    copying: Copying, flight_client: FlightClient, topic: str
+) -> None:
     copying.feed("a")
     copying.run(topic=topic)
     shutil.copytree(copying.checkpoint, old := copying.checkpoint.with_name("old"))
@@ -105,33 +107,33 @@ def test_a_checkpoint_that_is_restored_from_long_ago_writes_nothing_twice(copyin
     old.rename(copying.checkpoint)
     copying.feed("d")
     copying.run(topic=topic)
-    assert values(bulk, topic) == ["a", "b", "c", "d"]
+    assert values(flight_client, topic) == ["a", "b", "c", "d"]
 
 
-def test_a_new_checkpoint_is_a_new_query(copying: Copying, bulk: BulkClient, topic: str) -> None:
+def test_a_new_checkpoint_is_a_new_query(copying: Copying, flight_client: FlightClient, topic: str) -> None:
     copying.feed("a")
     copying.run(topic=topic)
     shutil.rmtree(copying.checkpoint)
     copying.run(topic=topic)
-    assert values(bulk, topic) == ["a", "a"]
+    assert values(flight_client, topic) == ["a", "a"]
 
 
-def test_a_stream_with_a_name_of_its_own_is_known_by_it(copying: Copying, bulk: BulkClient, topic: str) -> None:
+def test_a_stream_with_a_name_of_its_own_is_known_by_it(copying: Copying, flight_client: FlightClient, topic: str) -> None:
     copying.feed("a")
     copying.run(topic=topic, txnAppId="mine")
-    assert bulk.last_version(f"mine/{topic}") == 0
-    assert bulk.last_version(f"spark/{query_id(copying.checkpoint)}") is None
+    assert flight_client.last_version(f"mine/{topic}") == 0
+    assert flight_client.last_version(f"spark/{query_id(copying.checkpoint)}") is None
 
 
-def test_a_stream_writes_to_the_topics_and_partitions_of_its_columns(copying: Copying, bulk: BulkClient, topic: str) -> None:
-    bulk.create_topic(f"{topic}-a", 2)
+def test_a_stream_writes_to_the_topics_and_partitions_of_its_columns(copying: Copying, flight_client: FlightClient, topic: str) -> None:
+    flight_client.create_topic(f"{topic}-a", 2)
     copying.feed("a0", "a1", "b0", "a1")
     columns = copying.lines().selectExpr(
         "value", f"concat('{topic}-', substr(value, 1, 1)) AS topic", "cast(substr(value, 2, 1) AS int) AS partition", "1 AS other"
     )
     copying.run(columns)
-    assert rows(bulk, f"{topic}-a", "value", "partition") == [[b"a0", 0], [b"a1", 1], [b"a1", 1]]
-    assert values(bulk, f"{topic}-b") == ["b0"]
+    assert rows(flight_client, f"{topic}-a", "value", "partition") == [[b"a0", 0], [b"a1", 1], [b"a1", 1]]
+    assert values(flight_client, f"{topic}-b") == ["b0"]
 
 
 def totals(lines: DataFrame) -> DataFrame:
@@ -145,18 +147,18 @@ def test_output_mode_complete_is_refused(copying: Copying, topic: str) -> None:
 
 
 def test_totals_that_change_are_written_by_foreach_batch_in_update_mode(
-    copying: Copying, bulk: BulkClient, write: Write, topic: str
+    copying: Copying, flight_client: FlightClient, write: Write, topic: str
 ) -> None:
     copying.feed("a", "a", "b")
     copying.feed("a")
     for _ in range(2):
         copying.run_each(lambda frame, batch: write(frame, topic=topic), totals(copying.lines()), mode="update")
         copying.forget(1)
-    assert sorted(rows(bulk, topic, "key", "value")) == [[b"a", b"2"], [b"a", b"3"], [b"b", b"1"]]
+    assert sorted(rows(flight_client, topic, "key", "value")) == [[b"a", b"2"], [b"a", b"3"], [b"b", b"1"]]
 
 
 def test_a_failing_task_fails_the_query_leaves_nothing_and_the_next_run_writes_the_batch(
-    copying: Copying, spark: SparkSession, bulk: BulkClient, fresh_topic: Callable[..., str], tmp_path: Path
+    copying: Copying, spark: SparkSession, flight_client: FlightClient, fresh_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, switch = fresh_topic(), tmp_path / "broken"
     switch.touch()
@@ -169,14 +171,19 @@ def test_a_failing_task_fails_the_query_leaves_nothing_and_the_next_run_writes_t
     copying.feed("a", "b")
     with pytest.raises(PySparkException, match="task of stone"):
         copying.run(copying.lines().mapInArrow(break_down, "value string"), topic=topic)
-    assert values(bulk, topic) == []
+    assert values(flight_client, topic) == []
     switch.unlink()
     copying.run(copying.lines().mapInArrow(break_down, "value string"), topic=topic)
-    assert values(bulk, topic) == ["a", "b"]
+    assert values(flight_client, topic) == ["a", "b"]
 
 
 def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_nothing_of_it(
-    copying: Copying, spark: SparkSession, broker: BulkBroker, bulk: BulkClient, fresh_topic: Callable[..., str], tmp_path: Path
+    copying: Copying,
+    spark: SparkSession,
+    broker: FlightBroker,
+    flight_client: FlightClient,
+    fresh_topic: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
     topic, started, hold = fresh_topic(), tmp_path / "started", tmp_path / "hold"
     hold.touch()
@@ -198,12 +205,14 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_nothing_of_it(
         time.sleep(0.02)
     query.stop()
     hold.unlink()
-    assert values(bulk, topic) == []
+    assert values(flight_client, topic) == []
     copying.run(topic=topic)
-    assert values(bulk, topic) == ["a", "b"]
+    assert values(flight_client, topic) == ["a", "b"]
 
 
-def test_foreach_batch_writes_each_topic_once_without_a_word_about_it(copying: Copying, bulk: BulkClient, write: Write, topic: str) -> None:
+def test_foreach_batch_writes_each_topic_once_without_a_word_about_it(
+    copying: Copying, flight_client: FlightClient, write: Write, topic: str
+) -> None:
     died: list[int] = []
 
     def fan_out(frame: DataFrame, batch: int) -> None:
@@ -220,12 +229,12 @@ def test_foreach_batch_writes_each_topic_once_without_a_word_about_it(copying: C
     copying.run_each(fan_out)
     copying.forget(1)
     copying.run_each(fan_out)
-    assert values(bulk, f"{topic}-a") == ["x", "y"]
-    assert values(bulk, f"{topic}-b") == ["X", "Y"]
+    assert values(flight_client, f"{topic}-a") == ["x", "y"]
+    assert values(flight_client, f"{topic}-b") == ["X", "Y"]
 
 
 def test_two_writes_of_one_foreach_batch_to_one_topic_need_names_of_their_own(
-    copying: Copying, bulk: BulkClient, write: Write, topic: str
+    copying: Copying, flight_client: FlightClient, write: Write, topic: str
 ) -> None:
     def twice(frame: DataFrame, batch: int) -> None:
         write(frame, topic=topic)
@@ -238,10 +247,10 @@ def test_two_writes_of_one_foreach_batch_to_one_topic_need_names_of_their_own(
     copying.feed("x")
     with pytest.raises(PySparkException, match="for the second time in one call of foreachBatch"):
         copying.run_each(twice)
-    assert values(bulk, topic) == ["x"]
+    assert values(flight_client, topic) == ["x"]
     copying.run_each(named)
     copying.feed("y")
     copying.run_each(named)
     copying.forget(1)
     copying.run_each(named)
-    assert values(bulk, topic) == ["x", "X", "y", "Y"]
+    assert values(flight_client, topic) == ["x", "X", "y", "Y"]

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import IntegerType, StructType
 
-from headrace.errors import ConfigError, InvalidRequest, StaleRun, Unavailable, UnknownStage, UnknownTopic
+from headrace.errors import ConfigError, InvalidRequest, StaleEpoch, Unavailable, UnknownStage, UnknownTopic
 from headrace.spark import publishing, sink
 from headrace.spark.publishing import TaskPlace
 from headrace.spark.sink import Staged, StreamSink, batch_writer, stream_writer
@@ -139,7 +139,7 @@ def test_nothing_is_seen_before_the_commit(broker: StandIn, at: Place) -> None:
 def test_a_message_says_whose_rows_it_stands_for(broker: StandIn, at: Place) -> None:
     _, (message,) = stream(at, "a", batch=5, attempt=17)
     assert isinstance(message, Staged)
-    assert (message.edition.app, message.edition.version, message.edition.run) == (f"spark/{QUERY}", 5, RUN)
+    assert (message.edition.writer, message.edition.version, message.edition.run) == (f"spark/{QUERY}", 5, RUN)
     assert message.handle == f"{QUERY}/{RUN}/5/0/17" and message.records == 1
 
 
@@ -174,7 +174,7 @@ def test_a_broker_that_has_lost_the_stages_fails_the_batch_whole(broker: StandIn
 def test_a_driver_that_was_superseded_cannot_publish(broker: StandIn, at: Place) -> None:
     writer, messages = stream(at, "a", batch=0)
     broker.stale.add(RUN)
-    with pytest.raises(StaleRun):
+    with pytest.raises(StaleEpoch):
         writer.commit(messages, 0)
     assert broker.values == []
 
@@ -303,6 +303,6 @@ def test_two_writes_of_one_foreach_batch_at_the_same_time_are_found_out(
     broker: StandIn, at: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch(at, "a", number=0)
-    monkeypatch.setattr(broker, "last_version", lambda app: None)  # the other one's mark came after this one looked
+    monkeypatch.setattr(broker, "last_version", lambda writer: None)  # the other one's mark came after this one looked
     with pytest.raises(InvalidRequest, match="second time"):
         batch(at, "b", number=0)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from headrace.bulk.client import BulkClient
-from headrace.clients.flymq import FlyMqClient
-from headrace.clients.flymq_advanced import DeadLetter
-from tests.spark.serving import BulkBroker
+from headrace.clients.flymq.advanced import DeadLetter
+from headrace.clients.flymq.client import FlyMqClient
+from headrace.flight.client import FlightClient
+from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 @dataclass
 class Desk:
-    """What an operator does through the FlyMQ door."""
+    """What an operator does through the FlyMQ protocol."""
 
-    broker: BulkBroker
-    bulk: BulkClient
+    broker: FlightBroker
+    client: FlightClient
 
     def register(self, name: str, kind: str, definition: object, *, compatibility: str = "none") -> int:
         text = definition if isinstance(definition, bytes) else json.dumps(definition).encode()
@@ -40,7 +40,7 @@ class Desk:
         return self._ask(lambda client: client.dead_letters(topic, records_max=1_000))
 
     def put(self, topic: str, *values: bytes | None, partition: int = 0) -> None:
-        self.bulk.append(topic, [pa.record_batch({"value": pa.array(values, pa.binary())})], partition=partition)
+        self.client.append(topic, [pa.record_batch({"value": pa.array(values, pa.binary())})], partition=partition)
 
     def _ask(self, work: Callable[[FlyMqClient], Awaitable[T]]) -> T:
         async def ask() -> T:
@@ -52,15 +52,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk(broker: BulkBroker, bulk: BulkClient) -> Desk:
-    return Desk(broker, bulk)
+def desk(broker: FlightBroker, flight_client: FlightClient) -> Desk:
+    return Desk(broker, flight_client)
 
 
 Load = Callable[..., "DataFrame"]
 
 
 @pytest.fixture
-def load(spark: SparkSession, broker: BulkBroker) -> Load:
+def load(spark: SparkSession, broker: FlightBroker) -> Load:
     """`load(topic, **{"value.format": "json"})`, a batch; with `schema=` as a user gives it."""
 
     def load(topic: str, schema: Any = None, **options: str) -> DataFrame:

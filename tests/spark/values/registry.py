@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from headrace.bulk.client import READ_SCHEMA, BulkClient, TopicSchema, TopicState
 from headrace.errors import BrokerError, Unavailable, UnknownSchema, UnknownTopic
+from headrace.flight.client import READ_SCHEMA, FlightClient, TopicSchema, TopicState
 from headrace.spark.options import Options
 
 
@@ -60,8 +60,8 @@ class Registry:
         return int(batch.num_rows)
 
     @property
-    def client(self) -> BulkClient:
-        return cast(BulkClient, self)
+    def client(self) -> FlightClient:
+        return cast(FlightClient, self)
 
 
 def options(**more: str) -> Options:

@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headrace.schemas.protobuf import ProtobufSchema
-from tests.spark.serving import BulkBroker
+from tests.spark.serving import FlightBroker
 from tests.spark.values.conftest import Desk, Load
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def test_a_bad_record_can_be_a_null_with_a_reason(desk: Desk, load: Load, fresh_
 
 
 def test_bad_records_of_a_stream_lie_among_the_dead_letters_once(
-    spark: SparkSession, broker: BulkBroker, desk: Desk, fresh_topic: Fresh, tmp_path: Path
+    spark: SparkSession, broker: FlightBroker, desk: Desk, fresh_topic: Fresh, tmp_path: Path
 ) -> None:
     topic = fresh_topic(partitions=2)
     desk.put(topic, b'{"id":1}', b"bad 1", b'{"id":2}', partition=0)

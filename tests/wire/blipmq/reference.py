@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from headrace.errors import WireError
-from headrace.wire.blipmq import AckRun, Decoder, Message, PollRun, PublishRun, encoder
+from headrace.wire.blipmq import AckBatch, Decoder, Message, PollBatch, PublishBatch, encoder
 
 END = "closed"
 
@@ -16,12 +16,12 @@ def singles(messages: Iterable[Message | str]) -> Iterator[Message | str]:
     """Every run taken apart, so that two decodings can be compared whatever their runs."""
     for message in messages:
         match message:
-            case PublishRun(qos, topic, cids, values):
-                yield from (PublishRun(qos, topic, [cid], [value]) for cid, value in zip(cids, values, strict=True))
-            case AckRun(subscription, cids):
-                yield from (AckRun(subscription, [cid]) for cid in cids)
-            case PollRun(subscription, cids):
-                yield from (PollRun(subscription, [cid]) for cid in cids)
+            case PublishBatch(qos, topic, cids, values):
+                yield from (PublishBatch(qos, topic, [cid], [value]) for cid, value in zip(cids, values, strict=True))
+            case AckBatch(subscription, cids):
+                yield from (AckBatch(subscription, [cid]) for cid in cids)
+            case PollBatch(subscription, cids):
+                yield from (PollBatch(subscription, [cid]) for cid in cids)
             case _:
                 yield message
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.errors import LimitExceeded, RecordTooLarge, WireError
 from headrace.limits import BLIPMQ_FRAME_BYTES_MAX, BLIPMQ_LOGIN_FRAME_BYTES_MAX
 from headrace.wire.blipmq import (
-    AckRun,
+    AckBatch,
     Auth,
     Decoder,
     FrameType,
@@ -19,9 +19,9 @@ from headrace.wire.blipmq import (
     Message,
     Nack,
     Ping,
-    PollRun,
+    PollBatch,
     Pong,
-    PublishRun,
+    PublishBatch,
     Subscribe,
     encoder,
 )
@@ -59,18 +59,18 @@ def test_all_reference_frames_in_one_stream_decode_alike_whole_and_byte_by_byte(
 
 
 def test_adjacent_publishes_of_one_qos_and_topic_are_one_run() -> None:
-    runs = [PublishRun(1, "demo", [1, 2], [b"a", b""]), PublishRun(0, "demo", [3], [b"c"]), PublishRun(0, "demo2", [4], [b"d"])]
-    assert decode([b"".join(map(encoder.encode, runs))]) == runs
+    batches = [PublishBatch(1, "demo", [1, 2], [b"a", b""]), PublishBatch(0, "demo", [3], [b"c"]), PublishBatch(0, "demo2", [4], [b"d"])]
+    assert decode([b"".join(map(encoder.encode, batches))]) == batches
 
 
 def test_a_topic_that_continues_in_the_value_does_not_join_the_run() -> None:
     stream = encoder.publishes(1, "de", [1], [b"mo"]) + encoder.publishes(1, "demo", [2], [b""]) + encoder.publishes(1, "de", [3], [b"mo"])
-    assert [message.topic for message in decode([stream]) if isinstance(message, PublishRun)] == ["de", "demo", "de"]
+    assert [message.topic for message in decode([stream]) if isinstance(message, PublishBatch)] == ["de", "demo", "de"]
 
 
 def test_adjacent_polls_and_acks_of_one_subscription_are_one_run_each() -> None:
     stream = encoder.polls(7, [1, 2, 3]) + encoder.polls(8, [4]) + encoder.acks(8, [5, 6]) + encoder.acks(7, [6])
-    assert decode([stream]) == [PollRun(7, [1, 2, 3]), PollRun(8, [4]), AckRun(8, [5, 6]), AckRun(7, [6])]
+    assert decode([stream]) == [PollBatch(7, [1, 2, 3]), PollBatch(8, [4]), AckBatch(8, [5, 6]), AckBatch(7, [6])]
 
 
 @pytest.mark.parametrize("count", [1, 8, 63, 64, 71, 72, 73, 135, 136, 137, 1000])
@@ -79,7 +79,7 @@ def test_long_runs_keep_every_id_and_value_wherever_a_frame_differs(count: int, 
     values = [b"%06d" % index for index in range(count)]
     if 0 <= odd < count:
         values[odd] += bytes(256)  # the low byte of the length stays the same
-    assert decode([encoder.publishes(1, "demo", range(count), values)]) == [PublishRun(1, "demo", list(range(count)), values)]
+    assert decode([encoder.publishes(1, "demo", range(count), values)]) == [PublishBatch(1, "demo", list(range(count)), values)]
 
 
 def test_equal_sizes_with_another_topic_or_qos_inside_a_block_are_told_apart() -> None:
@@ -88,7 +88,7 @@ def test_equal_sizes_with_another_topic_or_qos_inside_a_block_are_told_apart() -
             parts = [encoder.publishes(1, "demo", [index], [b"v"]) for index in range(100)]
             parts[at] = encoder.publishes(qos, topic, [at], [b"w"])
             assert list(singles(decode([b"".join(parts)]))) == [
-                PublishRun(qos, topic, [i], [b"w"]) if i == at else PublishRun(1, "demo", [i], [b"v"]) for i in range(100)
+                PublishBatch(qos, topic, [i], [b"w"]) if i == at else PublishBatch(1, "demo", [i], [b"v"]) for i in range(100)
             ]
 
 
@@ -148,18 +148,18 @@ def test_what_the_original_tolerates_is_tolerated() -> None:
 
 
 def test_values_the_session_must_judge_are_delivered_as_they_are() -> None:
-    assert decode([frame(FrameType.PUBLISH, 1, b"\7\0\0")]) == [PublishRun(7, "", [1], [b""])]
+    assert decode([frame(FrameType.PUBLISH, 1, b"\7\0\0")]) == [PublishBatch(7, "", [1], [b""])]
     assert decode([frame(FrameType.SUBSCRIBE, 1, b"\0\0\7")]) == [Subscribe(1, "", 7)]
     assert decode([frame(FrameType.HELLO, 1, b"\0\2")]) == [Hello(1, 2)]
     assert decode([frame(FrameType.AUTH, 1, b"\0\0")]) == [Auth(1, b"")]
-    assert decode([encoder.polls(0, [1]) + encoder.acks(0, [2])]) == [PollRun(0, [1]), AckRun(0, [2])]
+    assert decode([encoder.polls(0, [1]) + encoder.acks(0, [2])]) == [PollBatch(0, [1]), AckBatch(0, [2])]
 
 
 @pytest.mark.parametrize("length", [0, 1, 8, BLIPMQ_FRAME_BYTES_MAX + 1, 0xFFFFFFFF])
 def test_a_length_out_of_bounds_ends_the_stream_after_the_good_messages_and_at_its_fourth_byte(length: int) -> None:
     decoder = Decoder()
     stream = decoder.feed(encoder.polls(1, [1, 2]) + struct.pack(">I", length))
-    assert next(stream) == PollRun(1, [1, 2])
+    assert next(stream) == PollBatch(1, [1, 2])
     with pytest.raises(WireError, match=f"frame length {length} is outside"):
         next(stream)
     with pytest.raises(WireError, match=f"frame length {length} is outside"):
@@ -182,14 +182,14 @@ def test_a_bad_length_inside_a_run_ends_the_run_first() -> None:
     with pytest.raises(WireError, match="frame length 5"):
         for message in decoder.feed(stream):
             found.append(message)
-    assert found == [PublishRun(1, "demo", list(range(200)), [b"v"] * 200)]
+    assert found == [PublishBatch(1, "demo", list(range(200)), [b"v"] * 200)]
 
 
 def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
     size = encoder.value_bytes_max("demo")
     raw = encoder.publishes(1, "demo", [1], [bytes(size)])
     assert len(raw) == 4 + BLIPMQ_FRAME_BYTES_MAX
-    assert decode(raw[at : at + 65_536] for at in range(0, len(raw), 65_536)) == [PublishRun(1, "demo", [1], [bytes(size)])]
+    assert decode(raw[at : at + 65_536] for at in range(0, len(raw), 65_536)) == [PublishBatch(1, "demo", [1], [bytes(size)])]
     with pytest.raises(RecordTooLarge) as caught:
         encoder.publishes(1, "demo", [1], [bytes(size + 1)])
     assert (caught.value.size_bytes, caught.value.bytes_max) == (size + 1, size)
@@ -209,22 +209,22 @@ def test_the_limit_can_be_raised_between_two_messages_of_one_read() -> None:
     stream = decoder.feed(encoder.auth(1, b"key") + encoder.publishes(1, "demo", [2], [bytes(1000)]))
     assert next(stream) == Auth(1, b"key")
     decoder.frame_bytes_max = 2000
-    assert next(stream) == PublishRun(1, "demo", [2], [bytes(1000)])
+    assert next(stream) == PublishBatch(1, "demo", [2], [bytes(1000)])
 
 
 def test_a_run_does_not_carry_a_frame_past_the_limit() -> None:
     decoder = Decoder(frame_bytes_max=100)
     stream = decoder.feed(encoder.publishes(1, "demo", [1, 2], [bytes(10), bytes(101)]))
-    assert next(stream) == PublishRun(1, "demo", [1], [bytes(10)])
+    assert next(stream) == PublishBatch(1, "demo", [1], [bytes(10)])
     with pytest.raises(WireError, match="frame length 117"):
         next(stream)
 
 
 def test_the_longest_topic_passes_and_one_byte_more_does_not() -> None:
     topic = "t" * 65_535
-    assert decode([encoder.publishes(1, topic, [1], [b"v"])]) == [PublishRun(1, topic, [1], [b"v"])]
+    assert decode([encoder.publishes(1, topic, [1], [b"v"])]) == [PublishBatch(1, topic, [1], [b"v"])]
     assert decode([encoder.subscribe(1, topic, 1)]) == [Subscribe(1, topic, 1)]
-    for message in (PublishRun(1, topic + "t", [1], [b"v"]), Subscribe(1, topic + "t", 1), Auth(1, b"k" * 65_536)):
+    for message in (PublishBatch(1, topic + "t", [1], [b"v"]), Subscribe(1, topic + "t", 1), Auth(1, b"k" * 65_536)):
         with pytest.raises(LimitExceeded, match="65536 bytes exceeds the limit of 65535"):
             encoder.encode(message)
 
@@ -280,13 +280,13 @@ messages = st.one_of(
     st.builds(Hello, u64, u16),
     st.builds(Auth, u64, st.text(max_size=40).map(str.encode)),
     st.builds(Subscribe, u64, topics, u8),
-    st.builds(AckRun, u64, cid_lists),
-    st.builds(PollRun, u64, cid_lists),
+    st.builds(AckBatch, u64, cid_lists),
+    st.builds(PollBatch, u64, cid_lists),
     st.builds(Nack, u64, u16, st.text(max_size=100)),
     st.builds(Ping, u64),
     st.builds(Pong, u64),
     st.builds(
-        lambda qos, topic, pairs: PublishRun(qos, topic, [cid for cid, _ in pairs], [value for _, value in pairs]),
+        lambda qos, topic, pairs: PublishBatch(qos, topic, [cid for cid, _ in pairs], [value for _, value in pairs]),
         u8,
         topics,
         st.lists(st.tuples(u64, st.binary(max_size=50)), min_size=1, max_size=80),

@@ -6,21 +6,21 @@ import re
 from pathlib import Path
 
 from headrace.server.config import SETTINGS
-from headrace.wire.blipmq import AckRun, Auth, Hello, Message, Nack, Ping, PollRun, Pong, PublishRun, Subscribe
+from headrace.wire.blipmq import AckBatch, Auth, Hello, Message, Nack, Ping, PollBatch, Pong, PublishBatch, Subscribe
 from tests.wire.blipmq.reference import decode
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocols" / "blipmq.md").read_text(encoding="utf-8")
 EXAMPLES: list[tuple[str, Message]] = [
     ("HELLO, version 1", Hello(1, 1)),
     ("AUTH dev-key", Auth(2, b"dev-key")),
-    ("ACK of the HELLO", AckRun(0, [1])),
-    ("ACK of the AUTH", AckRun(0, [2])),
+    ("ACK of the HELLO", AckBatch(0, [1])),
+    ("ACK of the AUTH", AckBatch(0, [2])),
     ("SUBSCRIBE demo, QoS 1", Subscribe(3, "demo", 1)),
-    ("ACK: it is subscription 42", AckRun(42, [3])),
-    ('PUBLISH "hi" to demo, QoS 1', PublishRun(1, "demo", [4], [b"hi"])),
-    ("POLL subscription 42", PollRun(42, [5])),
-    ("PUBLISH: the message, delivery tag 1", PublishRun(1, "demo", [1], [b"hi"])),
-    ("ACK delivery tag 1", AckRun(42, [1])),
+    ("ACK: it is subscription 42", AckBatch(42, [3])),
+    ('PUBLISH "hi" to demo, QoS 1', PublishBatch(1, "demo", [4], [b"hi"])),
+    ("POLL subscription 42", PollBatch(42, [5])),
+    ("PUBLISH: the message, delivery tag 1", PublishBatch(1, "demo", [1], [b"hi"])),
+    ("ACK delivery tag 1", AckBatch(42, [1])),
     ("PING", Ping(56)),
     ("PONG: everything before it is durable", Pong(56)),
     ("NACK 401 unauthenticated", Nack(5, 401, "unauthenticated")),

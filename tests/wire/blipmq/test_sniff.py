@@ -92,5 +92,5 @@ def test_other_protocols_and_inexact_frames_are_refused(raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [encoder.hello(1), encoder.hello((1 << 64) - 1), encoder.hello(7, version=2), *FIRST_WITHOUT_HELLO])
 @pytest.mark.parametrize("other", [figg.sniff, flymq.sniff, rustlog_sniff], ids=["figg", "flymq", "rustlog"])
-def test_no_other_door_of_a_shared_port_claims_a_blipmq_client(raw: bytes, other: Callable[[bytes], Sniff]) -> None:
+def test_no_other_protocol_of_a_shared_port_claims_a_blipmq_client(raw: bytes, other: Callable[[bytes], Sniff]) -> None:
     assert Sniff.YES not in [other(raw[:cut]) for cut in range(1, len(raw[:300]) + 1)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from headrace.errors import WireError
-from headrace.wire.figg import AckRun, ClientMessage, DataRun, Decoder, PublishRun, ServerMessage
+from headrace.wire.figg import AckBatch, ClientMessage, DataBatch, Decoder, PublishBatch, ServerMessage
 
 Flat: TypeAlias = tuple[object, ...]
 
@@ -26,9 +26,9 @@ PONG_12345 = bytes.fromhex("0009 0001 00000008 0000000000003039")
 def flat(message: ClientMessage | ServerMessage) -> Iterator[Flat]:
     """The frames of a message, one by one: how far a run reaches depends on the cuts, its frames do not."""
     match message:
-        case PublishRun(topic, numbers, values) | DataRun(topic, numbers, values):
+        case PublishBatch(topic, numbers, values) | DataBatch(topic, numbers, values):
             yield from ((type(message).__name__, topic, number, value) for number, value in zip(numbers, values, strict=True))
-        case AckRun(seqs):
+        case AckBatch(seqs):
             yield from (("ACK", seq) for seq in seqs)
         case _:
             yield (message,)

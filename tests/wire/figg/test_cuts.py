@@ -68,5 +68,5 @@ def test_a_large_value_in_many_small_pieces_is_held_once() -> None:
     for piece in pieces[:-1]:
         assert list(decoder.feed(piece)) == []
     assert decoder.held_bytes == 100 * (len(pieces) - 1)
-    assert flat_messages(decoder, pieces[-1:]) == [("PublishRun", "foo", 1, value)]
+    assert flat_messages(decoder, pieces[-1:]) == [("PublishBatch", "foo", 1, value)]
     assert decoder.held_bytes == 0

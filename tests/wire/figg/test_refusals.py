@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import WireError
 from headrace.limits import FIGG_TOPIC_BYTES_MAX, FRAME_BYTES_DEFAULT_MAX
-from headrace.wire.figg import Attach, Ping, PublishRun, client_decoder, encode, server_decoder
+from headrace.wire.figg import Attach, Ping, PublishBatch, client_decoder, encode, server_decoder
 from tests.conftest import Proof
 from tests.wire.figg import streams
 from tests.wire.figg.streams import cut, flat_messages, mutate
@@ -55,7 +55,7 @@ def test_malformed_input_is_refused_after_the_good_messages_before_it(stream: by
     good = streams.PING_12345 + streams.PUBLISH_FOO_0_BAR
     for pieces in ([good + stream + streams.PING_12345], cut(good + stream + streams.PING_12345, 1)):
         found = flat_messages(server_decoder(), pieces)
-        assert [entry[0] for entry in found] == ["Ping(timestamp=12345)", "PublishRun", "refused"]
+        assert [entry[0] for entry in found] == ["Ping(timestamp=12345)", "PublishBatch", "refused"]
 
 
 @pytest.mark.parametrize("stream", MALFORMED.values(), ids=MALFORMED.keys())
@@ -87,14 +87,14 @@ def test_a_bad_frame_inside_a_run_comes_after_the_run() -> None:
 
 def test_other_versions_pass_when_told_so() -> None:
     stream = frame(8, bytes(8), version=7) + encode.publish("t", [1], [b"a"]).replace(b"\0\5\0\1", b"\0\5\0\7")
-    assert list(server_decoder(strict_version=False).feed(stream)) == [Ping(0), PublishRun("t", [1], [b"a"])]
+    assert list(server_decoder(strict_version=False).feed(stream)) == [Ping(0), PublishBatch("t", [1], [b"a"])]
 
 
 def test_the_frame_limit_is_inclusive() -> None:
     at_limit = encode.publish("t", [1], [bytes(100 - 17)])
     assert len(at_limit) == 8 + 100
     for pieces in ([at_limit], cut(at_limit, 1), [at_limit * 3]):
-        assert flat_messages(server_decoder(frame_bytes_max=100), pieces)[-1][0] == "PublishRun"
+        assert flat_messages(server_decoder(frame_bytes_max=100), pieces)[-1][0] == "PublishBatch"
     above = encode.publish("t", [1], [bytes(100 - 16)])
     for pieces in ([above], cut(above, 1), [at_limit + above], [above[:8]]):
         assert flat_messages(server_decoder(frame_bytes_max=100), pieces)[-1][0] == "refused"
@@ -115,7 +115,7 @@ def test_a_ping_that_claims_megabytes_is_refused_with_its_header() -> None:
 def test_the_topic_limit_is_inclusive() -> None:
     name = "x" * FIGG_TOPIC_BYTES_MAX
     assert list(server_decoder().feed(encode.attach(name))) == [Attach(name, None)]
-    assert list(server_decoder().feed(encode.publish(name, [1], [b"v"]))) == [PublishRun(name, [1], [b"v"])]
+    assert list(server_decoder().feed(encode.publish(name, [1], [b"v"]))) == [PublishBatch(name, [1], [b"v"])]
 
 
 def test_frames_of_unknown_types_are_skipped_without_being_held() -> None:

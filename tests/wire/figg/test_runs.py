@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from headrace.wire.figg import DataRun, Ping, PublishRun, client_decoder, encode, server_decoder
+from headrace.wire.figg import DataBatch, Ping, PublishBatch, client_decoder, encode, server_decoder
+from headrace.wire.figg.batches import BLOCK, EACH
 from headrace.wire.figg.encode import PACKED_WHOLE_BYTES_MAX
-from headrace.wire.figg.runs import BLOCK, EACH
 from tests.wire.figg.streams import cut, flat_messages
 
 
@@ -17,22 +17,22 @@ from tests.wire.figg.streams import cut, flat_messages
 def test_adjacent_publishes_of_one_topic_are_one_run(count: int, size: int) -> None:
     values = [random.Random(index).randbytes(size) for index in range(count)]
     stream = encode.publish("orders", range(7, 7 + count), values)
-    (run,) = server_decoder().feed(stream)
-    assert isinstance(run, PublishRun)
-    assert (run.topic, list(run.seqs), run.values) == ("orders", list(range(7, 7 + count)), values)
-    assert (run.first_seq, run.last_seq) == (7, 6 + count)
+    (batch,) = server_decoder().feed(stream)
+    assert isinstance(batch, PublishBatch)
+    assert (batch.topic, list(batch.seqs), batch.values) == ("orders", list(range(7, 7 + count)), values)
+    assert (batch.first_seq, batch.last_seq) == (7, 6 + count)
 
 
 def test_adjacent_data_of_one_topic_are_one_run() -> None:
     values = [b"%08d" % index for index in range(500)]
-    assert list(client_decoder().feed(encode.data("t", range(1, 501), values))) == [DataRun("t", list(range(1, 501)), values)]
+    assert list(client_decoder().feed(encode.data("t", range(1, 501), values))) == [DataBatch("t", list(range(1, 501)), values)]
 
 
 def test_sequence_numbers_need_no_order() -> None:
     seqs = [5, 3, 3, 1 << 63, 0] * 40
-    (run,) = server_decoder().feed(encode.publish("t", seqs, [b"v"] * 200))
-    assert isinstance(run, PublishRun)
-    assert list(run.seqs) == seqs
+    (batch,) = server_decoder().feed(encode.publish("t", seqs, [b"v"] * 200))
+    assert isinstance(batch, PublishBatch)
+    assert list(batch.seqs) == seqs
 
 
 def test_a_run_ends_where_the_topic_or_the_type_changes() -> None:
@@ -40,10 +40,10 @@ def test_a_run_ends_where_the_topic_or_the_type_changes() -> None:
         encode.publish("aa", [0, 1], [b"x", b"y"]) + encode.publish("ab", [2], [b"z"]) + encode.ping(1) + encode.publish("ab", [3], [b"w"])
     )
     assert list(server_decoder().feed(stream)) == [
-        PublishRun("aa", [0, 1], [b"x", b"y"]),
-        PublishRun("ab", [2], [b"z"]),
+        PublishBatch("aa", [0, 1], [b"x", b"y"]),
+        PublishBatch("ab", [2], [b"z"]),
         Ping(1),
-        PublishRun("ab", [3], [b"w"]),
+        PublishBatch("ab", [3], [b"w"]),
     ]
 
 
@@ -56,22 +56,22 @@ def test_one_frame_that_differs_ends_a_stretch_of_alike_ones_exactly_there(odd: 
         ("orders" if index != odd else "ORDERS", index) for index in range(300)
     ]
     values[odd] = b"another size"
-    (run,) = server_decoder().feed(encode.publish("orders", range(300), values))
-    assert isinstance(run, PublishRun)
-    assert run.values == values
+    (batch,) = server_decoder().feed(encode.publish("orders", range(300), values))
+    assert isinstance(batch, PublishBatch)
+    assert batch.values == values
 
 
 def test_values_that_look_like_frames_are_values() -> None:
     inner = encode.publish("orders", range(3), [b"x" * 10] * 3)
     values = [inner] * 200
-    assert list(server_decoder().feed(encode.publish("orders", range(200), values))) == [PublishRun("orders", list(range(200)), values)]
+    assert list(server_decoder().feed(encode.publish("orders", range(200), values))) == [PublishBatch("orders", list(range(200)), values)]
 
 
 def test_a_cut_stream_of_mixed_sizes_yields_the_same_frames() -> None:
     chance = random.Random(11)
     values = [chance.randbytes(chance.choice([0, 5, 100, 100, 100, 3_000])) for _ in range(2_000)]
     stream = encode.publish("orders", range(2_000), values)
-    wanted = [("PublishRun", "orders", index, value) for index, value in enumerate(values)]
+    wanted = [("PublishBatch", "orders", index, value) for index, value in enumerate(values)]
     for size in (1_000, 4_096, 65_536, len(stream)):
         assert flat_messages(server_decoder(), cut(stream, size)) == wanted
 

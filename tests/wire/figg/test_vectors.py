@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from headrace.wire.figg import (
-    AckRun,
+    AckBatch,
     Attach,
     Attached,
     ClientMessage,
-    DataRun,
+    DataBatch,
     Detach,
     Detached,
     Ping,
     Pong,
-    PublishRun,
+    PublishBatch,
     ServerMessage,
     client_decoder,
     encode,
@@ -26,14 +26,14 @@ TO_SERVER: list[tuple[bytes, ClientMessage, bytes]] = [
     (streams.ATTACH_FOO_LATEST, Attach("foo", None), encode.attach("foo")),
     (streams.ATTACH_FOO_FROM_7, Attach("foo", 7), encode.attach("foo", 7)),
     (streams.DETACH_FOO, Detach("foo"), encode.detach("foo")),
-    (streams.PUBLISH_FOO_0_BAR, PublishRun("foo", [0], [b"bar"]), encode.publish("foo", [0], [b"bar"])),
+    (streams.PUBLISH_FOO_0_BAR, PublishBatch("foo", [0], [b"bar"]), encode.publish("foo", [0], [b"bar"])),
     (streams.PING_12345, Ping(12345), encode.ping(12345)),
 ]
 TO_CLIENT: list[tuple[bytes, ServerMessage, bytes]] = [
     (streams.ATTACHED_FOO_0, Attached("foo", 0), encode.attached("foo", 0)),
     (streams.DETACHED_FOO, Detached("foo"), encode.detached("foo")),
-    (streams.ACK_0, AckRun([0]), encode.ack(0)),
-    (streams.DATA_FOO_7_BAR, DataRun("foo", [7], [b"bar"]), encode.data("foo", [7], [b"bar"])),
+    (streams.ACK_0, AckBatch([0]), encode.ack(0)),
+    (streams.DATA_FOO_7_BAR, DataBatch("foo", [7], [b"bar"]), encode.data("foo", [7], [b"bar"])),
     (streams.PONG_12345, Pong(12345), encode.pong(12345)),
 ]
 
@@ -74,15 +74,18 @@ def test_other_flags_are_ignored(flags: int) -> None:
 
 def test_empty_topics_and_empty_data_are_frames_like_any_other() -> None:
     stream = encode.publish("", [1, 2], [b"", b""]) + encode.attach("") + encode.detach("")
-    assert list(server_decoder().feed(stream)) == [PublishRun("", [1, 2], [b"", b""]), Attach("", None), Detach("")]
+    assert list(server_decoder().feed(stream)) == [PublishBatch("", [1, 2], [b"", b""]), Attach("", None), Detach("")]
 
 
 def test_the_largest_numbers_survive() -> None:
     top = (1 << 64) - 1
-    assert list(server_decoder().feed(encode.publish("t", [top], [b"x"]) + encode.ping(top))) == [PublishRun("t", [top], [b"x"]), Ping(top)]
+    assert list(server_decoder().feed(encode.publish("t", [top], [b"x"]) + encode.ping(top))) == [
+        PublishBatch("t", [top], [b"x"]),
+        Ping(top),
+    ]
     assert list(client_decoder().feed(encode.data("t", [top], [b"x"]) + encode.acks([0, top]))) == [
-        DataRun("t", [top], [b"x"]),
-        AckRun([0, top]),
+        DataBatch("t", [top], [b"x"]),
+        AckBatch([0, top]),
     ]
 
 

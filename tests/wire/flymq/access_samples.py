@@ -8,7 +8,7 @@ from headrace.wire.flymq.messages import Done, Reply, Request
 _QUERY = a.AuditQuery(1, 2, ["login", "user"], "ann", "user:bob", "failure", "10.0.0.7", 50, 100)
 _ENTRY = a.UserEntry("ann", ["admin"], ["admin", "read", "write"], True, 1_706_615_843, 1_706_615_844)
 _EVENT = a.AuditEvent(
-    "7", 1_706_615_843_840, "login", "ann", "10.0.0.7", "user:ann", "login", "success", "headrace", [a.Detail("door", "flymq")]
+    "7", 1_706_615_843_840, "login", "ann", "10.0.0.7", "user:ann", "login", "success", "headrace", [a.Detail("protocol", "flymq")]
 )
 
 REQUESTS: list[Request] = [

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder
-from headrace.wire.flymq.advanced_messages import TxnProduceRun
+from headrace.wire.flymq.advanced_messages import TxnProduceBatch
 from headrace.wire.flymq.framing import BINARY, HEADER, MAGIC, VERSION
 from headrace.wire.flymq.messages import (
     AUTO,
@@ -37,8 +37,8 @@ from headrace.wire.flymq.messages import (
     PartitionBounds,
     PartitionLeadership,
     PartitionOffset,
-    ProduceRun,
-    RecordMetadataRun,
+    ProduceBatch,
+    RecordMetadataBatch,
     Reply,
     ReplyEvent,
     Request,
@@ -53,8 +53,8 @@ from headrace.wire.flymq.messages import (
 from tests.wire.flymq import access_samples, advanced_samples, schema_samples
 
 REQUESTS: list[Request] = [
-    ProduceRun("orders", [b"one"]),
-    ProduceRun("orders", [b"", b"two"], [b"k", None], [3, AUTO]),
+    ProduceBatch("orders", [b"one"]),
+    ProduceBatch("orders", [b"", b"two"], [b"k", None], [3, AUTO]),
     Consume("orders", 2, 41),
     CreateTopic("größe", 12),
     Metadata("orders"),
@@ -92,7 +92,7 @@ REQUESTS: list[Request] = [
 _ENTRY = GroupEntry("orders", "readers", 0, [PartitionOffset(0, 5), PartitionOffset(1, 0)])
 
 REPLIES: list[tuple[int, Reply]] = [
-    (0x01, RecordMetadataRun("orders", [0, 1], [7, 0], [1_706_615_843_840, 0], [-1, 3], [5, 0])),
+    (0x01, RecordMetadataBatch("orders", [0, 1], [7, 0], [1_706_615_843_840, 0], [-1, 3], [5, 0])),
     (0x02, Consumed(b"k", b"value")),
     (0x03, Done()),
     (0x04, TopicMetadata("orders", [PartitionBounds(0, 1, 5, 9), PartitionBounds(1, 1, 0, 0)])),
@@ -132,12 +132,12 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
     """Runs taken apart: how many frames come out as one run depends on how the stream was cut, the records do not."""
     records: list[object] = []
     for event in events:
-        if isinstance(event, ProduceRun):
+        if isinstance(event, ProduceBatch):
             keys = event.keys or [None] * len(event)
             partitions = event.partitions or [AUTO] * len(event)
             assert len(event.values) == len(keys) == len(partitions)
             records += [(event.topic, *row) for row in zip(keys, event.values, partitions, strict=True)]
-        elif isinstance(event, TxnProduceRun):
+        elif isinstance(event, TxnProduceBatch):
             keys = event.keys or [None] * len(event)
             partitions = event.partitions or [AUTO] * len(event)
             records += [(event.transaction, event.topic, *row) for row in zip(keys, event.values, partitions, strict=True)]
@@ -149,7 +149,7 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
 def flat_replies(events: Iterable[ReplyEvent]) -> list[object]:
     rows: list[object] = []
     for event in events:
-        if isinstance(event, RecordMetadataRun):
+        if isinstance(event, RecordMetadataBatch):
             columns = (event.partitions, event.offsets, event.timestamps, event.key_sizes, event.value_sizes)
             rows += [(event.topic, *row) for row in zip(*columns, strict=True)]
         else:

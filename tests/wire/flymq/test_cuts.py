@@ -6,11 +6,11 @@ import pytest
 
 from headrace.wire.flymq import Dialect, encode_reply, encode_request
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate
-from headrace.wire.flymq.messages import Broken, Malformed, ProduceRun, RecordMetadataRun, Request, UnknownOpcode
+from headrace.wire.flymq.messages import Broken, Malformed, ProduceBatch, RecordMetadataBatch, Request, UnknownOpcode
 
 from .samples import REPLIES, REQUESTS, bytewise, decoded, decoded_replies, flat, pieces, raw
 
-RUN = ProduceRun("orders", [b"value %d" % number for number in range(40)], None, None)
+RUN = ProduceBatch("orders", [b"value %d" % number for number in range(40)], None, None)
 STREAM = b"".join(
     [
         *map(encode_request, REQUESTS),
@@ -18,7 +18,7 @@ STREAM = b"".join(
         raw(0x10, b"name"),
         raw(0x99, b"?"),
         raw(0x01, b"\x00\x09short"),
-        raw(0x01, deflate(encode_request(ProduceRun("orders", [b"squeezed"]))[8:]), flags=BINARY | GZIP),
+        raw(0x01, deflate(encode_request(ProduceBatch("orders", [b"squeezed"]))[8:]), flags=BINARY | GZIP),
         encode_request(RUN),
         raw(0x08, b"", version=2),
         raw(0x08, b""),
@@ -63,8 +63,8 @@ def test_a_frame_cut_anywhere_decodes_to_the_same_message() -> None:
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_replies_cut_anywhere_decode_alike(dialect: Dialect) -> None:
-    run = RecordMetadataRun("orders", [0] * 50, range(50), [9] * 50, [-1] * 50, [1] * 50)
-    replies = [*REPLIES, (0x01, run), (0x01, RecordMetadataRun("other", [1], [1], [1], [1], [1])), (0x01, run)]
+    batch = RecordMetadataBatch("orders", [0] * 50, range(50), [9] * 50, [-1] * 50, [1] * 50)
+    replies = [*REPLIES, (0x01, batch), (0x01, RecordMetadataBatch("other", [1], [1], [1], [1], [1])), (0x01, batch)]
     stream = b"".join(encode_reply(opcode, reply, dialect) for opcode, reply in replies)
     whole = decoded_replies([stream])
     assert len(whole) == len(REPLIES) + 1 + 101, "two rows of the first reply, then the runs"

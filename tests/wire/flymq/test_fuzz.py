@@ -17,8 +17,8 @@ from headrace.wire.flymq.messages import (
     Commit,
     Fetch,
     Fetched,
-    ProduceRun,
-    RecordMetadataRun,
+    ProduceBatch,
+    RecordMetadataBatch,
     Reply,
     ReplyFrame,
     Request,
@@ -53,7 +53,7 @@ def mutated(dice: random.Random, stream: bytes) -> bytes:
 
 def test_ten_thousand_damaged_request_streams_decode_alike_however_they_are_cut(proof: Callable[[str, int], None]) -> None:
     dice = random.Random(20_240_130)
-    encoded = [encode_request(request) for request in REQUESTS] + [encode_request(ProduceRun("t", [b"12345"] * 30))]
+    encoded = [encode_request(request) for request in REQUESTS] + [encode_request(ProduceBatch("t", [b"12345"] * 30))]
     outcomes: set[str] = set()
     for number in range(INPUTS):
         if number % 10 == 0:
@@ -106,8 +106,8 @@ def test_any_bytes_at_all_leave_the_decoders_standing(stream: bytes) -> None:
 )
 def test_any_run_reads_back_as_it_was_written(topic: str, rows: list[tuple[bytes, bytes | None, int]]) -> None:
     values, keys, chosen = (list(column) for column in zip(*rows, strict=True))
-    run = ProduceRun(topic, values, keys, chosen)
-    assert flat(RequestDecoder().feed(encode_request(run))) == flat([run])
+    batch = ProduceBatch(topic, values, keys, chosen)
+    assert flat(RequestDecoder().feed(encode_request(batch))) == flat([batch])
 
 
 @given(topics, topics, partitions, offsets, st.none() | topics)
@@ -133,8 +133,8 @@ def test_any_fetched_records_read_back_as_they_were_written(
 
 @given(topics, st.lists(st.tuples(partitions, offsets, st.integers(-(2**63), 2**63 - 1), partitions, partitions), min_size=1, max_size=40))
 def test_any_metadata_reads_back_as_it_was_written(topic: str, rows: list[tuple[int, int, int, int, int]]) -> None:
-    run = RecordMetadataRun(topic, *(list(column) for column in zip(*rows, strict=True)))
-    assert ReplyDecoder().feed(encode_reply(0x01, run)) == [run]
+    batch = RecordMetadataBatch(topic, *(list(column) for column in zip(*rows, strict=True)))
+    assert ReplyDecoder().feed(encode_reply(0x01, batch)) == [batch]
 
 
 def replied(opcode: int, reply: Reply, dialect: Dialect) -> Reply:

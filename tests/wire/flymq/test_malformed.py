@@ -19,7 +19,7 @@ from headrace.wire.flymq.messages import (
     ListTopics,
     Malformed,
     Mode,
-    ProduceRun,
+    ProduceBatch,
     ReplyFrame,
     RequestEvent,
     ResetOffset,
@@ -83,13 +83,13 @@ def test_a_wrong_version_breaks_the_stream_with_an_answer() -> None:
 
 
 def test_what_came_before_the_break_is_still_reported() -> None:
-    events = RequestDecoder().feed(encode_request(ProduceRun("t", [b"1"] * 20)) + b"GET / HTTP/1.1")
-    assert [type(event).__name__ for event in events] == ["ProduceRun", "Broken"]
+    events = RequestDecoder().feed(encode_request(ProduceBatch("t", [b"1"] * 20)) + b"GET / HTTP/1.1")
+    assert [type(event).__name__ for event in events] == ["ProduceBatch", "Broken"]
 
 
 def test_four_bytes_of_ff_are_swallowed_only_behind_a_record_without_partition() -> None:
     stray = b"\xff\xff\xff\xff"
-    whole = encode_request(ProduceRun("t", [b"1"]))
+    whole = encode_request(ProduceBatch("t", [b"1"]))
     short = raw(0x01, whole[8:-4])
     assert decoded([short + stray + raw(0x08, b"")]) == [("t", None, b"1", -1), ListTopics()]
     for stream in (whole + stray, short + stray * 2, short + raw(0x08, b"") + stray, short + b"\xff\xff\xff\x00", stray):
@@ -105,22 +105,22 @@ def test_a_payload_beyond_32_mib_is_refused_from_its_header(length: int, fits: b
 
 def test_a_payload_of_exactly_32_mib_is_read() -> None:
     value = bytes(FLYMQ_PAYLOAD_BYTES_MAX - 3 - 12)
-    frame_bytes = encode_request(ProduceRun("t", [value]))
+    frame_bytes = encode_request(ProduceBatch("t", [value]))
     assert len(frame_bytes) == 8 + FLYMQ_PAYLOAD_BYTES_MAX
     decoder = RequestDecoder()
     events: list[RequestEvent] = []
     for at in range(0, len(frame_bytes), 1 << 20):
         events += decoder.feed(frame_bytes[at : at + (1 << 20)])
-    assert events == [ProduceRun("t", [value])]
+    assert events == [ProduceBatch("t", [value])]
     with pytest.raises(RecordTooLarge, match=f"record of {len(value) + 1} bytes exceeds the limit of {len(value)} bytes"):
-        encode_request(ProduceRun("t", [value + b"!"]))
+        encode_request(ProduceBatch("t", [value + b"!"]))
 
 
 def test_an_oversized_frame_behind_good_ones_in_one_large_piece_is_refused() -> None:
-    good = encode_request(ProduceRun("t", [bytes(1000)]))
+    good = encode_request(ProduceBatch("t", [bytes(1000)]))
     lie = good[:4] + (FLYMQ_PAYLOAD_BYTES_MAX + 1).to_bytes(4) + good[8:]
     events = RequestDecoder().feed(good * 20 + lie + bytes(FLYMQ_PAYLOAD_BYTES_MAX + 1))
-    assert [type(event).__name__ for event in events] == ["ProduceRun", "Broken"]
+    assert [type(event).__name__ for event in events] == ["ProduceBatch", "Broken"]
 
 
 def test_an_announced_length_takes_no_memory() -> None:
@@ -150,14 +150,14 @@ def squeezed(payload: bytes, *, opcode: int = 0x01, flags: int = BINARY | GZIP) 
 
 
 def test_a_gzip_payload_is_read_like_a_plain_one() -> None:
-    payload = encode_request(ProduceRun("t", [b"value"], [b"k"], [2]))[8:]
-    assert RequestDecoder().feed(squeezed(payload)) == [ProduceRun("t", [b"value"], [b"k"], [2])]
+    payload = encode_request(ProduceBatch("t", [b"value"], [b"k"], [2]))[8:]
+    assert RequestDecoder().feed(squeezed(payload)) == [ProduceBatch("t", [b"value"], [b"k"], [2])]
     assert RequestDecoder().feed(squeezed(b"", opcode=0x08, flags=GZIP)) == [ListTopics()]
 
 
 def test_plain_and_gzip_records_for_one_topic_share_a_run() -> None:
-    plain = encode_request(ProduceRun("t", [b"value"]))
-    assert RequestDecoder().feed(plain + squeezed(plain[8:]) + plain) == [ProduceRun("t", [b"value"] * 3)]
+    plain = encode_request(ProduceBatch("t", [b"value"]))
+    assert RequestDecoder().feed(plain + squeezed(plain[8:]) + plain) == [ProduceBatch("t", [b"value"] * 3)]
 
 
 @pytest.mark.parametrize("flags", [0x04, 0x06, 0x08, 0x0A, 0x0C, 0x0E])
@@ -211,8 +211,8 @@ def test_one_piece_of_the_stream_unpacks_one_limit_at_most_and_the_rest_on_deman
     decoder = RequestDecoder()
     answers = [(decoder.feed(piece), decoder.more) for piece in (packed * 3 + raw(0x08, b""), b"", b"")]
     assert [more for _, more in answers] == [True, True, False]
-    run = ProduceRun("t", [value])
-    assert [events for events, _ in answers] == [[run], [run], [run, ListTopics()]]
+    batch = ProduceBatch("t", [value])
+    assert [events for events, _ in answers] == [[batch], [batch], [batch, ListTopics()]]
 
 
 # Lenient forms.
@@ -238,7 +238,7 @@ def test_the_width_of_a_mode_is_told_by_its_first_byte(tail: bytes, mode: Mode) 
 def test_only_a_fetch_with_a_filter_and_the_opcode_0x53_give_the_original_away() -> None:
     assert speaks_sdk(Fetch("t", 0, 0, 1, "")) and not speaks_sdk(Fetch("t", 0, 0, 1))
     assert speaks_sdk(ClusterMetadata())
-    assert not any(speaks_sdk(event) for event in (Consume("t", 0, 0), GetOffset("t", "g", 0), ProduceRun("t", [b""])))
+    assert not any(speaks_sdk(event) for event in (Consume("t", 0, 0), GetOffset("t", "g", 0), ProduceBatch("t", [b""])))
 
 
 def test_a_group_may_be_named_without_a_topic() -> None:

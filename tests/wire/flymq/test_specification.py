@@ -11,8 +11,8 @@ from headrace.wire.flymq.messages import (
     CreateTopic,
     Done,
     Failure,
-    ProduceRun,
-    RecordMetadataRun,
+    ProduceBatch,
+    RecordMetadataBatch,
     ReplyFrame,
     UnknownOpcode,
 )
@@ -46,9 +46,9 @@ def test_the_encoding_examples_hold_both_ways(field: Repeated[str], value: list[
 
 
 def test_the_produce_example_with_its_length_corrected_holds_both_ways() -> None:
-    run = ProduceRun("test", [b"hello"])
-    assert RequestDecoder().feed(PRODUCE_CORRECTED) == [run]
-    assert encode_request(run) == PRODUCE_CORRECTED
+    batch = ProduceBatch("test", [b"hello"])
+    assert RequestDecoder().feed(PRODUCE_CORRECTED) == [batch]
+    assert encode_request(batch) == PRODUCE_CORRECTED
 
 
 @pytest.mark.parametrize("behind", [b"", PRODUCE_CORRECTED])
@@ -59,9 +59,9 @@ def test_the_produce_example_works_even_as_printed(behind: bytes) -> None:
 
 
 def test_the_record_metadata_example_holds_both_ways() -> None:
-    run = RecordMetadataRun("test", [0], [42], [1706615843840], [-1], [5])
-    assert ReplyDecoder().feed(METADATA) == [run]
-    assert encode_reply(Opcode.PRODUCE, run) == METADATA
+    batch = RecordMetadataBatch("test", [0], [42], [1706615843840], [-1], [5])
+    assert ReplyDecoder().feed(METADATA) == [batch]
+    assert encode_reply(Opcode.PRODUCE, batch) == METADATA
 
 
 def test_the_errors_in_the_examples_are_still_there_to_be_listed() -> None:

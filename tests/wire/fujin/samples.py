@@ -11,7 +11,7 @@ from headrace.wire.fujin import (
     Failed,
     Fetch,
     Fetched,
-    MessageRun,
+    MessageBatch,
     ReaderConnected,
     ReaderKind,
     Reply,
@@ -22,8 +22,8 @@ from headrace.wire.fujin import (
     Stop,
     Transact,
     Transacted,
-    WriteRun,
-    WrittenRun,
+    WriteBatch,
+    WrittenBatch,
 )
 
 
@@ -42,7 +42,7 @@ REQUESTS: dict[str, tuple[bytes, list[ClientMessage]]] = {
     "CONNECT WRITER without an id": (WRITER, [ConnectWriter(None)]),
     "CONNECT WRITER with a number": (wire(1, 0, 0, 0, 1, 10), [ConnectWriter(1), Disconnect()]),
     "CONNECT WRITER with a text": (wire(1, 0, 0, 0, 2) + b"me" + wire(10), [ConnectWriter(b"me"), Disconnect()]),
-    "WRITE": (WRITER + WRITE, [ConnectWriter(None), WriteRun("pub", [WRITE_CID], [b"hello"])]),
+    "WRITE": (WRITER + WRITE, [ConnectWriter(None), WriteBatch("pub", [WRITE_CID], [b"hello"])]),
     "BEGIN TX": (WRITER + wire(4, 0, 0, 0, 1), [ConnectWriter(None), Transact(Request.BEGIN, ONE)]),
     "COMMIT TX": (WRITER + wire(5, 0, 0, 0, 1), [ConnectWriter(None), Transact(Request.COMMIT, ONE)]),
     "ROLLBACK TX": (WRITER + wire(6, 0, 0, 0, 1), [ConnectWriter(None), Transact(Request.ROLLBACK, ONE)]),
@@ -62,13 +62,13 @@ REQUESTS: dict[str, tuple[bytes, list[ClientMessage]]] = {
 REPLIES: dict[str, tuple[bytes, bool, list[ServerMessage]]] = {
     "CONNECT READER": (wire(1, 0), False, [ReaderConnected(None)]),
     "CONNECT READER refused": (wire(1, 1, 0, 0, 0, 2) + b"no", False, [ReaderConnected("no")]),
-    "WRITE": (wire(2, 0, 1, 1, 1, 0), False, [WrittenRun([WRITE_CID])]),
+    "WRITE": (wire(2, 0, 1, 1, 1, 0), False, [WrittenBatch([WRITE_CID])]),
     "WRITE refused": (wire(2, 0, 0, 0, 1, 1, 0, 0, 0, 2) + b"no", False, [Failed(Reply.WRITE, ONE, "no")]),
     "BEGIN TX": (wire(3, 0, 0, 0, 1, 0), False, [Transacted(Reply.BEGIN, ONE)]),
     "COMMIT TX": (wire(4, 0, 0, 0, 1, 0), False, [Transacted(Reply.COMMIT, ONE)]),
     "ROLLBACK TX": (wire(5, 0, 0, 0, 1, 0), False, [Transacted(Reply.ROLLBACK, ONE)]),
-    "MSG with auto commit": (wire(6, 0, 0, 0, 5) + b"hello", False, [MessageRun(None, [b"hello"])]),
-    "MSG with an id": (wire(6, 0, 0, 0, 1, 49, 0, 0, 0, 5) + b"hello", True, [MessageRun([b"1"], [b"hello"])]),
+    "MSG with auto commit": (wire(6, 0, 0, 0, 5) + b"hello", False, [MessageBatch(None, [b"hello"])]),
+    "MSG with an id": (wire(6, 0, 0, 0, 1, 49, 0, 0, 0, 5) + b"hello", True, [MessageBatch([b"1"], [b"hello"])]),
     "FETCH": (
         wire(7, 0, 0, 0, 1, 0, 0, 0, 0, 2) + 2 * (wire(0, 0, 0, 5) + b"hello"),
         False,

@@ -10,16 +10,16 @@ import pytest
 from headrace.errors import WireError
 from headrace.wire.fujin import (
     ClientMessage,
-    MessageRun,
+    MessageBatch,
     ReaderKind,
     Reply,
     ReplyDecoder,
     Request,
     RequestDecoder,
     ServerMessage,
+    WriteBatch,
     WriteForm,
-    WriteRun,
-    WrittenRun,
+    WrittenBatch,
     encode,
 )
 from headrace.wire.fujin.held import Decoder
@@ -84,9 +84,9 @@ def _joined_writes(messages: list[ClientMessage]) -> list[ClientMessage]:
     joined: list[ClientMessage] = []
     for message in messages:
         last = joined[-1] if joined else None
-        if isinstance(message, WriteRun) and isinstance(last, WriteRun) and last.name == message.name:
+        if isinstance(message, WriteBatch) and isinstance(last, WriteBatch) and last.name == message.name:
             headers = [*(last.headers or [()] * len(last.values)), *(message.headers or [()] * len(message.values))]
-            joined[-1] = WriteRun(last.name, last.cids + message.cids, last.values + message.values, headers if any(headers) else None)
+            joined[-1] = WriteBatch(last.name, last.cids + message.cids, last.values + message.values, headers if any(headers) else None)
         else:
             joined.append(message)
     return joined
@@ -96,10 +96,10 @@ def _joined_answers(messages: list[ServerMessage]) -> list[ServerMessage]:
     joined: list[ServerMessage] = []
     for message in messages:
         last = joined[-1] if joined else None
-        if isinstance(message, WrittenRun) and isinstance(last, WrittenRun):
-            joined[-1] = WrittenRun(last.cids + message.cids)
-        elif isinstance(message, MessageRun) and isinstance(last, MessageRun) and last.ids is not None and message.ids is not None:
-            joined[-1] = MessageRun(last.ids + message.ids, last.values + message.values)
+        if isinstance(message, WrittenBatch) and isinstance(last, WrittenBatch):
+            joined[-1] = WrittenBatch(last.cids + message.cids)
+        elif isinstance(message, MessageBatch) and isinstance(last, MessageBatch) and last.ids is not None and message.ids is not None:
+            joined[-1] = MessageBatch(last.ids + message.ids, last.values + message.values)
         else:
             joined.append(message)
     return joined
@@ -150,7 +150,7 @@ def test_many_writes_of_one_size_are_one_run_wherever_they_are_cut_and_broken() 
     values = [b"%04d" % number for number in range(300)]
     frames = encode.connect_writer() + encode.writes("name", cids, values)
     whole = requests([frames])
-    assert whole[0][1] == WriteRun("name", cids, values)
+    assert whole[0][1] == WriteBatch("name", cids, values)
     dice = random.Random(64)
     for _ in range(200):
         cut = dice.randrange(len(frames))

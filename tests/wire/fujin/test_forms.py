@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import InvalidRequest
 from headrace.records import Headers
-from headrace.wire.fujin import ClientMessage, ConnectWriter, Refused, Reply, RequestDecoder, WriteForm, WriteRun, encode
+from headrace.wire.fujin import ClientMessage, ConnectWriter, Refused, Reply, RequestDecoder, WriteBatch, WriteForm, encode
 from tests.wire.fujin.samples import WRITER, wire
 
 CID = b"\x00\x00\x00\x07"
@@ -24,24 +24,24 @@ def after_connect(frames: bytes, form: WriteForm = WriteForm.AUTO) -> list[Clien
 @pytest.mark.parametrize("form", [WriteForm.AUTO, WriteForm.ALWAYS])
 def test_headers_are_read_where_they_are(form: WriteForm) -> None:
     frames = encode.writes("t", [CID, CID], [b"one", b"two"], [HEADERS, ()], form=form)
-    assert after_connect(frames, form) == [WriteRun("t", [CID, CID], [b"one", b"two"], [HEADERS, ()])]
+    assert after_connect(frames, form) == [WriteBatch("t", [CID, CID], [b"one", b"two"], [HEADERS, ()])]
 
 
 @pytest.mark.parametrize("form", list(WriteForm))
 def test_a_write_without_headers_is_read_in_every_form(form: WriteForm) -> None:
     frames = encode.writes("t", [CID, CID], [b"one", b"two"], form=form)
-    assert after_connect(frames, form) == [WriteRun("t", [CID, CID], [b"one", b"two"])]
+    assert after_connect(frames, form) == [WriteBatch("t", [CID, CID], [b"one", b"two"])]
 
 
 def test_the_specifications_table_without_headers_is_read_in_auto() -> None:
     # count 0, then the length and the value: what a client sends that was written from the table
-    assert after_connect(HEAD + wire(0, 0, 0, 0, 0, 2) + b"hi") == [WriteRun("t", [CID], [b"hi"])]
+    assert after_connect(HEAD + wire(0, 0, 0, 0, 0, 2) + b"hi") == [WriteBatch("t", [CID], [b"hi"])]
 
 
 @pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 131_071, 131_073, 196_608])
 def test_a_length_that_cannot_be_headers_is_a_length(size: int) -> None:
     value = b"x" * size
-    assert after_connect(encode.writes("t", [CID], [value])) == [WriteRun("t", [CID], [value])]
+    assert after_connect(encode.writes("t", [CID], [value])) == [WriteBatch("t", [CID], [value])]
 
 
 @pytest.mark.parametrize("size", [131_072, 262_144, 393_216])
@@ -50,7 +50,7 @@ def test_a_length_that_could_be_headers_is_not_written_in_auto(size: int) -> Non
         encode.writes("t", [CID], [b"x" * size])
     value = b"x" * size
     for form in (WriteForm.NEVER, WriteForm.ALWAYS):
-        assert after_connect(encode.writes("t", [CID], [value], form=form), form) == [WriteRun("t", [CID], [value])]
+        assert after_connect(encode.writes("t", [CID], [value], form=form), form) == [WriteBatch("t", [CID], [value])]
 
 
 def test_headers_cannot_be_written_where_none_are_read() -> None:
@@ -71,7 +71,7 @@ def test_a_zero_that_something_follows_is_a_count() -> None:
     list(decoder.feed(WRITER + HEAD + wire(0, 0, 0, 0)))
     assert list(decoder.feed(wire(0))) == []
     assert not decoder.is_in_doubt
-    assert list(decoder.feed(wire(2) + b"hi")) == [WriteRun("t", [CID], [b"hi"])]
+    assert list(decoder.feed(wire(2) + b"hi")) == [WriteBatch("t", [CID], [b"hi"])]
 
 
 @pytest.mark.parametrize("form", [WriteForm.NEVER])

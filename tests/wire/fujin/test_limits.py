@@ -10,7 +10,7 @@ from headrace.wire.fujin import (
     ConnectReader,
     ConnectWriter,
     Disconnect,
-    MessageRun,
+    MessageBatch,
     ReaderConnected,
     ReaderKind,
     Refused,
@@ -19,8 +19,8 @@ from headrace.wire.fujin import (
     Request,
     RequestDecoder,
     Settle,
+    WriteBatch,
     WriteForm,
-    WriteRun,
     encode,
 )
 from tests.wire.fujin.samples import ONE, READER, WRITER, wire
@@ -31,9 +31,9 @@ def test_the_largest_value_is_taken_and_one_more_byte_is_skipped_and_refused() -
     frames = WRITER + encode.writes("t", [b"aaaa", b"bbbb", b"cccc"], [b"x" * 1_000, b"x" * 1_001, b"y"])
     assert list(decoder.feed(frames)) == [
         ConnectWriter(None),
-        WriteRun("t", [b"aaaa"], [b"x" * 1_000]),
+        WriteBatch("t", [b"aaaa"], [b"x" * 1_000]),
         Refused(Reply.WRITE, b"bbbb", "message too large: 1001 bytes, at most 1000"),
-        WriteRun("t", [b"cccc"], [b"y"]),
+        WriteBatch("t", [b"cccc"], [b"y"]),
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_name_has_a_limit(size: int, is_good: bool) -> None:
     writes = list(RequestDecoder().feed(WRITER + encode.writes(name, [ONE], [b"v"])))[1:]
     reads = list(RequestDecoder().feed(encode.connect_reader(ReaderKind.PUSH, True, name)))
     if is_good:
-        assert writes == [WriteRun(name, [ONE], [b"v"])]
+        assert writes == [WriteBatch(name, [ONE], [b"v"])]
         assert reads == [ConnectReader(ReaderKind.PUSH, True, name)]
     else:
         assert writes == [Refused(Reply.WRITE, ONE, "topic name too long", is_fatal=True)]
@@ -80,7 +80,7 @@ def test_the_ids_of_one_request_have_a_limit() -> None:
 
 
 def test_a_client_takes_no_value_above_its_limit() -> None:
-    assert list(ReplyDecoder(value_bytes_max=5).feed(encode.messages(None, [b"12345"]))) == [MessageRun(None, [b"12345"])]
+    assert list(ReplyDecoder(value_bytes_max=5).feed(encode.messages(None, [b"12345"]))) == [MessageBatch(None, [b"12345"])]
     with pytest.raises(WireError, match="message too large"):
         list(ReplyDecoder(value_bytes_max=5).feed(encode.messages(None, [b"123456"])))
 

@@ -9,7 +9,7 @@ from headrace.wire.fujin import (
     ConnectWriter,
     Failed,
     Fetched,
-    MessageRun,
+    MessageBatch,
     ReaderConnected,
     ReplyDecoder,
     Request,
@@ -17,8 +17,8 @@ from headrace.wire.fujin import (
     ServerMessage,
     Settled,
     Transacted,
-    WriteRun,
-    WrittenRun,
+    WriteBatch,
+    WrittenBatch,
     encode,
 )
 from tests.wire.fujin.samples import ONE, REPLIES, REQUESTS, WRITE, WRITE_CID, WRITER, wire
@@ -46,13 +46,13 @@ def _encoded(message: ServerMessage) -> bytes:
     match message:
         case ReaderConnected(error):
             return encode.reader_connected(error)
-        case WrittenRun(cids):
+        case WrittenBatch(cids):
             return encode.written(cids)
         case Failed(reply, cid, error):
             return encode.answered(reply, cid, error)
         case Transacted(reply, cid):
             return encode.answered(reply, cid)
-        case MessageRun(ids, values):
+        case MessageBatch(ids, values):
             return encode.messages(ids, values)
         case Fetched(cid, ids, values):
             return encode.fetched(cid, ids, values)
@@ -81,22 +81,22 @@ def test_adjacent_writes_to_one_name_are_one_run() -> None:
     frames = encode.connect_writer() + encode.writes("a", cids, values) + encode.writes("b", cids[:2], values[:2])
     assert list(RequestDecoder().feed(frames)) == [
         ConnectWriter(None),
-        WriteRun("a", cids, values),
-        WriteRun("b", cids[:2], values[:2]),
+        WriteBatch("a", cids, values),
+        WriteBatch("b", cids[:2], values[:2]),
     ]
 
 
 def test_adjacent_answers_are_one_run_on_both_sides() -> None:
     cids = [number.to_bytes(4, "big") for number in range(300)]
-    assert list(ReplyDecoder().feed(encode.written(cids))) == [WrittenRun(cids)]
+    assert list(ReplyDecoder().feed(encode.written(cids))) == [WrittenBatch(cids)]
     values = [b"v%d" % number for number in range(300)]
-    assert list(ReplyDecoder(with_ids=True).feed(encode.messages(cids, values))) == [MessageRun(cids, values)]
+    assert list(ReplyDecoder(with_ids=True).feed(encode.messages(cids, values))) == [MessageBatch(cids, values)]
 
 
 def test_a_refusal_interrupts_a_run_of_answers() -> None:
     frames = encode.written([b"aaaa"]) + encode.write_failed([b"bbbb"], "no") + encode.written([b"cccc"])
     found = list(ReplyDecoder().feed(frames))
-    assert [type(message).__name__ for message in found] == ["WrittenRun", "Failed", "WrittenRun"]
+    assert [type(message).__name__ for message in found] == ["WrittenBatch", "Failed", "WrittenBatch"]
 
 
 def test_an_error_without_a_text_gets_one() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.wire.rustlog import Asked, Refused, ReplyDecoder, RequestDecoder, encode_reply, refusals
+from headrace.wire.rustlog import Asked, Refused, ReplyDecoder, RequestDecoder, encode_reply
+from headrace.wire.rustlog import errors as refusals
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.messages import Dialect, Undecodable
 from tests.wire.rustlog.vectors import BINARY, JSON, framed

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from headrace.bench.children import Address, child, parse_address, wait_until
 from headrace.bench.faults import BenchFailed, PeerMissing
-from headrace.bench.load import MARK, Chunk, Lane, Tick, chunk_records, connected, run
+from headrace.bench.load import MARK, Chunk, LoadConnection, Tick, chunk_records, connected, run
 from headrace.extras import needs
 
 STREAM = "bench"
@@ -145,7 +145,7 @@ def publish(
     with connected(address) as (sock,):
         Wire(sock)
         sock.sendall(f"SUB {_INBOX}.a 2\r\n".encode())
-        return run([Lane(sock, chunks, AckMeter(), records, window=window)], tick)
+        return run([LoadConnection(sock, chunks, AckMeter(), records, window=window)], tick)
 
 
 def _chunks(frames: Sequence[bytes], records: int, window: int) -> Iterator[Chunk]:
@@ -170,7 +170,7 @@ def consume(address: Address, records: int, tick: Tick | None = None) -> float:
         sock.sendall(f"SUB {_INBOX}.c 3\r\n".encode())
         body = b'{"batch":%d,"expires":60000000000}' % PULL_BATCH
         request = f"PUB $JS.API.CONSUMER.MSG.NEXT.{STREAM}.reader {_INBOX}.c {len(body)}\r\n".encode() + body + b"\r\n"
-        return run([Lane(sock, [Chunk(request * 2, 0)], PullMeter(request), records)], tick)
+        return run([LoadConnection(sock, [Chunk(request * 2, 0)], PullMeter(request), records)], tick)
 
 
 def publish_with_client(address: Address, values: Sequence[bytes], records: int, *, window: int = WINDOW) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.bench.children import Address, child, wait_until
 from headrace.bench.faults import BenchFailed, PeerMissing
-from headrace.bench.load import MARK, Chunk, Lane, Tick, chunk_records, connected, run
+from headrace.bench.load import MARK, Chunk, LoadConnection, Tick, chunk_records, connected, run
 
 KEY = b"bench"
 PAGE = 5_000
@@ -114,10 +114,10 @@ def publish(address: Address, values: Sequence[bytes], records: int, tick: Tick 
         for first in range(0, records, size)
     ]
     with connected(address) as (sock,):
-        return run([Lane(sock, chunks, ReplyMeter(), records)], tick)
+        return run([LoadConnection(sock, chunks, ReplyMeter(), records)], tick)
 
 
 def consume(address: Address, records: int, tick: Tick | None = None) -> float:
     """Seconds to read the whole stream."""
     with connected(address) as (sock,):
-        return run([Lane(sock, [Chunk(page_after(b"-"), 0)], PageMeter(), records)], tick)
+        return run([LoadConnection(sock, [Chunk(page_after(b"-"), 0)], PageMeter(), records)], tick)

@@ -196,10 +196,10 @@ _WAIT = 'a duration such as "10 seconds"'
 
 PIPELINE: Final[Mapping[str, Key]] = {
     "name": Key(label, "letters, digits and . _ -", "What `list`, `status` and `stop` call it; by default the name of the file."),
-    "servers": Key(text, "host:port, several with commas", "The bulk lane of the broker; `127.0.0.1:8815` by default."),
+    "servers": Key(text, "host:port, several with commas", "The Flight endpoint of the broker; `127.0.0.1:8815` by default."),
     "user": Key(text, "a name", "Who to log in as."),
     "password": Key(secret, '"file:PATH" or "env:NAME"', "Where the password of that user is."),
-    "tls": Key(flag, "true or false", "Whether the bulk lane is encrypted."),
+    "tls": Key(flag, "true or false", "Whether the Flight endpoint is encrypted."),
     "ca": Key(text, "the path of a file", "Whose signature on the broker's certificate to trust; implies `tls`."),
     "checkpoint": Key(text, "a directory", "Where progress and state are kept; by default `checkpoints/NAME` beside the file."),
     "trigger": Key(

@@ -14,8 +14,8 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
-from headrace.bulk.client import Servers
 from headrace.errors import ConfigError, HeadraceError, UnknownTopic
+from headrace.flight.client import Servers
 from headrace.spark.columns import raw_schema
 from headrace.spark.connection import connect
 from headrace.spark.endurance import Endurance

@@ -17,8 +17,8 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType, _parse_datatype_string
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import ConfigError, UnknownTopic
+from headrace.flight.client import FlightClient
 from headrace.spark.pipelines.diagnosis import diagnose, explained
 from headrace.spark.pipelines.keys import nearest
 from headrace.spark.pipelines.plan import read_schema
@@ -66,7 +66,7 @@ def relations(spark: SparkSession, query: str) -> list[str]:
     return list(dict.fromkeys(name for name in found if name not in defined))
 
 
-def run_query(spark: SparkSession, client: BulkClient, query: str, reading: Reading) -> DataFrame:
+def run_query(spark: SparkSession, client: FlightClient, query: str, reading: Reading) -> DataFrame:
     """The query over topics, planned; its rows are computed when they are asked for. Raises `QueryFault` and `UnknownTopic`."""
     topics = client.topics()
     named = relations(spark, query)
@@ -119,7 +119,7 @@ def quoted(query: str, names: list[str]) -> str:
     return "".join([*parts, pattern.sub(r"`\1`", query[place:])])
 
 
-def _view(spark: SparkSession, client: BulkClient, topic: str, reading: Reading) -> None:
+def _view(spark: SparkSession, client: FlightClient, topic: str, reading: Reading) -> None:
     """Keys and values as text; with a schema, the fields of the values as columns too."""
     try:
         _frame(spark, client, topic, reading).createOrReplaceTempView(f"`{topic}`")
@@ -127,7 +127,7 @@ def _view(spark: SparkSession, client: BulkClient, topic: str, reading: Reading)
         raise QueryFault(explained(failure), diagnose(failure).kind) from None
 
 
-def _frame(spark: SparkSession, client: BulkClient, topic: str, reading: Reading) -> DataFrame:
+def _frame(spark: SparkSession, client: FlightClient, topic: str, reading: Reading) -> DataFrame:
     options = {**reading.options, "subscribe": topic, "includeHeaders": "true", **reading.more}
     required = client.schema(topic)
     form = reading.format or (required.kind if required is not None else "")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.bulk.client import Servers
 from headrace.errors import ConfigError
+from headrace.flight.client import Servers
 from headrace.spark.connection import connect
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JError
 
-from headrace.bulk.client import BulkClient
 from headrace.errors import HeadraceError, TopicExists, UnknownTopic
+from headrace.flight.client import FlightClient
 from headrace.spark.connection import connect
 from headrace.spark.options import Options
 from headrace.spark.pipelines.diagnosis import is_engine_lost
+from headrace.spark.pipelines.executions import Execution
 from headrace.spark.pipelines.flow import Flow
 from headrace.spark.pipelines.model import Pipeline
 from headrace.spark.pipelines.plan import check_topics, servers
 from headrace.spark.pipelines.progress import QueryState
-from headrace.spark.pipelines.runs import Run
 from headrace.spark.servers import servers_of
 from headrace.spark.session import session
 
@@ -65,7 +65,7 @@ class Runner:
         self,
         spark: SparkSession,
         pipeline: Pipeline,
-        run: Run,
+        run: Execution,
         *,
         once: bool = False,
         stop: Callable[[], bool] = lambda: False,
@@ -185,7 +185,7 @@ def run_pipeline(
     tell: Callable[[list[QueryState]], None] = lambda states: None,
 ) -> Outcome:
     """From nothing to the end: lock the checkpoint, start Spark, run, end Spark. Raises `PipelineFailed` and what planning raises."""
-    with Run(pipeline.name, pipeline.checkpoint, file=file, now_ms=_now_ms()) as run:
+    with Execution(pipeline.name, pipeline.checkpoint, file=file, now_ms=_now_ms()) as run:
         run.write("starting", [], now_ms=_now_ms(), master=master)
         log = run.directory / "spark.log"
         log.write_bytes(b"")
@@ -227,7 +227,7 @@ def bare_session(app: str, master: str, conf: Mapping[str, str], log: Path | Non
         return session(app, master, **settings)
 
 
-def connected(options: Mapping[str, str]) -> BulkClient:
+def connected(options: Mapping[str, str]) -> FlightClient:
     """A connection by the options of the data source."""
     return connect(servers_of(Options(options)))
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError, HeadraceError
+from headrace.flight.client import FlightClient, Servers
 from headrace.limits import DEAD_LETTERS_MOVED_MAX
 from headrace.spark.connection import connect
 from headrace.spark.endurance import Endurance
@@ -139,7 +139,7 @@ class Decoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _bury(self, batch: pa.RecordBatch, topic: str, faults: dict[int, str]) -> None:
-        client: BulkClient = connect(self.servers)
+        client: FlightClient = connect(self.servers)
         indexes = sorted(faults)
         for start in range(0, len(indexes), DEAD_LETTERS_MOVED_MAX):
             some = indexes[start : start + DEAD_LETTERS_MOVED_MAX]

@@ -7,8 +7,8 @@ from typing import Final
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from headrace.bulk.client import BulkClient, TopicSchema
 from headrace.errors import ConfigError, InvalidSchema, UnknownSchema
+from headrace.flight.client import FlightClient, TopicSchema
 from headrace.spark.columns import check_columns, raw_schema
 from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
@@ -31,7 +31,7 @@ def is_typed(options: Options) -> bool:
     return typed
 
 
-def typed_schema(options: Options, client: BulkClient) -> StructType:
+def typed_schema(options: Options, client: FlightClient) -> StructType:
     """What `load()` gives without a schema of the user's. Raises `ConfigError`, `UnknownTopic`."""
     schema = raw_schema(headers=options.flag("includeHeaders", False))
     if not is_typed(options):
@@ -43,7 +43,7 @@ def typed_schema(options: Options, client: BulkClient) -> StructType:
     return StructType(fields)
 
 
-def plan(options: Options, schema: StructType, client: BulkClient) -> Decoder:
+def plan(options: Options, schema: StructType, client: FlightClient) -> Decoder:
     """The decoder for a read with this schema, the user's or that of `typed_schema`. Raises `ConfigError`, `UnknownTopic`."""
     bad_records = options.choice("badRecords", BAD_RECORDS)
     value = _value_of(schema, bad_records)
@@ -81,11 +81,11 @@ def _value_of(schema: StructType, bad_records: str) -> DataType | None:
     return value
 
 
-def _has_schema(options: Options, client: BulkClient) -> bool:
+def _has_schema(options: Options, client: FlightClient) -> bool:
     return "value.schema" in options or any(found is not None for _, found in _schemas(options, client, 0))
 
 
-def _registered(options: Options, client: BulkClient) -> tuple[Recipe, bool]:
+def _registered(options: Options, client: FlightClient) -> tuple[Recipe, bool]:
     """The recipe by the option `value.schema` or by the registry, and whether it is the latter."""
     format = options.choice("value.format", FORMATS)
     if format == "string":
@@ -98,7 +98,7 @@ def _registered(options: Options, client: BulkClient) -> tuple[Recipe, bool]:
     return _checked(Recipe(format, found.definition, found.others), f"schema {found.name} version {found.version}"), True
 
 
-def _required(options: Options, client: BulkClient, format: str) -> TopicSchema:
+def _required(options: Options, client: FlightClient, format: str) -> TopicSchema:
     """What the topics require; they have to agree on a schema, not on its version."""
     first, best = "", None
     for topic, found in _schemas(options, client, options.count("value.version", 0)):
@@ -116,7 +116,7 @@ def _required(options: Options, client: BulkClient, format: str) -> TopicSchema:
     return best
 
 
-def _schemas(options: Options, client: BulkClient, version: int) -> list[tuple[str, TopicSchema | None]]:
+def _schemas(options: Options, client: FlightClient, version: int) -> list[tuple[str, TopicSchema | None]]:
     """What each topic requires. A name that does not exist is refused with those that look like it."""
 
     def ask() -> list[tuple[str, TopicSchema | None]]:

@@ -3,7 +3,7 @@
 from headrace.wire.blipmq.decoder import Decoder
 from headrace.wire.blipmq.frames import (
     PROTOCOL_VERSION,
-    AckRun,
+    AckBatch,
     Auth,
     FrameType,
     Hello,
@@ -11,16 +11,16 @@ from headrace.wire.blipmq.frames import (
     Message,
     Nack,
     Ping,
-    PollRun,
+    PollBatch,
     Pong,
-    PublishRun,
+    PublishBatch,
     Subscribe,
 )
 from headrace.wire.blipmq.sniff import sniff
 
 __all__ = [
     "PROTOCOL_VERSION",
-    "AckRun",
+    "AckBatch",
     "Auth",
     "Decoder",
     "FrameType",
@@ -29,9 +29,9 @@ __all__ = [
     "Message",
     "Nack",
     "Ping",
-    "PollRun",
+    "PollBatch",
     "Pong",
-    "PublishRun",
+    "PublishBatch",
     "Subscribe",
     "sniff",
 ]

@@ -23,7 +23,7 @@ from headrace.wire.blipmq.frames import (
     TOPIC_HEAD,
     U16,
     U64,
-    AckRun,
+    AckBatch,
     Auth,
     FrameType,
     Hello,
@@ -31,9 +31,9 @@ from headrace.wire.blipmq.frames import (
     Message,
     Nack,
     Ping,
-    PollRun,
+    PollBatch,
     Pong,
-    PublishRun,
+    PublishBatch,
     Subscribe,
 )
 
@@ -129,7 +129,7 @@ def _message(buffer: bytes, position: int, size: int, frame_bytes_max: int) -> t
         length = size - LENGTH.size
         cids, _, end = _run(buffer, position, kind, buffer[begin:end], length, length)
         (subscription,) = U64.unpack_from(buffer, begin)
-        return (PollRun if kind == _POLL else AckRun)(subscription, cids), end
+        return (PollBatch if kind == _POLL else AckBatch)(subscription, cids), end
     single = _SINGLES.get(kind)
     if single is None:
         raise WireError(f"unknown frame type 0x{kind:02x}")
@@ -151,7 +151,7 @@ def _publishes(buffer: bytes, position: int, end: int, cid: int, frame_bytes_max
     # Equal bytes up to the value mean an equal QoS and an equal topic that is valid, so the rest of the run needs no look.
     prefix = buffer[begin:value_begin]
     cids, values, end = _run(buffer, position, _PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
-    return PublishRun(qos, topic, cids, values), end
+    return PublishBatch(qos, topic, cids, values), end
 
 
 def _run(buffer: bytes, position: int, kind: int, prefix: bytes, length_min: int, length_max: int) -> tuple[list[int], list[bytes], int]:

@@ -17,7 +17,7 @@ from headrace.wire.blipmq.frames import (
     U16,
     U16_MAX,
     U64,
-    AckRun,
+    AckBatch,
     Auth,
     FrameType,
     Hello,
@@ -25,9 +25,9 @@ from headrace.wire.blipmq.frames import (
     Message,
     Nack,
     Ping,
-    PollRun,
+    PollBatch,
     Pong,
-    PublishRun,
+    PublishBatch,
     Subscribe,
 )
 
@@ -110,13 +110,13 @@ def encode(message: Message) -> bytes:
             return hello(cid, version)
         case Auth(cid, key):
             return auth(cid, key)
-        case PublishRun(qos, topic, cids, values):
+        case PublishBatch(qos, topic, cids, values):
             return publishes(qos, topic, cids, values)
         case Subscribe(cid, topic, qos):
             return subscribe(cid, topic, qos)
-        case AckRun(subscription, cids):
+        case AckBatch(subscription, cids):
             return acks(subscription, cids)
-        case PollRun(subscription, cids):
+        case PollBatch(subscription, cids):
             return polls(subscription, cids)
         case Nack(cid, code, text):
             return nack(cid, code, text)

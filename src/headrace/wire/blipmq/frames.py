@@ -18,8 +18,8 @@
     08 PONG       anything, discarded
     09 POLL       u64 subscription
 
-Adjacent PUBLISH frames of one QoS and topic come out as one `PublishRun`, adjacent ACKs or POLLs of one subscription as one
-`AckRun` or `PollRun`: the callers work on columns, never on single frames. Which values are allowed (a QoS of 7, an empty
+Adjacent PUBLISH frames of one QoS and topic come out as one `PublishBatch`, adjacent ACKs or POLLs of one subscription as one
+`AckBatch` or `PollBatch`: the callers work on columns, never on single frames. Which values are allowed (a QoS of 7, an empty
 topic, subscription 0) is for the session to say, in the order its table gives; a payload that cannot be taken apart at all
 is a `Malformed`, because the answer to it is a NACK and its place among the other replies matters.
 """
@@ -83,7 +83,7 @@ class Auth:
 
 
 @dataclass(slots=True)
-class PublishRun:
+class PublishBatch:
     """Client → server: records for one topic. Answered only on failure, by a NACK for each.
 
     Server → client: deliveries. Their `cids` are delivery tags (QoS 1) or the ids of the POLLs they answer (QoS 0).
@@ -105,7 +105,7 @@ class Subscribe:
 
 
 @dataclass(slots=True)
-class AckRun:
+class AckBatch:
     """Client → server: these delivery tags of one subscription are done. Server → client: replies that carry a subscription id."""
 
     subscription: int
@@ -113,7 +113,7 @@ class AckRun:
 
 
 @dataclass(slots=True)
-class PollRun:
+class PollBatch:
     """Client → server: as many messages of one subscription as there are ids, if there are any."""
 
     subscription: int
@@ -151,4 +151,4 @@ class Malformed:
     cid: int
 
 
-Message: TypeAlias = Hello | Auth | PublishRun | Subscribe | AckRun | PollRun | Nack | Ping | Pong | Malformed
+Message: TypeAlias = Hello | Auth | PublishBatch | Subscribe | AckBatch | PollBatch | Nack | Ping | Pong | Malformed

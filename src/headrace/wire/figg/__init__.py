@@ -3,34 +3,34 @@
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder, client_decoder, server_decoder
 from headrace.wire.figg.frames import (
-    AckRun,
+    AckBatch,
     Attach,
     Attached,
     ClientMessage,
-    DataRun,
+    DataBatch,
     Detach,
     Detached,
     Kind,
     Ping,
     Pong,
-    PublishRun,
+    PublishBatch,
     ServerMessage,
 )
 from headrace.wire.figg.sniff import sniff
 
 __all__ = [
-    "AckRun",
+    "AckBatch",
     "Attach",
     "Attached",
     "ClientMessage",
-    "DataRun",
+    "DataBatch",
     "Decoder",
     "Detach",
     "Detached",
     "Kind",
     "Ping",
     "Pong",
-    "PublishRun",
+    "PublishBatch",
     "ServerMessage",
     "client_decoder",
     "encode",

@@ -8,6 +8,7 @@ from typing import Final, Generic, TypeVar, cast
 
 from headrace.errors import WireError
 from headrace.limits import FIGG_TOPIC_BYTES_MAX, FRAME_BYTES_DEFAULT_MAX
+from headrace.wire.figg.batches import take_batch
 from headrace.wire.figg.frames import (
     FROM_OFFSET_READINGS,
     HEADER,
@@ -17,21 +18,20 @@ from headrace.wire.figg.frames import (
     RECEIVED,
     SIZE,
     VERSION,
-    AckRun,
+    AckBatch,
     Attach,
     Attached,
     ClientMessage,
-    DataRun,
+    DataBatch,
     Detach,
     Detached,
     Kind,
     Ping,
     Pong,
-    PublishRun,
+    PublishBatch,
     Role,
     ServerMessage,
 )
-from headrace.wire.figg.runs import take_run
 
 MessageT = TypeVar("MessageT", ClientMessage, ServerMessage)
 
@@ -136,17 +136,17 @@ class Decoder(Generic[MessageT]):
                 assert kind == Kind.DETACHED, "every received kind has its case"
                 return Detached(self._topic_between(kind, data, position + HEADER_BYTES, stop)), stop
 
-    def _run(self, kind: int, data: bytes, position: int, stop: int) -> tuple[PublishRun | DataRun, int]:
+    def _run(self, kind: int, data: bytes, position: int, stop: int) -> tuple[PublishBatch | DataBatch, int]:
         """The frame at `position` and all those behind it that have its topic."""
         (topic_bytes,) = SIZE.unpack_from(data, position + HEADER_BYTES)
         head_bytes = HEADER_BYTES + SIZE.size + topic_bytes
         if head_bytes + NUMBER.size + SIZE.size > stop - position:
             raise WireError(f"malformed frame: {Kind(kind).name} whose topic claims {topic_bytes} bytes")
         topic = self._decoded(data[position + HEADER_BYTES : position + head_bytes])
-        numbers, values, end = take_run(data, position, head_bytes, self._frame_bytes_max)
+        numbers, values, end = take_batch(data, position, head_bytes, self._frame_bytes_max)
         if not values:
             raise WireError(f"malformed frame: {Kind(kind).name} whose data does not fill its {stop - position} bytes")
-        return (PublishRun if kind == Kind.PUBLISH else DataRun)(topic, numbers, values), end
+        return (PublishBatch if kind == Kind.PUBLISH else DataBatch)(topic, numbers, values), end
 
     def _topic_between(self, kind: int, data: bytes, begin: int, end: int) -> str:
         """The topic field that must fill these bytes exactly."""
@@ -184,10 +184,10 @@ def _number(data: bytes, stop: int) -> int:
     return number
 
 
-def _acks(data: bytes, position: int) -> tuple[AckRun, int]:
+def _acks(data: bytes, position: int) -> tuple[AckBatch, int]:
     head = data[position : position + HEADER_BYTES]
     seqs: list[int] = []
     while position + _ACK_BYTES <= len(data) and data.startswith(head, position):
         position += _ACK_BYTES
         seqs.append(_number(data, position))
-    return AckRun(seqs), position
+    return AckBatch(seqs), position

@@ -119,7 +119,7 @@ class Detached:
 
 
 @dataclass(slots=True)
-class PublishRun:
+class PublishBatch:
     """Adjacent PUBLISH frames for one topic. Sequence numbers are the client's own: any numbers, in any order."""
 
     topic: str
@@ -136,14 +136,14 @@ class PublishRun:
 
 
 @dataclass(slots=True)
-class AckRun:
+class AckBatch:
     """Adjacent ACK frames. The highest number covers all below it."""
 
     seqs: Sequence[int]
 
 
 @dataclass(slots=True)
-class DataRun:
+class DataBatch:
     """Adjacent DATA frames for one topic. An offset points past its message, to the next one."""
 
     topic: str
@@ -161,7 +161,7 @@ class Pong:
     timestamp: int
 
 
-ClientMessage: TypeAlias = Attach | Detach | PublishRun | Ping
+ClientMessage: TypeAlias = Attach | Detach | PublishBatch | Ping
 """What a server receives."""
-ServerMessage: TypeAlias = Attached | Detached | AckRun | DataRun | Pong
+ServerMessage: TypeAlias = Attached | Detached | AckBatch | DataBatch | Pong
 """What a client receives."""

@@ -76,10 +76,10 @@ class TxnRollback:
 
 
 @dataclass(slots=True)
-class TxnProduceRun:
+class TxnProduceBatch:
     """Adjacent TXN_PRODUCE frames for one transaction and topic. Each record is owed one RecordMetadata, in order.
 
-    `keys` and `partitions` are as in `ProduceRun`.
+    `keys` and `partitions` are as in `ProduceBatch`.
     """
 
     transaction: str
@@ -91,7 +91,7 @@ class TxnProduceRun:
     def __len__(self) -> int:
         return len(self.values)
 
-    def extend(self, other: TxnProduceRun) -> None:
+    def extend(self, other: TxnProduceBatch) -> None:
         """Put the records of `other`, a run for the same transaction and topic, behind these."""
         if other.keys is not None and self.keys is None:
             self.keys = [None] * len(self)
@@ -193,7 +193,7 @@ class TxnBegun:
 
 
 @dataclass(slots=True)
-class PlacedRun:
+class PlacedBatch:
     """RecordMetadata of adjacent records of one topic, column by column."""
 
     topic: str
@@ -215,12 +215,12 @@ class PlacedRun:
 class TxnEnded:
     transaction: str
     success: bool = True
-    runs: list[PlacedRun] = field(default_factory=list)
+    batches: list[PlacedBatch] = field(default_factory=list)
     """Where the records of a committed transaction are, in the order they were sent."""
 
     @property
     def records(self) -> list[Placed]:
-        return [row for run in self.runs for row in run.rows()]
+        return [row for batch in self.batches for row in batch.rows()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ AdvancedRequest: TypeAlias = (
     | TxnBegin
     | TxnCommit
     | TxnRollback
-    | TxnProduceRun
+    | TxnProduceBatch
     | ClusterJoin
     | ClusterLeave
     | ClusterStatus

@@ -14,28 +14,28 @@ from typing import Final, Generic, TypeVar
 from headrace.errors import WireError
 from headrace.limits import FLYMQ_LOOP_INFLATED_BYTES_TOTAL, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq import transactions
-from headrace.wire.flymq.advanced_messages import TxnProduceRun
+from headrace.wire.flymq.advanced_messages import TxnProduceBatch
 from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
 from headrace.wire.flymq.messages import (
     Broken,
     Malformed,
     Packed,
-    ProduceRun,
+    ProduceBatch,
     ReplyEvent,
     ReplyFrame,
     RequestEvent,
     UnknownOpcode,
 )
 from headrace.wire.flymq.opcodes import Opcode
-from headrace.wire.flymq.produce import read_produce, take_metadata, take_run
+from headrace.wire.flymq.produce import read_produce, take_batch, take_metadata
 from headrace.wire.flymq.table import BY_OPCODE
 
 E = TypeVar("E")
 
-_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceRun | TxnProduceRun | None, int]]]] = {
-    Opcode.PRODUCE: take_run,
-    Opcode.TXN_PRODUCE: transactions.take_run,
+_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceBatch | TxnProduceBatch | None, int]]]] = {
+    Opcode.PRODUCE: take_batch,
+    Opcode.TXN_PRODUCE: transactions.take_batch,
 }
 """How long rows of one opcode are read."""
 
@@ -156,9 +156,9 @@ class RequestDecoder(_Decoder[RequestEvent]):
         compressed = flags & COMPRESSION_MASK
         take = _TAKERS.get(opcode)
         if take is not None and not compressed:
-            run, ahead = take(buffer, position, end)
-            if run is not None:
-                _add(events, run)
+            batch, ahead = take(buffer, position, end)
+            if batch is not None:
+                _add(events, batch)
                 return ahead
         total_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else FLYMQ_LOOP_INFLATED_BYTES_TOTAL
         if compressed and self._inflated >= total_max:
@@ -200,9 +200,9 @@ class RequestDecoder(_Decoder[RequestEvent]):
 
     def _read(self, opcode: int, reader: Reader) -> RequestEvent:
         if opcode == Opcode.PRODUCE:
-            run, named = read_produce(reader)
+            batch, named = read_produce(reader)
             self._stray_allowed = not named
-            return run
+            return batch
         row = BY_OPCODE.get(opcode)
         if row is None:
             return UnknownOpcode(opcode)
@@ -212,14 +212,14 @@ class RequestDecoder(_Decoder[RequestEvent]):
 
 def _add(events: list[RequestEvent], event: RequestEvent) -> None:
     """Adjacent records for one topic become one run, however their frames were written."""
-    if isinstance(event, ProduceRun) and events:
+    if isinstance(event, ProduceBatch) and events:
         last = events[-1]
-        if isinstance(last, ProduceRun) and last.topic == event.topic:
+        if isinstance(last, ProduceBatch) and last.topic == event.topic:
             last.extend(event)
             return
-    if isinstance(event, TxnProduceRun) and events:
+    if isinstance(event, TxnProduceBatch) and events:
         last = events[-1]
-        if isinstance(last, TxnProduceRun) and (last.transaction, last.topic) == (event.transaction, event.topic):
+        if isinstance(last, TxnProduceBatch) and (last.transaction, last.topic) == (event.transaction, event.topic):
             last.extend(event)
             return
     events.append(event)
@@ -230,9 +230,9 @@ class ReplyDecoder(_Decoder[ReplyEvent]):
 
     def _take(self, buffer: bytes, position: int, end: int, opcode: int, flags: int, behind: int, events: list[ReplyEvent]) -> int:
         if opcode == Opcode.PRODUCE:
-            run, ahead = take_metadata(buffer, position, end)
-            if run is not None:
-                events.append(run)
+            batch, ahead = take_metadata(buffer, position, end)
+            if batch is not None:
+                events.append(batch)
                 return ahead
         events.append(ReplyFrame(opcode, buffer[position + HEADER_BYTES : behind]))
         return behind

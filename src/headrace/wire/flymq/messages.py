@@ -1,7 +1,7 @@
 """What FlyMQ peers say to each other.
 
 Requests and replies are plain data; `core.py`, `groups.py` and `cluster.py` give their layouts. Two of them are columns, because
-there are millions: `ProduceRun` (adjacent PRODUCE frames for one topic) and `RecordMetadataRun` (their replies).
+there are millions: `ProduceBatch` (adjacent PRODUCE frames for one topic) and `RecordMetadataBatch` (their replies).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Broken:
 
 
 @dataclass(slots=True)
-class ProduceRun:
+class ProduceBatch:
     """Adjacent PRODUCE frames for one topic. Each record is owed one RecordMetadata, in order.
 
     `keys` is None when no record has a key, and so is a single key that is empty. `partitions` is None when the broker chooses for all.
@@ -70,7 +70,7 @@ class ProduceRun:
     def __len__(self) -> int:
         return len(self.values)
 
-    def extend(self, other: ProduceRun) -> None:
+    def extend(self, other: ProduceBatch) -> None:
         """Put the records of `other`, a run for the same topic, behind these."""
         if other.keys is not None and self.keys is None:
             self.keys = [None] * len(self)
@@ -218,7 +218,7 @@ class SeekToTimestamp:
 
 
 @dataclass(slots=True)
-class RecordMetadataRun:
+class RecordMetadataBatch:
     """Where the records of adjacent PRODUCE frames went: one row a record, columns of one length."""
 
     topic: str
@@ -344,7 +344,7 @@ class Failure:
 
 
 Request: TypeAlias = (
-    ProduceRun
+    ProduceBatch
     | Consume
     | CreateTopic
     | Metadata
@@ -365,7 +365,7 @@ Request: TypeAlias = (
 )
 RequestEvent: TypeAlias = Request | UnknownOpcode | Malformed | Packed | Broken
 Reply: TypeAlias = (
-    RecordMetadataRun
+    RecordMetadataBatch
     | Consumed
     | Fetched
     | Done
@@ -391,7 +391,7 @@ class ReplyFrame:
     payload: bytes
 
 
-ReplyEvent: TypeAlias = RecordMetadataRun | ReplyFrame | Broken
+ReplyEvent: TypeAlias = RecordMetadataBatch | ReplyFrame | Broken
 
 
 def speaks_sdk(request: RequestEvent) -> bool:

@@ -3,7 +3,7 @@
     PRODUCE           topic s16, key b32 (empty: none), value b32, [partition i32, −1: the broker chooses]
     RecordMetadata    topic s16, partition i32, offset u64, timestamp i64 (Unix ms), key size i32 (−1: none), value size i32
 
-Frames come in long rows for one topic. `take_run` reads such a row straight from the input: each frame is compared with the first
+Frames come in long rows for one topic. `take_batch` reads such a row straight from the input: each frame is compared with the first
 one's header and topic in one unpack. Where sixteen or more frames have the same sizes, it does better: without keys they differ in
 their values only, so that one `bytes.split` at what lies between two values cuts the whole stretch; with keys, `iter_unpack` does.
 Whatever is not of the usual shape (no partition, bytes after it, lying lengths) ends the run and is read on its own.
@@ -21,7 +21,7 @@ from headrace.errors import InvalidRequest, RecordTooLarge
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq.fields import B32, I32, S16, Reader
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
-from headrace.wire.flymq.messages import AUTO, ProduceRun, RecordMetadataRun
+from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
 from headrace.wire.flymq.opcodes import Opcode
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
@@ -46,15 +46,15 @@ def _front_layout(topic_field_bytes: int) -> struct.Struct:
     return struct.Struct(f">II{topic_field_bytes}sII")
 
 
-def read_produce(reader: Reader) -> tuple[ProduceRun, bool]:
+def read_produce(reader: Reader) -> tuple[ProduceBatch, bool]:
     """One PRODUCE payload, whatever its shape, and whether it names a partition: the specification's example has a length without it."""
     topic, key, value = S16.read(reader), B32.read(reader), B32.read(reader)
     named = reader.left > 0
     partition = I32.read(reader) if named else AUTO
-    return ProduceRun(topic, [value], [key] if key else None, None if partition == AUTO else [partition]), named
+    return ProduceBatch(topic, [value], [key] if key else None, None if partition == AUTO else [partition]), named
 
 
-def take_run(buffer: bytes, position: int, end: int) -> tuple[ProduceRun | None, int]:
+def take_batch(buffer: bytes, position: int, end: int) -> tuple[ProduceBatch | None, int]:
     """The PRODUCE frames for one topic from `position` on, and the position after them.
 
     There is a whole frame at `position`. No run and the same position: that frame is not of the usual shape.
@@ -65,21 +65,21 @@ def take_run(buffer: bytes, position: int, end: int) -> tuple[ProduceRun | None,
     (topic_bytes,) = _TOPIC_LENGTH.unpack_from(buffer, field_from)
     field = buffer[field_from : field_from + 2 + topic_bytes]
     try:
-        run = ProduceRun(field[2:].decode(), [])
+        batch = ProduceBatch(field[2:].decode(), [])
     except UnicodeDecodeError:
         return None, position
-    scan = _Scan(buffer, position, end, field, run)
+    scan = _Scan(buffer, position, end, field, batch)
     scan.exhaust()
-    return (run, scan.position) if run.values else (None, position)
+    return (batch, scan.position) if batch.values else (None, position)
 
 
 class _Scan:
     """A walk over the frames of one run."""
 
-    __slots__ = ("buffer", "end", "field", "front", "head", "position", "run")
+    __slots__ = ("batch", "buffer", "end", "field", "front", "head", "position")
 
-    def __init__(self, buffer: bytes, position: int, end: int, field: bytes, run: ProduceRun) -> None:
-        self.buffer, self.position, self.field, self.run = buffer, position, field, run
+    def __init__(self, buffer: bytes, position: int, end: int, field: bytes, batch: ProduceBatch) -> None:
+        self.buffer, self.position, self.field, self.batch = buffer, position, field, batch
         # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
         self.end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
         self.front = _front_layout(len(field))
@@ -97,10 +97,10 @@ class _Scan:
 
     def _take_singly(self, count: int) -> bool:
         """Up to `count` frames, one after the other. False: the run ends here."""
-        buffer, position, end, field, head, run = self.buffer, self.position, self.end, self.field, self.head, self.run
+        buffer, position, end, field, head, batch = self.buffer, self.position, self.end, self.field, self.head, self.batch
         unpack, front_bytes = self.front.unpack_from, self.front.size
         last = end - front_bytes - _PARTITION.size
-        values, keys, partitions = run.values, run.keys, run.partitions
+        values, keys, partitions = batch.values, batch.keys, batch.partitions
         for _ in range(count):
             if position > last:
                 break
@@ -119,14 +119,14 @@ class _Scan:
                 break
             if key_bytes:
                 if keys is None:
-                    keys = run.keys = [None] * len(values)
+                    keys = batch.keys = [None] * len(values)
                 keys.append(buffer[value_at - 4 - key_bytes : value_at - 4])
             elif keys is not None:
                 keys.append(None)
             if partitions is not None:
                 partitions += _PARTITION.unpack_from(buffer, value_end)
             elif not buffer.startswith(_AUTO_BYTES, value_end):
-                partitions = run.partitions = [AUTO] * len(values)
+                partitions = batch.partitions = [AUTO] * len(values)
                 partitions += _PARTITION.unpack_from(buffer, value_end)
             values.append(buffer[value_at:value_end])
             position = frame_end
@@ -169,7 +169,7 @@ class _Scan:
         if len(values) != count or max(map(len, values)) != value_bytes or not buffer.startswith(partition, stop - 4):
             return False
         (number,) = _PARTITION.unpack(partition)
-        self.run.extend(ProduceRun(self.run.topic, values, None, None if number == AUTO else [number] * count))
+        self.batch.extend(ProduceBatch(self.batch.topic, values, None, None if number == AUTO else [number] * count))
         self.position = stop
         return True
 
@@ -184,18 +184,18 @@ class _Scan:
         if fronts.count(constant) != count or lengths.count(value_bytes) != count:
             return False
         explicit = None if partitions.count(AUTO) == count else list(partitions)
-        self.run.extend(ProduceRun(self.run.topic, list(values), list(keys) if key_bytes else None, explicit))
+        self.batch.extend(ProduceBatch(self.batch.topic, list(values), list(keys) if key_bytes else None, explicit))
         self.position = stop
         return True
 
 
-def encode_run(run: ProduceRun) -> bytes:
+def encode_batch(batch: ProduceBatch) -> bytes:
     """A PRODUCE frame for each record. The partition of a record and the front of the next make one piece of the join."""
-    field = S16.write(run.topic)
-    count, values = len(run), run.values
-    partitions = [AUTO] * count if run.partitions is None else run.partitions
+    field = S16.write(batch.topic)
+    count, values = len(batch), batch.values
+    partitions = [AUTO] * count if batch.partitions is None else batch.partitions
     before = [AUTO, *partitions[:-1]]
-    if run.keys is None:
+    if batch.keys is None:
         extra = len(field) + 12
         lengths = [extra + len(value) for value in values]
         parts: list[bytes] = [b""] * (2 * count)
@@ -204,7 +204,7 @@ def encode_run(run: ProduceRun) -> bytes:
         )
         parts[1::2] = values
     else:
-        keys = [key or b"" for key in run.keys]
+        keys = [key or b"" for key in batch.keys]
         extra = len(field) + 12
         lengths = [extra + len(key) + len(value) for key, value in zip(keys, values, strict=True)]
         parts = [b""] * (4 * count)
@@ -226,15 +226,17 @@ def check_sizes(sizes: Sequence[int], extra: int) -> None:
         raise RecordTooLarge(size_bytes=max(sizes) - extra, bytes_max=FLYMQ_PAYLOAD_BYTES_MAX - extra)
 
 
-def encode_metadata(run: RecordMetadataRun, opcode: int = Opcode.PRODUCE) -> bytes:
+def encode_metadata(batch: RecordMetadataBatch, opcode: int = Opcode.PRODUCE) -> bytes:
     """A RecordMetadata frame for each record: they differ in their last 28 bytes only."""
-    field = S16.write(run.topic)
+    field = S16.write(batch.topic)
     front = _HEADER.pack(_HEAD & ~0xFF00 | opcode << 8, len(field) + _METADATA_TAIL_BYTES) + field
-    rows = map(struct.Struct(">" + _METADATA_TAIL).pack, run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes)
+    rows = map(
+        struct.Struct(">" + _METADATA_TAIL).pack, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes
+    )
     return front + front.join(rows)
 
 
-def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadataRun | None, int]:
+def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadataBatch | None, int]:
     """The RecordMetadata frames for one topic from `position` on, and the position after them.
 
     There is a whole frame at `position`. No run and the same position: that frame is too short, or has bytes behind its fields.
@@ -263,11 +265,11 @@ def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadat
         if same < count:
             break
         stretch *= _STRETCH_GROWTH
-    return RecordMetadataRun(topic, *columns), position
+    return RecordMetadataBatch(topic, *columns), position
 
 
-def read_metadata(reader: Reader) -> RecordMetadataRun:
+def read_metadata(reader: Reader) -> RecordMetadataBatch:
     """One RecordMetadata payload, bytes behind its fields allowed."""
     topic = S16.read(reader)
     row = struct.unpack(">" + _METADATA_TAIL, reader.take(_METADATA_TAIL_BYTES))
-    return RecordMetadataRun(topic, *([number] for number in row))
+    return RecordMetadataBatch(topic, *([number] for number in row))

@@ -19,7 +19,7 @@ from headrace.wire.flymq.fetching import SdkLayout, SpecLayout
 from headrace.wire.flymq.fields import Field, Reader
 from headrace.wire.flymq.framing import frame
 from headrace.wire.flymq.opcodes import Dialect, Opcode
-from headrace.wire.flymq.produce import encode_metadata, encode_run, read_metadata
+from headrace.wire.flymq.produce import encode_batch, encode_metadata, read_metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ ROWS: Final[Iterable[Row]] = (
     Row(Opcode.TXN_BEGIN, v.TxnBegin, transactions.TXN_BEGIN, transactions.TXN_BEGUN),
     Row(Opcode.TXN_COMMIT, v.TxnCommit, transactions.TXN_COMMIT, transactions.TXN_ENDED),
     Row(Opcode.TXN_ROLLBACK, v.TxnRollback, transactions.TXN_ROLLBACK, transactions.TXN_ENDED),
-    Row(Opcode.TXN_PRODUCE, v.TxnProduceRun, transactions.TXN_PRODUCE, delayed.PLACED),
+    Row(Opcode.TXN_PRODUCE, v.TxnProduceBatch, transactions.TXN_PRODUCE, delayed.PLACED),
     Row(Opcode.CLUSTER_JOIN, v.ClusterJoin, cluster.CLUSTER_JOIN, core.DONE),
     Row(Opcode.CLUSTER_LEAVE, v.ClusterLeave, cluster.CLUSTER_LEAVE, core.DONE),
     Row(Opcode.CLUSTER_STATUS, v.ClusterStatus, cluster.CLUSTER_STATUS, cluster.CLUSTER_REPORT),
@@ -109,22 +109,22 @@ SPOKEN: Final = frozenset(BY_OPCODE) | {int(Opcode.PRODUCE)}
 
 
 def opcode_of(request: m.Request) -> int:
-    return Opcode.PRODUCE if isinstance(request, m.ProduceRun) else _BY_MESSAGE[type(request)].opcode
+    return Opcode.PRODUCE if isinstance(request, m.ProduceBatch) else _BY_MESSAGE[type(request)].opcode
 
 
 def encode_request(request: m.Request) -> bytes:
     """The frame of a request, or the frames of a run."""
-    if isinstance(request, m.ProduceRun):
-        return encode_run(request)
-    if isinstance(request, v.TxnProduceRun):
-        return transactions.encode_run(request)
+    if isinstance(request, m.ProduceBatch):
+        return encode_batch(request)
+    if isinstance(request, v.TxnProduceBatch):
+        return transactions.encode_batch(request)
     row = _BY_MESSAGE[type(request)]
     return frame(row.opcode, row.request.write(request))
 
 
 def encode_reply(opcode: int, reply: m.Reply, dialect: Dialect = Dialect.SPEC) -> bytes:
     """The frame that answers a request of this opcode, or the frames that answer a run."""
-    if isinstance(reply, m.RecordMetadataRun):
+    if isinstance(reply, m.RecordMetadataBatch):
         return encode_metadata(reply, opcode)
     if isinstance(reply, m.Failure):
         return encode_failure(reply, dialect)

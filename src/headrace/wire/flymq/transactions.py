@@ -8,7 +8,7 @@
 The timeout (ms), key, partition and the places in the reply to TXN_COMMIT are Headrace's own. Group offsets join a transaction when COMMIT
 names it (see `core.py`).
 
-TXN_PRODUCE comes in long rows, as PRODUCE does. `take_run` reads such a row straight from the input: each frame is compared with the
+TXN_PRODUCE comes in long rows, as PRODUCE does. `take_batch` reads such a row straight from the input: each frame is compared with the
 first one's header, transaction and topic in one unpack.
 """
 
@@ -21,7 +21,7 @@ from itertools import repeat
 from typing import Final
 
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
-from headrace.wire.flymq.advanced_messages import PlacedRun, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
+from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch, TxnRollback
 from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader, Trailing
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO
@@ -40,14 +40,14 @@ _TAIL_BYTES: Final = 8
 class TxnProduceLayout:
     """One frame; adjacent ones are put together by the decoder."""
 
-    def read(self, reader: Reader, /) -> TxnProduceRun:
+    def read(self, reader: Reader, /) -> TxnProduceBatch:
         transaction, topic, value = S16.read(reader), S16.read(reader), B32.read(reader)
         key = B32.read(reader) if reader.left else b""
         partition = I32.read(reader) if reader.left else AUTO
-        return TxnProduceRun(transaction, topic, [value], [key] if key else None, None if partition == AUTO else [partition])
+        return TxnProduceBatch(transaction, topic, [value], [key] if key else None, None if partition == AUTO else [partition])
 
-    def write(self, value: TxnProduceRun, /) -> bytes:
-        raise AssertionError("a run is several frames: see encode_run")
+    def write(self, value: TxnProduceBatch, /) -> bytes:
+        raise AssertionError("a run is several frames: see encode_batch")
 
 
 TXN_BEGIN = Layout(TxnBegin, timeout_ms=Trailing(U32, 0))
@@ -61,24 +61,26 @@ TXN_BEGUN = Layout(TxnBegun, transaction=S16, success=BOOL)
 class PlacesLayout:
     """The list of RecordMetadata behind TXN_COMMIT's reply, by the run. Missing: none."""
 
-    def read(self, reader: Reader, /) -> list[PlacedRun]:
-        runs: list[PlacedRun] = []
+    def read(self, reader: Reader, /) -> list[PlacedBatch]:
+        batches: list[PlacedBatch] = []
         for _ in range(U32.read(reader) if reader.left else 0):
             topic, row = S16.read(reader), _PLACE.unpack(reader.take(_PLACE.size))
-            if not runs or runs[-1].topic != topic:
-                runs.append(PlacedRun(topic, [], [], [], [], []))
-            run = runs[-1]
-            for column, number in zip((run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes), row, strict=True):
+            if not batches or batches[-1].topic != topic:
+                batches.append(PlacedBatch(topic, [], [], [], [], []))
+            batch = batches[-1]
+            for column, number in zip(
+                (batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes), row, strict=True
+            ):
                 column.append(number)
-        return runs
+        return batches
 
-    def write(self, value: list[PlacedRun], /) -> bytes:
+    def write(self, value: list[PlacedBatch], /) -> bytes:
         if not value:
             return b""
         parts = [U32.write(sum(map(len, value)))]
-        for run in value:
-            field = S16.write(run.topic)
-            rows = map(_PLACE.pack, run.partitions, run.offsets, run.timestamps, run.key_sizes, run.value_sizes)
+        for batch in value:
+            field = S16.write(batch.topic)
+            rows = map(_PLACE.pack, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes)
             parts += (field, field.join(rows))
         return b"".join(parts)
 
@@ -92,18 +94,18 @@ def encode_staged(topic: str, partition: int, timestamp: int, value_sizes: Seque
     return front + front.join(map(_SIZE.pack, value_sizes))
 
 
-TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, runs=PlacesLayout())
+TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, batches=PlacesLayout())
 
 
-def encode_run(run: TxnProduceRun) -> bytes:
+def encode_batch(batch: TxnProduceBatch) -> bytes:
     """A TXN_PRODUCE frame for each record. Key and partition are left out where no record has one."""
-    field = S16.write(run.transaction) + S16.write(run.topic)
-    count, values = len(run), run.values
-    if run.keys is None and run.partitions is None:
+    field = S16.write(batch.transaction) + S16.write(batch.topic)
+    count, values = len(batch), batch.values
+    if batch.keys is None and batch.partitions is None:
         tails: list[bytes] = []
         sizes = [len(field) + 4 + len(value) for value in values]
     else:
-        keys, partitions = run.keys or [None] * count, run.partitions or [AUTO] * count
+        keys, partitions = batch.keys or [None] * count, batch.partitions or [AUTO] * count
         tails = [B32.write(key or b"") + _PARTITION.pack(partition) for key, partition in zip(keys, partitions, strict=True)]
         sizes = [len(field) + 4 + len(value) + len(tail) for value, tail in zip(values, tails, strict=True)]
     check_sizes(sizes, len(field) + (12 if tails else 4))
@@ -122,7 +124,7 @@ def _front_layout(field_bytes: int) -> struct.Struct:
     return struct.Struct(f">II{field_bytes}sI")
 
 
-def take_run(buffer: bytes, position: int, end: int) -> tuple[TxnProduceRun | None, int]:
+def take_batch(buffer: bytes, position: int, end: int) -> tuple[TxnProduceBatch | None, int]:
     """The TXN_PRODUCE frames of one transaction and topic from `position` on, and the position after them.
 
     There is a whole frame at `position`. No run and the same position: that frame is not of the usual shape.
@@ -137,22 +139,22 @@ def take_run(buffer: bytes, position: int, end: int) -> tuple[TxnProduceRun | No
         return None, position
     field = buffer[field_from:value_at]
     try:
-        run = TxnProduceRun(field[2 : topic_at - field_from].decode(), field[topic_at - field_from + 2 :].decode(), [])
+        batch = TxnProduceBatch(field[2 : topic_at - field_from].decode(), field[topic_at - field_from + 2 :].decode(), [])
     except UnicodeDecodeError:
         return None, position
-    return (run, ahead) if (ahead := _extend(run, field, buffer, position, end)) > position else (None, position)
+    return (batch, ahead) if (ahead := _extend(batch, field, buffer, position, end)) > position else (None, position)
 
 
-def _extend(run: TxnProduceRun, field: bytes, buffer: bytes, position: int, end: int) -> int:
+def _extend(batch: TxnProduceBatch, field: bytes, buffer: bytes, position: int, end: int) -> int:
     layout = _front_layout(len(field))
     unpack, front_bytes = layout.unpack_from, layout.size
-    values = run.values
+    values = batch.values
     # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
     end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
     look_at = 0
     """The frame, counted in values, from which on a stretch is looked for: where there is none, not before every frame anew."""
     while end - position >= front_bytes:
-        if run.keys is None and run.partitions is None and len(values) >= look_at:
+        if batch.keys is None and batch.partitions is None and len(values) >= look_at:
             if ahead := _take_stretch(values, field, buffer, position, end):
                 position = ahead
                 continue
@@ -162,13 +164,13 @@ def _extend(run: TxnProduceRun, field: bytes, buffer: bytes, position: int, end:
         if head != _HEAD or named != field or behind > end:
             break
         if value_end == behind:
-            if run.keys is not None or run.partitions is not None:
-                _put(run, None, AUTO)
+            if batch.keys is not None or batch.partitions is not None:
+                _put(batch, None, AUTO)
         else:
             tail = behind - value_end
             if tail < _TAIL_BYTES or _LENGTH.unpack_from(buffer, value_end)[0] != tail - _TAIL_BYTES:
                 break
-            _put(run, buffer[value_end + 4 : behind - 4], _PARTITION.unpack_from(buffer, behind - 4)[0])
+            _put(batch, buffer[value_end + 4 : behind - 4], _PARTITION.unpack_from(buffer, behind - 4)[0])
         values.append(buffer[position + front_bytes : value_end])
         position = behind
     return position
@@ -207,13 +209,13 @@ def _stretch(front: bytes, buffer: bytes, position: int, frame_bytes: int, count
     return low
 
 
-def _put(run: TxnProduceRun, key: bytes | None, partition: int) -> None:
+def _put(batch: TxnProduceBatch, key: bytes | None, partition: int) -> None:
     """The columns beside the values, which has not got this record yet."""
-    if key and run.keys is None:
-        run.keys = [None] * len(run)
-    if run.keys is not None:
-        run.keys.append(key or None)
-    if partition != AUTO and run.partitions is None:
-        run.partitions = [AUTO] * len(run)
-    if run.partitions is not None:
-        run.partitions.append(partition)
+    if key and batch.keys is None:
+        batch.keys = [None] * len(batch)
+    if batch.keys is not None:
+        batch.keys.append(key or None)
+    if partition != AUTO and batch.partitions is None:
+        batch.partitions = [AUTO] * len(batch)
+    if batch.partitions is not None:
+        batch.partitions.append(partition)

@@ -9,7 +9,7 @@ from headrace.wire.fujin.frames import (
     Failed,
     Fetch,
     Fetched,
-    MessageRun,
+    MessageBatch,
     ReaderConnected,
     ReaderKind,
     Refused,
@@ -21,9 +21,9 @@ from headrace.wire.fujin.frames import (
     Stop,
     Transact,
     Transacted,
+    WriteBatch,
     WriteForm,
-    WriteRun,
-    WrittenRun,
+    WrittenBatch,
 )
 from headrace.wire.fujin.replies import ReplyDecoder
 from headrace.wire.fujin.requests import RequestDecoder
@@ -40,7 +40,7 @@ __all__ = [
     "Failed",
     "Fetch",
     "Fetched",
-    "MessageRun",
+    "MessageBatch",
     "ReaderConnected",
     "ReaderKind",
     "Refused",
@@ -54,7 +54,7 @@ __all__ = [
     "Stop",
     "Transact",
     "Transacted",
+    "WriteBatch",
     "WriteForm",
-    "WriteRun",
-    "WrittenRun",
+    "WrittenBatch",
 ]

@@ -120,7 +120,7 @@ class ConnectReader:
 
 
 @dataclass(slots=True)
-class WriteRun:
+class WriteBatch:
     """Adjacent WRITEs to one name. Each has its own reply."""
 
     name: str
@@ -171,7 +171,7 @@ class Refused:
     is_fatal: bool = False
 
 
-ClientMessage: TypeAlias = ConnectWriter | ConnectReader | WriteRun | Transact | Fetch | Settle | Disconnect | Refused
+ClientMessage: TypeAlias = ConnectWriter | ConnectReader | WriteBatch | Transact | Fetch | Settle | Disconnect | Refused
 
 
 # Server → client.
@@ -183,7 +183,7 @@ class ReaderConnected:
 
 
 @dataclass(slots=True)
-class WrittenRun:
+class WrittenBatch:
     """Adjacent replies to WRITEs that succeeded."""
 
     cids: list[bytes]
@@ -207,7 +207,7 @@ class Transacted:
 
 
 @dataclass(slots=True)
-class MessageRun:
+class MessageBatch:
     """Adjacent messages. `ids` is None with auto commit."""
 
     ids: list[bytes] | None
@@ -241,4 +241,4 @@ class Stop:
     """The server goes away: disconnect soon."""
 
 
-ServerMessage: TypeAlias = ReaderConnected | WrittenRun | Failed | Transacted | MessageRun | Fetched | Settled | Disconnected | Stop
+ServerMessage: TypeAlias = ReaderConnected | WrittenBatch | Failed | Transacted | MessageBatch | Fetched | Settled | Disconnected | Stop

@@ -16,14 +16,14 @@ from headrace.wire.fujin.frames import (
     Disconnected,
     Failed,
     Fetched,
-    MessageRun,
+    MessageBatch,
     ReaderConnected,
     Reply,
     ServerMessage,
     Settled,
     Stop,
     Transacted,
-    WrittenRun,
+    WrittenBatch,
 )
 from headrace.wire.fujin.held import Decoder, Found
 
@@ -72,7 +72,7 @@ class ReplyDecoder(Decoder[ServerMessage]):
         while position + _WRITTEN_BYTES <= end and buffer[position] == Reply.WRITE and buffer[position + _WRITTEN_BYTES - 1] == 0:
             cids.append(buffer[position + 1 : position + 1 + CID_BYTES])
             position += _WRITTEN_BYTES
-        return (WrittenRun(cids), position) if cids else self._answer(Reply.WRITE, buffer, started)
+        return (WrittenBatch(cids), position) if cids else self._answer(Reply.WRITE, buffer, started)
 
     def _answer(self, reply: Reply, buffer: bytes, position: int) -> Found[ServerMessage]:
         """Everything that has a cid and an error."""
@@ -101,11 +101,11 @@ class ReplyDecoder(Decoder[ServerMessage]):
     # Readers.
 
     def _messages_from(self, buffer: bytes, position: int) -> Found[ServerMessage]:
-        run = MessageRun([] if self._with_ids else None, [])
+        batch = MessageBatch([] if self._with_ids else None, [])
         end, started = len(buffer), position
         while position < end and buffer[position] == Reply.MSG:
             try:
-                stop = self._message(buffer, position, 1, run)
+                stop = self._message(buffer, position, 1, batch)
             except WireError:
                 if position == started:
                     raise
@@ -113,7 +113,7 @@ class ReplyDecoder(Decoder[ServerMessage]):
             if stop is None:
                 break
             position = stop
-        return (run, position) if position > started else None
+        return (batch, position) if position > started else None
 
     def _entries(self, fetched: Fetched, buffer: bytes, position: int) -> Found[ServerMessage]:
         started = position
@@ -126,7 +126,7 @@ class ReplyDecoder(Decoder[ServerMessage]):
         self._list = None
         return fetched, position
 
-    def _message(self, buffer: bytes, position: int, skipped: int, into: MessageRun | Fetched) -> int | None:
+    def _message(self, buffer: bytes, position: int, skipped: int, into: MessageBatch | Fetched) -> int | None:
         """Take `[id] value` from behind `skipped` bytes; returns where it ends."""
         begin, id = position + skipped, b""
         if into.ids is not None:

@@ -37,8 +37,8 @@ from headrace.wire.fujin.frames import (
     Request,
     Settle,
     Transact,
+    WriteBatch,
     WriteForm,
-    WriteRun,
     is_plain_in_auto,
 )
 from headrace.wire.fujin.held import Decoder, Found
@@ -203,18 +203,18 @@ class RequestDecoder(Decoder[ClientMessage]):
             return self._over(Reply.WRITE, cid, LONG_NAME if size else EMPTY_NAME), position + 1
         if len(buffer) < begin + size:
             return self._need(begin + size - position)
-        run = WriteRun(_name(buffer[begin : begin + size]), [], [])
-        end = self._take_run(run, buffer, position, buffer[begin - U32.size : begin + size])
-        if run.values:
-            return run, end
+        batch = WriteBatch(_name(buffer[begin : begin + size]), [], [])
+        end = self._take_run(batch, buffer, position, buffer[begin - U32.size : begin + size])
+        if batch.values:
+            return batch, end
         return self._awkward(buffer, position, begin + size, cid)
 
-    def _take_run(self, run: WriteRun, buffer: bytes, position: int, field: bytes) -> int:
+    def _take_run(self, batch: WriteBatch, buffer: bytes, position: int, field: bytes) -> int:
         """Take whole and good WRITEs to the name in `field`; returns where the first other thing starts."""
         unpack, plain_bytes_max = _head(len(field)).unpack_from, self._plain_bytes_max
         head_bytes = 1 + CID_BYTES + len(field) + U32.size
         end, last = len(buffer), len(buffer) - head_bytes
-        cids, values = run.cids, run.values
+        cids, values = batch.cids, batch.values
         singles = _SINGLES_FIRST
         while position <= last:
             request, cid, its_field, size = unpack(buffer, position)
@@ -228,24 +228,24 @@ class RequestDecoder(Decoder[ClientMessage]):
                 if singles == 0:
                     taken = _take_block(buffer, position, stop - position, begin - position, cids, values)
                     if taken > position:
-                        if run.headers is not None:
-                            run.headers += [()] * _BLOCK
+                        if batch.headers is not None:
+                            batch.headers += [()] * _BLOCK
                         position = taken
                         continue
                     singles = _BLOCK  # look again after as many as a block would have had
                 singles -= 1
                 value = buffer[begin:stop]
-                if run.headers is not None:
-                    run.headers.append(())
+                if batch.headers is not None:
+                    batch.headers.append(())
             else:
                 body = self._body(buffer, position + head_bytes - U32.size)
                 if not isinstance(body, _Body) or body.value is _SKIPPED:
                     break
                 value, stop = body.value, body.end
-                if body.headers and run.headers is None:
-                    run.headers = [()] * len(values)
-                if run.headers is not None:
-                    run.headers.append(body.headers)
+                if body.headers and batch.headers is None:
+                    batch.headers = [()] * len(values)
+                if batch.headers is not None:
+                    batch.headers.append(body.headers)
             cids.append(cid)
             values.append(value)
             position = stop

@@ -18,7 +18,8 @@ from typing import Final, TypeAlias
 
 from headrace.errors import LimitExceeded
 from headrace.limits import RUSTLOG_ERROR_CHARS_MAX, RUSTLOG_FRAME_BYTES_MAX, RUSTLOG_PRODUCE_RECORDS_MAX
-from headrace.wire.rustlog import binary, json, refusals
+from headrace.wire.rustlog import binary, json
+from headrace.wire.rustlog import errors as refusals
 from headrace.wire.rustlog.frames import BadLength, FrameReader, frame
 from headrace.wire.rustlog.messages import Dialect, ErrorReply, FetchReply, Produce, Reply, Request, Undecodable
 

@@ -1,0 +1,159 @@
+"""Moving many records to the dead letters, each of them once.
+
+Whoever finds records that nobody can read may find them again: a task is retried, a batch is replayed after a crash. So a record that lies
+among the dead letters for the same reason already is left alone. Nothing but the dead-letter topic says so: it is read once, then only
+what has been added to it, and what stays in memory of a dead letter is a fingerprint of its origin, its reason, its key and its value. The
+key and the value belong to it because a topic that was deleted and made again counts its offsets from zero.
+
+Dead letters that were purged are forgotten here too; the same records may then come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from headrace.broker.dead_letters.dead_letters import DeadLetter, DeadLetters, dead_letter_topic, entry_of
+from headrace.broker.groups.progress import Row, rows_of
+from headrace.broker.publishing.publish import Publisher
+from headrace.broker.timers import Clock
+from headrace.engine.contract import Ack, Appended, Engine
+from headrace.errors import OffsetOutOfRange, UnknownTopic
+from headrace.limits import DEAD_LETTERS_REMEMBERED_MAX, MIB
+
+_READ_BYTES: Final = 1 * MIB
+_APPEND_BYTES: Final = 16 * MIB
+"""What is held in memory, and written, at once."""
+_PURGES_MET_MAX: Final = 3
+
+
+@dataclass(slots=True)
+class _Known:
+    """What one dead-letter topic holds, as far as it has been read."""
+
+    positions: dict[int, int] = field(default_factory=dict)
+    prints: set[bytes] = field(default_factory=set)
+
+
+class Moves:
+    """One move at a time: what one has added, the next must see."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, letters: DeadLetters, clock: Clock) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._letters = letters
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+        """By the name of the dead-letter topic, the one used last at the end."""
+        self._alone = asyncio.Lock()
+        self._staged: asyncio.Future[list[Appended]] | None = None
+
+    def topic_gone(self, name: str) -> None:
+        self._known.pop(name, None)
+
+    async def move(self, topic: str, wanted: Mapping[int, Mapping[int, str]], reason: str) -> int:
+        """`wanted`: partition → offset → error. Durable when it returns how many are new among the dead letters.
+
+        What the log does not hold any more is left out: there is nothing left of it to keep.
+        """
+        async with self._alone:
+            if self._staged is not None:
+                await asyncio.wait([self._staged])  # whoever waited for it was cancelled; what it adds is seen only when it has landed
+            now = self._clock()
+            moved, held, held_bytes = 0, list[DeadLetter](), 0
+            for partition in sorted(wanted):
+                async for row in self._rows(topic, partition, wanted[partition]):
+                    held.append(DeadLetter(row, partition, 0, reason, now, now, wanted[partition][row.offset]))
+                    held_bytes += row.size_bytes
+                    if held_bytes >= _APPEND_BYTES:
+                        moved += await self._keep(topic, held)
+                        held, held_bytes = [], 0
+            return moved + await self._keep(topic, held)
+
+    async def _rows(self, topic: str, partition: int, wanted: Mapping[int, str]) -> AsyncIterator[Row]:
+        offsets = sorted(wanted)
+        index = 0
+        while index < len(offsets):
+            try:
+                batches = await self._engine.read(topic, partition, offsets[index], bytes_max=_READ_BYTES)
+            except OffsetOutOfRange as error:
+                if offsets[index] >= error.first:
+                    return
+                index = bisect_left(offsets, error.first)
+                continue
+            if not batches:
+                return
+            for batch in batches:
+                for row in rows_of(batch):
+                    if row.offset in wanted:
+                        yield row
+                await asyncio.sleep(0)  # what is in the page cache is read at once, and others want the loop
+            index = bisect_left(offsets, batches[-1].next_offset)
+
+    async def _keep(self, topic: str, found: Sequence[DeadLetter]) -> int:
+        for purges_left in reversed(range(_PURGES_MET_MAX)):
+            known = await self._catch_up(topic)
+            new = {_print(one.reason, one.partition, one.row.offset, one.row.key, one.row.value): one for one in found}
+            for mark in new.keys() & known.prints:
+                del new[mark]
+            if not new:
+                return 0
+            await self._letters.ensure(topic)
+            try:
+                self._staged = self._publisher.append(self._letters.writes(topic, list(new.values())), Ack.DURABLE)
+                await asyncio.shield(self._staged)
+            except UnknownTopic:
+                if not purges_left:
+                    raise
+            else:
+                return len(new)
+        raise AssertionError("the loop returns or raises")
+
+    async def _catch_up(self, topic: str) -> _Known:
+        """Read what has been added to the dead letters since they were last read."""
+        name = dead_letter_topic(topic)
+        known = self._known.pop(name, None) or _Known()
+        self._known[name] = known
+        held = self._engine.topics().get(name)
+        for partition in range(held.partitions if held else 0):
+            await self._read_on(topic, partition, known)
+        self._make_room(name)
+        return known
+
+    async def _read_on(self, topic: str, partition: int, known: _Known) -> None:
+        name = dead_letter_topic(topic)
+        try:
+            bounds = self._engine.bounds(name, partition)
+            position = max(known.positions.get(partition, 0), bounds.first)
+            while position < bounds.end:
+                batches = await self._engine.read(name, partition, position, bytes_max=_READ_BYTES)
+                for batch in batches:
+                    for row in rows_of(batch):
+                        entry = entry_of(topic, partition, row, None)
+                        if entry.source_partition is not None and entry.source_offset is not None:
+                            mark = _print(entry.reason, entry.source_partition, entry.source_offset, entry.key, entry.value)
+                            known.prints.add(mark)
+                    await asyncio.sleep(0)
+                position = batches[-1].next_offset if batches else bounds.end
+                known.positions[partition] = position
+        except (OffsetOutOfRange, UnknownTopic):
+            pass  # retention or a purge ran ahead: what it took need not be remembered
+
+    def _make_room(self, name: str) -> None:
+        """What has not been asked for is read again when it is."""
+        total = sum(len(known.prints) for known in self._known.values())
+        for other in [one for one in self._known if one != name]:
+            if total <= DEAD_LETTERS_REMEMBERED_MAX:
+                return
+            total -= len(self._known.pop(other).prints)
+
+
+def _print(reason: str, partition: int, offset: int, key: bytes | None, value: bytes | None) -> bytes:
+    found = blake2b(f"{reason}\0{partition}\0{offset}\0{-1 if key is None else len(key)}\0{value is None}\0".encode(), digest_size=16)
+    found.update(key or b"")
+    found.update(value or b"")
+    return found.digest()

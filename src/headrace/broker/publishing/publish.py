@@ -1,0 +1,274 @@
+"""Publishing: from a run of records to its place in the log.
+
+`Publisher.publish` stands on the hot path: thousands of runs a second pass it. What it has to know about a topic and a
+principal is looked up once and kept as a `Route`, until the topic or the rules change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from headrace.broker.authorizer import Action, Authorizer, Principal
+from headrace.broker.publishing.partitioner import assign, pick
+from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
+from headrace.broker.timers import Clock
+from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
+from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
+from headrace.records import AnyBatch, ColumnBatch, RecordBatch
+
+_ROUTES_MAX: Final = 65_536
+
+
+@dataclass(slots=True)
+class Published:
+    """Where a run landed."""
+
+    partition: int
+    """Of the first record."""
+    base_offset: int
+    """Of the first record."""
+    count: int
+    timestamp: int
+    """Unix ms of the first record."""
+    placements: list[tuple[int, int]] | None = None
+    """(partition, offset) of each record, where the run did not land as one piece; None where it did. `rules.NOWHERE` for a record that
+    the topic's rule has sent to the dead letters."""
+
+    def placement(self, index: int) -> tuple[int, int]:
+        """(partition, offset) of the record with this index in the run."""
+        if self.placements is not None:
+            return self.placements[index]
+        return self.partition, self.base_offset + index
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStamp:
+    """Who published a run, and the sequence number of its first record; the following records count up from it."""
+
+    id: str
+    sequence: int
+
+
+class Route:
+    """What a publish has to know about a topic."""
+
+    __slots__ = ("_clock", "_ttl_ms", "partitions", "rule", "topic", "turn")
+
+    def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None) -> None:
+        self.topic = topic.name
+        self.rule = rule
+        """What its records must be, if anything."""
+        self.partitions = topic.partitions
+        self.turn = 0
+        self._ttl_ms = topic.config.ttl_ms
+        self._clock = clock
+
+    def check(self, batch: AnyBatch) -> None:
+        """Raises `InvalidRecord` for what the topic's rule would refuse; what it would keep among the dead letters passes."""
+        if self.rule is not None and self.rule.on_invalid is OnInvalid.REJECT:
+            self.rule.sift(_listed(batch), Divert.NEVER)
+
+    def next_turn(self) -> int:
+        self.turn = turn = (self.turn + 1) % self.partitions
+        return turn
+
+    def stamped(self, batch: AnyBatch) -> AnyBatch:
+        """The run as it is to be written: with the topic's expiry where a record has none of its own."""
+        if not self._ttl_ms:
+            return batch
+        expiry = self._clock() + self._ttl_ms
+        if isinstance(batch, ColumnBatch):
+            return batch.expiring(expiry)
+        expiries = [expiry] * len(batch) if batch.expiries is None else [own or expiry for own in batch.expiries]
+        return replace(batch, expiries=expiries)
+
+
+def _listed(batch: AnyBatch) -> RecordBatch:
+    """For the few who look at single records: a rule, and the partitioner."""
+    return batch.record_batch() if isinstance(batch, ColumnBatch) else batch
+
+
+class Placing:
+    """A run divided over partitions: what is to be written, and how to read the answer."""
+
+    __slots__ = ("_sifted", "assigned", "partition", "rule", "topic", "writes")
+
+    def __init__(self, route: Route, batch: AnyBatch, partition: int | None, divert: Divert = Divert.AS_RULED) -> None:
+        """Raises `UnknownPartition`, and `InvalidRecord` for the first record that the topic's rule does not let pass."""
+        if not len(batch):
+            raise InvalidRequest("a run needs at least one record")
+        batch = route.stamped(batch)
+        self.assigned: dict[int, list[int]] | None = None
+        self.topic = route.topic
+        self.rule = route.rule
+        self._sifted = None if route.rule is None else route.rule.sift(_listed(batch), divert)
+        if self._sifted is not None:
+            batch = self._sifted.batch
+        self._assign(route, batch, partition)
+        if self._sifted is not None:
+            self.writes += self._sifted.writes
+
+    def _assign(self, route: Route, batch: AnyBatch, partition: int | None) -> None:
+        if partition is not None:
+            if not 0 <= partition < route.partitions:
+                raise UnknownPartition(route.topic, partition)
+        elif route.partitions == 1 or not len(batch):
+            partition = 0
+        elif batch.keys is None:
+            partition = route.next_turn()
+        else:
+            batch = _listed(batch)
+            assigned = assign(batch, route.partitions, route.next_turn())
+            if len(assigned) > 1:
+                self.assigned = assigned
+            partition = next(iter(assigned))
+        self.partition = partition
+        if not len(batch):
+            self.writes = []
+        elif self.assigned is None:
+            self.writes = [Write(route.topic, partition, batch)]
+        else:
+            self.writes = [Write(route.topic, place, pick(_listed(batch), indexes)) for place, indexes in self.assigned.items()]
+
+    def partitions(self, count: int) -> list[int]:
+        """Where each of the run's `count` records goes; -1 to the dead letters."""
+        if self._sifted is not None:
+            kept = self._kept_partitions(len(self._sifted.kept))
+            return self._sifted.weave(kept, NOWHERE[0])
+        return self._kept_partitions(count)
+
+    def _kept_partitions(self, count: int) -> list[int]:
+        if self.assigned is None:
+            return [self.partition] * count
+        places = [0] * count
+        for place, indexes in self.assigned.items():
+            for index in indexes:
+                places[index] = place
+        return places
+
+    def check_again(self, route: Route) -> None:
+        """The topic's rule may be another than it was. Raises `InvalidRecord`."""
+        if route.rule is None or route.rule is self.rule:
+            return
+        for write in self.writes:
+            if write.topic == route.topic and isinstance(write.batch, (RecordBatch, ColumnBatch)):
+                route.rule.sift(_listed(write.batch), Divert.NEVER)
+
+    def landed(self, appended: Sequence[Appended]) -> Published:
+        """`appended` begins with the answers to `writes`."""
+        if self._sifted is None:
+            return self._landed(appended)
+        kept = self._landed(appended) if self._sifted.kept else None
+        places = [] if kept is None else [kept.placement(index) for index in range(kept.count)]
+        placements = self._sifted.weave(places, NOWHERE)
+        return Published(*placements[0], len(placements), appended[0].timestamp, placements)
+
+    def _landed(self, appended: Sequence[Appended]) -> Published:
+        first = appended[0]
+        if self.assigned is None:
+            return Published(self.partition, first.base_offset, first.count, first.timestamp)
+        placements = [(0, 0)] * sum(map(len, self.assigned.values()))
+        for (place, indexes), answer in zip(self.assigned.items(), appended, strict=False):
+            for offset, index in enumerate(indexes, answer.base_offset):
+                placements[index] = (place, offset)
+        return Published(self.partition, first.base_offset, len(placements), first.timestamp, placements)
+
+
+class Publisher:
+    """The way in. Knows what is staged and not yet resolved, so that a drain can wait for it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gate: Authorizer,
+        find: Callable[[str], Topic],
+        clock: Clock,
+        rules: Callable[[str], Rule | None] = lambda topic: None,
+    ) -> None:
+        self._engine = engine
+        self._gate = gate
+        self._find = find
+        self._clock = clock
+        self._rules = rules
+        self._routes: dict[str, Route] = {}
+        self._allowed: dict[tuple[Principal, str], Route] = {}
+        self._draining = False
+        self._staged = 0
+        self._drained: asyncio.Future[None] | None = None
+
+    def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
+        route = self._allowed.get((who, topic)) or self.route(who, topic)
+        placing = Placing(route, batch, partition)
+        staged = self._engine.append(placing.writes, ack=ack)
+        self._staged += 1
+        answer: asyncio.Future[Published] = staged.get_loop().create_future()
+        staged.add_done_callback(partial(self._answer, answer, placing))
+        return answer
+
+    def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+        """An append that a drain waits for."""
+        staged = self._engine.append(writes, ack=ack, urgent=urgent)
+        self._staged += 1
+        staged.add_done_callback(self._landed)
+        return staged
+
+    def known_route(self, who: Principal, topic: str) -> Route:
+        """As `route`, which is asked only if nothing is remembered."""
+        return self._allowed.get((who, topic)) or self.route(who, topic)
+
+    def route(self, who: Principal, topic: str) -> Route:
+        """Raises `Unavailable`, `NotAuthorized`, `UnknownTopic`."""
+        self.check_open()
+        self._gate.check(who, Action.PUBLISH, "topic", topic)
+        if len(self._allowed) >= _ROUTES_MAX:
+            self._allowed.clear()
+        route = self._allowed[who, topic] = self.own_route(topic)
+        return route
+
+    def check_may(self, who: Principal, topic: str) -> None:
+        """Raises `NotAuthorized`."""
+        self._gate.check(who, Action.PUBLISH, "topic", topic)
+
+    def own_route(self, topic: str) -> Route:
+        """The route of what the broker itself publishes. Raises `UnknownTopic`."""
+        route = self._routes.get(topic)
+        if route is None:
+            route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic))
+        return route
+
+    def check_open(self) -> None:
+        if self._draining:
+            raise Unavailable("the broker is draining")
+
+    def forget(self, topic: str | None = None) -> None:
+        """A topic, or (None) the rules, have changed."""
+        self._allowed.clear()
+        if topic is not None:
+            self._routes.pop(topic, None)
+
+    async def drain(self) -> None:
+        """Refuse what is new, wait for what is staged."""
+        self._draining = True
+        self._allowed.clear()
+        if self._staged:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def _answer(self, answer: asyncio.Future[Published], placing: Placing, staged: asyncio.Future[list[Appended]]) -> None:
+        self._landed(staged)
+        error = staged.exception()
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(placing.landed(staged.result()))
+
+    def _landed(self, staged: asyncio.Future[list[Appended]]) -> None:
+        self._staged -= 1
+        if self._drained is not None and self._staged == 0 and not self._drained.done():
+            self._drained.set_result(None)

@@ -1,0 +1,118 @@
+"""Fetching: a read that may wait for records to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headrace.broker.reading.batches import size_bytes, unexpired
+from headrace.broker.reading.waits import Wait
+from headrace.broker.timers import Clock, Later
+from headrace.engine.contract import Batch, Bounds, Engine
+from headrace.errors import InvalidRequest, Unavailable, UnknownTopic
+from headrace.limits import FETCH_BYTES_MAX
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The answer to a fetch."""
+
+    batches: list[Batch]
+    bounds: Bounds
+    next_offset: int
+    """Where to read on: behind the last batch, and behind records that were left out because they had expired."""
+
+
+class Fetcher:
+    """Reads, and keeps those who wait at the end of a partition."""
+
+    def __init__(self, engine: Engine, *, clock: Clock, later: Later, waiting_max: int) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._later = later
+        self._waiting_max = waiting_max
+        self._waiting: dict[Wait, str] = {}
+        self._is_draining = False
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        bytes_max: int,
+        records_max: int,
+        wait_ms: int,
+        bytes_min: int,
+        with_expired: bool = False,
+    ) -> Fetched:
+        if bytes_max < 1 or records_max < 1:
+            raise InvalidRequest("a fetch must ask for at least one byte and one record")
+        bytes_max = min(bytes_max, FETCH_BYTES_MAX)
+        bytes_min = min(bytes_min, bytes_max)
+        if with_expired:
+            return await self._read_all(topic, partition, offset, bytes_max, records_max)
+        fetched = await self._read(topic, partition, offset, bytes_max, records_max)
+        if wait_ms <= 0 or self._is_draining or _is_enough(fetched, bytes_min, records_max):
+            return fetched
+        with self._waiting_for(topic, partition, wait_ms) as wait:
+            while True:
+                offset = fetched.batches[0].first_offset if fetched.batches else fetched.next_offset
+                fetched = await self._read(topic, partition, offset, bytes_max, records_max)
+                if _is_enough(fetched, bytes_min, records_max) or not await wait.for_more():
+                    return fetched
+
+    async def _read_all(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> Fetched:
+        """What there is, expired or not."""
+        end = self._engine.bounds(topic, partition).end
+        batches = await self._engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+        read_on = batches[-1].next_offset if batches else max(offset, end)
+        return Fetched(batches, self._engine.bounds(topic, partition), read_on)
+
+    async def _read(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> Fetched:
+        """What there is from `offset` on; passes over records that have expired until it finds one that has not."""
+        while True:
+            end = self._engine.bounds(topic, partition).end
+            batches = await self._engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+            living = unexpired(batches, self._clock())
+            # An empty read below the end means that compaction has left nothing there.
+            read_on = batches[-1].next_offset if batches else max(offset, end)
+            if living or not batches:
+                return Fetched(living, self._engine.bounds(topic, partition), read_on)
+            offset = read_on
+
+    @contextmanager
+    def _waiting_for(self, topic: str, partition: int, wait_ms: int) -> Iterator[Wait]:
+        if len(self._waiting) >= self._waiting_max:
+            raise Unavailable(f"{self._waiting_max} fetches are waiting already")
+        wait = Wait(self._later, wait_ms)
+        unwatch: Callable[[], None] | None = None
+        try:
+            unwatch = self._engine.watch(topic, partition, wait.wake)
+            self._waiting[wait] = topic
+            yield wait
+        finally:
+            wait.stop()
+            self._waiting.pop(wait, None)
+            if unwatch is not None:
+                unwatch()
+
+    def topic_gone(self, gone: UnknownTopic) -> None:
+        for wait, topic in self._waiting.items():
+            if topic == gone.topic:
+                wait.end(gone)
+
+    def drain(self) -> None:
+        """Answer everybody with what there is, now."""
+        self._is_draining = True
+        for wait in self._waiting:
+            wait.end()
+
+
+def _is_enough(fetched: Fetched, bytes_min: int, records_max: int) -> bool:
+    if not fetched.batches:
+        return False
+    if bytes_min <= 1 or sum(map(len, fetched.batches)) >= records_max:
+        return True
+    return sum(map(size_bytes, fetched.batches)) >= bytes_min

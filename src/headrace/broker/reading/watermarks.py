@@ -1,0 +1,79 @@
+"""Waiting for the ends of partitions to move: one caller, any number of topics, no records read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from headrace.broker.reading.waits import Wait
+from headrace.broker.timers import Later
+from headrace.engine.contract import Engine
+from headrace.errors import Unavailable, UnknownTopic
+
+Ends: TypeAlias = Mapping[str, Mapping[int, int]]
+"""Topic → partition → the end that is known."""
+
+
+class Watermarks:
+    """Keeps those who wait."""
+
+    def __init__(self, engine: Engine, *, later: Later, waiting_max: int) -> None:
+        self._engine = engine
+        self._later = later
+        self._waiting_max = waiting_max
+        self._waiting: dict[Wait, Ends] = {}
+        self._is_draining = False
+
+    def have_moved(self, ends: Ends) -> bool:
+        """Whether a partition ends behind what is known of it, or is not known at all. Raises `UnknownTopic`."""
+        for name, known in ends.items():
+            topic = self._engine.topics().get(name)
+            if topic is None:
+                raise UnknownTopic(name)
+            for partition in range(topic.partitions):
+                if partition not in known or self._engine.bounds(name, partition).end > known[partition]:
+                    return True
+        return False
+
+    async def moved(self, ends: Ends, wait_ms: int) -> bool:
+        """True as soon as they have, False when the time is over first."""
+        if wait_ms <= 0 or self._is_draining or self.have_moved(ends):
+            return self.have_moved(ends)
+        if len(self._waiting) >= self._waiting_max:
+            raise Unavailable(f"{self._waiting_max} callers are waiting already")
+        wait = Wait(self._later, wait_ms)
+        unwatch: list[Callable[[], None]] = []
+        try:
+            self._waiting[wait] = ends
+            for name, known in ends.items():
+                unwatch += [self._engine.watch(name, partition, wait.wake) for partition in known if self._has(name, partition)]
+            while not self.have_moved(ends):
+                if not await wait.for_more():
+                    return self.have_moved(ends)
+            return True
+        finally:
+            wait.stop()
+            del self._waiting[wait]
+            for stop in unwatch:
+                stop()
+
+    def _has(self, name: str, partition: int) -> bool:
+        topic = self._engine.topics().get(name)
+        return topic is not None and partition < topic.partitions
+
+    def topic_changed(self, name: str) -> None:
+        """It may have more partitions now."""
+        for wait, ends in self._waiting.items():
+            if name in ends:
+                wait.wake()
+
+    def topic_gone(self, gone: UnknownTopic) -> None:
+        for wait, ends in self._waiting.items():
+            if gone.topic in ends:
+                wait.end(gone)
+
+    def drain(self) -> None:
+        """Answer everybody with what there is, now."""
+        self._is_draining = True
+        for wait in self._waiting:
+            wait.end()

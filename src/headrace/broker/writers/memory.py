@@ -1,0 +1,169 @@
+"""What stages hold in memory, together within a bound: who comes when it is full waits, and the largest stages move to the disk.
+
+Runs are taken in the order in which they came, so that those of one handle keep theirs. Moving begins when memory is three
+quarters full: writers whose records fit into that never meet the disk before they publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.broker.background import supervise
+from headrace.broker.publishing.requirements import Rule
+from headrace.broker.writers.spill import Spill
+from headrace.broker.writers.stage import Held, Stage, State
+from headrace.engine.contract import Write
+from headrace.errors import BrokerError, Unavailable, UnknownStage
+
+_WAITING: Final = 4
+"""As many times what stages may hold in memory may wait in the hands of those who bring it; one more is told to come again."""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A run that waits to be taken in."""
+
+    stage: Stage
+    topic: str
+    rule: Rule | None
+    held: list[Held]
+    records: int
+    size_bytes: int
+    memory_bytes: int
+    taken: asyncio.Future[None]
+
+
+class StageMemory:
+    """`stages` are all there are, by handle."""
+
+    def __init__(self, spill: Spill, stages: Mapping[str, Stage], bytes_max: int) -> None:
+        self._spill = spill
+        self._stages = stages
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._arrivals: deque[Arrival] = deque()
+        self._arriving_bytes = 0
+        self._spilling: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def arrive(
+        self, stage: Stage, topic: str, rule: Rule | None, writes: Sequence[Write], records: int, size_bytes: int
+    ) -> asyncio.Future[None]:
+        """Resolves when it is taken in; fails if it will not be."""
+        held = [Held.of(write) for write in writes]
+        memory_bytes = sum(one.memory_bytes for one in held)
+        if self._arrivals and self._arriving_bytes + memory_bytes > _WAITING * self._bytes_max:
+            raise Unavailable("too much waits to be staged already")
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stage.arriving += 1
+        self._arriving_bytes += memory_bytes
+        self._arrivals.append(Arrival(stage, topic, rule, held, records, size_bytes, memory_bytes, taken))
+        self.consider()
+        return taken
+
+    def consider(self) -> None:
+        """There may be room, or a reason to make some."""
+        while self._arrivals and (self._arrivals[0].taken.done() or self._has_room(self._arrivals[0])):
+            arrival = self._arrivals.popleft()
+            self._arriving_bytes -= arrival.memory_bytes
+            arrival.stage.arriving -= 1
+            if not arrival.taken.done():
+                self._take(arrival)
+                arrival.taken.set_result(None)
+        if self._is_tight and self._spilling is None and not self._is_stopped and self._largest() is not None:
+            self._spilling = asyncio.get_running_loop().create_task(self._spill_some())
+            supervise(self._spill.health, "moving stages to disk", self._spilling)
+
+    def leave(self, stage: Stage) -> None:
+        """A stage is gone, and so is what it held."""
+        self._bytes -= stage.memory_bytes
+        self._spill.release(stage.pieces)
+        stage.held, stage.pieces, stage.memory_bytes, stage.disk_bytes = [], [], 0, 0
+        for arrival in self._arrivals if stage.arriving else ():  # thousands may go while thousands of others wait
+            if arrival.stage is stage and not arrival.taken.done():
+                arrival.taken.set_exception(UnknownStage(stage.handle))
+        self.consider()
+
+    async def drain(self) -> None:
+        self._is_stopped = True
+        self._refuse(Unavailable("the broker is draining"))
+        if self._spilling is not None:
+            await asyncio.wait([self._spilling])
+
+    @property
+    def _is_tight(self) -> bool:
+        return bool(self._arrivals) or self._bytes > self._bytes_max * 3 // 4
+
+    def _has_room(self, arrival: Arrival) -> bool:
+        return not self._bytes or self._bytes + arrival.memory_bytes <= self._bytes_max
+
+    def _take(self, arrival: Arrival) -> None:
+        stage = arrival.stage
+        stage.held += arrival.held
+        stage.records += arrival.records
+        stage.size_bytes += arrival.size_bytes
+        stage.memory_bytes += arrival.memory_bytes
+        stage.by_topic[arrival.topic] = stage.by_topic.get(arrival.topic, 0) + arrival.records
+        if stage.rules.setdefault(arrival.topic, arrival.rule) is not arrival.rule:
+            stage.rules[arrival.topic] = None  # some by one rule, some by another: all are looked at again
+        self._bytes += arrival.memory_bytes
+
+    def _largest(self) -> Stage | None:
+        """Of those that may move."""
+        movable = (stage for stage in self._stages.values() if stage.memory_bytes and stage.state is not State.PUBLISHING)
+        return max(movable, key=lambda stage: stage.memory_bytes, default=None)
+
+    async def _spill_some(self) -> None:
+        try:
+            while self._is_tight and not self._is_stopped and (stage := self._largest()) is not None:
+                await self._spill_one(stage)
+                self.consider()
+        except BrokerError as error:
+            self._refuse(error)
+        except Exception as failure:
+            self._refuse(Unavailable(f"stages cannot be moved to disk: {failure!r}"))
+            raise
+        finally:
+            self._spilling = None
+
+    async def _spill_one(self, stage: Stage) -> None:
+        """Its oldest records, as many as are written at once."""
+        count, size = 0, 0
+        while count < len(stage.held) and size < self._spill.sizes.write_bytes:
+            size += stage.held[count].memory_bytes
+            count += 1
+        stage.spilling = asyncio.get_running_loop().create_future()
+        try:
+            pieces = await self._spill.write(stage.held[:count])
+            if stage.state is State.GONE:
+                self._spill.release(pieces)
+                return
+            del stage.held[:count]
+            stage.pieces += pieces
+            stage.memory_bytes -= size
+            stage.disk_bytes += size
+            self._bytes -= size
+        finally:
+            stage.spilling.set_result(None)
+            stage.spilling = None
+
+    def _refuse(self, error: BrokerError) -> None:
+        """The disk does not help: those that wait wait in vain."""
+        for arrival in self._arrivals:
+            if not arrival.taken.done():
+                arrival.taken.set_exception(error)
+        self._arrivals_done()
+
+    def _arrivals_done(self) -> None:
+        for arrival in self._arrivals:
+            arrival.stage.arriving -= 1
+        self._arrivals.clear()
+        self._arriving_bytes = 0

@@ -1,0 +1,189 @@
+"""Staged records on disk: what does not fit into memory waits in internal topics, the stage logs `__stage.1`, `__stage.2`, …
+
+Stages share them: a stage log is filled up to a size with whatever has to leave memory, sorted by where it will go, and is deleted as
+soon as none of its records is waited for any more. Which records are whose is known to the stages, in memory, and once a publication has
+been begun to its plan. So after a crash every stage log that no plan refers to is a leftover, and is deleted at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from headrace.broker.background import supervise
+from headrace.broker.publishing.publish import Publisher
+from headrace.broker.settings import SpillSizes
+from headrace.broker.writers.stage import Held, SpilledBatch, batch_of
+from headrace.engine.contract import Ack, Batch, Engine, TopicConfig, Write
+from headrace.errors import BrokerError, CorruptData, OffsetOutOfRange, UnknownTopic
+from headrace.limits import MIB
+from headrace.records import AnyBatch, ColumnBatch
+
+_READ_BYTES: Final = 1 * MIB
+"""What is read, and taken apart, in one turn of the loop: others want theirs."""
+_PREFIX: Final = "__stage."
+_CONFIG: Final = TopicConfig(ack=Ack.WRITTEN)
+"""Nothing here is worth the disk's last reserve. Records are written with the stronger promise all the same."""
+
+
+class Spill:
+    """The stage logs, and how many pieces of each are waited for."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, sizes: SpillSizes) -> None:
+        self.sizes = sizes
+        self._engine = engine
+        self.health = engine.health
+        self._publisher = publisher
+        self._pieces: Counter[int] = Counter()
+        self._current: int | None = None
+        self._current_bytes = 0
+        self._next = 1
+        self._making = asyncio.Lock()
+        self._removals: set[asyncio.Task[None]] = set()
+
+    async def open(self, planned: Iterable[SpilledBatch]) -> None:
+        """`planned` are the pieces that publications still need; what nobody needs is deleted."""
+        self.hold(planned)
+        for name in [name for name in self._engine.topics() if name.startswith(_PREFIX)]:
+            log = int(name.removeprefix(_PREFIX))
+            self._next = max(self._next, log + 1)
+            if not self._pieces[log]:
+                await self._remove(log)
+
+    async def drain(self) -> None:
+        while self._removals:
+            await asyncio.wait(self._removals)
+
+    def hold(self, pieces: Iterable[SpilledBatch]) -> None:
+        self._pieces.update(piece.log for piece in pieces)
+
+    def release(self, pieces: Iterable[SpilledBatch]) -> None:
+        """Nobody waits for them any more."""
+        for piece in pieces:
+            self._let_go(piece.log)
+
+    def _let_go(self, log: int) -> None:
+        self._pieces[log] -= 1
+        if self._pieces[log] > 0:
+            return
+        del self._pieces[log]
+        if log == self._current:
+            self._current = None
+        removal = asyncio.get_running_loop().create_task(self._remove(log))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+        supervise(self._engine.health, "removal of stage logs", removal)
+
+    async def _remove(self, log: int) -> None:
+        try:
+            await self._engine.delete_topic(_name(log))
+        except BrokerError:
+            pass  # the next start finds it
+
+    # To the disk
+
+    async def write(self, held: Sequence[Held]) -> list[SpilledBatch]:
+        """Durable when it returns. Within each partition the pieces are in the order of the writes; the caller holds them from now on."""
+        log = await self._log(sum(one.memory_bytes for one in held))
+        self._pieces[log] += 1  # so that it stays while it is written to
+        try:
+            drafts = list(_drafts(log, held, self.sizes.piece_bytes))
+            writes = [Write(_name(log), 0, batch_of(one.write)) for _, ones in drafts for one in ones]
+            appended = await asyncio.shield(self._publisher.append(writes, Ack.DURABLE))
+            pieces, index = list[SpilledBatch](), 0
+            for piece, ones in drafts:
+                pieces.append(_at(piece, appended[index].base_offset))
+                index += len(ones)
+            self.hold(pieces)
+            return pieces
+        finally:
+            self._let_go(log)
+
+    async def _log(self, size_bytes: int) -> int:
+        async with self._making:
+            if self._current is None or self._current_bytes >= self.sizes.log_bytes:
+                log, self._next = self._next, self._next + 1
+                await self._engine.create_topic(_name(log), 1, _CONFIG, internal=True)
+                self._current, self._current_bytes = log, 0
+            self._current_bytes += size_bytes
+            return self._current
+
+    # And back
+
+    async def read(self, piece: SpilledBatch) -> list[Write]:
+        """Raises `CorruptData` if some of it is not there."""
+        position, end = piece.offset, piece.offset + piece.count
+        writes: list[Write] = []
+        missing = piece.count
+        while position < end:
+            try:
+                batches = await self._engine.read(_name(piece.log), 0, position, bytes_max=_READ_BYTES, records_max=end - position)
+            except UnknownTopic:
+                break
+            except OffsetOutOfRange as error:
+                if error.first <= position:
+                    break
+                position = error.first
+                continue
+            if not batches:
+                break
+            for batch in batches:
+                part = _until(batch, end)
+                if len(part):
+                    writes.append(Write(piece.topic, piece.partition, _run(part, piece.is_timed)))
+                    missing -= len(part)
+            position = batches[-1].next_offset
+            await asyncio.sleep(0)
+        if missing and not piece.expires:
+            raise CorruptData(f"{missing} of {piece.count} staged records for {piece.topic} cannot be read back from {_name(piece.log)}")
+        return writes
+
+
+def _name(log: int) -> str:
+    return f"{_PREFIX}{log}"
+
+
+def _drafts(log: int, held: Sequence[Held], bytes_max: int) -> Iterator[tuple[SpilledBatch, list[Held]]]:
+    """Pieces of a good size, without their offsets. Only the order within a partition counts, so those of one partition lie together."""
+    by_place = sorted(held, key=lambda one: (one.write.topic, one.write.partition))
+    for (topic, partition, is_timed), alike in groupby(by_place, key=_kind):
+        ones, size = list[Held](), 0
+        for one in alike:
+            ones.append(one)
+            size += one.memory_bytes
+            if size >= bytes_max:
+                yield _draft(log, topic, partition, is_timed, ones), ones
+                ones, size = [], 0
+        if ones:
+            yield _draft(log, topic, partition, is_timed, ones), ones
+
+
+def _kind(one: Held) -> tuple[str, int, bool]:
+    return one.write.topic, one.write.partition, batch_of(one.write).timestamps is not None
+
+
+def _draft(log: int, topic: str, partition: int, is_timed: bool, ones: Sequence[Held]) -> SpilledBatch:
+    record_batches = [batch_of(one.write) for one in ones]
+    memory_bytes, expires = sum(one.memory_bytes for one in ones), any(record_batch.expiries is not None for record_batch in record_batches)
+    return SpilledBatch(log, 0, sum(map(len, record_batches)), topic, partition, memory_bytes, is_timed, expires)
+
+
+def _at(piece: SpilledBatch, offset: int) -> SpilledBatch:
+    return SpilledBatch(piece.log, offset, piece.count, piece.topic, piece.partition, piece.memory_bytes, piece.is_timed, piece.expires)
+
+
+def _until(batch: Batch, end: int) -> Batch:
+    """The front of the batch whose offsets are below `end`."""
+    if batch.next_offset <= end:
+        return batch
+    return batch.window(0, sum(offset < end for offset in batch.offsets()))
+
+
+def _run(batch: Batch, is_timed: bool) -> AnyBatch:
+    record_batch = batch.column_batch()
+    return (
+        record_batch if is_timed else ColumnBatch(record_batch.values, record_batch.keys, record_batch.headers, None, record_batch.expiries)
+    )

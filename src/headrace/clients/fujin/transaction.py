@@ -1,0 +1,82 @@
+"""A transaction over Fujin: several records, for any topics, that all become visible at once or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+
+from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
+from headrace.clients.fujin.streams import WriterStream
+from headrace.clients.messages import Receipt
+from headrace.records import Headers
+from headrace.wire.fujin import Request, WriteForm, encode
+
+
+class Transaction:
+    """Made by `FujinClient.transaction`. Committed when the block ends well, rolled back when it does not.
+
+    It lives on one connection: when that is lost, everything fails with `NotSent`, since nothing of it was kept; only a COMMIT whose
+    answer did not come fails with `OutcomeUnknown`.
+    """
+
+    def __init__(self, open: Callable[[], Awaitable[WriterStream]], form: WriteForm) -> None:
+        self._open, self._form = open, form
+        self._stream: WriterStream | None = None
+        self._count = 0
+
+    async def __aenter__(self) -> Transaction:
+        self._stream = await self._open()
+        await self._step(Request.BEGIN)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        stream = self._writer()
+        try:
+            if failure is None:
+                await self._commit(stream)
+            elif stream.is_open:
+                await self._step(Request.ROLLBACK)
+        except NotSent:
+            if failure is None:
+                raise
+        finally:
+            self._stream = None
+            stream.leave()
+
+    async def publish(self, topic: str, value: bytes, *, headers: Headers = ()) -> Receipt:
+        """Returns when the broker has it in hand; it is kept when the transaction is committed."""
+        await self.publish_many(topic, [value], headers=headers)
+        return Receipt(topic)
+
+    async def publish_many(self, topic: str, values: Sequence[bytes], *, headers: Headers = ()) -> int:
+        """The same for many; `headers` are given to each."""
+        stream = self._writer()
+        self._count += len(values)
+        try:
+            await asyncio.gather(*(self._write(stream, topic, value, headers) for value in values))
+        except OutcomeUnknown:
+            raise NotSent(self._count) from None
+        return len(values)
+
+    async def _write(self, stream: WriterStream, topic: str, value: bytes, headers: Headers) -> None:
+        await stream.ask(lambda cid: encode.writes(topic, [cid], [value], [headers] if headers else None, form=self._form))
+
+    async def _commit(self, stream: WriterStream) -> None:
+        if not stream.is_open:
+            raise NotSent(self._count)
+        try:
+            await stream.ask(lambda cid: encode.transact(Request.COMMIT, cid))
+        except OutcomeUnknown:
+            raise OutcomeUnknown(self._count) from None
+
+    async def _step(self, request: Request) -> None:
+        try:
+            await self._writer().ask(lambda cid: encode.transact(request, cid))
+        except OutcomeUnknown:
+            raise NotSent(self._count) from None
+
+    def _writer(self) -> WriterStream:
+        if self._stream is None:
+            raise ClientClosed("the transaction has ended")
+        return self._stream

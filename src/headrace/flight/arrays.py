@@ -1,0 +1,231 @@
+"""Arrow's binary arrays as numpy sees them: lengths, hashes and blobs of whole columns at once, no Python for a single record."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import InvalidRequest, LimitExceeded
+from headrace.limits import FLIGHT_UNPACKED_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+_FNV_BASIS: Final = 0x811C9DC5
+_FNV_PRIME: Final = 0x01000193
+_LANES_WORTHWHILE: Final = 64
+"""Below this many keys, a step of numpy costs more than hashing their bytes one by one."""
+_EMPTY: Final = np.zeros(0, np.uint8)
+
+
+class Binary:
+    """A binary column without its offset: `ends` has one entry more than there are items, `valid` is None where nothing is null.
+
+    The bytes of a null are undefined in Arrow; here they are none.
+    """
+
+    __slots__ = ("content", "ends", "valid")
+
+    def __init__(self, array: pa.Array) -> None:
+        self.valid: npt.NDArray[np.bool_] | None = None
+        if array.null_count:
+            self.valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+            array = pc.fill_null(array, b"")
+        _, ends, content = array.buffers()
+        count = len(array)
+        self.ends: Int64s = (
+            np.zeros(count + 1, np.int64) if ends is None else np.frombuffer(ends, np.int32, count + 1, array.offset * 4).astype(np.int64)
+        )
+        self.content: Bytes = _EMPTY if content is None else np.frombuffer(content, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @property
+    def lengths(self) -> Int64s:
+        return np.diff(self.ends)
+
+
+def checked(array: pa.Array, name: str) -> pa.Array:
+    """A column that came from a stranger. Arrow reads messages without looking at what is in them, and everything else trusts offsets,
+    views and indices to lie inside of their buffers: with those that do not, it reads the memory of the broker, or ends it.
+
+    Raises `InvalidRequest`, naming the column, and `LimitExceeded` where it is small only as long as nobody unpacks it.
+    """
+    try:
+        array.validate(full=True)
+    except pa.ArrowException as failure:
+        raise InvalidRequest(f"column {name!r} is damaged: {str(failure)[:200]}") from None
+    if (size_bytes := _unpacked_bytes(array)) > FLIGHT_UNPACKED_BYTES_MAX:
+        raise LimitExceeded(
+            f"column {name!r} takes {size_bytes} bytes unpacked, more than {FLIGHT_UNPACKED_BYTES_MAX}; send it in smaller record batches"
+        )
+    return array
+
+
+def texts_as_bytes(array: pa.Array) -> pa.Array:
+    """The same buffers: where nobody asks whether it is text, nobody need look."""
+    if pa.types.is_string(array.type):
+        return array.view(pa.binary())
+    return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array
+
+
+def _unpacked_bytes(array: pa.Array) -> int:
+    """What the items take that may be there once and meant many times; 0 for all others. The array has been checked."""
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _unpacked_bytes(array.flatten())
+    if pa.types.is_struct(kind):
+        return sum(_unpacked_bytes(array.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_dictionary(kind):
+        if not _is_bytes(kind.value_type) or pa.types.is_null(kind.value_type):
+            return 0
+        items, places = array.dictionary, array.indices.drop_null()
+        return int(_lengths(items)[places.to_numpy(zero_copy_only=False)].sum()) if len(places) else 0
+    if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+        return int(_lengths(array).sum())
+    return 0
+
+
+def _lengths(array: pa.Array) -> Int64s:
+    if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
+        # A view is 16 bytes, and the first four say how long it is; those of nulls say nothing.
+        views = array.buffers()[1]
+        lengths = np.frombuffer(views, np.int32)[array.offset * 4 : (array.offset + len(array)) * 4 : 4].astype(np.int64)
+        return np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), lengths, 0) if array.null_count else lengths
+    found: Int64s = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def as_binary(array: pa.Array, name: str) -> pa.Array:
+    """Texts and bytes of whatever layout as plain `binary`. Raises `InvalidRequest`, naming the column."""
+    kind = array.type
+    if kind == pa.binary():
+        return array
+    if pa.types.is_dictionary(kind):
+        return as_binary(cast(array, kind.value_type, name), name)
+    if not _is_bytes(kind):
+        raise InvalidRequest(f"column {name!r} is {kind}; expected binary or string")
+    return cast(array, pa.binary(), name)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    is_known = (
+        pa.types.is_binary,
+        pa.types.is_string,
+        pa.types.is_large_binary,
+        pa.types.is_large_string,
+        pa.types.is_binary_view,
+        pa.types.is_string_view,
+        pa.types.is_fixed_size_binary,
+        pa.types.is_null,
+    )
+    return any(known(kind) for known in is_known)
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether `as_binary` takes it."""
+    return _is_bytes(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    """Raises `InvalidRequest`, naming the column."""
+    try:
+        return array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError) as failure:
+        raise InvalidRequest(f"column {name!r} cannot be read as {kind}: {str(failure)[:200]}") from None
+
+
+def fnv1a(keys: Binary) -> npt.NDArray[np.uint32]:
+    """The 32-bit FNV-1a hash of each key: all keys move on by one byte at a time, longest first, so that those at their end fall off."""
+    lengths = keys.lengths
+    order = np.argsort(-lengths, kind="stable")
+    starts, sizes = keys.ends[:-1][order], lengths[order]
+    state = np.full(len(order), _FNV_BASIS, np.uint32)
+    prime = np.uint32(_FNV_PRIME)
+    longest = int(sizes[0]) if len(sizes) else 0
+    position = 0
+    while position < longest:
+        count = int(np.searchsorted(-sizes, -position))  # those longer than `position`
+        if count < _LANES_WORTHWHILE:
+            _finish(state[:count], keys.content, starts[:count] + position, sizes[:count] - position)
+            break
+        state[:count] ^= keys.content[starts[:count] + position]
+        state[:count] *= prime
+        position += 1
+    hashes = np.empty_like(state)
+    hashes[order] = state
+    return hashes
+
+
+def _finish(state: npt.NDArray[np.uint32], content: Bytes, starts: Int64s, sizes: Int64s) -> None:
+    for index, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        hashed = int(state[index])
+        for byte in content[start : start + size].tobytes():
+            hashed = (hashed ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+        state[index] = hashed
+
+
+def header_blobs(array: pa.Array) -> Binary | None:
+    """A `list<struct<key: string, value: binary>>` column as the log keeps headers; None if no record has any.
+
+    Raises `InvalidRequest` for a header without a name, `LimitExceeded` for too many or too large ones.
+    """
+    if array.null_count:
+        array = pc.fill_null(array, pa.scalar([], array.type)) if len(array) else array
+    counts: Int64s = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    if not counts.any():
+        return None
+    pairs = array.flatten()
+    if pairs.null_count or pairs.field(0).null_count:
+        raise InvalidRequest("column 'headers' has a header without a name")
+    names, values = (Binary(as_binary(pairs.field(index), "headers")) for index in (0, 1))
+    if int(counts.max()) > HEADERS_MAX:
+        raise LimitExceeded(f"a record of {int(counts.max())} headers exceeds the limit of {HEADERS_MAX}")
+    carried = _sums(names.lengths + values.lengths, counts)
+    if int(carried.max()) > HEADERS_BYTES_MAX:
+        raise LimitExceeded(f"headers of {int(carried.max())} bytes exceed the limit of {HEADERS_BYTES_MAX} bytes")
+    return _blobs(counts, names, values, carried)
+
+
+def _sums(sizes: Int64s, counts: Int64s) -> Int64s:
+    """The sum of each stretch of `sizes`, where the stretches have these lengths."""
+    totals = np.concatenate([[0], np.cumsum(sizes)])
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    summed: Int64s = totals[ends[1:]] - totals[ends[:-1]]
+    return summed
+
+
+def _blobs(counts: Int64s, names: Binary, values: Binary, carried: Int64s) -> Binary:
+    """u16 count, then for each header u16 + name, u32 + value; nothing at all for a record without headers."""
+    sizes = np.where(counts > 0, 2 + 6 * counts + carried, 0)
+    ends: Int64s = np.concatenate([[0], np.cumsum(sizes)])
+    blob = np.zeros(int(ends[-1]), np.uint8)
+    has = counts > 0
+    _put_number(blob, ends[:-1][has], counts[has], 2)
+    pair_sizes = 6 + names.lengths + values.lengths
+    before = np.concatenate([[0], np.cumsum(pair_sizes)])[:-1]
+    owner = np.repeat(np.arange(len(counts)), counts)
+    firsts = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    places = ends[:-1][owner] + 2 + before - before[firsts[owner]]
+    _put_number(blob, places, names.lengths, 2)
+    _put_items(blob, places + 2, names)
+    _put_number(blob, places + 2 + names.lengths, values.lengths, 4)
+    _put_items(blob, places + 6 + names.lengths, values)
+    made = Binary.__new__(Binary)
+    made.ends, made.content, made.valid = ends, blob, None
+    return made
+
+
+def _put_number(blob: Bytes, places: Int64s, numbers: Int64s, size: int) -> None:
+    for byte in range(size):
+        blob[places + byte] = (numbers >> (8 * byte)) & 0xFF
+
+
+def _put_items(blob: Bytes, places: Int64s, items: Binary) -> None:
+    lengths: Any = items.lengths
+    steps = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    blob[np.repeat(places, lengths) + steps] = items.content[np.repeat(items.ends[:-1], lengths) + steps]

@@ -1,0 +1,176 @@
+"""From batches of the log to Arrow record batches.
+
+Keys and values are laid out in a batch as Arrow lays them out, so they are wrapped where they lie; a window of a batch is a slice.
+Offsets and timestamps are made or wrapped by numpy. Only headers cost Python for each record, and only when somebody asks for them.
+Batches of a few records each are joined, because a message costs as much as some thousand rows; large ones are sliced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.engine.contract import Batch
+from headrace.flight.arrays import Int64s
+from headrace.flight.request import HEADERS, READ_SCHEMA, TIMESTAMP, encode_place, stored_schema
+from headrace.limits import BATCH_BYTES_MAX, FLIGHT_BATCH_BYTES_TARGET
+from headrace.records import NEVER, Headers
+
+assert BATCH_BYTES_MAX < 1 << 31, "a column of one batch never needs 64-bit offsets"
+_JOIN_BYTES: Final = 1 << 20
+"""A piece that is at least so large is sent as it is: joining would copy it, and saves nothing."""
+_JOIN_ROWS: Final = 8_192
+_MS: Final = 1_000
+_TIME_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999 in Unix ms. Any protocol takes later ones, but they may not fit into microseconds, nor into anybody's calendar."""
+
+
+class Arrows:
+    """Turns batches into record batches of some columns, none with more than `rows_max` rows or much more than the target size."""
+
+    def __init__(self, columns: tuple[str, ...], rows_max: int, bytes_max: int = FLIGHT_BATCH_BYTES_TARGET) -> None:
+        self.schema = stored_schema(columns)
+        self._columns = columns
+        self._rows_max, self._bytes_max = rows_max, bytes_max
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self._pending_bytes = self._next_offset = 0
+
+    def feed(self, batches: Iterable[Batch], now: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """What can be sent now, each with the place to read on at. Small ends are kept for the next call. What has expired by `now` (Unix
+        ms) is left out."""
+        for batch in batches:
+            for part in self._parts(batch):
+                # Of a whole batch the header says about how large it is; looking at its columns costs more than a small one is worth.
+                size_bytes = part.header.raw_size if len(part) == part.header.count else part.size_bytes
+                yield from self._take(self._living(part, now), size_bytes, part.next_offset)
+
+    def flush(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """What is left."""
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._pending_rows = self._pending_bytes = 0
+            yield pending[0] if len(pending) == 1 else self._joined(pending), encode_place(self._next_offset)
+
+    def _take(self, piece: pa.RecordBatch, size_bytes: int, next_offset: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        rows = piece.num_rows
+        if not rows:
+            return
+        if self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
+            yield from self.flush()
+        self._pending.append(piece)
+        self._pending_rows += rows
+        self._pending_bytes += size_bytes
+        self._next_offset = next_offset
+        if self._pending_rows >= min(_JOIN_ROWS, self._rows_max) or self._pending_bytes >= _JOIN_BYTES:
+            yield from self.flush()
+
+    def _parts(self, batch: Batch) -> Iterator[Batch]:
+        """The batch in windows that respect the bounds; a single record may be larger than they are."""
+        if 0 < len(batch) <= self._rows_max and batch.header.raw_size <= self._bytes_max:
+            yield batch
+            return
+        while len(batch):
+            count = min(max(batch.fitting(self._bytes_max), 1), self._rows_max)
+            if count >= len(batch):
+                yield batch
+                return
+            yield batch.window(0, count)
+            batch = batch.window(count, len(batch))
+
+    def _joined(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+        arrays = [pa.concat_arrays([piece.column(index) for piece in pieces]) for index in range(len(self._columns))]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _living(self, batch: Batch, now: int) -> pa.RecordBatch:
+        """The records of the window that have time to live."""
+        wrapped = self._wrap(batch)
+        expiries = batch.expiry_buffer()
+        if expiries is None:
+            return wrapped
+        times = np.frombuffer(expiries, np.int64)[batch.start : batch.stop]
+        living = (times == NEVER) | (times > now)
+        return wrapped if living.all() else wrapped.filter(pa.array(living))
+
+    def _wrap(self, batch: Batch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([_COLUMNS[name](batch) for name in self._columns], schema=self.schema)
+
+
+def _binary(buffers: tuple[memoryview, memoryview, memoryview | None], batch: Batch) -> pa.Array:
+    offsets, content, validity = buffers
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(batch),
+        [None if validity is None else pa.py_buffer(validity), pa.py_buffer(offsets), pa.py_buffer(content)],
+        offset=batch.start,
+    )
+
+
+@lru_cache(64)
+def _nulls(count: int, name: str) -> pa.Array:
+    return pa.nulls(count, READ_SCHEMA.field(name).type)
+
+
+def _values(batch: Batch) -> pa.Array:
+    return _binary(batch.value_buffers(), batch)
+
+
+def _keys(batch: Batch) -> pa.Array:
+    buffers = batch.key_buffers()
+    return _nulls(len(batch), "key") if buffers is None else _binary(buffers, batch)
+
+
+def offsets_of(batch: Batch) -> Int64s:
+    base, deltas = batch.header.base_offset, batch.delta_buffer()
+    if deltas is None:
+        return np.arange(base + batch.start, base + batch.stop, dtype=np.int64)
+    return np.frombuffer(deltas, np.uint32)[batch.start : batch.stop].astype(np.int64) + base
+
+
+def _offsets(batch: Batch) -> pa.Array:
+    return pa.array(offsets_of(batch))
+
+
+def _timestamps(batch: Batch) -> pa.Array:
+    known = batch.timestamp_buffer()
+    if known is None:
+        times = np.full(len(batch), min(batch.header.min_timestamp, _TIME_MAX) * _MS, dtype=np.int64)
+    else:
+        times = np.minimum(np.frombuffer(known, np.int64)[batch.start : batch.stop], _TIME_MAX) * _MS
+    return pa.Array.from_buffers(TIMESTAMP, len(batch), [None, pa.py_buffer(times)])
+
+
+def _headers(batch: Batch) -> pa.Array:
+    rows = batch.headers()
+    if rows is None:
+        return _nulls(len(batch), "headers")
+    return headers_array(rows)
+
+
+def headers_array(rows: list[Headers]) -> pa.Array:
+    """A list of pairs for each record; null where it has none."""
+    pairs = [pair for row in rows for pair in row]
+    ends = pa.array(list(accumulate(map(len, rows), initial=0)), pa.int32())
+    entries = pa.StructArray.from_arrays(
+        [pa.array([name for name, _ in pairs], pa.string()), pa.array([value for _, value in pairs], pa.binary())], ["key", "value"]
+    )
+    return pa.ListArray.from_arrays(ends, entries, type=HEADERS, mask=pa.array([not row for row in rows], pa.bool_()))
+
+
+_COLUMNS: Final = {"key": _keys, "value": _values, "offset": _offsets, "timestamp": _timestamps, "headers": _headers}
+
+
+def below(batches: list[Batch], stop: int) -> list[Batch]:
+    """The records of a read with offsets below `stop`."""
+    kept: list[Batch] = []
+    for batch in batches:
+        if not len(batch) or batch.first_offset >= stop:
+            continue
+        if batch.next_offset > stop:
+            batch = batch.window(0, int(np.searchsorted(offsets_of(batch), stop)))
+        kept.append(batch)
+    return kept

@@ -1,0 +1,308 @@
+"""The Flight server: tickets, commands and actions become verbs of the broker.
+
+    Flight thread ── Bridge ──► loop: broker.fetch ──► batches ──► Flight thread: wrap, send     (DoGet, one chunk read ahead)
+    Flight thread: record batch ──► runs ── Bridge ──► loop: broker.publish ──► durable          (DoPut, a window of bytes in flight)
+
+gRPC has one thread for each call and its own flow control: a reader that does not read stops the generator here, a writer that floods is
+not read while its window is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from headrace.broker.authorizer import Principal
+from headrace.broker.broker import Broker
+from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, UnknownTopic
+from headrace.flight import request
+from headrace.flight.actions import Verbs
+from headrace.flight.bridge import Bridge
+from headrace.flight.calls import Call, Calls
+from headrace.flight.errors import flight_error
+from headrace.flight.login import MIDDLEWARE
+from headrace.flight.puts import AppendPut, Handles, LettersPut, Put, StagePut, share
+from headrace.flight.reading import Arrows, below
+from headrace.flight.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
+from headrace.flight.writing import Target
+from headrace.limits import FLIGHT_READ_AHEAD_BYTES
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_ENDPOINTS: Final = 8
+"""Into how many ranges GetFlightInfo divides a partition at most."""
+_ENDPOINT_ROWS_MIN: Final = 100_000
+
+
+class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """`who` says who the caller of a call is; `calls` are counted by the middleware."""
+
+    def __init__(
+        self,
+        location: str,
+        broker: Broker,
+        bridge: Bridge,
+        who: Callable[[flight.ServerCallContext], Principal],
+        calls: Calls,
+        **options: Any,
+    ) -> None:
+        self._broker, self._bridge, self._who = broker, bridge, who
+        self._verbs = Verbs(broker, bridge)
+        self._turns = itertools.count()
+        self._handles = Handles()
+        self.calls = calls
+        super().__init__(location, **options)
+
+    # What there is
+
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        """One for each partition of each topic that the caller may see; `criteria` is what their names begin with."""
+        with self._call(context) as who:
+            prefix = bytes(criteria or b"").decode(errors="replace")
+            return iter(self._bridge.wait(lambda: self._flights(who, prefix)))
+
+    async def _flights(self, who: Principal, prefix: str) -> list[flight.FlightInfo]:
+        flights: list[flight.FlightInfo] = []
+        for topic in self._broker.topics(who):
+            if not topic.name.startswith(prefix):
+                continue
+            try:
+                flights += [self._flight(who, topic.name, partition) for partition in range(topic.partitions)]
+            except UnknownTopic:
+                pass  # it has gone since
+            await asyncio.sleep(0)  # there may be thousands, and others want the loop
+        return flights
+
+    def _flight(self, who: Principal, topic: str, partition: int) -> flight.FlightInfo:
+        bounds = self._broker.bounds(who, topic, partition)
+        size = self._broker.size_bytes(who, topic, partition)
+        descriptor = flight.FlightDescriptor.for_path(topic, str(partition))
+        return flight.FlightInfo(stored_schema(request.STORED), descriptor, [], bounds.end - bounds.first, size)
+
+    def get_flight_info(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        with self._call(context) as who:
+            wanted = _ranges(descriptor)
+            schema = stored_schema(check_stored(wanted[0].columns))
+            return self._bridge.wait(lambda: self._info(who, descriptor, wanted[0], len(wanted) > 1, schema))
+
+    async def _info(
+        self, who: Principal, descriptor: flight.FlightDescriptor, wanted: Range, whole_topic: bool, schema: pa.Schema
+    ) -> flight.FlightInfo:
+        topic = self._broker.topic(who, wanted.topic)
+        places = range(topic.partitions) if whole_topic else [wanted.partition]
+        endpoints: list[flight.FlightEndpoint] = []
+        rows = size = 0
+        for partition in places:
+            bounds = self._broker.bounds(who, topic.name, partition)
+            start, stop = _bounded(wanted, bounds.first, bounds.end)
+            held = bounds.end - bounds.first
+            rows += stop - start
+            size += self._broker.size_bytes(who, topic.name, partition) * (stop - start) // held if held else 0
+            parts = max(1, min(_ENDPOINTS, (stop - start) // _ENDPOINT_ROWS_MIN))
+            for begin, end in await self._verbs.split(who, topic.name, partition, start, stop, parts):
+                ticket = Range(topic.name, partition, begin, end, wanted.columns, wanted.rows_max)
+                endpoints.append(flight.FlightEndpoint(encode(ticket), []))
+        return flight.FlightInfo(schema, descriptor, endpoints, rows, size)
+
+    # Reading
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with self._call(context) as who:
+            wanted = decode(ticket.ticket, Range, "ticket")
+            columns = check_stored(wanted.columns)
+            bounds = self._bridge.call(lambda: self._checked_bounds(who, wanted))
+            start, stop = _bounded(wanted, bounds[0], bounds[1])
+            arrows = Arrows(columns, wanted.rows_max)
+            reading = _Call(self.calls, context, lambda: who, carries_rows=True)
+            return flight.GeneratorStream(arrows.schema, self._rows(reading, wanted, start, stop, arrows))
+
+    def _checked_bounds(self, who: Principal, wanted: Range) -> tuple[int, int]:
+        self._broker.check_reads(who, wanted.topic)
+        bounds = self._broker.bounds(who, wanted.topic, wanted.partition)
+        return bounds.first, bounds.end
+
+    def _rows(self, call: _Call, wanted: Range, position: int, stop: int, arrows: Arrows) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """Runs on the thread of the call, as far as its reader keeps up; one chunk is read ahead."""
+
+        def fetch(who: Principal, offset: int) -> Any:
+            return self._bridge.start(
+                lambda: self._broker.fetch(
+                    who, wanted.topic, wanted.partition, offset, bytes_max=FLIGHT_READ_AHEAD_BYTES, with_expired=True
+                )
+            )
+
+        coming = None
+        with call as who:
+            try:
+                coming = fetch(who, position) if position < stop else None
+                while coming is not None:
+                    fetched = self._bridge.result(coming, None)
+                    coming = fetch(who, fetched.next_offset) if fetched.next_offset < stop else None
+                    yield from call.sent(arrows.feed(below(fetched.batches, stop), self._broker.now))
+                yield from call.sent(arrows.flush())
+            finally:
+                if coming is not None:
+                    coming.cancel()
+
+    # Writing
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        call = self._call(context, carries_rows=True)
+        with call as who, self._put(who, _command(descriptor), reader.schema) as put:
+            for chunk in call.received(reader):
+                put.take(chunk)
+            if context.is_cancelled():  # the rows of a caller that has gone end like those of one that is done
+                raise _gone()
+            answer = encode(put.finish())
+            try:
+                writer.write(answer)
+            except OSError:
+                raise _gone() from None
+
+    def _put(self, who: Principal, asked: request.Put, schema: pa.Schema) -> Put:
+        """Rows are received, and unpacked where they are compressed, for nobody who may not put them there."""
+        if asked.topic is not None:
+            self._bridge.call(lambda: self._check_may_put(who, asked))
+        if isinstance(asked, Append):
+            return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)), self._window)
+        if isinstance(asked, Stage):
+            target = Target(asked.topic, None, next(self._turns))
+            return StagePut(self._bridge, self._broker, who, schema, target, self._window, asked, self._handles)
+        return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
+
+    def _check_may_put(self, who: Principal, asked: request.Put) -> None:
+        assert asked.topic is not None
+        self._broker.topic(who, asked.topic)
+        if isinstance(asked, request.Letters):
+            self._broker.check_reads(who, asked.topic)
+        else:
+            self._broker.check_ready(who, asked.topic, ())
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Said in words: `pyarrow` answers what is not there with a traceback."""
+        with self._call(context):
+            raise InvalidRequest("DoExchange is not spoken here; there are DoGet and DoPut")
+
+    def _window(self) -> int:
+        """Readers are counted with the writers: theirs is memory too."""
+        return share(self.calls.carriers_under_way)
+
+    # Verbs
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        with self._call(context):
+            return [(name, (kind.__doc__ or "").strip()) for name, kind in request.ACTIONS.items()]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
+        with self._call(context) as who:
+            body = b"" if action.body is None else action.body.to_pybytes()
+            return iter([encode(self._verbs.answer(who, action.type, body))])
+
+    def _call(self, context: flight.ServerCallContext, *, carries_rows: bool = False) -> _Call:
+        return _Call(self.calls, context, lambda: self._who(context), carries_rows=carries_rows)
+
+
+class _Call:
+    """A call that the middleware has counted, and will count out. What the broker raises inside leaves as a Flight error, and a defect of
+    ours as one that tells a stranger nothing of our inside."""
+
+    def __init__(self, calls: Calls, context: flight.ServerCallContext, who: Callable[[], Principal], *, carries_rows: bool) -> None:
+        self._calls, self._peer, self._who, self._carries_rows = calls, context.peer(), who, carries_rows
+        self._call: Call = context.get_middleware(MIDDLEWARE).call
+
+    def __enter__(self) -> Principal:
+        self._calls.opened(self._call, self._peer, carries_rows=self._carries_rows)
+        try:
+            return self._who()
+        except BrokerError as error:
+            raise flight_error(error) from None
+
+    def sent(self, rows: Iterable[T]) -> Iterator[T]:
+        """It is the peer's turn until the next is asked for."""
+        for one in rows:
+            self._call.peers_turn()
+            yield one
+            self._call.our_turn()
+
+    def received(self, reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """It is the peer's turn until the next has come. Raises `InvalidRequest`."""
+        while True:
+            self._call.peers_turn()
+            try:
+                batch = reader.read_chunk().data
+            except StopIteration:
+                return
+            except pa.ArrowException as failure:
+                raise InvalidRequest(f"the rows of a put cannot be read: {str(failure)[:200]}") from None
+            finally:
+                self._call.our_turn()
+            if batch is not None:
+                yield batch
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(failure, BrokerError):
+            raise flight_error(failure) from None
+        if isinstance(failure, Exception) and not isinstance(failure, flight.FlightError):
+            _log.error("defect: a call of the Flight endpoint failed", exc_info=failure)
+            raise flight.FlightInternalError("internal: the broker has met a defect; its log says more") from None
+
+
+def _path(descriptor: flight.FlightDescriptor) -> list[str]:
+    try:
+        return [part.decode() for part in descriptor.path]
+    except UnicodeDecodeError:
+        raise InvalidRequest("a path must be UTF-8") from None
+
+
+def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
+    """What a descriptor means: one range, or (two, to say so) all partitions of a topic."""
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return [decode(descriptor.command, Range, "command")]
+    path = _path(descriptor)
+    if len(path) == 1:
+        whole = decode(encode({"topic": path[0]}), Range, "path")
+        return [whole, whole]
+    if len(path) == 2 and path[1].isascii() and path[1].isdigit() and len(path[1]) < 10 and path[1] == str(int(path[1])):
+        return [decode(encode({"topic": path[0], "partition": int(path[1])}), Range, "path")]
+    raise InvalidRequest("a path is [topic] or [topic, partition]")
+
+
+def _gone() -> flight.FlightError:
+    return flight.FlightCancelledError("the caller has gone")
+
+
+def _command(descriptor: flight.FlightDescriptor) -> request.Put:
+    if descriptor.descriptor_type == flight.DescriptorType.CMD:
+        return decode_put(descriptor.command)
+    wanted = _ranges(descriptor)
+    return Append(wanted[0].topic, None if len(wanted) > 1 else wanted[0].partition)
+
+
+def _bounded(wanted: Range, first: int, end: int) -> tuple[int, int]:
+    """The range with its open ends filled in. Raises `OffsetOutOfRange`, `InvalidRequest`."""
+    start = first if wanted.start is None else wanted.start
+    stop = end if wanted.stop is None else wanted.stop
+    if wanted.stop is not None and start > stop:
+        raise InvalidRequest(f"a range cannot end at {stop} before it starts at {start}")
+    if not first <= start <= end or stop > end:
+        raise OffsetOutOfRange(wanted=stop if first <= start <= end else start, first=first, end=end)
+    return start, stop

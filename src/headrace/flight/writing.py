@@ -1,0 +1,268 @@
+"""From Arrow record batches to runs of the log, whole columns at a time.
+
+    record batch ─ columns cast ─ partition of each row ─ rows of one partition side by side (one `take`) ─ cut at the batch size ─ runs
+
+A row's partition is what its `partition` says, else what its key says (the same FNV-1a as for every other protocol), else the put's turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge, UnknownPartition
+from headrace.flight.arrays import Binary, Int64s, as_binary, cast, checked, fnv1a, header_blobs, is_bytes, texts_as_bytes
+from headrace.flight.request import HEADERS
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, FLIGHT_PUT_ROWS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.records import Column, ColumnBatch
+
+_STORED: Final = ("key", "value", "headers", "timestamp")
+COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp", "topic")
+_EXPECTED: Final = {
+    "key": "binary or string",
+    "value": "binary or string",
+    "topic": "string",
+    "headers": "list<struct<key: string, value: binary>>",
+    "partition": "an integer",
+    "timestamp": "a timestamp",
+}
+_MILLIS_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One batch's worth of records, and where it goes."""
+
+    topic: str
+    partition: int
+    batch: ColumnBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the rows of a put go unless they say it themselves."""
+
+    topic: str | None
+    """None: a column says."""
+    partition: int | None
+    turn: int
+    """Where rows without a key go, counted over all partitions."""
+
+
+class Cutter:
+    """Checks the schema of a put once, then turns each of its record batches into pieces. `partitions` asks how many a topic has."""
+
+    def __init__(self, schema: pa.Schema, target: Target, partitions: Callable[[str], int]) -> None:
+        _check(schema, target)
+        self._names = column_names(schema)
+        self._target = target
+        self._partitions = partitions
+        self._known: dict[str, int] = {}
+        if target.topic is not None:
+            self._count(target.topic)
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
+        """In the order of the rows within each partition.
+
+        Raises `InvalidRequest`, `RecordTooLarge`, `LimitExceeded`, `UnknownPartition`.
+        """
+        if not batch.num_rows:
+            return
+        check_rows(batch)
+        columns = {name: _plain(batch.column(index), name) for index, name in enumerate(self._names)}
+        if self._target.topic is not None:
+            yield from self._of_topic(self._target.topic, columns)
+            return
+        topics = columns["topic"]
+        if topics.null_count:
+            raise InvalidRequest("column 'topic' is null in a row, and no topic is given for all")
+        coded = columns.pop("topic").dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        if len(names) == 1:
+            yield from self._of_topic(names[0], columns)
+            return
+        for code, rows in _side_by_side(coded.indices.to_numpy(), columns):
+            yield from self._of_topic(names[code], rows)
+
+    def _of_topic(self, topic: str, columns: dict[str, pa.Array]) -> Iterator[Chunk]:
+        places = self._places(topic, columns)
+        chosen = {name: array for name, array in columns.items() if name in _STORED}
+        if isinstance(places, int):
+            yield from _cut(topic, places, chosen)
+            return
+        for partition, part in _side_by_side(places, chosen):
+            yield from _cut(topic, partition, part)
+
+    def _places(self, topic: str, columns: dict[str, pa.Array]) -> int | npt.NDArray[np.int64]:
+        """The partition of each row, or of all of them."""
+        count = self._count(topic)
+        if self._target.partition is not None:
+            return _within(topic, self._target.partition, count)
+        given = columns.get("partition")
+        if given is not None and given.null_count < len(given):
+            return self._given_places(topic, count, given, columns.get("key"))
+        return self._keyed_places(count, columns.get("key"))
+
+    def _given_places(self, topic: str, count: int, given: pa.Array, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
+        lowest, highest = pc.min_max(given).as_py().values()
+        _within(topic, lowest, count)
+        _within(topic, highest, count)
+        if lowest == highest and not given.null_count:
+            return int(lowest)
+        otherwise = self._keyed_places(count, keys)
+        placed: npt.NDArray[np.int64] = pc.fill_null(given.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+        if given.null_count:
+            placed = np.where(pc.is_valid(given).to_numpy(zero_copy_only=False), placed, otherwise)
+        return placed
+
+    def _keyed_places(self, count: int, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
+        turn = self._target.turn % count
+        if count == 1 or keys is None or keys.null_count == len(keys):
+            return turn
+        column = Binary(keys)
+        _check_sizes(column, KEY_BYTES_MAX)  # before they are hashed, which takes as long as they are
+        places: npt.NDArray[np.int64] = (fnv1a(column) % np.uint32(count)).astype(np.int64)
+        return places if column.valid is None else np.where(column.valid, places, turn)
+
+    def _count(self, topic: str) -> int:
+        count = self._known.get(topic)
+        if count is None:
+            count = self._known[topic] = self._partitions(topic)
+        return count
+
+
+def _check(schema: pa.Schema, target: Target) -> None:
+    """Raises `InvalidRequest`, naming the column."""
+    names = column_names(schema)
+    for index, name in enumerate(names):
+        if name not in COLUMNS:
+            raise InvalidRequest(f"column {name[:60]!r} is not known; there are {', '.join(COLUMNS)}")
+        if name in names[:index]:
+            raise InvalidRequest(f"column {name!r} is there twice")
+        if not _fits(name, schema.field(index).type):
+            raise InvalidRequest(f"column {name!r} is {str(schema.field(index).type)[:200]}; expected {_EXPECTED[name]}")
+    if "value" not in names:
+        raise InvalidRequest("a column 'value' is needed")
+    if target.topic is None and "topic" not in names:
+        raise InvalidRequest("neither the request nor a column 'topic' says where the rows go")
+
+
+def column_names(schema: pa.Schema) -> list[str]:
+    """Return the names of the columns. Raises `InvalidRequest` for one that is not text: Arrow takes any bytes from the peer."""
+    try:
+        return list(schema.names)
+    except UnicodeDecodeError as failure:
+        raise InvalidRequest(f"the name of a column is not UTF-8: {failure.object[:60]!r}") from None
+
+
+def _fits(name: str, kind: pa.DataType) -> bool:
+    if name == "partition":
+        return bool(pa.types.is_integer(kind))
+    if name == "timestamp":
+        return bool(pa.types.is_timestamp(kind))
+    if name == "topic":
+        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_string_view(inner))
+    if name == "headers":
+        return _are_headers(kind)
+    return is_bytes(kind)
+
+
+def _are_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    pair = kind.value_type
+    try:
+        names = [pair.field(index).name for index in range(pair.num_fields)]
+    except UnicodeDecodeError:
+        return False
+    return names == ["key", "value"] and all(is_bytes(pair.field(index).type) for index in (0, 1))
+
+
+def _side_by_side(labels: npt.NDArray[Any], columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """The rows of each label, in their order: all are moved once, however many labels there are."""
+    order = np.argsort(labels, kind="stable")
+    picked, ordered = pa.array(order), labels[order]
+    moved = {name: array.take(picked) for name, array in columns.items()}
+    borders = (np.flatnonzero(np.diff(ordered)) + 1).tolist()
+    for start, stop in zip([0, *borders], [*borders, len(order)], strict=True):
+        yield int(ordered[start]), {name: array.slice(start, stop - start) for name, array in moved.items()}
+
+
+def _within(topic: str, partition: int, count: int) -> int:
+    if not 0 <= partition < count:
+        raise UnknownPartition(topic, partition)
+    return partition
+
+
+def check_rows(batch: pa.RecordBatch) -> None:
+    if batch.num_rows > FLIGHT_PUT_ROWS_MAX:
+        raise LimitExceeded(f"a record batch of {batch.num_rows} rows exceeds the limit of {FLIGHT_PUT_ROWS_MAX}")
+
+
+def _plain(array: pa.Array, name: str) -> pa.Array:
+    """The column in the one layout that everything below works on. Raises `InvalidRequest`, `LimitExceeded`."""
+    if name in ("value", "key"):
+        return as_binary(checked(texts_as_bytes(array), name), name)
+    array = checked(array, name)
+    if name == "timestamp":
+        return _times(array)
+    wanted = {"headers": HEADERS, "topic": pa.string()}.get(name, array.type)
+    return array if array.type == wanted else cast(array, wanted, name)
+
+
+def _times(array: pa.Array) -> pa.Array:
+    """Unix ms, rounded down."""
+    if array.null_count:
+        raise InvalidRequest("column 'timestamp' is null in a row; leave it out to have the broker's clock")
+    plain = array.cast(pa.int64())  # units since 1970 in UTC, whatever zone it is shown in
+    per_ms = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}[array.type.unit]
+    numbers = plain.to_numpy(zero_copy_only=False)
+    if per_ms[0] > 1 and len(numbers) and int(numbers.max()) > _MILLIS_MAX // per_ms[0]:
+        raise InvalidRequest("column 'timestamp' has a time that is too far ahead")
+    return pa.array(numbers * per_ms[0] // per_ms[1])
+
+
+def _cut(topic: str, partition: int, rows: dict[str, pa.Array]) -> Iterator[Chunk]:
+    """The rows of one partition as batches' worths: so many bytes, or one record that has more."""
+    values = Binary(rows["value"])
+    keys = Binary(rows["key"]) if "key" in rows and rows["key"].null_count < len(rows["key"]) else None
+    headers = header_blobs(rows["headers"]) if "headers" in rows else None
+    times: Int64s | None = rows["timestamp"].to_numpy() if "timestamp" in rows else None
+    _check_sizes(values, VALUE_BYTES_MAX)
+    total: Int64s = values.ends - values.ends[0]
+    for column in (keys, headers):
+        if column is not None:
+            total = total + (column.ends - column.ends[0])
+    if keys is not None:
+        _check_sizes(keys, KEY_BYTES_MAX)
+    start, count = 0, len(values)
+    while start < count:
+        stop = int(np.searchsorted(total, total[start] + BATCH_BYTES_TARGET, "right")) - 1
+        stop = min(max(stop, start + 1), start + BATCH_RECORDS_MAX, count)
+        record_batch = ColumnBatch(
+            _column(values, start, stop),
+            None if keys is None else _column(keys, start, stop),
+            None if headers is None else _column(headers, start, stop),
+            None if times is None else times[start:stop].tobytes(),
+        )
+        yield Chunk(topic, partition, record_batch)
+        start = stop
+
+
+def _check_sizes(column: Binary, bytes_max: int) -> None:
+    if int(column.ends[-1] - column.ends[0]) > bytes_max and (largest := int(column.lengths.max())) > bytes_max:
+        raise RecordTooLarge(size_bytes=largest, bytes_max=bytes_max)
+
+
+def _column(column: Binary, start: int, stop: int) -> Column:
+    begin, end = int(column.ends[start]), int(column.ends[stop])
+    offsets = (column.ends[start : stop + 1] - begin).astype(np.uint32)
+    validity = None if column.valid is None else np.packbits(column.valid[start:stop], bitorder="little").tobytes()
+    return Column(offsets.tobytes(), column.content[begin:end].tobytes(), validity)

@@ -1,0 +1,47 @@
+"""The Flight endpoint of a broker. Imported only where one is asked for: its libraries are an extra."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from headrace.access.access import Access
+from headrace.broker.broker import Broker
+from headrace.flight.connections import ConnectionLimits
+from headrace.flight.endpoint import Endpoint, EndpointSettings
+from headrace.server.config import Config
+
+
+class FlightEndpoints:
+    """Lanes on any number of addresses. Raises `OSError` for certificates that cannot be read.
+
+    gRPC keeps the certificates it was started with, and chooses the version of TLS by itself (1.2 or 1.3).
+    """
+
+    def __init__(self, broker: Broker, config: Config, access: Access, connections_max: int) -> None:
+        self._broker, self._access = broker, access
+        chosen = config.tls
+        self._settings = EndpointSettings(
+            principal=config.flight.principal,
+            certificate=_content(chosen.certificate),
+            key=_content(chosen.key),
+            client_ca=_content(chosen.client_ca),
+            connections=ConnectionLimits(connections_max, config.limits.connections_per_ip),
+        )
+
+    @property
+    def cover(self) -> str:
+        """How it is sealed, for the people who start it."""
+        return "TLS" if self._settings.certificate else ""
+
+    async def listen(self, host: str, port: int) -> Endpoint:
+        """Raises `OSError`: gRPC only says that it failed, so the address is tried before."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+        return await Endpoint.open(host, port, self._broker, self._access, self._settings)
+
+
+def _content(path: str) -> bytes:
+    return Path(path).read_bytes() if path else b""

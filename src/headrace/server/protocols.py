@@ -1,0 +1,168 @@
+"""Which protocols are served, and with which settings: the only place that names them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from headrace.access.access import Access
+from headrace.access.administration import Caller
+from headrace.access.policy import ANONYMOUS
+from headrace.broker.authorizer import Principal
+from headrace.broker.broker import Broker
+from headrace.broker.groups.subscriptions import SubscriptionBook
+from headrace.engine.contract import Engine
+from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
+from headrace.net.protocol import Peer, ServedProtocol
+from headrace.server.choices import AccessMode
+from headrace.server.config import TCP_PROTOCOLS, Config
+from headrace.sessions.blipmq.keys import api_keys
+from headrace.sessions.blipmq.session import BlipMqSession
+from headrace.sessions.blipmq.settings import BlipMqSettings
+from headrace.sessions.blipmq.subscriptions import Subscriptions
+from headrace.sessions.contract import FramedSession
+from headrace.sessions.figg.session import FiggSession, FiggSettings
+from headrace.sessions.flymq.access import FlyMqAccess
+from headrace.sessions.flymq.cluster import Node
+from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
+from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession, RustLogSettings
+from headrace.sessions.turns import Turns
+from headrace.wire import blipmq, figg, flymq, rustlog
+
+_LOGIN_PROTOCOLS: Final = {AccessMode.OPEN: frozenset({"blipmq"}), AccessMode.ENFORCED: frozenset({"blipmq", "flymq"})}
+
+
+def login_protocols(config: Config) -> frozenset[str]:
+    """Protocols behind which nobody can do anything without a secret."""
+    return _LOGIN_PROTOCOLS[config.access.mode]
+
+
+class Protocols:
+    """All protocols of a broker. Opened after it and closed before it.
+
+    `blipmq_keys` are API keys with the names of their owners; BlipMQ may be left out only if no listener offers it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        engine: Engine,
+        config: Config,
+        access: Access,
+        *,
+        clock: Callable[[], int],
+        blipmq_keys: Mapping[str, str],
+    ) -> None:
+        self._broker, self._config, self._access = broker, config, access
+        self._turns = Turns()
+        self._subscriptions = Subscriptions(broker, SubscriptionBook(engine, "blipmq"), clock=clock, settings=_blipmq_settings(config))
+        self._by_name = {protocol.name: protocol for protocol in (self._flymq(), self._rustlog(), self._blipmq(blipmq_keys), self._figg())}
+        assert tuple(self._by_name) == TCP_PROTOCOLS, "the configuration names the protocols there are"
+
+    async def open(self) -> None:
+        await self._subscriptions.open()
+
+    async def close(self) -> None:
+        await self._subscriptions.close()
+
+    def named(self, names: Sequence[str]) -> list[ServedProtocol]:
+        """These protocols, or all if none is named, the surest sniffer first."""
+        return [protocol for name, protocol in self._by_name.items() if not names or name in names]
+
+    def _figg(self) -> ServedProtocol:
+        settings = FiggSettings(
+            ack_each=self._config.figg.ack_each,
+            strict_version=self._config.figg.strict_version,
+            frame_bytes_max=self._config.limits.frame,
+            in_flight_bytes_max=self._config.limits.in_flight,
+            idle_seconds=self._config.limits.idle_timeout / 1000,
+        )
+
+        principal = self._config.figg.principal
+
+        def enter(visitor: Peer) -> FramedSession:
+            return FiggSession(self._broker, visitor, self._who(visitor, "figg", principal), settings, self._turns)
+
+        return ServedProtocol("figg", figg.sniff, enter, self._needs_login(principal))
+
+    def _rustlog(self) -> ServedProtocol:
+        chosen = self._config.limits
+        settings = RustLogSettings(
+            auto_create=self._config.rustlog.auto_create,
+            reply_bytes_max=max(chosen.output_buffer - OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES),
+            in_flight_bytes_max=chosen.in_flight,
+        )
+        commons, principal = RustLogCommons(settings, turns=self._turns), self._config.rustlog.principal
+
+        def enter(visitor: Peer) -> FramedSession:
+            return RustLogSession(visitor, self._broker, self._who(visitor, "rustlog", principal), commons)
+
+        return ServedProtocol("rustlog", rustlog.sniff, enter, self._needs_login(principal))
+
+    def _blipmq(self, keys: Mapping[str, str]) -> ServedProtocol:
+        configured = api_keys(keys)
+
+        def enter(visitor: Peer) -> FramedSession:
+            caller = Caller(Principal(ANONYMOUS, "blipmq"), host_of(visitor.peer))
+
+            def verify(key: bytes) -> Principal | None:
+                known = configured(key)
+                if known is not None:
+                    who: Principal | None = replace(known, address=caller.address)
+                else:
+                    who = self._access.verify_key(key.decode("utf-8", "replace"), caller)
+                return who if who is not None and self._keeps(visitor, who) else None
+
+            return BlipMqSession(visitor, self._broker, self._subscriptions, verify_key=verify)
+
+        return ServedProtocol("blipmq", blipmq.sniff, enter)
+
+    def _flymq(self) -> ServedProtocol:
+        chosen = self._config.flymq
+        dialect = flymq.Dialect(chosen.dialect.value)
+
+        def enter(visitor: Peer) -> FramedSession:
+            node = Node(address=chosen.advertise or visitor.local)
+            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(visitor, "flymq", ANONYMOUS)
+            access = FlyMqAccess(self._access, who, visitor.peer, lambda who: self._logged_in(visitor, who))
+            return FlyMqSession(visitor, self._broker, who, settings, access, self._turns)
+
+        return ServedProtocol("flymq", flymq.sniff, enter, self._needs_login(ANONYMOUS))
+
+    def _who(self, visitor: Peer, protocol: str, otherwise: str) -> Principal:
+        """Before a login, if the protocol knows one: a certificate tells who it is, or the configuration does."""
+        who = Principal(visitor.identity or otherwise, protocol, address=host_of(visitor.peer))
+        if visitor.identity is not None:
+            self._keeps(visitor, who)
+        return who
+
+    def _logged_in(self, visitor: Peer, who: Principal) -> str | None:
+        return visitor.logged_in(who.name, is_admin=self._access.is_admin(who))
+
+    def _keeps(self, visitor: Peer, who: Principal) -> bool:
+        """Count the connection for its user; one too many is closed."""
+        refusal = self._logged_in(visitor, who)
+        if refusal is not None:
+            visitor.close(refusal)
+        return refusal is None
+
+    def _needs_login(self, name: str) -> Callable[[], bool]:
+        return lambda: not self._access.allows_anything(name)
+
+
+def host_of(peer: str) -> str:
+    """Of `HOST:PORT`, and of a stream of it."""
+    return peer.rpartition(":")[0] or peer
+
+
+def _blipmq_settings(config: Config) -> BlipMqSettings:
+    chosen = config.blipmq
+    return BlipMqSettings(
+        retry_backoff_ms=chosen.retry_backoff,
+        max_retries=chosen.max_retries,
+        subscription_idle_ms=chosen.subscription_idle,
+        compat_silent_poll=chosen.silent_poll,
+        login_seconds=config.limits.handshake_timeout / 1000,
+        in_flight_bytes_max=config.limits.in_flight,
+    )

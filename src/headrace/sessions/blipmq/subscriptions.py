@@ -1,0 +1,351 @@
+"""BlipMQ subscriptions: what a SUBSCRIBE makes, and what POLL and ACK work on.
+
+They belong to no connection. Any connection of the same principal may poll a subscription by its id, and it is forgotten only
+after no open connection has used it for a while. There are two kinds:
+
+- QoS 1 is a settlement queue of a group of its own. It is written down in a table, so that it survives a restart with its id and
+  everything that was not acknowledged.
+- QoS 0 is a position in the log, in memory. What a POLL returns is gone.
+
+After a restart, nobody may have a client that remembers ids. So a QoS 1 SUBSCRIBE takes over the backlog of a restored subscription
+of the same principal and topic that nobody has polled since; the old id is then unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from headrace.broker.authorizer import Principal
+from headrace.broker.broker import Broker
+from headrace.broker.groups.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.groups.subscriptions import SubscriptionBook, SubscriptionRow
+from headrace.broker.timers import Clock, Later, Timer
+from headrace.errors import BrokerError, LimitExceeded, OffsetOutOfRange, UnknownTopic
+from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, KIB, OUTPUT_HIGH_WATER_BYTES
+from headrace.records import Headers
+from headrace.sessions.blipmq.settings import BlipMqSettings
+from headrace.wire.blipmq import encoder
+
+log = logging.getLogger(__name__)
+
+QOS_0_HEADERS: Final[Headers] = (("x-headrace-qos", b"0"),)
+"""Marks a record that was published with QoS 0: it is delivered with QoS 0 to everybody, as BlipMQ has it."""
+
+_READ_BYTES: Final = 32 * KIB
+"""What a QoS 0 subscription reads at a time, and so keeps for the next POLL."""
+
+
+@dataclass(slots=True)
+class Deliveries:
+    """Messages of one subscription, alike in QoS. `tags` is None for QoS 0."""
+
+    tags: list[int] | None
+    values: list[bytes]
+
+
+class Subscription(Protocol):
+    """What a session may do with one."""
+
+    id: int
+    owner: Principal
+    topic: str
+
+    async def take(self, count: int) -> list[Deliveries]:
+        """Up to so many messages; never waits for one. Raises `UnknownTopic` once the topic is deleted."""
+
+    def ack(self, tags: Sequence[int]) -> list[bool]:
+        """Done with these. False: unknown."""
+
+    def close(self) -> asyncio.Future[None] | None: ...
+
+
+class LiveSubscription:
+    """QoS 0: a position in every partition of the topic, from the end at the time of the SUBSCRIBE."""
+
+    def __init__(self, id: int, owner: Principal, topic: str, broker: Broker) -> None:
+        self.id, self.owner, self.topic = id, owner, topic
+        self._broker = broker
+        self._value_bytes_max = encoder.value_bytes_max(topic)
+        self._values: deque[bytes] = deque()
+        self._taking = asyncio.Lock()
+        partitions = broker.topic(owner, topic).partitions
+        self._positions = [broker.bounds(owner, topic, partition).end for partition in range(partitions)]
+        self._turn = 0
+
+    async def take(self, count: int) -> list[Deliveries]:
+        # Two connections may poll at once; without the lock both would read from the same position.
+        async with self._taking:
+            while len(self._values) < count and await self._read():
+                pass
+            # What was read ahead was allowed then; whether it still is counts now.
+            self._broker.check_reads(self.owner, self.topic)
+            values = [self._values.popleft() for _ in range(min(count, len(self._values)))]
+        return [Deliveries(None, values)] if values else []
+
+    def ack(self, tags: Sequence[int]) -> list[bool]:
+        return [False] * len(tags)
+
+    def close(self) -> None:
+        self._values.clear()
+
+    async def _read(self) -> bool:
+        """Read on in the next partition that has anything; False if none has."""
+        # Partitions that were added after the SUBSCRIBE hold nothing older than it.
+        missing = self._broker.topic(self.owner, self.topic).partitions - len(self._positions)
+        self._positions += [0] * missing
+        count = len(self._positions)
+        for step in range(count):
+            partition = (self._turn + step) % count
+            position, end = self._positions[partition], self._broker.bounds(self.owner, self.topic, partition).end
+            if position == end:
+                continue
+            try:
+                fetched = await self._broker.fetch(self.owner, self.topic, partition, position, bytes_max=_READ_BYTES)
+            except OffsetOutOfRange as error:
+                # Retention overtook it, or the topic was made anew. At most once allows to go on with what there is.
+                self._positions[partition] = error.first
+                return True
+            self._turn = partition + 1
+            self._positions[partition] = fetched.next_offset
+            for batch in fetched.batches:
+                self._values += [value or b"" for value in batch.values() if value is None or len(value) <= self._value_bytes_max]
+            return True
+        return False
+
+
+class DurableSubscription:
+    """QoS 1: a settlement queue. The delivery tag is the queue's id of the delivery, and so stays the same when it comes again."""
+
+    def __init__(self, id: int, owner: Principal, topic: str, group: str, queue: SettlementQueue) -> None:
+        self.id, self.owner, self.topic, self.group = id, owner, topic, group
+        self._queue = queue
+        self._value_bytes_max = encoder.value_bytes_max(topic)
+
+    async def take(self, count: int) -> list[Deliveries]:
+        self._queue.who = self.owner
+        taken = await self._queue.take(count, OUTPUT_HIGH_WATER_BYTES)
+        if not any(delivery.headers or len(delivery.value or b"") > self._value_bytes_max for delivery in taken):
+            # As almost always: records of QoS 1 that fit a frame.
+            return [Deliveries([delivery.id for delivery in taken], [delivery.value or b"" for delivery in taken])] if taken else []
+        return self._sorted_out(taken)
+
+    def _sorted_out(self, taken: list[Delivery]) -> list[Deliveries]:
+        found: list[Deliveries] = []
+        for delivery in taken:
+            value = delivery.value or b""
+            if len(value) > self._value_bytes_max:
+                # Another protocol's record that no frame can hold. Never acknowledged, it ends among the dead letters, not nowhere.
+                continue
+            at_most_once = QOS_0_HEADERS[0] in delivery.headers
+            if not found or at_most_once is not (found[-1].tags is None):
+                found.append(Deliveries(None if at_most_once else [], []))
+            found[-1].values.append(value)
+            if (tags := found[-1].tags) is not None:
+                tags.append(delivery.id)
+        self._queue.ack([delivery.id for delivery in taken if QOS_0_HEADERS[0] in delivery.headers])
+        return found
+
+    def ack(self, tags: Sequence[int]) -> list[bool]:
+        return self._queue.ack(tags)
+
+    def close(self) -> asyncio.Future[None]:
+        return self._queue.close()
+
+
+@dataclass(slots=True)
+class _Use:
+    """How a subscription is used: by so many open connections, and last at this time. `is_restored` until somebody uses it."""
+
+    subscription: Subscription | None
+    """None: restored, and not opened yet."""
+    row: SubscriptionRow | None
+    """None: QoS 0."""
+    owner: str
+    used_at: int
+    holders: int = 0
+    is_restored: bool = False
+
+
+class Subscriptions:
+    """All subscriptions of a broker. Opened after the broker and closed before it."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        book: SubscriptionBook,
+        *,
+        clock: Clock,
+        settings: BlipMqSettings = BlipMqSettings(),
+        later: Later | None = None,
+    ) -> None:
+        self.settings = settings
+        self._broker = broker
+        self._clock, self._later = clock, later
+        self._book = book
+        self._uses: dict[int, _Use] = {}
+        self._timer: Timer | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._policy = SettlementPolicy(
+            ack_timeout_ms=settings.retry_backoff_ms,
+            ack_timeout_doubles=True,
+            attempts_max=settings.max_retries,
+        )
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    async def open(self) -> None:
+        """Bring back the QoS 1 subscriptions of the time before."""
+        now = self._clock()
+        for id, row in (await self._book.load()).items():
+            self._uses[id] = _Use(None, row, row.owner, now, is_restored=True)
+        self._set_timer()
+
+    async def close(self) -> None:
+        """The queues stay open: the broker commits their progress when it closes, without counting what is in flight as refused."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._uses.clear()
+
+    # What sessions ask.
+
+    async def subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
+        """A new one that starts now, or, for QoS 1, one that continues what a restart interrupted.
+
+        What has begun is finished even if the connection that asked is lost: half a takeover would hide a backlog.
+        """
+        task = asyncio.get_running_loop().create_task(self._subscribe(who, topic, qos))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def _subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
+        if len(self._uses) >= BLIPMQ_SUBSCRIPTIONS_MAX:
+            raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open, which is the limit")
+        await self._broker.ensure_topic(who, topic)
+        id = await self._book.new_id()
+        if qos == 0:
+            live = LiveSubscription(id, who, topic, self._broker)
+            self._uses[id] = _Use(live, None, who.name, self._clock())
+            return live
+        row = await self._take_over(who, topic, id)
+        if row is not None:
+            use = self._uses[id] = _Use(None, row, who.name, self._clock())
+            return self._opened(id, who, use)
+        row = SubscriptionRow(topic, who.name, f"blipmq-{id}")
+        await self._book.put({id: row})
+        use = self._uses[id] = _Use(None, row, who.name, self._clock())
+        try:
+            await self._broker.commit(who, row.group, self._ends(who, topic))
+            return self._opened(id, who, use)
+        except BrokerError:
+            self._forget(id)
+            raise
+
+    def find(self, who: Principal, id: int) -> Subscription | None:
+        """The subscription of that id, if it is this principal's; another's is as unknown as none."""
+        use = self._uses.get(id)
+        if use is None or use.owner != who.name:
+            return None
+        use.used_at, use.is_restored = self._clock(), False
+        try:
+            subscription = self._opened(id, who, use)
+            # Another key of the same owner may be allowed less, and the one it was made with may be revoked by now.
+            subscription.owner = who
+            return subscription
+        except UnknownTopic:
+            self._forget(id)
+            return None
+
+    def hold(self, subscription: Subscription) -> None:
+        """One more open connection uses it."""
+        use = self._uses.get(subscription.id)
+        if use is not None:
+            use.holders += 1
+
+    def release(self, subscription: Subscription) -> None:
+        """That connection is gone."""
+        use = self._uses.get(subscription.id)
+        if use is not None:
+            use.holders -= 1
+            use.used_at = self._clock()
+
+    def drop(self, subscription: Subscription) -> None:
+        """Its topic is gone."""
+        self._forget(subscription.id)
+
+    # The rest.
+
+    def _opened(self, id: int, who: Principal, use: _Use) -> Subscription:
+        if use.subscription is None:
+            assert use.row is not None
+            queue = self._broker.queue(who, use.row.group, use.row.topic, policy=self._policy)
+            use.subscription = DurableSubscription(id, who, use.row.topic, use.row.group, queue)
+        return use.subscription
+
+    async def _take_over(self, who: Principal, topic: str, id: int) -> SubscriptionRow | None:
+        """Give the oldest restored subscription to this topic that nobody has used since a new id, if there is one."""
+        wanted = [
+            (old, use.row)
+            for old, use in self._uses.items()
+            if use.is_restored and use.row is not None and (use.row.owner, use.row.topic) == (who.name, topic)
+        ]
+        if not wanted:
+            return None
+        old, row = min(wanted, key=lambda found: found[0])
+        # Taken out before the await, so that two SUBSCRIBEs never share one backlog.
+        use = self._uses.pop(old)
+        try:
+            await self._book.put({id: row, old: None})
+        except BrokerError:
+            self._uses[old] = use
+            raise
+        return row
+
+    def _ends(self, who: Principal, topic: str) -> dict[tuple[str, int], int]:
+        partitions = self._broker.topic(who, topic).partitions
+        return {(topic, partition): self._broker.bounds(who, topic, partition).end for partition in range(partitions)}
+
+    def _forget(self, id: int) -> None:
+        use = self._uses.pop(id, None)
+        if use is None:
+            return
+        closed = None if use.subscription is None else use.subscription.close()
+        if use.row is not None:
+            task = asyncio.get_running_loop().create_task(self._erase(id, use.row, closed))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; if nobody does any more, nobody misses it
+
+    async def _erase(self, id: int, row: SubscriptionRow, closed: asyncio.Future[None] | None) -> None:
+        """Take a subscription off the disk. What fails here (a full disk) comes back after a restart and goes idle again."""
+        try:
+            if closed is not None:
+                await closed
+            await self._book.put({id: None})
+            await self._broker.delete_group(Principal(row.owner, "blipmq"), row.group)
+        except BrokerError as error:
+            log.warning("subscription not erased", extra={"subscription": id, "reason": str(error)})
+
+    def _set_timer(self) -> None:
+        if self.settings.subscription_idle_ms:
+            later = self._later or asyncio.get_running_loop().call_later
+            self._timer = later(self.settings.subscription_idle_ms / 4 / 1_000, self._sweep)
+
+    def _sweep(self) -> None:
+        """Forget what nobody has used for long enough."""
+        before = self._clock() - self.settings.subscription_idle_ms
+        for id in [id for id, use in self._uses.items() if not use.holders and use.used_at <= before]:
+            self._forget(id)
+        self._set_timer()

@@ -1,0 +1,214 @@
+"""BROKER, the opcode of Headrace's own: verbs for which the original has none, their arguments and results in JSON.
+
+| verb | arguments | result |
+|---|---|---|
+| topic.list | | topics |
+| topic.describe | topic | topic |
+| topic.create | topic, partitions, config | topic |
+| topic.alter | topic, partitions, config | topic |
+| topic.delete | topic | {} |
+| group.list | | [group] |
+| group.lag | group | [{topic, partition, committed, end, lag}] |
+| group.delete | group | {} |
+| dlq.list | | [{topic, waiting}] |
+| dlq.replay | topic, ids | {id: [partition, offset]} |
+| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], the next ones first, 1,000 of them; null: not shown |
+| app.list | | [{writer, version, at, epoch, is_publishing}] |
+| app.forget | app | {} |
+| stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
+| stage.drop | handles | {dropped} |
+| schema.… | | see `flymq_schemas.py` |
+
+A topic is {name, partitions: [{first, end}], config}. `config` may be partial: what it does not name keeps its value, or its default.
+Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create refuses a name that is taken and topic.delete one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import msgspec
+
+from headrace.broker import Ack, Broker, Cleanup, Principal, Topic, TopicConfig
+from headrace.errors import InvalidRequest
+from headrace.limits import DELAYED_LIST_MAX
+from headrace.sessions.flymq.errors import UnknownGroup
+from headrace.sessions.flymq.schemas import SchemaCalls
+from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
+from headrace.wire.flymq.messages import Reply
+
+
+class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
+    """Of all verbs together, each of which takes some."""
+
+
+class _Nothing(_Arguments):
+    pass
+
+
+class _Named(_Arguments):
+    topic: str
+
+
+class _Filtered(_Arguments):
+    topic: str | None = None
+
+
+class _Next(_Filtered):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=DELAYED_LIST_MAX)] = 1_000
+
+
+class _Config(_Arguments, omit_defaults=True):
+    ack: Ack | msgspec.UnsetType = msgspec.UNSET
+    cleanup: Cleanup | msgspec.UnsetType = msgspec.UNSET
+    retention_ms: int | msgspec.UnsetType = msgspec.UNSET
+    retention_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    segment_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    tombstone_retention_ms: int | msgspec.UnsetType = msgspec.UNSET
+    ttl_ms: int | msgspec.UnsetType = msgspec.UNSET
+    dead_letter_expired: bool | msgspec.UnsetType = msgspec.UNSET
+    compress: bool | msgspec.UnsetType = msgspec.UNSET
+    encrypt: bool | msgspec.UnsetType | None = msgspec.UNSET
+
+    def over(self, base: TopicConfig) -> TopicConfig:
+        """What is named here, the rest as in `base`."""
+        return replace(base, **{name: value for name, value in msgspec.structs.asdict(self).items() if value is not msgspec.UNSET})
+
+
+class _Shaped(_Arguments):
+    topic: str
+    partitions: int | None = None
+    config: _Config = msgspec.field(default_factory=_Config)
+
+
+class _Grouped(_Arguments):
+    group: str
+
+
+class _Replayed(_Arguments):
+    topic: str
+    ids: list[str]
+
+
+class _App(_Arguments):
+    writer: str
+
+
+class _Handles(_Arguments):
+    handles: list[str]
+
+
+_Verb = Callable[[Any], Awaitable[object]]
+
+
+class BrokerVerbs:
+    """`who` tells who asks."""
+
+    def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
+        self._broker = broker
+        self._who = who
+        self.verbs: dict[str, tuple[type[Any], _Verb]] = {
+            "topic.list": (_Nothing, self._list_topics),
+            "topic.describe": (_Named, self._describe_topic),
+            "topic.create": (_Shaped, self._create_topic),
+            "topic.alter": (_Shaped, self._alter_topic),
+            "topic.delete": (_Named, self._delete_topic),
+            "group.list": (_Nothing, self._list_groups),
+            "group.lag": (_Grouped, self._lag),
+            "group.delete": (_Grouped, self._delete_group),
+            "dlq.list": (_Nothing, self._list_dead_letters),
+            "dlq.replay": (_Replayed, self._replay),
+            "delayed.list": (_Next, self._list_delayed),
+            "app.list": (_Nothing, self._list_apps),
+            "app.forget": (_App, self._forget_app),
+            "stage.list": (_Nothing, self._list_stages),
+            "stage.drop": (_Handles, self._drop_stages),
+            **SchemaCalls(broker, who).verbs,
+        }
+
+    async def call(self, request: BrokerCall) -> Reply:
+        found = self.verbs.get(request.verb)
+        if found is None:
+            raise InvalidRequest(f"unknown verb {request.verb[:40]!r}")
+        arguments_type, verb = found
+        try:
+            arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"{request.verb}: {error}") from None
+        return BrokerReply(msgspec.json.encode(await verb(arguments)))
+
+    async def _list_topics(self, arguments: _Nothing) -> object:
+        return [self._shown(topic) for topic in self._broker.topics(self._who())]
+
+    async def _describe_topic(self, arguments: _Named) -> object:
+        return self._shown(self._broker.topic(self._who(), arguments.topic))
+
+    async def _create_topic(self, arguments: _Shaped) -> object:
+        config = arguments.config.over(self._broker.topic_defaults)
+        partitions = 1 if arguments.partitions is None else arguments.partitions
+        return self._shown(await self._broker.create_topic(self._who(), arguments.topic, partitions=partitions, config=config))
+
+    async def _alter_topic(self, arguments: _Shaped) -> object:
+        config = arguments.config.over(self._broker.topic(self._who(), arguments.topic).config)
+        return self._shown(await self._broker.alter_topic(self._who(), arguments.topic, partitions=arguments.partitions, config=config))
+
+    async def _delete_topic(self, arguments: _Named) -> object:
+        await self._broker.delete_topic(self._who(), arguments.topic)
+        return {}
+
+    def _shown(self, topic: Topic) -> object:
+        bounds = [self._broker.bounds(self._who(), topic.name, partition) for partition in range(topic.partitions)]
+        return {
+            "name": topic.name,
+            "partitions": [{"first": held.first, "end": held.end} for held in bounds],
+            "config": asdict(topic.config),
+        }
+
+    async def _list_groups(self, arguments: _Nothing) -> object:
+        return self._broker.groups(self._who())
+
+    async def _lag(self, arguments: _Grouped) -> object:
+        lags = self._broker.lag(self._who(), arguments.group)
+        if not lags:
+            raise UnknownGroup("", arguments.group)
+        return lags
+
+    async def _delete_group(self, arguments: _Grouped) -> object:
+        if arguments.group not in self._broker.groups(self._who()):
+            raise UnknownGroup("", arguments.group)
+        await self._broker.delete_group(self._who(), arguments.group)
+        return {}
+
+    async def _list_dead_letters(self, arguments: _Nothing) -> object:
+        return [{"topic": topic, "waiting": count} for topic, count in self._broker.dead_letter_counts(self._who()).items()]
+
+    async def _replay(self, arguments: _Replayed) -> object:
+        return (await self._broker.replay(self._who(), arguments.topic, arguments.ids)).placements
+
+    async def _list_delayed(self, arguments: _Next) -> object:
+        return [
+            {
+                "id": one.id,
+                "topic": one.topic,
+                "due": one.due,
+                "owner": one.owner,
+                "key": None if one.key is None else one.key.decode(errors="replace"),
+                "size": one.size_bytes,
+            }
+            for one in self._broker.delayed(self._who(), arguments.topic, count_max=arguments.limit)
+        ]
+
+    async def _list_apps(self, arguments: _Nothing) -> object:
+        return self._broker.writers(self._who())
+
+    async def _forget_app(self, arguments: _App) -> object:
+        await self._broker.forget_app(self._who(), arguments.writer)
+        return {}
+
+    async def _list_stages(self, arguments: _Nothing) -> object:
+        return self._broker.stages(self._who())
+
+    async def _drop_stages(self, arguments: _Handles) -> object:
+        return {"dropped": await self._broker.drop_staged(self._who(), arguments.handles)}

@@ -1,0 +1,260 @@
+"""What each FlyMQ request other than PRODUCE means to the broker.
+
+FlyMQ knows a group by its topic: `T:G`. In Headrace a group is one name over all topics, so an entry of FlyMQ is what a group has
+committed on one topic, and a group exists on a topic once it has committed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from headrace.broker import Broker, GroupLag, Principal
+from headrace.errors import InvalidRequest, TopicExists, UnknownTopic
+from headrace.limits import PARTITIONS_PER_TOPIC_MAX
+from headrace.sessions.flymq.cluster import ClusterVerbs, Node
+from headrace.sessions.flymq.dead_letters import DeadLetterVerbs
+from headrace.sessions.flymq.delayed import DelayedVerbs
+from headrace.sessions.flymq.errors import UnknownGroup
+from headrace.sessions.flymq.extensions import BrokerVerbs
+from headrace.sessions.flymq.reading import consume, fetch
+from headrace.sessions.flymq.schemas import SchemaVerbs
+from headrace.sessions.flymq.transactions import TransactionVerbs
+from headrace.wire.flymq import advanced_messages as v
+from headrace.wire.flymq import schema_messages as s
+from headrace.wire.flymq.messages import (
+    ClusterMetadata,
+    Commit,
+    Consume,
+    ConsumeZeroCopy,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    DescribeGroup,
+    Done,
+    Fetch,
+    FetchBinary,
+    GetLag,
+    GetOffset,
+    GroupEntry,
+    GroupList,
+    LagReply,
+    ListGroups,
+    ListTopics,
+    Metadata,
+    OffsetReply,
+    PartitionBounds,
+    PartitionOffset,
+    Reply,
+    Request,
+    ResetOffset,
+    SeekToTimestamp,
+    Subscribe,
+    TopicList,
+    TopicMetadata,
+)
+
+OFFSET_MAX: Final = (1 << 63) - 1
+"""The wire could carry twice as much; no log will."""
+_LEADER: Final = 0
+"""The number of the only node, where METADATA wants a number."""
+_GROUPS_A_TURN: Final = 256
+"""Groups looked at before the loop turns to others: there may be tens of thousands."""
+_FIRST: Final = frozenset({"earliest", "beginning"})
+_END: Final = frozenset({"latest", "end", ""})
+_COMMITTED: Final = frozenset({"commit", "committed"})
+
+
+class Verbs:
+    """The requests of one principal."""
+
+    def __init__(self, broker: Broker, who: Principal, node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
+        """`is_over` tells that nobody waits for long answers any more."""
+        self._broker = broker
+        self._is_over = is_over
+        self.who = who
+        self.transactions = TransactionVerbs(broker, lambda: self.who)
+        self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
+            Consume: self._consume,
+            ConsumeZeroCopy: self._consume,
+            CreateTopic: self._create_topic,
+            Metadata: self._metadata,
+            Subscribe: self._subscribe,
+            Commit: self._commit,
+            Fetch: self._fetch,
+            FetchBinary: self._fetch,
+            ListTopics: self._list_topics,
+            DeleteTopic: self._delete_topic,
+            GetOffset: self._get_offset,
+            ResetOffset: self._reset_offset,
+            ListGroups: self._list_groups,
+            DescribeGroup: self._describe_group,
+            GetLag: self._get_lag,
+            DeleteGroup: self._delete_group,
+            SeekToTimestamp: self._seek_to_timestamp,
+            **self._advanced(node),
+        }
+
+    def _advanced(self, node: Node) -> dict[type, Callable[[Any], Awaitable[Reply]]]:
+        def who() -> Principal:
+            return self.who
+
+        dead_letters, delayed = DeadLetterVerbs(self._broker, who), DelayedVerbs(self._broker, who)
+        cluster, schemas = ClusterVerbs(self._broker, who, node), SchemaVerbs(self._broker, who)
+        return {
+            s.RegisterSchema: schemas.register,
+            s.GetSchema: schemas.get,
+            s.ListSchemas: schemas.list,
+            s.ValidateSchema: schemas.validate,
+            s.ProduceWithSchema: schemas.produce,
+            s.DeleteSchema: schemas.delete,
+            v.FetchDlq: dead_letters.fetch,
+            v.ReplayDlq: dead_letters.replay,
+            v.PurgeDlq: dead_letters.purge,
+            v.ProduceDelayed: delayed.produce_delayed,
+            v.CancelDelayed: delayed.cancel,
+            v.ProduceWithTtl: delayed.produce_with_ttl,
+            v.TxnRollback: self.transactions.rollback,
+            v.ClusterJoin: cluster.join,
+            v.ClusterLeave: cluster.leave,
+            v.ClusterStatus: cluster.status,
+            ClusterMetadata: cluster.metadata,
+            v.BrokerCall: BrokerVerbs(self._broker, who).call,
+        }
+
+    async def answer(self, request: Request) -> Reply:
+        """Raises `BrokerError`."""
+        return await self._verbs[type(request)](request)
+
+    # Records.
+
+    async def _consume(self, request: Consume) -> Reply:
+        return await consume(self._broker, self.who, request)
+
+    async def _fetch(self, request: Fetch) -> Reply:
+        return await fetch(self._broker, self.who, request, self._is_over)
+
+    # Topics.
+
+    async def _create_topic(self, request: CreateTopic) -> Reply:
+        partitions = request.partitions or 1
+        if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
+            raise InvalidRequest(f"{partitions} partitions: a topic has 1 to {PARTITIONS_PER_TOPIC_MAX}")
+        try:
+            await self._broker.create_topic(self.who, request.topic, partitions=partitions)
+        except TopicExists:
+            return Done(True, "topic already exists")
+        return Done(True, "topic created")
+
+    async def _delete_topic(self, request: DeleteTopic) -> Reply:
+        try:
+            await self._broker.delete_topic(self.who, request.topic)
+        except UnknownTopic:
+            return Done(True, "topic does not exist")
+        return Done(True, "topic deleted")
+
+    async def _list_topics(self, request: ListTopics) -> Reply:
+        return TopicList(sorted(topic.name for topic in self._broker.topics(self.who)))
+
+    async def _metadata(self, request: Metadata) -> Reply:
+        topic = self._broker.topic(self.who, request.topic)
+        bounds = [self._broker.bounds(self.who, topic.name, partition) for partition in range(topic.partitions)]
+        return TopicMetadata(topic.name, [PartitionBounds(index, _LEADER, held.first, held.end) for index, held in enumerate(bounds)])
+
+    # Groups.
+
+    async def _subscribe(self, request: Subscribe) -> Reply:
+        offset = self._named_place(request.topic, request.partition, request.mode.word)
+        if offset is None and request.mode.word in _COMMITTED:
+            offset = self._broker.committed(self.who, request.group, request.topic, request.partition)
+            if offset is None:
+                offset = self._broker.bounds(self.who, request.topic, request.partition).first
+        if offset is None:
+            raise InvalidRequest(f"unknown subscribe mode: {request.mode.word}")
+        return OffsetReply(offset)
+
+    def _named_place(self, topic: str, partition: int, mode: str) -> int | None:
+        """Looks at the partition even if the mode names none of its ends: a topic that is not there is refused first."""
+        bounds = self._broker.bounds(self.who, topic, partition)
+        if mode in _FIRST:
+            return bounds.first
+        return bounds.end if mode in _END else None
+
+    async def _commit(self, request: Commit) -> Reply:
+        if request.transaction:
+            return await self.transactions.commit_offset(request)
+        await self._move(request.group, request.topic, request.partition, request.offset)
+        return Done(True, "offset committed")
+
+    async def _move(self, group: str, topic: str, partition: int, offset: int) -> None:
+        if not 0 <= offset <= OFFSET_MAX:
+            raise InvalidRequest(f"offset {offset} out of range")
+        if partition < 0:
+            raise InvalidRequest(f"partition {partition} not found")
+        await self._broker.commit(self.who, group, {(topic, partition): offset})
+
+    async def _get_offset(self, request: GetOffset) -> Reply:
+        for entry in self._entries(request.group):
+            if entry.topic == request.topic:
+                return OffsetReply(next((at.offset for at in entry.offsets if at.partition == request.partition), 0))
+        raise UnknownGroup(request.topic, request.group)
+
+    async def _reset_offset(self, request: ResetOffset) -> Reply:
+        offset = self._named_place(request.topic, request.partition, request.mode.word or "?")
+        if request.mode.word == "offset":
+            offset = request.target
+        elif request.mode.word == "timestamp":
+            offset = await self._broker.offset_for_time(self.who, request.topic, request.partition, request.target)
+        if offset is None:
+            raise InvalidRequest(f"unknown reset mode: {request.mode.word}")
+        await self._move(request.group, request.topic, request.partition, offset)
+        return Done(True, f"offset reset to {offset}")
+
+    async def _seek_to_timestamp(self, request: SeekToTimestamp) -> Reply:
+        offset = await self._broker.offset_for_time(self.who, request.topic, request.partition, request.timestamp)
+        if request.group:
+            await self._move(request.group, request.topic, request.partition, offset)
+        return OffsetReply(offset)
+
+    async def _get_lag(self, request: GetLag) -> Reply:
+        end = self._broker.bounds(self.who, request.topic, request.partition).end
+        committed = self._broker.committed(self.who, request.group, request.topic, request.partition) or 0
+        return LagReply(committed, committed, end, max(0, end - committed))
+
+    async def _list_groups(self, request: ListGroups) -> Reply:
+        entries: list[GroupEntry] = []
+        for number, group in enumerate(self._broker.groups(self.who)):
+            entries += self._entries(group)
+            if number % _GROUPS_A_TURN == 0:
+                await asyncio.sleep(0)
+        return GroupList(sorted(entries, key=lambda entry: (entry.topic, entry.group)))
+
+    async def _describe_group(self, request: DescribeGroup) -> Reply:
+        return self._entry(request)
+
+    async def _delete_group(self, request: DeleteGroup) -> Reply:
+        entry = self._entry(request)
+        await self._broker.delete_group(self.who, entry.group, topic=entry.topic)
+        return Done(True, "group deleted")
+
+    def _entry(self, request: DescribeGroup) -> GroupEntry:
+        """What the group holds on the topic; without a topic, its first."""
+        for entry in self._entries(request.group):
+            if request.topic in ("", entry.topic):
+                return entry
+        raise UnknownGroup(request.topic, request.group)
+
+    def _entries(self, group: str) -> list[GroupEntry]:
+        """One entry for each topic the group has committed on, by name."""
+        by_topic: dict[str, list[GroupLag]] = {}
+        for lag in self._broker.lag(self.who, group):
+            by_topic.setdefault(lag.topic, []).append(lag)
+        return [
+            GroupEntry(topic, group, 0, [PartitionOffset(lag.partition, lag.committed) for lag in sorted(lags, key=_by_partition)])
+            for topic, lags in sorted(by_topic.items())
+        ]
+
+
+def _by_partition(lag: GroupLag) -> int:
+    return lag.partition

@@ -1,0 +1,186 @@
+"""CONSUME and FETCH: from the log to a reply that fits its frame.
+
+A reply holds as many records as were asked for, as fit a few megabytes, or, however large it is, the next one. A FETCH below the first
+kept offset goes on at the first; at the end of the log it is empty. Neither ever waits. Where records are passed over (filtered out, or
+expired), the search goes on until one is found or the log ends: clients that move only when they get something would never move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Final, cast
+
+from headrace.broker import Batch, Broker, Principal
+from headrace.errors import BrokerError, OffsetOutOfRange
+from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX, FLYMQ_SCAN_BYTES_MAX, KIB, MIB
+from headrace.sessions.flymq.filter import Filter, build, passing, slices
+from headrace.sessions.slots import Slots
+from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
+from headrace.wire.flymq.messages import Consume, Consumed, Fetch, Fetched
+
+RECORDS_DEFAULT: Final = 10
+"""For a client that asks for none."""
+_READ_STEP_BYTES: Final = 512 * KIB
+"""Read at a time: most replies are far smaller than the largest, and a read takes as much of the disk as it might have to return."""
+_SCAN_STEP_BYTES: Final = 1 * MIB
+_SEARCHES: Final = Slots(1)
+_THREAD_BYTES_MIN: Final = 256 * KIB
+"""A record from this size on is looked at on a thread."""
+_LENGTHS_BYTES: Final = 8
+"""What CONSUME's reply adds to key and value."""
+
+
+class MessageGone(BrokerError):
+    """The offset is inside the log, its record no longer."""
+
+    code = "message_gone"
+
+
+class MessageTooLarge(BrokerError):
+    """A record that came through another protocol and fits no frame of this protocol."""
+
+    code = "message_too_large"
+
+    def __init__(self, offset: int, size_bytes: int) -> None:
+        super().__init__(f"message at offset {offset} is too large for this protocol: {size_bytes} bytes")
+
+
+async def consume(broker: Broker, who: Principal, request: Consume) -> Consumed:
+    """Exactly the record at the offset, or a refusal that says why not."""
+    bounds = broker.bounds(who, request.topic, request.partition)
+    if not bounds.first <= request.offset < bounds.end:
+        raise OffsetOutOfRange(wanted=request.offset, first=bounds.first, end=bounds.end)
+    found = await broker.fetch(who, request.topic, request.partition, request.offset, bytes_max=1, records_max=1)
+    for batch in found.batches:
+        if len(batch) and batch.first_offset == request.offset:
+            keys = batch.keys()
+            key, value = (keys[0] if keys else None) or b"", batch.values()[0] or b""
+            if len(key) + len(value) + _LENGTHS_BYTES > FLYMQ_PAYLOAD_BYTES_MAX:
+                raise MessageTooLarge(request.offset, len(key) + len(value))
+            return Consumed(key, value)
+    raise MessageGone(f"message expired: offset {request.offset}")
+
+
+async def fetch(broker: Broker, who: Principal, request: Fetch, is_over: Callable[[], bool] = lambda: False) -> Fetched:
+    """`is_over` tells that the peer has left or the broker drains: then a search ends with what it has found."""
+    test = build(request.pattern or "")
+    page = _Page(request.records_max if request.records_max > 0 else RECORDS_DEFAULT)
+    offset, scanned = request.offset, 0
+    while True:
+        try:
+            bounds = broker.bounds(who, request.topic, request.partition)
+            offset = max(offset, bounds.first)
+            if offset >= bounds.end:
+                break
+            found = await broker.fetch(
+                who,
+                request.topic,
+                request.partition,
+                offset,
+                bytes_max=_READ_STEP_BYTES if test is None else _SCAN_STEP_BYTES,
+                records_max=page.records_left if test is None else 1 << 31,
+            )
+        except OffsetOutOfRange:
+            # Retention has just moved the first offset; look again.
+            continue
+        except BrokerError:
+            if page.offsets:
+                break
+            raise
+        offset = found.next_offset
+        for batch in found.batches:
+            scanned += await page.add(batch, test, is_over)
+            if page.full_at is not None:
+                offset = page.full_at
+                break
+        is_enough = page.is_full if test is None else bool(page.offsets)
+        if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX or (test is not None and is_over()):
+            break
+    return Fetched(page.offsets, page.values, offset, page.keys if any(page.keys) else None)
+
+
+class _Page:
+    """The records of one reply."""
+
+    def __init__(self, records_max: int) -> None:
+        self.records_max = records_max
+        self.offsets: list[int] = []
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes] = []
+        self.full_at: int | None = None
+        """The first offset for which there was no room."""
+        self._size_bytes = FRONT_BYTES
+
+    @property
+    def records_left(self) -> int:
+        return self.records_max - len(self.offsets)
+
+    @property
+    def is_full(self) -> bool:
+        return self.full_at is not None or self.records_left == 0 or self._size_bytes >= FLYMQ_FETCH_BYTES_MAX
+
+    async def add(self, batch: Batch, test: Filter | None, is_over: Callable[[], bool]) -> int:
+        """Take what passes and fits; returns how many bytes were looked at."""
+        offsets: Sequence[int] = batch.offsets()
+        keys, values = batch.keys(), _without_tombstones(batch.values())
+        looked_at = sum(map(len, values))
+        if test is not None:
+            picked = await _passing(test, keys, values, is_over)
+            offsets = [offsets[index] for index in picked]
+            keys = None if keys is None else [keys[index] for index in picked]
+            values = [values[index] for index in picked]
+        if values:
+            self._take(offsets, keys, values)
+        return looked_at
+
+    def _take(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes]) -> None:
+        size_bytes = self._size_bytes + RECORD_OVERHEAD_BYTES * len(values) + sum(map(len, values))
+        if keys is not None:
+            size_bytes += sum(map(len, filter(None, keys)))
+        count = len(values)
+        if size_bytes > FLYMQ_FETCH_BYTES_MAX or count > self.records_left:
+            count, size_bytes = self._room(offsets, keys, values)
+        if count < len(values):
+            self.full_at = offsets[count]
+        self._size_bytes = size_bytes
+        self.offsets += offsets[:count]
+        self.values += values[:count]
+        self.keys += [None] * count if keys is None else keys[:count]
+
+    def _room(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes]) -> tuple[int, int]:
+        """How many of the records fit, and how large the reply is with them. The first record of a reply has the whole frame."""
+        sizes = [RECORD_OVERHEAD_BYTES + len(value) for value in values]
+        if keys is not None:
+            sizes = [size + len(key) if key else size for size, key in zip(sizes, keys, strict=True)]
+        ends = list(accumulate(sizes, initial=self._size_bytes))
+        count = min(bisect_right(ends, FLYMQ_FETCH_BYTES_MAX) - 1, self.records_left)
+        if count <= 0 and not self.offsets:
+            if ends[1] > FLYMQ_PAYLOAD_BYTES_MAX:
+                raise MessageTooLarge(offsets[0], sizes[0] - RECORD_OVERHEAD_BYTES)
+            count = 1
+        count = max(count, 0)
+        return count, ends[count]
+
+
+async def _passing(filter: Filter, keys: list[bytes | None] | None, values: list[bytes], is_over: Callable[[], bool]) -> list[int]:
+    """The indexes of the records that pass. One slice of one search in each turn of the loop, however many search; a record that takes
+    longer than a slice goes to a thread."""
+    found: list[int] = []
+    for indexes in slices(filter, keys, values):
+        if is_over():
+            break
+        async with _SEARCHES:
+            if len(indexes) == 1 and len(values[indexes[0]]) > _THREAD_BYTES_MIN:
+                found += await asyncio.to_thread(passing, filter, keys, values, indexes)
+            else:
+                found += passing(filter, keys, values, indexes)
+                await asyncio.sleep(0)
+    return found
+
+
+def _without_tombstones(values: list[bytes | None]) -> list[bytes]:
+    """FlyMQ has no word for a missing value: it reads as an empty one."""
+    return cast(list[bytes], values) if all(values) else [value or b"" for value in values]

@@ -1,0 +1,160 @@
+"""From a run of PRODUCE frames to the broker, and back to one reply a record.
+
+A run goes to the broker whole unless its records name partitions: then adjacent records that do are put together by partition, so
+that the order in each partition is the order of the frames. A record the broker refuses takes no other down with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from headrace.broker import Broker, Principal, Published
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
+from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
+from headrace.records import RecordBatch
+from headrace.sessions.chunks import pieces
+from headrace.sessions.flymq.errors import publish_refusal
+from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
+from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
+from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
+
+RECORD_BYTES_MAX: Final = FLYMQ_PAYLOAD_BYTES_MAX - FRONT_BYTES - RECORD_OVERHEAD_BYTES
+"""Key and value of the largest record that a FETCH reply can carry. A PRODUCE frame could carry a few bytes more."""
+RECORD_WEIGHT_BYTES: Final = 64
+"""What a record under way costs beside its key and value: its reply and its share of the lists."""
+
+
+@dataclass(slots=True)
+class Part:
+    """Records of a run that went to the broker together, or were refused together."""
+
+    indexes: Sequence[int]
+    outcome: asyncio.Future[Published] | BrokerError
+
+
+class Staged:
+    """A run under way. The records themselves are not kept: their sizes are all the reply needs."""
+
+    __slots__ = ("_key_sizes", "_topic", "_value_sizes", "parts", "weight_bytes")
+
+    def __init__(self, batch: ProduceBatch, parts: list[Part]) -> None:
+        self._topic = batch.topic
+        self._value_sizes = list(map(len, batch.values))
+        self._key_sizes = [AUTO] * len(batch) if batch.keys is None else [len(key) if key else AUTO for key in batch.keys]
+        self.parts = parts
+        self.weight_bytes = sum(self._value_sizes) + len(batch) * RECORD_WEIGHT_BYTES
+        if batch.keys is not None:
+            self.weight_bytes += sum(map(len, filter(None, batch.keys)))
+
+    @property
+    def is_resolved(self) -> bool:
+        return all(isinstance(part.outcome, BrokerError) or part.outcome.done() for part in self.parts)
+
+    def futures(self) -> Iterator[asyncio.Future[Published]]:
+        return (part.outcome for part in self.parts if not isinstance(part.outcome, BrokerError))
+
+    def reply(self, dialect: Dialect) -> bytes:
+        """One frame for each record, in order."""
+        count = len(self._value_sizes)
+        partitions, offsets, timestamps = [0] * count, [0] * count, [0] * count
+        refused: dict[int, bytes] = {}
+        for part in self.parts:
+            outcome = _resolved(part.outcome)
+            if isinstance(outcome, BrokerError):
+                refused |= dict.fromkeys(part.indexes, encode_failure(publish_refusal(outcome), dialect))
+            elif len(self.parts) == 1:
+                partitions, offsets, timestamps = columns(outcome)
+            else:
+                for index, *row in zip(part.indexes, *columns(outcome), strict=True):
+                    partitions[index], offsets[index], timestamps[index] = row
+        if len(refused) == count:
+            return b"".join([refused[index] for index in range(count)])
+        rows = RecordMetadataBatch(self._topic, partitions, offsets, timestamps, self._key_sizes, self._value_sizes)
+        frames = encode_reply(Opcode.PRODUCE, rows)
+        if not refused:
+            return frames
+        size = len(frames) // count
+        return b"".join([refused.get(index) or frames[index * size : (index + 1) * size] for index in range(count)])
+
+
+def _resolved(outcome: asyncio.Future[Published] | BrokerError) -> Published | BrokerError:
+    if isinstance(outcome, BrokerError):
+        return outcome
+    error = outcome.exception()
+    if error is None:
+        return outcome.result()
+    if isinstance(error, BrokerError):
+        return error
+    raise error
+
+
+def columns(published: Published) -> tuple[list[int], list[int], list[int]]:
+    count, timestamps = published.count, [published.timestamp] * published.count
+    if published.placements is None:
+        return [published.partition] * count, list(range(published.base_offset, published.base_offset + count)), timestamps
+    return [place for place, _ in published.placements], [offset for _, offset in published.placements], timestamps
+
+
+def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
+    """Hand the run to the broker. Raises `UnknownTopic` and `SchemaCheckPending`, and then nothing was staged."""
+    try:
+        broker.check_ready(who, batch.topic, batch.values)
+    except (UnknownTopic, SchemaCheckPending):
+        raise
+    except BrokerError as error:
+        return refused(batch, error)
+    everything = range(len(batch))
+    if batch.partitions is None:
+        return Staged(batch, _stage_part(broker, who, batch, everything, None))
+    parts: list[Part] = []
+    chosen = batch.partitions
+    for automatic, indexes in groupby(everything, lambda index: chosen[index] == AUTO):
+        if automatic:
+            parts += _stage_part(broker, who, batch, list(indexes), None)
+            continue
+        by_partition: dict[int, list[int]] = {}
+        for index in indexes:
+            by_partition.setdefault(chosen[index], []).append(index)
+        for partition, picked in by_partition.items():
+            parts += _stage_part(broker, who, batch, picked, partition)
+    return Staged(batch, parts)
+
+
+def refused(batch: ProduceBatch, error: BrokerError) -> Staged:
+    """A run of which no record is taken."""
+    return Staged(batch, [Part(range(len(batch)), error)])
+
+
+def _stage_part(broker: Broker, who: Principal, batch: ProduceBatch, indexes: Sequence[int], partition: int | None) -> list[Part]:
+    records = _pick(batch, indexes)
+    try:
+        if records.size_bytes > RECORD_BYTES_MAX:
+            raise RecordTooLarge(size_bytes=records.size_bytes, bytes_max=RECORD_BYTES_MAX)
+        return [Part(indexes, broker.publish(who, batch.topic, records, partition=partition))]
+    except UnknownTopic:
+        raise
+    except LimitExceeded as error:
+        if len(indexes) == 1:
+            return [Part(indexes, error)]
+        # One record, or all of them together, are too much: each one is tried for itself.
+        return [part for index in indexes for part in _stage_part(broker, who, batch, [index], partition)]
+    except InvalidRecord:
+
+        def publish(begin: int, end: int) -> asyncio.Future[Published]:
+            return broker.publish(who, batch.topic, _pick(batch, indexes[begin:end]), partition=partition)
+
+        return [Part(indexes[begin:end], outcome) for begin, end, outcome in pieces(publish, len(indexes))]
+    except BrokerError as error:
+        return [Part(indexes, error)]
+
+
+def _pick(batch: ProduceBatch, indexes: Sequence[int]) -> RecordBatch:
+    if len(indexes) == len(batch):
+        return RecordBatch(batch.values, batch.keys)
+    keys = None if batch.keys is None else [batch.keys[index] for index in indexes]
+    return RecordBatch([batch.values[index] for index in indexes], keys if keys is not None and any(keys) else None)

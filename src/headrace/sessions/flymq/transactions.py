@@ -1,0 +1,242 @@
+"""TXN_BEGIN, TXN_COMMIT, TXN_ROLLBACK, TXN_PRODUCE, and COMMIT inside a transaction.
+
+A transaction belongs to the connection that began it, and is aborted when that is lost: whoever comes back with its id on another
+connection learns that it is gone, and nothing can be staged twice by a client that sends again what had no reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, TypeAlias
+
+from headrace.broker import Broker, Principal, Published, Transaction
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
+from headrace.limits import FLYMQ_TRANSACTIONS_MAX
+from headrace.records import RecordBatch
+from headrace.sessions.flymq.errors import publish_refusal, refusal
+from headrace.sessions.flymq.staging import RECORD_BYTES_MAX, Staged, columns
+from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
+from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch, TxnRollback
+from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataBatch, Reply, RequestEvent
+from headrace.wire.flymq.transactions import encode_staged
+
+TIMEOUT_MS_DEFAULT: Final = 60_000
+TIMEOUT_MS_MAX: Final = 15 * 60_000
+
+
+class _Open:
+    """A transaction and what its reply will need."""
+
+    __slots__ = ("key_sizes", "topics", "transaction", "value_sizes")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.topics: list[str] = []
+        """Of each run published in it."""
+        self.key_sizes: list[list[int]] = []
+        self.value_sizes: list[list[int]] = []
+
+    def placed(self, published: list[Published]) -> list[PlacedBatch]:
+        rows = zip(published, self.topics, self.key_sizes, self.value_sizes, strict=True)
+        return [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, topic, key_sizes, value_sizes in rows]
+
+
+class Answered:
+    """A reply that is known and only waits for its turn."""
+
+    __slots__ = ("_frames",)
+    is_resolved = True
+    weight_bytes = 0
+
+    def __init__(self, frames: bytes) -> None:
+        self._frames = frames
+
+    def futures(self) -> Iterator[asyncio.Future[Any]]:
+        return iter(())
+
+    def reply(self, dialect: Dialect) -> bytes:
+        return self._frames
+
+
+class Committing:
+    """A commit on its way to the disk."""
+
+    __slots__ = ("_answer", "_held", "weight_bytes")
+
+    def __init__(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
+        self._held, self._answer = held, answer
+        self.weight_bytes = held.transaction.size_bytes
+
+    @property
+    def is_resolved(self) -> bool:
+        return self._answer.done()
+
+    def futures(self) -> Iterator[asyncio.Future[Any]]:
+        return iter((self._answer,))
+
+    def reply(self, dialect: Dialect) -> bytes:
+        error = self._answer.exception()
+        if isinstance(error, BrokerError):
+            return encode_failure(refusal(error), dialect)
+        return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._held.transaction.id, True, self._held.placed(self._answer.result())), dialect)
+
+
+Owed: TypeAlias = Staged | Answered | Committing
+"""What a session owes a reply for, in order."""
+
+
+class TransactionVerbs:
+    """The transactions of one connection. `who` tells who asks.
+
+    BEGIN, TXN_PRODUCE and TXN_COMMIT wait for nothing that came before them: staging is in the order of the requests, and so are the
+    replies. A client that has several transactions under way thus shares one sync of the disk between them.
+    """
+
+    def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
+        self._broker = broker
+        self._who = who
+        self._open: dict[str, _Open] = {}
+
+    def abort_all(self) -> None:
+        """The connection is gone, or is somebody else's from now on."""
+        for held in self._open.values():
+            held.transaction.abort()
+        self._open.clear()
+
+    def stage(self, request: RequestEvent, dialect: Dialect) -> Owed | None:
+        """Do at once what can be done at once. None: the request is another, or its topic is to be made first."""
+        try:
+            match request:
+                case TxnProduceBatch():
+                    return self._produce(request, dialect)
+                case TxnBegin():
+                    return Answered(encode_reply(Opcode.TXN_BEGIN, self._begin(request), dialect))
+                case TxnCommit():
+                    return self._commit(request)
+                case _:
+                    return None
+        except BrokerError as error:
+            return Answered(encode_failure(refusal(error), dialect))
+
+    def _begin(self, request: TxnBegin) -> Reply:
+        timeout_ms = min(request.timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX)
+        if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
+            self._open = {id: held for id, held in self._open.items() if not held.transaction.has_ended}
+        if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
+            raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection already")
+        transaction = self._broker.begin(self._who(), timeout_ms=timeout_ms)
+        self._open[transaction.id] = _Open(transaction)
+        return TxnBegun(transaction.id)
+
+    def _commit(self, request: TxnCommit) -> Owed:
+        held = self._find(request.transaction)
+        try:
+            answer = held.transaction.stage_commit()
+        except BrokerError:
+            if not held.transaction.is_open:
+                self._open.pop(request.transaction, None)
+            raise
+        answer.add_done_callback(partial(self._committed, held))
+        return Committing(held, answer)
+
+    def _committed(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
+        id = held.transaction.id
+        if not held.transaction.is_open:
+            self._open.pop(id, None)
+        elif self._open.get(id) is not held:
+            # Still open after an error that may pass; but its connection has gone meanwhile, and nobody else can end it.
+            held.transaction.abort()
+
+    async def rollback(self, request: TxnRollback) -> Reply:
+        held = self._find(request.transaction)
+        held.transaction.abort()
+        del self._open[request.transaction]
+        return TxnEnded(request.transaction)
+
+    async def commit_offset(self, request: Commit) -> Reply:
+        held = self._find(request.transaction)
+        held.transaction.commit_offsets(request.group, {(request.topic, request.partition): request.offset})
+        return Done(True, "offset staged")
+
+    async def produce_to_new_topic(self, request: TxnProduceBatch, dialect: Dialect) -> Owed:
+        try:
+            await self._broker.prepare(self._who(), request.topic, request.values)
+        except BrokerError as error:
+            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
+        # Deleted again by somebody else: that is refused, not chased.
+        return self._produce(request, dialect) or Answered(
+            encode_failure(publish_refusal(UnknownTopic(request.topic)), dialect) * len(request)
+        )
+
+    def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> Owed | None:
+        """Stage the records; one frame for each, in order. A record that is refused takes no other down with it. None: no such topic,
+        or a schema check that takes longer."""
+        held = self._open.get(request.transaction)
+        if held is None:
+            refused = InvalidTransaction(f"transaction not found: {request.transaction}")
+            return Answered(encode_failure(publish_refusal(refused), dialect) * len(request))
+        try:
+            self._broker.check_ready(self._who(), request.topic, request.values)
+        except (UnknownTopic, SchemaCheckPending):
+            return None
+        except BrokerError as error:
+            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
+        try:
+            return Answered(
+                b"".join(
+                    [
+                        frames
+                        for partition, batch in _runs(request)
+                        for frames in self._stage(held, request.topic, batch, partition, dialect)
+                    ]
+                )
+            )
+        except UnknownTopic:
+            return None
+
+    def _stage(self, held: _Open, topic: str, batch: RecordBatch, partition: int | None, dialect: Dialect) -> list[bytes]:
+        count, value_sizes = len(batch), list(map(len, batch.values))  # type: ignore[arg-type]  # FlyMQ knows no null values
+        key_sizes = [AUTO] * count if batch.keys is None else [len(key) if key else AUTO for key in batch.keys]
+        try:
+            if sum(value_sizes) > RECORD_BYTES_MAX or (batch.keys is not None and batch.size_bytes > RECORD_BYTES_MAX):
+                raise RecordTooLarge(size_bytes=batch.size_bytes, bytes_max=RECORD_BYTES_MAX)
+            placing = held.transaction.publish(topic, batch, partition)
+        except UnknownTopic:
+            raise
+        except BrokerError as error:
+            if count == 1:
+                return [encode_failure(publish_refusal(error), dialect)]
+            # One record, or all of them together, are too much: each one is tried for itself.
+            return [frame for index in range(count) for frame in self._stage(held, topic, batch[index : index + 1], partition, dialect)]
+        held.topics.append(topic)
+        held.key_sizes.append(key_sizes)
+        held.value_sizes.append(value_sizes)
+        if batch.keys is None and placing.rule is None:
+            return [encode_staged(topic, placing.partition, self._broker.now, value_sizes)]
+        times = [self._broker.now] * count
+        rows = RecordMetadataBatch(topic, placing.partitions(count), [0] * count, times, key_sizes, value_sizes)
+        return [encode_reply(Opcode.TXN_PRODUCE, rows)]
+
+    def _find(self, id: str) -> _Open:
+        held = self._open.get(id)
+        if held is None:
+            raise InvalidTransaction(f"transaction not found: {id}")
+        return held
+
+
+def _runs(request: TxnProduceBatch) -> list[tuple[int | None, RecordBatch]]:
+    """The records in order, cut where the partition that is named changes."""
+    if request.partitions is None:
+        return [(None, RecordBatch(request.values, request.keys))]
+    chosen = request.partitions
+    batches: list[tuple[int | None, RecordBatch]] = []
+    for partition, indexes in groupby(range(len(request)), lambda index: chosen[index]):
+        picked = list(indexes)
+        part = slice(picked[0], picked[-1] + 1)
+        keys = None if request.keys is None else request.keys[part]
+        batches.append((None if partition == AUTO else partition, RecordBatch(request.values[part], keys if keys and any(keys) else None)))
+    return batches

@@ -1,0 +1,394 @@
+"""The reader's side of a Fujin stream: messages pushed or fetched, and what the client says about each.
+
+Readers of one group split its work. A message without auto commit has an id, and comes again until it is acknowledged; after a few
+attempts it goes to the topic's dead letters. The id says which record it is, not when or where it was delivered:
+
+    0           4          12           20
+    +-----------+----------+------------+- - - - - - +
+    | partition | offset   | timestamp  |  topic     |      the topic only where the reader has several
+    | u32       | u64      | u64        |            |
+    +-----------+----------+------------+- - - - - - +
+
+So an id that a client kept from a lost connection still means the same record on the next one: it is accepted if that record was
+delivered there again, and refused, harmlessly, if not. The timestamp tells a topic from one of the same name that was there before.
+
+With auto commit a message counts as read when the peer's transport has acknowledged it; what a lost connection left unacknowledged
+comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Final
+
+from headrace import limits
+from headrace.broker.authorizer import Principal
+from headrace.broker.broker import Broker
+from headrace.broker.groups.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.errors import BrokerError
+from headrace.sessions.contract import Link
+from headrace.sessions.fujin.errors import INVALID_READER_TYPE, NO_FETCH_COUNT, NOT_SUPPORTED, READER_NOT_FOUND, UNKNOWN_MESSAGE, text
+from headrace.sessions.fujin.group_push import Chunk, GroupPush, GroupPushes
+from headrace.sessions.fujin.settings import FujinSettings, ReaderConnector
+from headrace.wire.fujin import ConnectReader, Fetch, ReaderKind, Reply, Request, Settle, encode
+
+_ID: Final = struct.Struct(">IQQ")
+assert _ID.size == 20, "the drawing says 20"
+TAKE_RECORDS: Final = 2_000
+TAKE_BYTES: Final = 128 * limits.KIB
+"""What is pushed in one piece: large enough to be cheap, small enough that the unsent bytes stay near the high-water mark."""
+FETCH_BYTES: Final = 1 * limits.MIB
+_UNREAD_TIMEOUT_MS: Final = 3_600_000
+"""With auto commit nobody acknowledges: the connection's own death is what gives a message back."""
+_LAST_WORDS_SECONDS: Final = 0.25
+"""How long a disconnecting reader's last messages may take to be acknowledged; then they go back."""
+_CONFIRM_SECONDS: Final = 0.05
+"""How often it is looked whether the last messages have arrived, while there is nothing to send."""
+
+
+class Source:
+    """One topic of a reader: a queue, or a share in pieces of the log. A `ChunkReader`."""
+
+    def __init__(self, reader: Reader, topic: str, suffix: bytes) -> None:
+        self._reader = reader
+        self.topic, self.suffix = topic, suffix
+        self.queue: SettlementQueue | None = None
+        self.share: GroupPush | None = None
+        self.is_counted = False
+        """Known to the protocol as one that uses a queue."""
+
+    def id_of(self, delivery: Delivery) -> bytes:
+        return _ID.pack(delivery.partition, delivery.offset, delivery.timestamp) + self.suffix
+
+    def open_queue(self) -> SettlementQueue:
+        assert self.queue is not None, "opened with the reader"
+        return self.queue
+
+    @property
+    def has_room(self) -> bool:
+        return self._reader.has_room
+
+    def take_chunk(self, share: GroupPush, piece: Chunk) -> None:
+        values = [value or b"" for value in piece.batch.values()]
+        self._reader.send_confirmed(encode.messages(None, values), lambda: share.confirm(piece))
+
+    def group_push_failed(self, reason: str) -> None:
+        self._reader.failed(reason)
+
+    def group_push_retired(self) -> None:
+        self._reader.go_on_with_queue(self)
+
+
+class Reader:
+    """`settled` is called whenever no FETCH waits any more, `failed` when it cannot go on."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        link: Link,
+        who: Principal,
+        settings: FujinSettings,
+        request: ConnectReader,
+        shares: GroupPushes | None,
+        *,
+        settled: Callable[[], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._broker, self._link, self._who, self._settings = broker, link, who, settings
+        self._kind, self._auto_commit, self._name = request.kind, request.auto_commit, request.name
+        self._loop = asyncio.get_running_loop()
+        self._settled, self.failed = settled, failed
+        self._shares = shares
+        self._connector: ReaderConnector
+        self._sources: list[Source] = []
+        self._turn = 0
+        self._unsettled: dict[bytes, tuple[Source, int]] = {}
+        """By message id. The oldest are forgotten where many were delivered to others since: an ACK of those fails anyway."""
+        self._unconfirmed: deque[tuple[int, Callable[[], object]]] = deque()
+        """With auto commit: how many bytes had been sent with some messages, and what to do when they have arrived."""
+        self._sent_bytes = 0
+        self._confirm_timer: asyncio.TimerHandle | None = None
+        self._fetches: deque[Fetch] = deque()
+        self._paused_for_fetches = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetching: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._is_stopped = False
+
+    @property
+    def is_settled(self) -> bool:
+        """No FETCH waits for its answer."""
+        return self._fetching is None
+
+    async def connect(self) -> str | None:
+        """Why it cannot be, or None."""
+        connector = self._settings.connectors.reader(self._name)
+        if connector is None:
+            return READER_NOT_FOUND
+        self._connector = connector
+        try:
+            for topic in connector.topics:
+                await self._broker.ensure_topic(self._who, topic)
+            for topic in connector.topics:
+                source = Source(self, topic, topic.encode() if len(connector.topics) > 1 else b"")
+                self._sources.append(source)
+                await self._open(source)
+        except BrokerError as error:
+            self.lost()
+            return text(error, READER_NOT_FOUND)
+        return None
+
+    def start(self) -> None:
+        """The client knows that it is connected: push, if it wants that."""
+        if self._kind is not ReaderKind.PUSH:
+            return
+        for source in self._sources:
+            if source.share is None:
+                self._spawn(self._push(source))
+            elif source.share.is_over:
+                self.go_on_with_queue(source)
+            else:
+                source.share.join(source)
+
+    def handle(self, message: Fetch | Settle) -> None:
+        if isinstance(message, Settle):
+            self._settle(message)
+        elif self._kind is not ReaderKind.PULL:
+            self._link.send(encode.answered(Reply.FETCH, message.cid, INVALID_READER_TYPE))
+        elif message.count == 0:
+            self._link.send(encode.answered(Reply.FETCH, message.cid, NO_FETCH_COUNT))
+        else:
+            self._fetches.append(message)
+            if len(self._fetches) > limits.FUJIN_FETCHES_MAX and not self._paused_for_fetches:
+                self._paused_for_fetches = True
+                self._link.pause_reading()
+            if self._fetching is None:
+                self._fetching = self._spawn(self._fetch_all())
+
+    def drained(self) -> None:
+        self._confirm()
+        self._writable.set()
+        for source in self._sources:
+            if source.share is not None:
+                source.share.room()
+
+    def stop(self) -> None:
+        """Deliver nothing more; what was delivered may still be settled. A FETCH that waits is answered with nothing."""
+        self._is_stopped = True
+        for task in self._tasks:
+            if task is not self._fetching:
+                task.cancel()
+
+    async def disconnect(self) -> None:
+        """Deliver nothing more; the group's progress is durable when it returns."""
+        self.stop()
+        deadline = self._loop.time() + _LAST_WORDS_SECONDS
+        while self._unconfirmed and self._loop.time() < deadline:
+            await asyncio.sleep(_CONFIRM_SECONDS)
+            self._confirm()
+        sources, self._sources = self._sources, []
+        for source in sources:
+            closing = self._leave(source)
+            if closing is not None:
+                await closing
+
+    def lost(self) -> None:
+        """What is in flight goes back to the group."""
+        self._is_stopped = True
+        self._confirm()
+        if self._confirm_timer is not None:
+            self._confirm_timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        sources, self._sources = self._sources, []
+        for source in sources:
+            self._leave(source)
+
+    # How a topic is read.
+
+    async def _open(self, source: Source) -> None:
+        if self._shares is not None:
+            if self._auto_commit and self._kind is ReaderKind.PUSH:
+                source.share = await self._shares.join(self._who, source.topic, self._connector)
+                if source.share is not None:
+                    return
+            else:
+                await self._shares.enter_queue(self._connector.group, source.topic)
+            source.is_counted = True
+        source.queue = self._queue(source.topic)
+
+    def go_on_with_queue(self, source: Source) -> None:
+        """Its share is over."""
+        source.share = None
+        if not self._is_stopped:
+            self._spawn(self._push_after_share(source))
+
+    async def _push_after_share(self, source: Source) -> None:
+        try:
+            await self._open(source)
+        except BrokerError as error:
+            self.failed(f"{error.code}: {error}")
+            return
+        if source.share is not None:
+            source.share.join(source)
+        else:
+            await self._push(source)
+
+    def _leave(self, source: Source) -> asyncio.Future[None] | None:
+        if source.is_counted and self._shares is not None:
+            source.is_counted = False
+            self._shares.leave_queue(self._connector.group, source.topic)
+        if source.share is not None:
+            return source.share.leave(source)
+        return None if source.queue is None else source.queue.close()
+
+    def _queue(self, topic: str) -> SettlementQueue:
+        settings, connector = self._settings, self._connector
+        if self._auto_commit:
+            policy = SettlementPolicy(ack_timeout_ms=_UNREAD_TIMEOUT_MS, attempts_max=0, dead_letters=False)
+        else:
+            policy = SettlementPolicy(
+                ack_timeout_ms=settings.ack_timeout_ms,
+                backoff_ms=settings.backoff_ms,
+                backoff_max_ms=settings.backoff_max_ms,
+                attempts_max=settings.attempts_max,
+            )
+        return self._broker.queue(self._who, connector.group, topic, policy=policy, start=connector.start)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Delivering.
+
+    async def _push(self, source: Source) -> None:
+        try:
+            while not self._is_stopped:
+                await self._room()
+                taken = await source.open_queue().take(TAKE_RECORDS, TAKE_BYTES, wait_ms=limits.FETCH_WAIT_MS_MAX)
+                if taken:
+                    ids = self._deliver(source, taken)
+                    self._send(source, taken, encode.messages(ids, [delivery.value or b"" for delivery in taken]))
+                else:
+                    # A broker that drains answers at once, with nothing: it must not be asked in circles.
+                    await asyncio.sleep(_CONFIRM_SECONDS)
+        except BrokerError as error:
+            self.failed(f"{error.code}: {error}")
+
+    @property
+    def has_room(self) -> bool:
+        return not self._is_stopped and self._link.unsent_bytes <= limits.OUTPUT_HIGH_WATER_BYTES
+
+    async def _room(self) -> None:
+        """A reader that does not drain is not fed."""
+        while self._link.unsent_bytes > limits.OUTPUT_HIGH_WATER_BYTES:
+            self._writable.clear()
+            await self._writable.wait()
+
+    async def _fetch_all(self) -> None:
+        """One after the other, so that replies leave in the order of the requests."""
+        try:
+            while self._fetches:
+                await self._room()
+                await self._fetch(self._fetches.popleft())
+                if self._paused_for_fetches and len(self._fetches) <= limits.FUJIN_FETCHES_MAX // 2:
+                    self._paused_for_fetches = False
+                    self._link.resume_reading()
+        finally:
+            self._fetching = None
+        self._settled()
+
+    async def _fetch(self, message: Fetch) -> None:
+        count = min(message.count, limits.FUJIN_FETCH_RECORDS_MAX)
+        try:
+            found = None if self._is_stopped else await self._take(count)
+        except BrokerError as error:
+            self._link.send(encode.answered(Reply.FETCH, message.cid, text(error, READER_NOT_FOUND)))
+            return
+        if found is None:
+            self._link.send(encode.fetched(message.cid, None if self._auto_commit else [], []))
+            return
+        source, taken = found
+        ids = self._deliver(source, taken)
+        self._send(source, taken, encode.fetched(message.cid, ids, [delivery.value or b"" for delivery in taken]))
+
+    async def _take(self, count: int) -> tuple[Source, list[Delivery]] | None:
+        """From the first source that has something, each time beginning with another; waits a little where none has."""
+        self._turn = (self._turn + 1) % len(self._sources)
+        sources = self._sources[self._turn :] + self._sources[: self._turn]
+        share_ms = self._settings.fetch_wait_ms // len(sources)
+        for wait_ms in (0, share_ms):
+            for source in sources:
+                if wait_ms == 0 and len(sources) == 1:
+                    continue
+                taken = await source.open_queue().take(count, FETCH_BYTES, wait_ms=wait_ms)
+                if taken:
+                    return source, taken
+        return None
+
+    def _deliver(self, source: Source, taken: Sequence[Delivery]) -> list[bytes] | None:
+        """The ids of these messages, which are known from now on; None with auto commit."""
+        if self._auto_commit:
+            return None
+        ids = [source.id_of(delivery) for delivery in taken]
+        for id, delivery in zip(ids, taken, strict=True):
+            self._unsettled.pop(id, None)
+            self._unsettled[id] = source, delivery.id
+        for id in list(self._unsettled)[: max(0, len(self._unsettled) - 2 * limits.IN_FLIGHT_MAX * len(self._sources))]:
+            del self._unsettled[id]
+        return ids
+
+    def _send(self, source: Source, taken: Sequence[Delivery], frames: bytes) -> None:
+        if self._auto_commit:
+            queue, ids = source.open_queue(), [delivery.id for delivery in taken]
+            self.send_confirmed(frames, lambda: queue.ack(ids))
+        else:
+            self._link.send(frames)
+
+    def send_confirmed(self, frames: bytes, arrived: Callable[[], object]) -> None:
+        """`arrived` is called when the peer has acknowledged all of it."""
+        self._link.send(frames)
+        self._sent_bytes += len(frames)
+        self._unconfirmed.append((self._sent_bytes, arrived))
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Acknowledge what the peer has received. Only messages are counted, so a reply under way delays it, never hastens it."""
+        arrived = self._sent_bytes - self._link.unsent_bytes
+        while self._unconfirmed and self._unconfirmed[0][0] <= arrived:
+            self._unconfirmed.popleft()[1]()
+        if self._unconfirmed and self._confirm_timer is None and not self._is_stopped:
+            self._confirm_timer = self._loop.call_later(_CONFIRM_SECONDS, self._confirm_again)
+
+    def _confirm_again(self) -> None:
+        self._confirm_timer = None
+        self._confirm()
+
+    # Settling.
+
+    def _settle(self, message: Settle) -> None:
+        reply = Reply.ACK if message.request is Request.ACK else Reply.NACK
+        if self._auto_commit:
+            self._link.send(encode.answered(reply, message.cid, NOT_SUPPORTED))
+            return
+        errors: list[str | None] = [UNKNOWN_MESSAGE] * len(message.ids)
+        for source in self._sources:
+            known = [(index, self._unsettled[id][1]) for index, id in enumerate(message.ids) if self._is_from(source, id)]
+            queue = source.open_queue()
+            settle = queue.ack if message.request is Request.ACK else queue.nack
+            for (index, _), done in zip(known, settle([delivery for _, delivery in known]), strict=True):
+                if done:
+                    errors[index] = None
+                if done is False or message.request is Request.ACK:
+                    self._unsettled.pop(message.ids[index], None)
+        self._link.send(encode.settled(reply, message.cid, message.ids, errors))
+
+    def _is_from(self, source: Source, id: bytes) -> bool:
+        found = self._unsettled.get(id)
+        return found is not None and found[0] is source

@@ -1,0 +1,258 @@
+"""One Fujin stream: a writer's or a reader's session.
+
+    nobody ──CONNECT──▶ writer | reader ──DISCONNECT, the end of the stream, or a fault──▶ ending ──▶ closed
+
+Requests take effect in the order they were sent. One that cannot be finished at once (a topic to be made, a transaction to be committed)
+occupies the session's one task; what arrives meanwhile waits, and the stream is not read.
+
+The last word on a stream is a DISCONNECT from here, whoever ends it, after everything that was written has its answer. It is said once:
+clients break on a second one. A stream that never connected, or whose reader was refused, ends without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from headrace.broker.authorizer import Principal
+from headrace.broker.broker import Broker
+from headrace.errors import WireError
+from headrace.sessions.contract import Link
+from headrace.sessions.fujin.group_push import GroupPushes
+from headrace.sessions.fujin.reader import Reader
+from headrace.sessions.fujin.settings import FujinSettings
+from headrace.sessions.fujin.writer import Step, Writer, WriterIds
+from headrace.wire.fujin import (
+    ClientMessage,
+    ConnectReader,
+    ConnectWriter,
+    Disconnect,
+    Fetch,
+    Refused,
+    Reply,
+    RequestDecoder,
+    Settle,
+    Transact,
+    WriteBatch,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+PING_ERROR_CODE: Final = 3
+"""What a connection is closed with when its client does not answer pings."""
+
+
+class FujinSession:
+    """The state of one stream. `ids` and `shares` belong to the protocol; without `shares` every reader uses a queue."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        link: Link,
+        who: Principal,
+        ids: WriterIds,
+        settings: FujinSettings = FujinSettings(),
+        shares: GroupPushes | None = None,
+    ) -> None:
+        self._broker, self._link, self._who, self._ids, self._settings, self._shares = broker, link, who, ids, settings, shares
+        self._loop = asyncio.get_running_loop()
+        self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
+        self._role: Writer | Reader | None = None
+        self._inbox: deque[ClientMessage] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_paused = False
+        self._ending: tuple[str, bool] | None = None
+        self._farewell = b""
+        self._is_leaving = False
+        """The reader writes down how far its group has come."""
+        self._is_lost = self._is_closed = False
+        self._doubt_timer: asyncio.TimerHandle | None = None
+        self._stop_timer: asyncio.TimerHandle | None = None
+
+    # What the connection calls.
+
+    def receive(self, data: bytes) -> None:
+        if self._ending is not None:
+            return
+        self._take(self._decoder.feed(data))
+        if self._decoder.is_in_doubt and self._doubt_timer is None:
+            self._doubt_timer = self._loop.call_later(self._settings.doubt_seconds, self._settle_doubt)
+
+    def finished(self) -> None:
+        self._take(self._decoder.finish())
+        self._end("peer finished", error=False)
+
+    def drained(self) -> None:
+        if isinstance(self._role, Reader):
+            self._role.drained()
+
+    def closing(self) -> None:
+        """Ask the client to go, and go on answering until it does or its time is up."""
+        if self._role is None:
+            self._end("draining", error=False)
+        elif self._stop_timer is None and self._ending is None:
+            self._link.send(encode.STOP)
+            if isinstance(self._role, Reader):
+                self._role.stop()
+            self._stop_timer = self._loop.call_later(self._settings.stop_seconds, self._stop)
+
+    def lost(self) -> None:
+        self._is_lost = True
+        self._inbox.clear()
+        for timer in (self._doubt_timer, self._stop_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        if self._role is not None:
+            self._role.lost()
+
+    # Order.
+
+    def _take(self, messages: Iterator[ClientMessage]) -> None:
+        try:
+            for message in messages:
+                if self._ending is not None:
+                    break
+                self._accept(message)
+        except WireError as error:
+            # What came before it is completed; the peer is told by the end of the stream.
+            self._end(f"bad request: {error}")
+
+    def _accept(self, message: ClientMessage) -> None:
+        """Handle it now, or in its turn."""
+        if self._task is not None:
+            self._inbox.append(message)
+            if not self._is_paused:
+                self._is_paused = True
+                self._link.pause_reading()
+            return
+        step = self._handle(message)
+        if step is not None:
+            self._start(step)
+
+    def _start(self, step: Step | None) -> None:
+        self._task = self._loop.create_task(self._work(step))
+        self._task.add_done_callback(self._worked)
+
+    async def _work(self, step: Step | None) -> None:
+        while True:
+            if step is not None:
+                await step()
+            if not self._inbox:
+                return
+            step = self._handle(self._inbox.popleft())
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled() or self._is_lost:
+            return
+        if (failure := task.exception()) is not None:
+            # A fault of ours. The peer must not be left waiting for an answer that never comes.
+            log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
+            self._inbox.clear()
+            self._is_closed = True
+            self._link.close("internal error: the request could not be completed")
+            return
+        if self._inbox:
+            # The task is done a turn before this is called, and something came in that turn.
+            self._start(None)
+            return
+        if self._is_paused:
+            self._is_paused = False
+            self._link.resume_reading()
+        self._close_when_done()
+
+    def _settle_doubt(self) -> None:
+        self._doubt_timer = None
+        if self._ending is None:
+            self._take(self._decoder.settle_doubt())
+
+    # Requests.
+
+    def _handle(self, message: ClientMessage) -> Step | None:
+        match message:
+            case WriteBatch() | Transact():
+                assert isinstance(self._role, Writer), "the decoder knows the role"
+                return self._role.handle(message)
+            case Fetch() | Settle():
+                if isinstance(self._role, Reader):
+                    self._role.handle(message)
+            case ConnectWriter(id):
+                self._role = Writer(self._broker, self._link, self._who, self._settings, self._ids, id, settled=self._close_when_done)
+                self._farewell = encode.DISCONNECT
+            case ConnectReader():
+                return lambda: self._connect_reader(message)
+            case Disconnect():
+                self._inbox.clear()  # nothing behind it was meant
+                self._end("disconnected", error=False)
+            case Refused():
+                self._refuse(message)
+        return None
+
+    async def _connect_reader(self, message: ConnectReader) -> None:
+        reader = Reader(
+            self._broker,
+            self._link,
+            self._who,
+            self._settings,
+            message,
+            self._shares,
+            settled=self._close_when_done,
+            failed=self._reader_failed,
+        )
+        self._role = reader
+        error = await reader.connect()
+        self._link.send(encode.reader_connected(error))
+        if error is not None:
+            self._inbox.clear()
+            self._end(f"reader refused: {error}")
+            return
+        self._farewell = encode.DISCONNECT
+        reader.start()
+
+    def _reader_failed(self, reason: str) -> None:
+        """Its topic is gone, or cannot be read."""
+        self._end(f"reader failed: {reason}")
+
+    def _refuse(self, message: Refused) -> None:
+        if message.reply is Reply.READER:
+            self._link.send(encode.reader_connected(message.text))
+        else:
+            self._link.send(encode.answered(message.reply, message.cid, message.text))
+        if message.is_fatal:
+            self._end(f"refused: {message.text}")
+
+    # The end.
+
+    def _stop(self) -> None:
+        self._stop_timer = None
+        self._end("drained", error=False)
+
+    def _end(self, reason: str, *, error: bool = True) -> None:
+        """Take nothing new; close once everything taken has its answer."""
+        if self._ending is None and not self._is_lost:
+            self._ending = (reason, error)
+            if isinstance(self._role, Reader):
+                self._role.stop()
+        self._close_when_done()
+
+    def _close_when_done(self) -> None:
+        if self._ending is None or self._is_lost or self._is_closed or self._task is not None:
+            return
+        if self._role is not None and not self._role.is_settled:
+            return
+        if isinstance(self._role, Reader) and self._farewell and not self._is_leaving:
+            self._is_leaving = True
+            self._start(self._role.disconnect)
+            return
+        self._is_closed = True
+        if isinstance(self._role, Writer):
+            self._role.disconnected()
+        self._link.send(self._farewell)
+        reason, error = self._ending
+        self._link.close(reason, error=error)

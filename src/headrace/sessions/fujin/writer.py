@@ -1,0 +1,280 @@
+"""The writer's side of a Fujin stream: WRITEs, and transactions that belong to the writer's id.
+
+Each WRITE is answered when the broker's promise holds for it, in the order in which that happens. Inside a transaction it is answered
+when it is staged: the promise is then the answer to the COMMIT.
+
+Of two writers with one id, the newer has the transactions. The older one is *fenced*: what it had open is aborted, and its BEGIN,
+COMMIT and transactional WRITEs are refused from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+from headrace.broker.authorizer import Principal
+from headrace.broker.broker import Broker
+from headrace.broker.publishing.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.broker.transactions import Transaction
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
+from headrace.records import RecordBatch
+from headrace.sessions.chunks import pieces
+from headrace.sessions.contract import Link
+from headrace.sessions.fujin.errors import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text
+from headrace.sessions.fujin.settings import FujinSettings
+from headrace.wire.fujin import Reply, Request, Transact, WriteBatch, encode
+
+Step: TypeAlias = Callable[[], Awaitable[None]]
+"""The rest of a request that could not be finished at once; what follows it on the stream waits."""
+
+RECORD_OVERHEAD_BYTES: Final = 64
+"""What a record in flight costs beside its value, so that a flood of tiny ones fills the window too."""
+_REPLIES: Final = {Request.BEGIN: Reply.BEGIN, Request.COMMIT: Reply.COMMIT, Request.ROLLBACK: Reply.ROLLBACK}
+
+
+class Fenceable(Protocol):
+    """Whoever may hold an id."""
+
+    def fence(self) -> asyncio.Future[None] | None:
+        """Give it up. What is returned is done when nothing more can be committed under it; None: that is so already."""
+
+
+class WriterIds:
+    """Who writes under which id, over all streams of a protocol."""
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[str, bytes], Fenceable] = {}
+
+    def take(self, key: tuple[str, bytes], holder: Fenceable) -> asyncio.Future[None] | None:
+        """`holder` has the id from now on; what is returned is done when its predecessor can commit no more."""
+        before = self._holders.get(key)
+        self._holders[key] = holder
+        return None if before is None else before.fence()
+
+    def release(self, key: tuple[str, bytes], holder: Fenceable) -> None:
+        if self._holders.get(key) is holder:
+            del self._holders[key]
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+
+class Writer:
+    """`settled` is called whenever nothing is in flight any more."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        link: Link,
+        who: Principal,
+        settings: FujinSettings,
+        ids: WriterIds,
+        id: int | bytes | None,
+        *,
+        settled: Callable[[], None],
+    ) -> None:
+        self._broker, self._link, self._who, self._settings = broker, link, who, settings
+        self._loop = asyncio.get_running_loop()
+        self._settled = settled
+        self._in_flight = self._in_flight_bytes = 0
+        self._window_is_full = False
+        self._written: list[bytes] = []
+        """Cids whose success is not sent yet: what one flush of the log makes durable is answered in one piece."""
+        self._flush: asyncio.Handle | None = None
+        self._is_lost = False
+        self._transaction: Transaction | None = None
+        self._committing: asyncio.Future[None] | None = None
+        self._is_fenced = False
+        self._ids, self._key = ids, None if id is None else (who.name, id if isinstance(id, bytes) else b"%d" % id)
+        self._predecessor = None if self._key is None else ids.take(self._key, self)
+
+    @property
+    def is_settled(self) -> bool:
+        return self._in_flight == 0
+
+    def handle(self, message: WriteBatch | Transact) -> Step | None:
+        if isinstance(message, Transact):
+            return self._transact(message)
+        topic = self._settings.connectors.writer(message.name)
+        if topic is None:
+            self._refuse(message, WRITER_NOT_FOUND)
+            return None
+        if self._transaction is not None:
+            return self._stage(message, topic)
+        return self._publish(message, topic)
+
+    def disconnected(self) -> None:
+        """Nothing more will be written. What is open is rolled back; replies that wait leave now."""
+        self._abort()
+        self._release()
+        self._send_written()
+
+    def lost(self) -> None:
+        self._is_lost = True
+        self._abort()
+        self._release()
+        if self._flush is not None:
+            self._flush.cancel()
+
+    def fence(self) -> asyncio.Future[None] | None:
+        self._is_fenced = True
+        if self._transaction is not None:
+            self._transaction.abort()  # does nothing to one that is being committed: the successor waits for that
+        return self._committing or self._predecessor
+
+    # Writing.
+
+    def _publish(self, batch: WriteBatch, topic: str, *, may_create: bool = True) -> Step | None:
+        try:
+            published = self._broker.publish(self._who, topic, RecordBatch(batch.values, headers=batch.headers))
+        except (UnknownTopic, SchemaCheckPending) as error:
+            if may_create:
+                return partial(self._create, batch, topic, self._publish)
+            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+        except InvalidRecord:
+            self._publish_in_chunks(batch, topic)
+        except BrokerError as error:
+            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+        else:
+            self._await(batch, published)
+        return None
+
+    def _publish_in_chunks(self, batch: WriteBatch, topic: str) -> None:
+        whole = RecordBatch(batch.values, headers=batch.headers)
+        for begin, end, outcome in pieces(lambda begin, end: self._broker.publish(self._who, topic, whole[begin:end]), len(whole)):
+            piece = WriteBatch(
+                batch.name, batch.cids[begin:end], batch.values[begin:end], None if batch.headers is None else batch.headers[begin:end]
+            )
+            if isinstance(outcome, BrokerError):
+                self._refuse(piece, text(outcome, WRITER_NOT_FOUND))
+            else:
+                self._await(piece, outcome)
+
+    async def _create(self, batch: WriteBatch, topic: str, then: Callable[..., Step | None]) -> None:
+        """A topic is there as soon as anybody writes to it. One that is deleted again meanwhile is refused, not chased."""
+        try:
+            await self._broker.prepare(self._who, topic, batch.values)
+        except BrokerError as error:
+            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+        else:
+            then(batch, topic, may_create=False)
+
+    def _await(self, batch: WriteBatch, published: asyncio.Future[Published]) -> None:
+        """Stop reading a peer that writes faster than the disk. The values are not kept for the answer: only their cids are."""
+        size_bytes = sum(map(len, batch.values)) + RECORD_OVERHEAD_BYTES * len(batch.values)
+        self._in_flight += 1
+        self._in_flight_bytes += size_bytes
+        if self._in_flight_bytes > self._settings.in_flight_bytes_max and not self._window_is_full:
+            self._window_is_full = True
+            self._link.pause_reading()
+        published.add_done_callback(partial(self._published, batch.cids, size_bytes))
+
+    def _published(self, cids: list[bytes], size_bytes: int, done: asyncio.Future[Published]) -> None:
+        self._in_flight -= 1
+        self._in_flight_bytes -= size_bytes
+        failure = BrokerError("the write was abandoned") if done.cancelled() else done.exception()
+        if self._is_lost:
+            return
+        if self._window_is_full and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
+            self._window_is_full = False
+            self._link.resume_reading()
+        if failure is None:
+            self._written += cids
+            if self._flush is None:
+                self._flush = self._loop.call_soon(self._send_written)
+        elif isinstance(failure, BrokerError):
+            self._link.send(encode.write_failed(cids, text(failure, WRITER_NOT_FOUND)))
+        else:
+            raise failure
+        if self._in_flight == 0:
+            self._settled()
+
+    def _send_written(self) -> None:
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        if self._written and not self._is_lost:
+            written, self._written = self._written, []
+            self._link.send(encode.written(written))
+
+    def _refuse(self, batch: WriteBatch, error: str) -> None:
+        self._link.send(encode.write_failed(batch.cids, error))
+
+    # Transactions.
+
+    def _transact(self, message: Transact) -> Step | None:
+        if (self._transaction is None) is not (message.request is Request.BEGIN):
+            self._answer(message, INVALID_TX_STATE)
+        elif message.request is Request.ROLLBACK:
+            self._abort()
+            self._answer(message)
+        elif self._is_fenced:
+            self._answer(message, FENCED)
+        elif message.request is Request.COMMIT:
+            return partial(self._commit, message)
+        elif self._predecessor is not None and not self._predecessor.done():
+            return partial(self._begin_after, self._predecessor, message)
+        else:
+            self._begin(message)
+        return None
+
+    async def _begin_after(self, predecessor: asyncio.Future[None], message: Transact) -> None:
+        """What the fenced writer was committing comes before what this one will."""
+        await asyncio.wait([predecessor])
+        self._transact(message)
+
+    def _begin(self, message: Transact) -> None:
+        name = None if self._key is None else self._key[1].decode(errors="backslashreplace")
+        try:
+            self._transaction = self._broker.begin(self._who, id=name, timeout_ms=self._settings.transaction_timeout_ms)
+        except BrokerError as error:
+            self._answer(message, text(error, WRITER_NOT_FOUND))
+        else:
+            self._answer(message)
+
+    def _stage(self, batch: WriteBatch, topic: str, *, may_create: bool = True) -> Step | None:
+        if self._transaction is None or self._is_fenced:
+            self._refuse(batch, FENCED)
+            return None
+        try:
+            self._transaction.publish(topic, RecordBatch(batch.values, headers=batch.headers))
+        except (UnknownTopic, SchemaCheckPending) as error:
+            if may_create:
+                return partial(self._create, batch, topic, self._stage)
+            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+        except BrokerError as error:
+            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+        else:
+            self._link.send(encode.written(batch.cids))
+        return None
+
+    async def _commit(self, message: Transact) -> None:
+        """After an error the transaction is still the stream's: a COMMIT may be tried again, a ROLLBACK ends it."""
+        assert self._transaction is not None
+        committing = self._committing = self._loop.create_future()
+        try:
+            await self._transaction.commit()
+        except BrokerError as error:
+            self._answer(message, FENCED if self._is_fenced else text(error, WRITER_NOT_FOUND))
+        else:
+            self._transaction = None
+            self._answer(message)
+        finally:
+            self._committing = None
+            committing.set_result(None)
+
+    def _answer(self, message: Transact, error: str | None = None) -> None:
+        if not self._is_lost:
+            self._link.send(encode.answered(_REPLIES[message.request], message.cid, error))
+
+    def _abort(self) -> None:
+        if self._transaction is not None:
+            self._transaction.abort()
+            self._transaction = None
+
+    def _release(self) -> None:
+        if self._key is not None:
+            self._ids.release(self._key, self)

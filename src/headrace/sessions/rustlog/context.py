@@ -1,0 +1,139 @@
+"""What all RustLog connections of one broker have in common: settings, figures, and offsets that belong to no topic."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.broker.groups.offsets import GroupLag
+from headrace.errors import InvalidRequest, LimitExceeded
+from headrace.limits import (
+    GROUP_NAME_BYTES_MAX,
+    IN_FLIGHT_BYTES_MAX,
+    RUSTLOG_REPLY_BYTES_MAX,
+    RUSTLOG_STALL_SECONDS_MAX,
+    RUSTLOG_STRAY_OFFSETS_MAX,
+    TOPIC_NAME_BYTES_MAX,
+)
+from headrace.sessions.turns import Turns
+
+_SAMPLES_MAX: Final = 1_024
+_LAG_TEXT_CHARS_MAX: Final = 4 * 1024 * 1024
+"""Where the list of lags is cut: the text must fit a frame in either dialect."""
+
+
+@dataclass(frozen=True, slots=True)
+class RustLogSettings:
+    """What an operator may choose about this protocol."""
+
+    auto_create: bool = False
+    """Whether a Produce to a topic that does not exist creates it, if the broker allows that at all. RustLog's own way is an error."""
+    stall_seconds: float = RUSTLOG_STALL_SECONDS_MAX
+    """A peer that stops in the middle of a frame for so long is closed. Zero: it may take for ever."""
+    reply_bytes_max: int = RUSTLOG_REPLY_BYTES_MAX
+    """A reply to a Fetch of more than one record."""
+    in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
+    """Produced and not yet durable on one connection; above it the socket is not read."""
+
+
+class StrayOffsets:
+    """Offsets that the original's clients commit before their topic exists.
+
+    The original accepts them, so they must be readable again; but a broker's table of offsets has no place for them, and
+    nobody can ever clean up after a misspelt name. They live in memory, there is a limit, and they yield to a real commit.
+    """
+
+    def __init__(self, offsets_max: int = RUSTLOG_STRAY_OFFSETS_MAX) -> None:
+        self._offsets: dict[tuple[str, str, int], int] = {}
+        self._offsets_max = offsets_max
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def keep(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Raises `InvalidRequest`, `LimitExceeded`."""
+        if len(group.encode()) > GROUP_NAME_BYTES_MAX or len(topic.encode()) > TOPIC_NAME_BYTES_MAX:
+            raise InvalidRequest("no group and no topic can have so long a name")
+        key = (group, topic, partition)
+        if key not in self._offsets and len(self._offsets) >= self._offsets_max:
+            raise LimitExceeded(f"{self._offsets_max} offsets are kept for topics that do not exist")
+        self._offsets[key] = offset
+
+    def find(self, group: str, topic: str, partition: int) -> int | None:
+        return self._offsets.get((group, topic, partition))
+
+    def forget(self, group: str, topic: str, partition: int) -> None:
+        self._offsets.pop((group, topic, partition), None)
+
+
+class Latency:
+    """The newest durations of one kind of request, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[int] = deque(maxlen=_SAMPLES_MAX)
+
+    def record(self, nanoseconds: int) -> None:
+        self._samples.append(nanoseconds)
+
+    def percentile(self, percent: int) -> int:
+        ordered = sorted(self._samples)
+        return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0
+
+
+class RustLogCommons:
+    """One for each broker. `ticks_ns` is a monotonic clock in nanoseconds, for the latencies alone."""
+
+    def __init__(
+        self,
+        settings: RustLogSettings | None = None,
+        *,
+        ticks_ns: Callable[[], int] = time.perf_counter_ns,
+        turns: Turns | None = None,
+    ) -> None:
+        self.settings = RustLogSettings() if settings is None else settings
+        self.turns = Turns() if turns is None else turns
+        self.ticks_ns = ticks_ns
+        self.strays = StrayOffsets()
+        self.messages_produced = self.messages_fetched = self.bytes_in = self.bytes_out = 0
+        self.connections = self.slow_consumers = 0
+        self.produce_latency, self.fetch_latency = Latency(), Latency()
+
+    def metrics(self, lags: Iterable[tuple[str, GroupLag]]) -> str:
+        """Prometheus text under the names of the original. What this protocol cannot know has no line: a zero would be a lie."""
+        lines: list[str] = []
+        for name, kind, explanation, value in self._figures():
+            lines += (f"# HELP {name} {explanation}", f"# TYPE {name} {kind}", f"{name} {value}")
+        lines += ("# HELP consumer_lag Records a group has not read yet", "# TYPE consumer_lag gauge")
+        return "\n".join([*lines, *_lag_lines(lags), ""])
+
+    def _figures(self) -> Iterable[tuple[str, str, str, int]]:
+        yield "messages_produced_total", "counter", "Records written", self.messages_produced
+        yield "messages_fetched_total", "counter", "Records sent to readers", self.messages_fetched
+        yield "bytes_in_total", "counter", "Bytes of the records written", self.bytes_in
+        yield "bytes_out_total", "counter", "Bytes of the records sent to readers", self.bytes_out
+        yield "active_connections", "gauge", "Open RustLog connections", self.connections
+        yield "slow_consumers_total", "counter", "Times a reader did not take its replies and had to be waited for", self.slow_consumers
+        for name, latency in (("fetch", self.fetch_latency), ("produce", self.produce_latency)):
+            for percent in (50, 95, 99):
+                explanation = f"{percent} of 100 {name} requests were faster, in nanoseconds"
+                yield f"{name}_latency_ns_p{percent}", "gauge", explanation, latency.percentile(percent)
+
+
+def _lag_lines(lags: Iterable[tuple[str, GroupLag]]) -> list[str]:
+    lines: list[str] = []
+    chars = 0
+    for group, lag in lags:
+        line = f'consumer_lag{{topic="{_label(lag.topic)}",partition="{lag.partition}",group="{_label(group)}"}} {lag.lag}'
+        chars += len(line)
+        if chars > _LAG_TEXT_CHARS_MAX:
+            lines.append("# the list of lags is cut here")
+            break
+        lines.append(line)
+    return lines
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,587 @@
+"""Columnar batches: the unit of the journal, of the segments and of every read.
+
+    0       4       8       12        14      16      20      24            32      36         40
+    +-------+-------+-------+---------+-------+-------+-------+-------------+-------+----------+
+    | magic | crc   | size  | version | flags | log   | count | base offset | span  | raw size |
+    | 4 B   | u32   | u32   | u16     | u16   | u32   | u32   | u64         | u32   | u32      |
+    +-------+-------+-------+---------+-------+-------+-------+-------------+-------+----------+
+    40                48              56       68         72
+    +-----------------+---------------+--------+----------+------+
+    | min timestamp   | max timestamp | nonce  | reserved | body |     all integers little-endian
+    | i64             | i64           | 12 B   | u32      |      |
+    +-----------------+---------------+--------+----------+------+
+
+`crc` is the CRC-32C of everything from byte 8 to `size`. `size` counts the header, the body and its padding, and is a multiple of 8.
+`span` is how many offsets the batch covers: `count`, unless compaction took records out. `raw size` is the body's size before
+compression and encryption. `nonce` is zero unless the body is encrypted.
+
+The body holds columns, each one starting at a multiple of 8, in this order (those in brackets only if their flag is set):
+
+    value offsets u32 × (count + 1), value data
+    [value validity: one bit a record, least significant first, 0 = tombstone]
+    [key offsets u32 × (count + 1), key data] [key validity]
+    [header offsets u32 × (count + 1), header data]
+    [timestamps i64 × count]          without it, every record has the batch's min timestamp
+    [expiries i64 × count]            0 = never
+    [offset deltas u32 × count]       without it, offsets are dense from the base offset
+
+Offsets array and data block are laid out as Arrow's binary arrays are, so that they can be wrapped without a copy. What the headers of
+one record look like is said in `headrace.columns`.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final, TypeAlias
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import implementation as crc32c_implementation
+from google_crc32c import value as crc32c
+
+from headrace.columns import Column, blank_nulls, decode_headers, encode_headers, packed, slices
+from headrace.errors import CorruptData
+from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KIB
+from headrace.records import NEVER, AnyBatch, ColumnBatch, Headers, Record, RecordBatch
+from headrace.storage import zstd
+from headrace.storage.crypt import NONCE_BYTES, TAG_BYTES, Keyring
+
+CHECKSUMS_IN_C: Final = crc32c_implementation == "c"
+"""Without its extension module the library takes a second for a megabyte."""
+
+MAGIC: Final = b"HRB\x01"
+VERSION: Final = 1
+HEADER_BYTES: Final = 72
+ALIGN: Final = 8
+
+VALUE_NULLS: Final = 1 << 0
+KEYS: Final = 1 << 1
+KEY_NULLS: Final = 1 << 2
+HEADERS: Final = 1 << 3
+TIMESTAMPS: Final = 1 << 4
+EXPIRIES: Final = 1 << 5
+OFFSETS: Final = 1 << 6
+COMPRESSED: Final = 1 << 7
+ENCRYPTED: Final = 1 << 8
+_KNOWN_FLAGS: Final = (1 << 9) - 1
+
+_HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
+assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
+_COVERED = struct.Struct("<IHHIIQIIqq12sI")
+assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers all of the header behind itself"
+_CRC = struct.Struct("<I")
+_SINGLE = struct.Struct("<II")
+"""The offsets array of one record."""
+_NO_NONCE: Final = bytes(NONCE_BYTES)
+_PARTS_FROM_BYTES: Final = 64 * KIB
+"""A batch of this size is written from where its columns lie: one copy of it costs more than a few entries of a write vector."""
+_PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
+
+
+@dataclass(slots=True)
+class BatchHeader:
+    """The fixed header, parsed. Not frozen only because frozen ones take three times as long to make."""
+
+    crc: int
+    size: int
+    flags: int
+    log: int
+    count: int
+    base_offset: int
+    span: int
+    raw_size: int
+    min_timestamp: int
+    max_timestamp: int
+    nonce: bytes
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.span
+
+    def encode(self) -> bytes:
+        return _HEADER.pack(
+            MAGIC,
+            self.crc,
+            self.size,
+            VERSION,
+            self.flags,
+            self.log,
+            self.count,
+            self.base_offset,
+            self.span,
+            self.raw_size,
+            self.min_timestamp,
+            self.max_timestamp,
+            self.nonce,
+            0,
+        )
+
+
+Built: TypeAlias = tuple[BatchHeader, tuple[bytes, ...]]
+"""A batch on its way to disk: its header, and all of it, to be written end to end."""
+
+
+def _damage(where: str, what: str) -> CorruptData:
+    return CorruptData(f"{where}: {what}")
+
+
+def parse_header(buffer: bytes | memoryview, position: int, where: str) -> BatchHeader:
+    """The header at `position`; every length in it is checked before anybody allocates from it. The checksum is not looked at here."""
+    if len(buffer) - position < HEADER_BYTES:
+        raise _damage(where, "cut inside a batch header")
+    (magic, crc, size, version, flags, log, count, base, span, raw, low, high, nonce, reserved) = _HEADER.unpack_from(buffer, position)
+    if magic != MAGIC:
+        raise _damage(where, "no batch starts here")
+    if version != VERSION or flags & ~_KNOWN_FLAGS or reserved:
+        raise _damage(where, f"batch version {version}, flags {flags:#x} is not readable by this release")
+    if not (HEADER_BYTES <= size <= BATCH_BYTES_MAX and size % ALIGN == 0):
+        raise _damage(where, f"batch claims {size} bytes")
+    if not (0 < count <= span and count <= BATCH_RECORDS_MAX and raw <= BATCH_BYTES_MAX):
+        raise _damage(where, f"batch claims {count} records over {span} offsets in {raw} bytes")
+    return BatchHeader(crc, size, flags, log, count, base, span, raw, low, high, nonce)
+
+
+def check_crc(buffer: bytes | memoryview, position: int, header: BatchHeader, where: str) -> None:
+    """Whether the header may be believed, for those who want no more of the batch."""
+    if crc32c(bytes(buffer[position + 8 : position + header.size])) != header.crc:
+        raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
+
+
+class Batch:
+    """A window on an encoded batch: some consecutive records of one partition, decoded column by column and only on demand."""
+
+    __slots__ = ("_body", "_front", "_keyring", "_layout", "_stored", "header", "start", "stop")
+
+    def __init__(self, header: BatchHeader, front: bytes, stored: bytes, keyring: Keyring | None, start: int = 0, stop: int = -1) -> None:
+        self.header = header
+        self._front = front
+        self._stored = stored
+        self._keyring = keyring
+        self._body: memoryview | None = None
+        self._layout: dict[int, tuple[int, int]] = {}
+        self.start = start
+        self.stop = header.count if stop < 0 else stop
+
+    @classmethod
+    def parse(
+        cls, buffer: bytes | memoryview, position: int = 0, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True
+    ) -> Batch:
+        """The batch at `position`, its checksum verified. `where` names the file and position in errors."""
+        header = parse_header(buffer, position, where)
+        if len(buffer) - position < header.size:
+            raise _damage(where, f"batch of {header.size} bytes is cut after {len(buffer) - position}")
+        front = bytes(buffer[position : position + HEADER_BYTES])
+        stored = bytes(buffer[position + HEADER_BYTES : position + header.size])
+        if verify and crc32c_extend(crc32c(front[8:]), stored) != header.crc:
+            raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
+        return cls(header, front, stored, keyring)
+
+    @classmethod
+    def of_built(cls, built: Built, keyring: Keyring | None) -> Batch:
+        """One that was never out of our hands."""
+        header, (first, *others) = built
+        return cls(header, first[:HEADER_BYTES], b"".join((memoryview(first)[HEADER_BYTES:], *others)), keyring)
+
+    @property
+    def built(self) -> Built:
+        """The whole batch as it is stored, whatever the window."""
+        return self.header, (self._front, self._stored)
+
+    # What the window covers.
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def encoded(self) -> bytes:
+        """The whole batch as it is stored, whatever the window."""
+        return self._front + self._stored
+
+    @property
+    def first_offset(self) -> int:
+        if self.start == 0 and not self.header.flags & OFFSETS:
+            return self.header.base_offset
+        return self._offset_at(self.start)
+
+    @property
+    def next_offset(self) -> int:
+        """Where to read on: past the window, and past what compaction took out at its end."""
+        return self.header.next_offset if self.stop == self.header.count else self._offset_at(self.stop)
+
+    def _offset_at(self, index: int) -> int:
+        if not self.header.flags & OFFSETS:
+            return self.header.base_offset + index
+        deltas = self._column(OFFSETS).cast("I")
+        return self.header.base_offset + deltas[index]
+
+    def window(self, start: int, stop: int) -> Batch:
+        """The records with these indexes, counted in this window."""
+        assert 0 <= start <= stop <= len(self)
+        part = Batch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
+        part._body, part._layout = self._body, self._layout
+        return part
+
+    def from_offset(self, offset: int) -> Batch:
+        """This window without the records below `offset`; may be empty."""
+        if offset <= self.first_offset:
+            return self
+        if not self.header.flags & OFFSETS:
+            return self.window(min(offset - self.header.base_offset - self.start, len(self)), len(self))
+        below = sum(1 for known in self.offsets() if known < offset)
+        return self.window(below, len(self))
+
+    # Columns. Each call decodes its column for the window.
+
+    def offsets(self) -> Sequence[int]:
+        base = self.header.base_offset
+        if not self.header.flags & OFFSETS:
+            return range(base + self.start, base + self.stop)
+        return [base + delta for delta in self._column(OFFSETS).cast("I")[self.start : self.stop]]
+
+    def values(self) -> list[bytes | None]:
+        return self._binary(0, VALUE_NULLS)
+
+    def keys(self) -> list[bytes | None] | None:
+        """None when no record of the batch has a key."""
+        return self._binary(KEYS, KEY_NULLS) if self.header.flags & KEYS else None
+
+    def headers(self) -> list[Headers] | None:
+        """None when no record of the batch has headers."""
+        if not self.header.flags & HEADERS:
+            return None
+        try:
+            return [decode_headers(blob) if blob else () for blob in self._binary(HEADERS, 0)]
+        except (struct.error, UnicodeDecodeError) as failure:
+            raise _damage("batch", f"the headers at offset {self.first_offset} and after cannot be read: {failure}") from None
+
+    def timestamps(self) -> Sequence[int]:
+        if not self.header.flags & TIMESTAMPS:
+            return [self.header.min_timestamp] * len(self)
+        return self._column(TIMESTAMPS).cast("q")[self.start : self.stop].tolist()
+
+    def expiries(self) -> list[int] | None:
+        """None when no record of the batch expires."""
+        if not self.header.flags & EXPIRIES:
+            return None
+        return self._column(EXPIRIES).cast("q")[self.start : self.stop].tolist()
+
+    def records(self) -> Iterator[Record]:
+        """One object a record: for people and tests, not for hot paths."""
+        count = len(self)
+        keys, headers, expiries = self.keys(), self.headers(), self.expiries()
+        yield from map(
+            Record,
+            self.offsets(),
+            self.timestamps(),
+            [None] * count if keys is None else keys,
+            self.values(),
+            [()] * count if headers is None else headers,
+            [NEVER] * count if expiries is None else expiries,
+        )
+
+    def record_batch(self) -> RecordBatch:
+        """The window as columns to append elsewhere, timestamps kept."""
+        return RecordBatch(self.values(), self.keys(), self.headers(), self.timestamps(), self.expiries())
+
+    def column_batch(self) -> ColumnBatch:
+        """As `run`, without a look at single records where the window is the whole batch."""
+        if len(self) < self.header.count:
+            return ColumnBatch.of(self.record_batch())
+        keys, headers, times = self.key_buffers(), self.header_buffers(), self.timestamp_buffer()
+        return ColumnBatch(
+            Column(*self.value_buffers()),
+            None if keys is None else Column(*keys),
+            None if headers is None else Column(*headers),
+            (array("q", [self.header.min_timestamp]) * len(self)).tobytes() if times is None else times,
+            self.expiry_buffer(),
+        )
+
+    def value_sizes(self) -> list[int]:
+        """The size of each value, without decoding any."""
+        ends = self._column(0).cast("I")[self.start : self.stop + 1].tolist()
+        return [end - begin for begin, end in pairwise(ends)]
+
+    @property
+    def size_bytes(self) -> int:
+        """Keys and values of the window."""
+        return self._bytes_before(self.stop) - self._bytes_before(self.start)
+
+    def _bytes_before(self, index: int) -> int:
+        size: int = self._column(0).cast("I")[index]
+        return size + self._column(KEYS).cast("I")[index] if self.header.flags & KEYS else size
+
+    def fitting(self, bytes_max: int) -> int:
+        """How many records from the front have keys and values of at most `bytes_max` bytes together."""
+        before = self._bytes_before(self.start)
+        if self._bytes_before(self.stop) - before <= bytes_max:
+            return len(self)
+        return bisect_right(range(self.start, self.stop + 1), before + bytes_max, key=self._bytes_before) - 1
+
+    def value_buffers(self) -> tuple[memoryview, memoryview, memoryview | None]:
+        """(offsets u32 × (header.count + 1), data, validity bits or None) of the whole batch, to be wrapped by Arrow."""
+        return self._column(0), self._column_data(0), self._column(VALUE_NULLS) if self.header.flags & VALUE_NULLS else None
+
+    def key_buffers(self) -> tuple[memoryview, memoryview, memoryview | None] | None:
+        """As `value_buffers`, for keys; None when no record has a key."""
+        if not self.header.flags & KEYS:
+            return None
+        return self._column(KEYS), self._column_data(KEYS), self._column(KEY_NULLS) if self.header.flags & KEY_NULLS else None
+
+    def header_buffers(self) -> tuple[memoryview, memoryview] | None:
+        """(offsets u32 × (header.count + 1), data) of the whole batch's headers, one blob a record; None when no record has any."""
+        return (self._column(HEADERS), self._column_data(HEADERS)) if self.header.flags & HEADERS else None
+
+    def timestamp_buffer(self) -> memoryview | None:
+        """i64 × header.count of the whole batch; None when every record has the batch's `header.min_timestamp`."""
+        return self._column(TIMESTAMPS).cast("q") if self.header.flags & TIMESTAMPS else None
+
+    def expiry_buffer(self) -> memoryview | None:
+        """i64 × header.count of the whole batch, `NEVER` for a record that does not expire; None when none does."""
+        return self._column(EXPIRIES).cast("q") if self.header.flags & EXPIRIES else None
+
+    def delta_buffer(self) -> memoryview | None:
+        """u32 × header.count of the whole batch: how far each offset is from `header.base_offset`; None when they are dense."""
+        return self._column(OFFSETS).cast("I") if self.header.flags & OFFSETS else None
+
+    @property
+    def expires(self) -> bool:
+        """Whether any record of the batch has an expiry. Looks at the header alone."""
+        return bool(self.header.flags & EXPIRIES)
+
+    # The body.
+
+    def _column(self, flag: int) -> memoryview:
+        if self._body is None:
+            self._decode()
+        assert self._body is not None
+        begin, end = self._layout[flag]
+        return self._body[begin:end]
+
+    def _column_data(self, flag: int) -> memoryview:
+        offsets = self._column(flag)
+        begin = self._layout[flag][1] + -self._layout[flag][1] % ALIGN
+        assert self._body is not None
+        return self._body[begin : begin + offsets.cast("I")[-1]]
+
+    def _binary(self, flag: int, nulls: int) -> list[bytes | None]:
+        ends = self._column(flag).cast("I")[self.start : self.stop + 1]
+        items = slices(ends, bytes(self._column_data(flag)[ends[0] : ends[-1]]))
+        if nulls and self.header.flags & nulls:
+            blank_nulls(items, self._column(nulls), self.start)
+        return items
+
+    def _decode(self) -> None:
+        """Undo encryption and compression, then find where each column lies."""
+        header = self.header
+        body = memoryview(self._stored)
+        if header.flags & ENCRYPTED:
+            if self._keyring is None:
+                raise CorruptData(f"log {header.log}: offset {header.base_offset} is encrypted and no key is given")
+            (sealed_size,) = _CRC.unpack_from(body, 0)
+            sealed = bytes(body[4 : 4 + sealed_size])
+            body = memoryview(self._keyring.unseal(header.log, header.nonce, sealed, self._front[8:]))
+        if header.flags & COMPRESSED:
+            body = memoryview(zstd.decompress(body, size=header.raw_size))
+        body = body[: header.raw_size]
+        if len(body) != header.raw_size:
+            raise CorruptData(f"log {header.log}: the body at offset {header.base_offset} has {len(body)} of {header.raw_size} bytes")
+        self._layout = _layout(header, body)
+        self._body = body
+
+
+def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
+    """Where each column begins and ends. For binary columns this is the offsets array; the data follows it."""
+    layout: dict[int, tuple[int, int]] = {}
+    position = 0
+
+    def take(flag: int, size: int) -> None:
+        nonlocal position
+        layout[flag] = (position, position + size)
+        position += size + -size % ALIGN
+        if layout[flag][1] > len(body):
+            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is cut")
+
+    def take_binary(flag: int) -> None:
+        nonlocal position
+        take(flag, 4 * (header.count + 1))
+        begin, end = layout[flag]
+        size = body[begin:end].cast("I")[-1]
+        position += size + -size % ALIGN
+        if position - (-size % ALIGN) > len(body):
+            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is cut")
+
+    bitmap = (header.count + 7) // 8
+    take_binary(0)
+    if header.flags & VALUE_NULLS:
+        take(VALUE_NULLS, bitmap)
+    if header.flags & KEYS:
+        take_binary(KEYS)
+        if header.flags & KEY_NULLS:
+            take(KEY_NULLS, bitmap)
+    if header.flags & HEADERS:
+        take_binary(HEADERS)
+    if header.flags & TIMESTAMPS:
+        take(TIMESTAMPS, 8 * header.count)
+    if header.flags & EXPIRIES:
+        take(EXPIRIES, 8 * header.count)
+    if header.flags & OFFSETS:
+        take(OFFSETS, 4 * header.count)
+    return layout
+
+
+def encode(
+    log: int,
+    base_offset: int,
+    batch: AnyBatch,
+    *,
+    now: int,
+    compress: bool = False,
+    keyring: Keyring | None = None,
+    deltas: Sequence[int] | None = None,
+    span: int | None = None,
+) -> bytes:
+    """One batch. `now` stamps a run that has no timestamps; `deltas` and `span` are for compaction, which leaves gaps."""
+    return b"".join(build(log, base_offset, batch, now=now, compress=compress, keyring=keyring, deltas=deltas, span=span)[1])
+
+
+def build(
+    log: int,
+    base_offset: int,
+    batch: AnyBatch,
+    *,
+    now: int,
+    compress: bool = False,
+    keyring: Keyring | None = None,
+    deltas: Sequence[int] | None = None,
+    span: int | None = None,
+) -> Built:
+    """As `encode`, with the header as the reader would parse it."""
+    count = len(batch.values)
+    assert count > 0, "an empty batch has no place in the log"
+    columns: list[bytes] = []
+    if isinstance(batch, ColumnBatch):
+        flags, low, high = _lay_buffers(columns, batch, now)
+    else:
+        if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
+            try:
+                return _build_plain(log, base_offset, batch.values, now)  # type: ignore[arg-type]  # a tombstone is found by the TypeError
+            except TypeError:
+                pass
+        flags, low, high = _lay_lists(columns, batch, now)
+    if deltas is not None:
+        flags |= OFFSETS
+        _put(columns, array("I", deltas).tobytes())
+    raw_size = sum(map(len, columns))
+    if compress:
+        squeezed = zstd.compress(b"".join(columns))
+        if len(squeezed) < raw_size:
+            columns, flags = [squeezed], flags | COMPRESSED
+    nonce, size = _NO_NONCE, sum(map(len, columns))
+    if keyring is not None:
+        flags, nonce, size = flags | ENCRYPTED, keyring.next_nonce(), 4 + size + TAG_BYTES
+    padding = _PADDING[size % ALIGN]
+    size += HEADER_BYTES + len(padding)
+    assert size <= BATCH_BYTES_MAX
+    header = BatchHeader(0, size, flags, log, count, base_offset, count if span is None else span, raw_size, low, high, nonce)
+    return header, _seal(header, [*columns, padding], keyring)
+
+
+def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) -> Built:
+    """As `build`, for values and nothing else: a flush to a thousand partitions makes a thousand of these."""
+    content = b"".join(values)
+    count, padding = len(values), _PADDING[len(content) % ALIGN]
+    if count == 1:
+        ends = _SINGLE.pack(0, len(content))
+    else:
+        ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
+        ends += _PADDING[len(ends) % ALIGN]
+    raw_size = len(ends) + len(content) + len(padding)
+    size = HEADER_BYTES + raw_size
+    assert size <= BATCH_BYTES_MAX
+    front = _COVERED.pack(size, VERSION, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0) + ends
+    parts: tuple[bytes, ...]
+    if size < _PARTS_FROM_BYTES:
+        front = b"".join((front, content, padding))
+        crc, parts = crc32c(front), ()
+    else:
+        crc, parts = crc32c_extend(crc32c_extend(crc32c(front), content), padding), (content, padding)
+    header = BatchHeader(crc, size, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
+    return header, (MAGIC + _CRC.pack(crc) + front, *parts)
+
+
+def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> tuple[bytes, ...]:
+    """Header, body and padding, with the checksum that is then in the header too."""
+    front = header.encode()[8:]
+    if keyring is not None:
+        *columns, padding = parts
+        sealed = keyring.seal(header.log, header.nonce, b"".join(columns), front)
+        parts = [_CRC.pack(len(sealed)), sealed, padding]
+    crc = crc32c(front)
+    for part in parts:
+        crc = crc32c_extend(crc, part)
+    header.crc = crc
+    front = b"".join((MAGIC, _CRC.pack(crc), front))
+    return (front, *parts) if header.size >= _PARTS_FROM_BYTES else (b"".join((front, *parts)),)
+
+
+def _lay_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int, int, int]:
+    """The columns of a run one after the other; returns flags, lowest and highest timestamp."""
+    flags = _put_binary(columns, packed(batch.values), 0, VALUE_NULLS)
+    if batch.keys is not None:
+        flags |= _put_binary(columns, packed(batch.keys), KEYS, KEY_NULLS)
+    if batch.headers is not None:
+        # Publishers that mark all their records alike share one object, and it is encoded once.
+        blobs = {mark: encode_headers(pairs) if pairs else b"" for mark, pairs in {id(pairs): pairs for pairs in batch.headers}.items()}
+        flags |= _put_binary(columns, packed([blobs[id(pairs)] for pairs in batch.headers]), HEADERS, 0)
+    low = high = now
+    if batch.timestamps is not None:
+        low, high = min(batch.timestamps), max(batch.timestamps)
+        if low != high:
+            flags |= TIMESTAMPS
+            columns.append(array("q", batch.timestamps).tobytes())
+    if batch.expiries is not None and any(batch.expiries):
+        flags |= EXPIRIES
+        columns.append(array("q", batch.expiries).tobytes())
+    return flags, low, high
+
+
+def _lay_buffers(columns: list[bytes], batch: ColumnBatch, now: int) -> tuple[int, int, int]:
+    """As `_lay_lists`, byte for byte, for a run that has its columns already."""
+    flags = _put_binary(columns, (batch.values.offsets, batch.values.data, batch.values.validity), 0, VALUE_NULLS)
+    if batch.keys is not None:
+        flags |= _put_binary(columns, (batch.keys.offsets, batch.keys.data, batch.keys.validity), KEYS, KEY_NULLS)
+    if batch.headers is not None:
+        flags |= _put_binary(columns, (batch.headers.offsets, batch.headers.data, None), HEADERS, 0)
+    low = high = now
+    if batch.timestamps is not None:
+        low, high = batch.oldest, batch.newest
+        if low != high:
+            flags |= TIMESTAMPS
+            columns.append(batch.timestamps.tobytes())
+    if batch.expiries is not None:
+        expiries = batch.expiries.tobytes()
+        if expiries != bytes(len(expiries)):
+            flags |= EXPIRIES
+            columns.append(expiries)
+    return flags, low, high
+
+
+def _put(columns: list[bytes], data: bytes) -> None:
+    columns.append(data)
+    if len(data) % ALIGN:
+        columns.append(_PADDING[len(data) % ALIGN])
+
+
+def _put_binary(columns: list[bytes], column: tuple[bytes, bytes, bytes | None], flag: int, nulls: int) -> int:
+    """Append an offsets array, its data and its validity bits, if it has any."""
+    offsets, data, validity = column
+    _put(columns, offsets)
+    _put(columns, data)
+    if validity is None:
+        return flag
+    _put(columns, validity)
+    return flag | nulls

@@ -1,0 +1,92 @@
+"""From the runs of a flush to the runs of batches: joined where they are small, cut where they are large."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
+
+from headrace.columns import headers_bytes
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
+from headrace.records import AnyBatch, ColumnBatch, RecordBatch
+
+
+def pieces(batches: Sequence[AnyBatch], now: int, *, small: bool) -> list[AnyBatch]:
+    """The records of these runs, in order, as runs that each make one batch. `small`: together they are below the target.
+
+    A run of columns is as good as a batch: it is neither joined nor cut.
+    """
+    if (
+        small
+        and len(batches) == 1
+        and (batches[0].headers is None or isinstance(batches[0], ColumnBatch))
+        and len(batches[0]) <= BATCH_RECORDS_MAX
+    ):
+        return [batches[0]]
+    found: list[AnyBatch] = []
+    waiting: list[RecordBatch] = []
+    for batch in batches:
+        if isinstance(batch, ColumnBatch):
+            _join(waiting, now, small, found)
+            waiting = []
+            found.append(batch)
+        else:
+            waiting.append(batch)
+    _join(waiting, now, small, found)
+    return found
+
+
+def _join(batches: list[RecordBatch], now: int, small: bool, found: list[AnyBatch]) -> None:
+    if not batches:
+        return
+    batch = merge(batches, now)
+    if small and batch.headers is None and len(batch.values) <= BATCH_RECORDS_MAX:
+        found.append(batch)
+    else:
+        found += cut(batch)
+
+
+def merge(batches: Sequence[RecordBatch], now: int) -> RecordBatch:
+    """One run in the order of the given ones. `now` stamps those that have no timestamps, if others have."""
+    if len(batches) == 1:
+        return batches[0]
+    timestamps: list[int] | None = None
+    if any(batch.timestamps is not None for batch in batches):
+        timestamps = [at for batch in batches for at in ([now] * len(batch) if batch.timestamps is None else batch.timestamps)]
+    return RecordBatch(
+        list(chain.from_iterable(batch.values for batch in batches)),
+        None if all(batch.keys is None for batch in batches) else [key for batch in batches for key in batch.keys or [None] * len(batch)],
+        None
+        if all(batch.headers is None for batch in batches)
+        else [pairs for batch in batches for pairs in batch.headers or [()] * len(batch)],
+        timestamps,
+        None
+        if all(batch.expiries is None for batch in batches)
+        else [at for batch in batches for at in batch.expiries or [0] * len(batch)],
+    )
+
+
+def cut(batch: RecordBatch) -> Iterator[RecordBatch]:
+    """The run in pieces that each make one batch. A record larger than the target gets a batch of its own."""
+    ends = _ends(batch)
+    count, start, before = len(ends), 0, 0
+    while start < count:
+        stop = max(bisect_right(ends, before + BATCH_BYTES_TARGET, start, min(start + BATCH_RECORDS_MAX, count)), start + 1)
+        yield batch if stop - start == count else batch[start:stop]
+        start, before = stop, ends[stop - 1]
+
+
+def _ends(batch: RecordBatch) -> list[int]:
+    """The running total of what records take in a batch, their entries in fixed-width columns aside."""
+    if batch.keys is None and batch.headers is None:
+        try:
+            return list(accumulate(map(len, batch.values)))  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
+        except TypeError:
+            pass
+    return list(accumulate(_sizes(batch)))
+
+
+def _sizes(batch: RecordBatch) -> Iterator[int]:
+    nothing: Sequence[None] = [None] * len(batch)
+    for value, key, pairs in zip(batch.values, batch.keys or nothing, batch.headers or nothing, strict=True):
+        yield len(value or b"") + len(key or b"") + (headers_bytes(pairs) + 8 * len(pairs) if pairs else 0)

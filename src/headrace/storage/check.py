@@ -1,0 +1,229 @@
+"""The verifier: reads every byte of a data directory, changes none, and says what it finds.
+
+A problem is something a promise is broken by: a bad checksum, a gap, an overlap, a name that lies. A note is what any crash may leave
+and recovery puts right: a torn end, a journal that has not been checkpointed, an index that is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.errors import CorruptData
+from headrace.storage import journal as journal_format
+from headrace.storage.batch import Batch
+from headrace.storage.crypt import Keyring, WrongKey
+from headrace.storage.files import Files
+from headrace.storage.identity import PATH as IDENTITY_PATH
+from headrace.storage.identity import read_identity
+from headrace.storage.journal import Damage, journal_number, journal_path, read_journal
+from headrace.storage.manifest import PATH as MANIFEST_PATH
+from headrace.storage.manifest import Checkpointed, Manifest, read_manifest
+from headrace.storage.recovery import logs_on_disk
+from headrace.storage.segment import (
+    HEADER_BYTES,
+    TEMPORARY_SUFFIX,
+    Segment,
+    SparseIndex,
+    index_path,
+    log_directory,
+    parse_segment_header,
+    segment_base,
+    segment_path,
+)
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What the verifier found. `clean` is the verdict."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    logs: int = 0
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    frames: int = 0
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+
+@dataclass(slots=True)
+class _Log:
+    """What the segments of one log hold."""
+
+    end: int
+    beyond: list[Batch]
+    """Batches of segments and journal that come after the checkpoint."""
+
+
+def check(files: Files, key: bytes | None = None) -> CheckReport:
+    """Verify the data directory. Nobody else may have it open; the caller holds the lock."""
+    report = CheckReport()
+    keyring = None if key is None else Keyring(key)
+    _check_identity(files, keyring, report)
+    manifest, unreadable = read_manifest(files)
+    if unreadable:
+        report.problems.append(f"{MANIFEST_PATH}: unreadable")
+    known = manifest or Manifest()
+    logs: dict[int, _Log] = {}
+    for log in sorted(logs_on_disk(files) | known.logs.keys()):
+        if log in known.deleted:
+            report.notes.append(f"{log_directory(log)}: what is left of a deleted log; removed at the next start")
+            continue
+        logs[log] = _check_segments(files, log, known.logs.get(log), keyring, report)
+    report.logs = len(logs)
+    _check_journal(files, known, logs, keyring, report)
+    for log, state in sorted(logs.items()):
+        _check_continuation(log, state, report)
+    return report
+
+
+def _check_identity(files: Files, keyring: Keyring | None, report: CheckReport) -> None:
+    identity, unreadable = read_identity(files)
+    if unreadable:
+        report.problems.append(f"{IDENTITY_PATH}: unreadable")
+    elif identity is None:
+        report.problems.append(f"{IDENTITY_PATH}: missing; this is no data directory, or a very new one")
+    elif identity.key != (None if keyring is None else keyring.fingerprint()):
+        raise WrongKey("the data directory is encrypted with another key" if identity.key else "the data directory is not encrypted")
+
+
+def _check_segments(files: Files, log: int, known: Checkpointed | None, keyring: Keyring | None, report: CheckReport) -> _Log:
+    names = files.list(log_directory(log))
+    report.notes += [f"{log_directory(log)}/{name}: left by an interrupted compaction" for name in names if name.endswith(TEMPORARY_SUFFIX)]
+    bases = sorted(base for name in names if (base := segment_base(name)) is not None)
+    end = known.first if known else (bases[0] if bases else 0)
+    if known and bases and bases[0] > known.first:
+        report.problems.append(f"{log_directory(log)}: starts at offset {bases[0]}, but the checkpoint saw {known.first}")
+    covered = 0
+    beyond: list[Batch] = []
+    for number, base in enumerate(bases):
+        last = number == len(bases) - 1
+        if base < covered or (known and not last and bases[number + 1] <= known.first):
+            report.notes.append(f"{segment_path(log, base)}: replaced or retired; removed at the next start")
+            continue
+        sure = known is not None and base <= known.segment_base
+        if base != end and number and sure:
+            report.problems.append(f"{segment_path(log, base)}: starts at offset {base}, but the segment before it ends at {end}")
+        end, covered = _check_segment(files, log, base, known, keyring, report, end if number and not sure else base, beyond)
+    if known and end < known.end:
+        report.problems.append(f"{log_directory(log)}: ends at offset {end}, but the checkpoint saw {known.end}")
+    return _Log(end, beyond)
+
+
+def _sure_bytes(base: int, size: int, known: Checkpointed | None) -> int:
+    """How much of a segment the checkpoint vouches for. What comes after it may be torn, and the journal has it too."""
+    if known is None or base > known.segment_base:
+        return 0
+    return known.segment_size if base == known.segment_base else size
+
+
+def _check_segment(
+    files: Files,
+    log: int,
+    base: int,
+    known: Checkpointed | None,
+    keyring: Keyring | None,
+    report: CheckReport,
+    end: int,
+    beyond: list[Batch],
+) -> tuple[int, int]:
+    """(the offset behind what the checkpoint vouches for, the offset up to which it replaces others). Other batches go to `beyond`."""
+    path = segment_path(log, base)
+    file = files.open_readonly(path)
+    try:
+        size, head = file.size(), file.read_at(0, HEADER_BYTES)
+    finally:
+        file.close()
+    sure = _sure_bytes(base, size, known)
+    covers_to = 0
+    try:
+        covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
+    except CorruptData as failure:
+        (report.problems if sure else report.notes).append(str(failure))
+    report.segments += 1
+    if covers_to:
+        sure = size  # compaction synced it before it got its name
+    segment = Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
+    if size < sure:
+        report.problems.append(f"{path}: has {size} bytes, but the checkpoint saw {sure}")
+    index = SparseIndex(base)
+    damages: list[Damage] = []
+    for position, batch in segment.scan(HEADER_BYTES, segment.size, keyring, damages.append):
+        _read_all(batch, f"{path} at byte {position}", report)
+        index.add(batch.header, position)
+        if position >= sure:
+            beyond.append(batch)
+            continue
+        if batch.header.base_offset < end or (batch.header.base_offset > end and not covers_to):
+            what = "overlaps what is before it" if batch.header.base_offset < end else "follows a gap"
+            report.problems.append(f"{path} at byte {position}: the batch at offset {batch.header.base_offset} {what} (expected {end})")
+        end = max(end, batch.header.next_offset)
+    for damage in damages:
+        (report.problems if damage.position < sure else report.notes).append(str(damage))
+    _check_index(files, segment, index, report)
+    return max(end, covers_to), covers_to
+
+
+def _read_all(batch: Batch, where: str, report: CheckReport) -> None:
+    """Decode every column: a good checksum over bytes that make no sense would be our own fault, and is a problem too."""
+    report.batches += 1
+    report.records += len(batch)
+    try:
+        stamps = batch.timestamps()
+        batch.record_batch()
+        if min(stamps) < batch.header.min_timestamp or max(stamps) > batch.header.max_timestamp:
+            report.problems.append(f"{where}: timestamps outside what the header says")
+    except (CorruptData, WrongKey) as damage:
+        report.problems.append(f"{where}: {damage}")
+
+
+def _check_index(files: Files, segment: Segment, index: SparseIndex, report: CheckReport) -> None:
+    path = index_path(segment.log, segment.base_offset)
+    try:
+        file = files.open_readonly(path)
+    except FileNotFoundError:
+        return
+    try:
+        content = file.read_at(0, file.size())
+    finally:
+        file.close()
+    if content != index.encode(log=segment.log, base_offset=segment.base_offset, segment_size=segment.size):
+        report.notes.append(f"{path}: does not fit its segment; rebuilt when it is needed")
+
+
+def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring: Keyring | None, report: CheckReport) -> None:
+    numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
+    number_expected: int | None = None
+    for number in numbers:
+        if number < known.journal:
+            continue
+        holes: list[Damage] = []
+        for frame in read_journal(files, number, keyring, holes.append):
+            report.frames += 1
+            # What frames before the checkpoint held is in synced segments: one of them that was never synced itself may be missing.
+            missing = report.problems if frame.number > known.frame else report.notes
+            if holes:
+                missing += map(str, holes)
+                holes.clear()
+            elif number_expected not in (None, frame.number):
+                missing.append(f"{journal_path(number)} at byte {frame.position}: frame {frame.number} follows {number_expected}")
+            number_expected = frame.number + 1
+            for batch in frame.batches:
+                _read_all(batch, f"{journal_path(number)} at byte {frame.position}", report)
+                state = logs.get(batch.header.log)
+                if state is None and batch.header.log not in known.deleted:
+                    state = logs[batch.header.log] = _Log(0, [])
+                if state is not None:
+                    state.beyond.append(batch)
+
+
+def _check_continuation(log: int, state: _Log, report: CheckReport) -> None:
+    """Segments and journal together hold the log without a gap."""
+    end = state.end
+    for batch in sorted(state.beyond, key=lambda batch: batch.header.base_offset):
+        if batch.header.base_offset > end:
+            report.problems.append(f"log {log}: offsets {end} to {batch.header.base_offset - 1} are in no segment and no journal file")
+        end = max(end, batch.header.next_offset)

@@ -1,0 +1,363 @@
+"""The one seam between the log and the disk.
+
+Everything the log reads or writes goes through `Files` and `File`; nothing under `storage/` calls `os` or `open` elsewhere.
+Paths are relative to the data directory, with `/` between parts. The tests have an in-memory twin
+(`tests/storage_faults/`) that records every operation, injects faults and lists the images that a power cut may leave.
+
+What the log relies on, and what the twin therefore models:
+
+- `write_at` reaches the page cache only; `sync` makes a file's earlier writes, truncations and size durable.
+- A created, renamed or removed name is durable only after `sync_dir` of its directory.
+- `allocate` reserves space, so that later writes inside it cannot fail for lack of it. The reserved bytes read as zeros.
+- An `OSError` with `ENOSPC` or `EDQUOT` means "disk full". `EMFILE`, `ENFILE`, `EAGAIN` or `ENOMEM` means that descriptors, threads or
+  memory have run out. Both are retriable, unless the `sync` of a file raised them: what that file holds is then unknown, whatever the
+  reason. Any other `OSError` on a write, and any on a `sync`, fences the log.
+- A failed `make_dir` leaves no directory behind: one that exists has a durable name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from headrace.errors import HeadraceError
+from headrace.limits import LOG_DESCRIPTORS_RESERVED
+
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+EXHAUSTED_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""No descriptor, thread or memory is left. The disk is as it was, so the same step may succeed later."""
+_NO_DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_NO_DIRECTORY_LOCK_ERRNOS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What `flock` of a directory answers where the file system (NFS) locks only files that are open for writing."""
+_SYNC_THREADS: Final = 8
+_T = TypeVar("_T")
+
+
+def is_exhausted(failure: BaseException) -> bool:
+    """Return whether a step failed only for want of descriptors, threads or memory, and may be repeated."""
+    return isinstance(failure, MemoryError) or (isinstance(failure, OSError) and failure.errno in EXHAUSTED_ERRNOS)
+
+
+class NotCached(Exception):
+    """The bytes are not in the page cache: read them off the event loop."""
+
+
+class File(Protocol):
+    """One open file."""
+
+    def read_at(self, position: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` bytes; fewer only at the end of the file."""
+
+    def glance_at(self, position: int, size_bytes: int) -> memoryview:
+        """The same, if the page cache has it: raises `NotCached` instead of waiting for the disk. What is returned is this thread's to
+        look at until its next glance at any file."""
+
+    def write_at(self, position: int, buffers: list[bytes]) -> None:
+        """All buffers, one after the other, from `position`; a short write is continued, never ignored."""
+
+    def sync(self) -> None:
+        """fdatasync. Never called again on a file after it failed once."""
+
+    def truncate(self, size_bytes: int) -> None: ...
+
+    def allocate(self, size_bytes: int) -> None:
+        """Reserve space for the first `size_bytes` bytes and make the file that long."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """One data directory."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing; `create` makes a new file and fails if there is one."""
+
+    def open_readonly(self, path: str) -> File: ...
+
+    def list(self, directory: str) -> list[str]:
+        """Names in the directory, sorted; an absent directory is empty."""
+
+    def make_dir(self, directory: str) -> None:
+        """Create the directory and its parents if absent, and make their names durable."""
+
+    def remove_dir(self, directory: str) -> None:
+        """Remove an empty directory; an absent one is fine."""
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; an absent one is fine."""
+
+    def sync_dir(self, directory: str) -> None: ...
+
+    def sync_many(self, files: Sequence[File]) -> None:
+        """`File.sync` of each, at once where that is faster; raises the first failure after all have been tried."""
+
+    def free_bytes(self) -> int: ...
+
+    def reserve(self) -> bool:
+        """Hold spare descriptors for the opens of the log to use when the process has no other. False if there are not enough left."""
+
+    def lock(self) -> None:
+        """Take the data directory for this process; raises `DirectoryLocked`."""
+
+    def close(self) -> None:
+        """Give the lock and the spare descriptors back."""
+
+
+class DirectoryLocked(HeadraceError):
+    """Another process has the data directory."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"in use by process {holder}" if holder else "in use by another process")
+        self.holder = holder
+
+
+_buffers = threading.local()
+_BUFFER_BYTES_KEPT: Final = 8 * 1024 * 1024
+"""The largest reads of the protocols and of the Flight endpoint, with the headers around them."""
+
+
+def _buffer(size_bytes: int) -> bytearray:
+    """This thread's read buffer, at least so large."""
+    kept: bytearray | None = getattr(_buffers, "kept", None)
+    if kept is not None and len(kept) >= size_bytes:
+        return kept
+    fresh = bytearray(max(size_bytes, 256 * 1024))
+    if len(fresh) <= _BUFFER_BYTES_KEPT:
+        _buffers.kept = fresh
+    return fresh
+
+
+class DiskFile:
+    """A real file. All calls release the GIL while the kernel works."""
+
+    __slots__ = ("_fd",)
+    _IOV_MAX: Final = 1024
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read_at(self, position: int, size_bytes: int) -> bytes:
+        data = os.pread(self._fd, size_bytes, position)
+        while 0 < len(data) < size_bytes:
+            more = os.pread(self._fd, size_bytes - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def glance_at(self, position: int, size_bytes: int) -> memoryview:
+        # A buffer that is used again spares the page faults of a new one, which would cost more than the copy.
+        view = memoryview(_buffer(size_bytes))[:size_bytes]
+        try:
+            got = os.preadv(self._fd, [view], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            raise NotCached from None
+        except OSError as failure:
+            if failure.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a filesystem without RWF_NOWAIT
+                raise NotCached from None
+            raise
+        if got < size_bytes and position + got < self.size():
+            raise NotCached
+        return view[:got]
+
+    def write_at(self, position: int, buffers: list[bytes]) -> None:
+        views = [memoryview(buffer) for buffer in buffers if len(buffer)]
+        while views:
+            written = os.pwritev(self._fd, views[: self._IOV_MAX], position)
+            position += written
+            while written and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._fd, size_bytes)
+
+    def allocate(self, size_bytes: int) -> None:
+        os.posix_fallocate(self._fd, 0, size_bytes)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        # Readers on other threads may still hold a file that its segment has let go: the last one closes it.
+        self.close()
+
+
+class DiskFiles:
+    """The real disk below one directory. Files are made with mode 0600, directories with 0700; links are not followed.
+
+    Peers can use up the descriptors of the process. `reserve` therefore keeps some spare ones open; an open that finds none left
+    closes spare ones until it succeeds.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._lock_fds: list[int] = []
+        self._spare_fds: list[int] = []
+        self._sparing = threading.Lock()
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def _open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        return self._given_descriptors(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+
+    def _given_descriptors(self, call: Callable[[], _T]) -> _T:
+        """Make a call that takes a descriptor, a spare one if there is no other."""
+        while True:
+            try:
+                return call()
+            except OSError as failure:
+                if failure.errno not in _NO_DESCRIPTOR_ERRNOS or not self._spend():
+                    raise
+
+    def _spend(self) -> bool:
+        """Close a spare descriptor, so that the next open finds one. Another thread may be faster: the caller tries again."""
+        with self._sparing:
+            if not self._spare_fds:
+                return False
+            os.close(self._spare_fds.pop())
+            return True
+
+    def reserve(self) -> bool:
+        with self._sparing, contextlib.suppress(OSError):
+            while self._lock_fds and len(self._spare_fds) < LOG_DESCRIPTORS_RESERVED:
+                # An open, not a dup: it also counts against the limit of open files of the whole system.
+                self._spare_fds.append(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        return len(self._spare_fds) >= LOG_DESCRIPTORS_RESERVED
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
+        return DiskFile(self._open(self._path(path), flags))
+
+    def open_readonly(self, path: str) -> DiskFile:
+        return DiskFile(self._open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW))
+
+    def list(self, directory: str) -> list[str]:
+        try:
+            return sorted(self._given_descriptors(lambda: os.listdir(self._path(directory))))
+        except FileNotFoundError:
+            return []
+
+    def make_dir(self, directory: str) -> None:
+        made = Path(self._path(directory))
+        missing = [made, *made.parents]
+        missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
+        for parent in reversed(missing):
+            parent.mkdir(mode=0o700, exist_ok=True)
+            try:
+                self._sync_dir(str(parent.parent))
+            except OSError:
+                # Left behind, it would be taken for durable by whoever comes next.
+                parent.rmdir()
+                raise
+
+    def remove_dir(self, directory: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(self._path(directory))
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(self._path(source), self._path(target))
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self._path(path))
+
+    def sync_dir(self, directory: str) -> None:
+        self._sync_dir(self._path(directory))
+
+    def _sync_dir(self, path: str) -> None:
+        fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_many(self, files: Sequence[File]) -> None:
+        waiting, failures = deque(files), deque[Exception]()
+
+        def work() -> None:
+            while waiting:
+                try:
+                    file = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                try:
+                    file.sync()
+                except OSError as failure:  # a failed sync is what the caller must hear of first
+                    failures.appendleft(failure)
+                except Exception as failure:
+                    failures.append(failure)
+
+        threads: list[threading.Thread] = []
+        with contextlib.suppress(RuntimeError):  # no more threads to be had: those there are do the work
+            while len(threads) < min(_SYNC_THREADS, len(files) // 2) - 1:
+                thread = threading.Thread(target=work, name="headrace-sync", daemon=True)
+                thread.start()
+                threads.append(thread)
+        work()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def free_bytes(self) -> int:
+        status = os.statvfs(self.root)
+        return status.f_bavail * status.f_frsize
+
+    def lock(self) -> None:
+        """Lock the directory itself, which nobody can remove while it is in use, and the file LOCK, which names the holder."""
+        self.make_dir("")
+        try:
+            self._lock_fds.append(self._open(str(self.root), os.O_RDONLY | os.O_DIRECTORY))
+            try:
+                fcntl.flock(self._lock_fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DirectoryLocked(self._holder()) from None
+            except OSError as failure:
+                if failure.errno not in _NO_DIRECTORY_LOCK_ERRNOS:
+                    raise
+            self._lock_fds.append(self._open(self._path("LOCK"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
+            try:
+                fcntl.flock(self._lock_fds[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DirectoryLocked(self._holder()) from None
+        except BaseException:
+            self.close()
+            raise
+        with contextlib.suppress(OSError):  # a full disk has no room for the number; the lock holds without it
+            os.ftruncate(self._lock_fds[1], 0)
+            os.pwrite(self._lock_fds[1], f"{os.getpid()}\n".encode(), 0)
+        self.reserve()
+
+    def _holder(self) -> str:
+        try:
+            return Path(self._path("LOCK")).read_text("ascii", "replace")[:32].strip()
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        with self._sparing:
+            fds, self._lock_fds, self._spare_fds = [*self._spare_fds, *self._lock_fds], [], []
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,71 @@
+"""The identity of a data directory: four lines of text that say what it is before anything else is believed.
+
+headrace data directory
+format 1
+key none | <fingerprint, hex>
+crc <CRC-32C of the lines above, hex>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from google_crc32c import value as crc32c
+
+from headrace.errors import CorruptData
+from headrace.storage.files import Files
+
+PATH: Final = "IDENTITY"
+_TEMPORARY: Final = "IDENTITY.tmp"
+FORMAT: Final = 1
+_TITLE: Final = "headrace data directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    key: str | None
+    """The fingerprint of the encryption key, None if there is none."""
+
+    def encode(self) -> bytes:
+        text = f"{_TITLE}\nformat {FORMAT}\nkey {self.key or 'none'}\n".encode()
+        return text + f"crc {crc32c(text):08x}\n".encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Identity | None:
+        """None if a single bit is wrong. Raises `CorruptData` for a format of another release."""
+        text, mark, crc = content.rpartition(b"crc ")
+        if not mark or crc != f"{crc32c(text):08x}\n".encode():
+            return None
+        lines = text.decode("ascii").splitlines()
+        if len(lines) != 3 or lines[0] != _TITLE:
+            return None
+        if lines[1] != f"format {FORMAT}":
+            raise CorruptData(f"the data directory has {lines[1]}; this release reads format {FORMAT}")
+        key = lines[2].removeprefix("key ")
+        return cls(None if key == "none" else key)
+
+
+def read_identity(files: Files) -> tuple[Identity | None, bool]:
+    """(the identity or None, whether there is a file that cannot be read)."""
+    try:
+        file = files.open_readonly(PATH)
+    except FileNotFoundError:
+        return None, False
+    try:
+        identity = Identity.decode(file.read_at(0, file.size()))
+    finally:
+        file.close()
+    return identity, identity is None
+
+
+def write_identity(files: Files, identity: Identity) -> None:
+    files.remove(_TEMPORARY)
+    file = files.open(_TEMPORARY, create=True)
+    try:
+        file.write_at(0, [identity.encode()])
+        file.sync()
+    finally:
+        file.close()
+    files.rename(_TEMPORARY, PATH)
+    files.sync_dir("")

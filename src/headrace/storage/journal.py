@@ -1,0 +1,327 @@
+"""The journal: one file that is synced before anything is acknowledged.
+
+    0       4       8       12        14      16        24       32        36         40
+    +-------+-------+-------+---------+-------+---------+--------+---------+----------+-----------+
+    | magic | crc   | size  | version | flags | journal | number | batches | reserved | batches … |
+    | 4 B   | u32   | u32   | u16     | u16   | u64     | u64    | u32     | u32      |           |
+    +-------+-------+-------+---------+-------+---------+--------+---------+----------+-----------+
+
+A frame is the unit of atomicity: it holds the batches of all partitions one flush touches, whole batches one after the other, and
+it is there whole or not at all. `crc` is the CRC-32C of everything from byte 8 to `size`; `size` counts header and batches.
+`number` counts frames over all journal files, `journal` is the number in the file's name.
+
+A frame starts at a multiple of 4096: rewriting a torn one never touches a sector that holds a synced one. Journal files are
+preallocated and used again under a new name when all they hold is in synced segments; the frames of an earlier life carry an
+earlier journal number and end the file just as zeros do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from google_crc32c import extend as crc32c_extend
+from google_crc32c import value as crc32c
+
+from headrace.errors import CorruptData
+from headrace.limits import FRAME_BYTES_MAX, KIB, MIB
+from headrace.storage.batch import Batch, Built
+from headrace.storage.crypt import Keyring
+from headrace.storage.files import DISK_FULL_ERRNOS, File, Files
+
+MAGIC: Final = b"HRJ\x01"
+VERSION: Final = 1
+HEADER_BYTES: Final = 40
+ALIGN: Final = 4096
+DIRECTORY: Final = "journal"
+SUFFIX: Final = ".hrj"
+
+_HEADER = struct.Struct("<4sIIHHQQII")
+assert _HEADER.size == HEADER_BYTES, "the drawing says 40"
+_CRC = struct.Struct("<I")
+_JOIN_ABOVE: Final = 16
+_JOIN_BELOW_BYTES: Final = 64 * KIB
+"""From so many batches on, unless they are large, one copy of all is cheaper than a checksum call and a write vector for each."""
+_SMALL_FILE_BYTES: Final = (1 * MIB, 64 * KIB, ALIGN)
+"""Sizes of a journal file for a disk that has no room for a whole one: deletes and commits need little."""
+
+
+def journal_path(journal: int) -> str:
+    return f"{DIRECTORY}/{journal:010d}{SUFFIX}"
+
+
+def journal_number(name: str) -> int | None:
+    """The number in a file name, or None if this is no journal file."""
+    stem = name.removesuffix(SUFFIX)
+    return int(stem) if stem != name and len(stem) == 10 and stem.isascii() and stem.isdigit() else None
+
+
+def aligned(position: int) -> int:
+    return position + -position % ALIGN
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame as it was found in a journal file."""
+
+    journal: int
+    number: int
+    position: int
+    batches: list[Batch]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A stretch of a file that holds nothing readable although something was there: what intact data around it proves."""
+
+    path: str
+    position: int
+    size: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path} at byte {self.position} ({self.size} bytes): {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStart:
+    """Where a new life begins: above every number ever seen, with the old files it may use again."""
+
+    journal: int
+    frame: int
+    spares: list[int]
+
+
+class SyncFailed(Exception):
+    """fdatasync said no: what the disk holds is unknown, and asking again would not tell."""
+
+
+class Journal:
+    """The writing end. Only the writer appends; the keeper recycles, and syncs what was written without a promise to sync."""
+
+    def __init__(self, files: Files, file_bytes: int, start: JournalStart) -> None:
+        self._files = files
+        self._file_bytes = file_bytes
+        self._file: File | None = None
+        """None after a start that found no room for a file, until an append finds some."""
+        self._capacity = 0
+        """The size of `_file`; smaller than `_file_bytes` if the disk was full, larger for a frame that needs it."""
+        self._position = 0
+        self._written = self._synced = 0
+        """How many frames were written in this life, and how many of them are durable."""
+        self._failed = ""
+        """Why a sync failed once: whoever comes next must not ask the disk again, which may then say yes."""
+        self._syncing = threading.Lock()
+        self._next_frame = start.frame
+        self._spares = list(start.spares)
+        self._lock = threading.Lock()
+        """Guards `_spares`: the keeper puts files there, the writer takes them."""
+        self.current = start.journal
+        """The number of the file that frames go to."""
+
+    @property
+    def next_frame(self) -> int:
+        return self._next_frame
+
+    def start(self) -> None:
+        """Make the first file of this life; when this returns its name is durable, so its number was never used before.
+
+        On a full disk there may be no file afterwards. The records there are can be read and deleted all the same, and each append
+        tries again.
+        """
+        self._files.make_dir(DIRECTORY)
+        self._spares = [number for number in self._spares if file_size(self._files, journal_path(number)) == self._file_bytes]
+        try:
+            self._open(self.current, 0)
+        except OSError as failure:
+            if failure.errno not in DISK_FULL_ERRNOS:
+                raise
+
+    def _open(self, journal: int, frame_bytes: int) -> None:
+        """Go on in a new file with room for the frame. A failure leaves the journal as it was, and may be tried again."""
+        with self._lock:
+            if self._spares and frame_bytes <= self._file_bytes:
+                file, capacity = self._reuse(journal), self._file_bytes
+            else:
+                file, capacity = self._create(journal, frame_bytes)
+        self._file, self._capacity, self._position, self.current = file, capacity, 0, journal
+
+    def _reuse(self, journal: int) -> File:
+        spare = self._spares[-1]
+        self._files.rename(journal_path(spare), journal_path(journal))
+        self._spares.pop()
+        try:
+            file = self._files.open(journal_path(journal))
+            try:
+                self._files.sync_dir(DIRECTORY)
+            except BaseException:
+                file.close()
+                raise
+        except BaseException:
+            # Renamed again by the next attempt, so that the sync of the directory has something new to write.
+            with contextlib.suppress(OSError):
+                self._files.rename(journal_path(journal), journal_path(spare))
+                self._spares.append(spare)
+            raise
+        return file
+
+    def _create(self, journal: int, frame_bytes: int) -> tuple[File, int]:
+        path = journal_path(journal)
+        self._files.remove(path)  # what a failed attempt could not remove; no frame was ever written to it
+        file = self._files.open(path, create=True)
+        try:
+            capacity = self._allocate(file, frame_bytes)
+            self._files.sync_dir(DIRECTORY)
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                self._files.remove(path)
+            raise
+        return file, capacity
+
+    def _allocate(self, file: File, frame_bytes: int) -> int:
+        """Reserve the usual size or, on a full disk, what there is room for. Returns the size."""
+        wanted = (self._file_bytes, *(size for size in _SMALL_FILE_BYTES if size < self._file_bytes))
+        *sizes, least = dict.fromkeys(max(size, aligned(frame_bytes)) for size in wanted)
+        for size in sizes:
+            try:
+                file.allocate(size)
+            except OSError as failure:
+                if failure.errno not in DISK_FULL_ERRNOS:
+                    raise
+                file.truncate(0)  # a part of it may have been reserved
+            else:
+                return size
+        file.allocate(least)
+        return least
+
+    def append(self, batches: list[Built]) -> None:
+        """Write one frame; `sync` makes it durable. A failed write leaves no whole frame behind and may be tried again."""
+        size = HEADER_BYTES + sum(built[0].size for built in batches)
+        assert size <= FRAME_BYTES_MAX
+        if self._file is None:
+            self._open(self.current, size)
+        elif self._position + size > self._capacity:
+            self.sync()  # a frame of the next file must never outlive one of this file
+            self._open(self.current + 1, size)
+        header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), 0)
+        crc = crc32c(header[8:])
+        parts = [part for built in batches for part in built[1]]
+        if len(batches) > _JOIN_ABOVE and size < _JOIN_BELOW_BYTES * len(batches):
+            parts = [b"".join(parts)]
+        for part in parts:
+            crc = crc32c_extend(crc, part)
+        assert self._file is not None
+        self._file.write_at(self._position, [MAGIC, _CRC.pack(crc), header[8:], *parts])
+        self._position = aligned(self._position + size)
+        self._next_frame += 1
+        self._written += 1
+
+    def sync(self) -> None:
+        """Make every frame so far durable. Raises `SyncFailed`, after which the journal must not be used again.
+
+        The writer and the keeper both come here: whoever finds the other one syncing waits, and then looks whether that covered
+        its own frames.
+        """
+        with self._syncing:
+            if self._failed:
+                raise SyncFailed(self._failed)
+            written = self._written
+            if self._synced == written:
+                return
+            assert self._file is not None
+            try:
+                self._file.sync()
+            except OSError as failure:
+                self._failed = str(failure)
+                raise SyncFailed(self._failed) from failure
+            self._synced = written
+
+    def recycle(self, below: int, keep: int) -> None:
+        """Everything in files numbered below `below` is in synced segments: keep a few of them for later, remove the rest."""
+        with self._lock:
+            numbers = [number for name in self._files.list(DIRECTORY) if (number := journal_number(name)) is not None]
+            for number in numbers:
+                if number >= below or number in self._spares:
+                    continue
+                if len(self._spares) < keep and file_size(self._files, journal_path(number)) == self._file_bytes:
+                    self._spares.insert(0, number)
+                else:
+                    self._files.remove(journal_path(number))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def file_size(files: Files, path: str) -> int:
+    file = files.open_readonly(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def sync_file(files: Files, path: str) -> None:
+    file = files.open_readonly(path)
+    try:
+        file.sync()
+    finally:
+        file.close()
+
+
+def _frame_at(content: bytes, position: int, journal: int, number_min: int, path: str, keyring: Keyring | None) -> Frame | None:
+    """The whole, intact frame of this journal at `position`, or None. Frame numbers rise, so a lower one is a copy from elsewhere."""
+    if len(content) - position < HEADER_BYTES:
+        return None
+    magic, crc, size, version, flags, number_of_journal, number, count, reserved = _HEADER.unpack_from(content, position)
+    if magic != MAGIC or number_of_journal != journal or number < number_min or version != VERSION or flags or reserved:
+        return None
+    if not HEADER_BYTES <= size <= min(FRAME_BYTES_MAX, len(content) - position):
+        return None
+    if crc32c(content[position + 8 : position + size]) != crc:
+        return None
+    batches = []
+    at = position + HEADER_BYTES
+    for _ in range(count):
+        batch = Batch.parse(content, at, where=f"{path} at byte {at}", keyring=keyring)
+        batches.append(batch)
+        at += batch.header.size
+    if at != position + size:
+        raise CorruptData(f"{path} at byte {position}: a frame with a good checksum has {position + size - at} bytes too many")
+    return Frame(journal, number, position, batches, size)
+
+
+def read_journal(files: Files, journal: int, keyring: Keyring | None, damaged: Callable[[Damage], None]) -> Iterator[Frame]:
+    """All intact frames in order. What follows the last one is the torn tail and is passed over in silence; what lies between
+    two intact ones was acknowledged once, is reported to `damaged`, and does not hide what comes after it."""
+    path = journal_path(journal)
+    file = files.open_readonly(path)
+    try:
+        content = file.read_at(0, file.size())
+    finally:
+        file.close()
+    position = number_min = 0
+    while position < len(content):
+        frame = _frame_at(content, position, journal, number_min, path, keyring)
+        if frame is None:
+            found = _next_frame(content, position, journal, number_min, path, keyring)
+            if found is None:
+                return
+            damaged(Damage(path, position, found.position - position, f"unreadable before frame {found.number}"))
+            frame = found
+        yield frame
+        position, number_min = aligned(frame.position + frame.size), frame.number + 1
+
+
+def _next_frame(content: bytes, position: int, journal: int, number_min: int, path: str, keyring: Keyring | None) -> Frame | None:
+    while (position := content.find(MAGIC, position + 1)) >= 0:
+        if position % ALIGN == 0 and (frame := _frame_at(content, position, journal, number_min, path, keyring)) is not None:
+            return frame
+    return None

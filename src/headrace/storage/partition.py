@@ -1,0 +1,434 @@
+"""One partition: its segments on disk, its tail in memory, and the reads over both.
+
+    first ………………………………………… segments ……………………………………… | tail ……… end
+    [ closed segment ][ closed segment ][ active segment ][ batch ][ batch ]
+
+A batch is in the tail from the moment its journal frame is safe until the keeper has written it to the active segment; readers
+see it all the time. The writer appends to the tail, the keeper moves batches from its front to the segment, readers take
+snapshots: `lock` guards the few lines where these meet, and is never held over disk access.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
+from headrace.records import AnyBatch, Bounds
+from headrace.storage import batch as batch_format
+from headrace.storage.batch import Batch, Built
+from headrace.storage.crypt import Keyring
+from headrace.storage.files import Files, NotCached, is_exhausted
+from headrace.storage.journal import Damage
+from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
+
+_HINTS_MAX = 64
+_DAMAGED = -1
+
+
+class PartialReads:
+    """Batches of which a reader took only the front: it will be back for the rest, and need not read and verify them again."""
+
+    def __init__(self, count_max: int = 64) -> None:
+        self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
+        self._count_max = count_max
+        self._lock = threading.Lock()
+
+    def put(self, log: int, offset: int, batch: Batch) -> None:
+        """A reader of `log` will go on at `offset`, inside `batch`."""
+        with self._lock:
+            self._batches[log, offset] = batch
+            if len(self._batches) > self._count_max:
+                self._batches.popitem(last=False)
+
+    def take(self, log: int, offset: int) -> Batch | None:
+        with self._lock:
+            return self._batches.pop((log, offset), None)
+
+    def forget(self, log: int) -> None:
+        with self._lock:
+            for key in [key for key in self._batches if key[0] == log]:
+                del self._batches[key]
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How one log is kept. Zero means: no limit."""
+
+    segment_bytes: int = 128 * 1024 * 1024
+    compress: bool = False
+    encrypt: bool = False
+    compact: bool = False
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    tombstone_retention_ms: int = 24 * 3600 * 1000
+    expired_keep_ms: int = 0
+    """How long a segment stays after the last of its records has expired."""
+
+
+@dataclass(slots=True)
+class Commons:
+    """What all partitions of a store share."""
+
+    files: Files
+    keyring: Keyring | None
+    damaged: Callable[[Damage], None]
+    partial_reads: PartialReads = field(default_factory=PartialReads)
+
+
+@dataclass(slots=True)
+class Pending:
+    """Runs that one flush adds to one log, before they are batches."""
+
+    partition: Partition
+    base_offset: int
+    batches: list[AnyBatch] = field(default_factory=list)
+
+
+class Partition:
+    """The log of one partition. `id` is the number under which journal and segments know it; it is never used again."""
+
+    def __init__(self, commons: Commons, log: int, options: LogOptions) -> None:
+        self.id = log
+        self.options = options
+        self.first = 0
+        self.end = 0
+        """The next offset readers may wait for; what is below it is safe."""
+        self.next = 0
+        """The next offset to give; the writer's own, ahead of `end` only during a flush."""
+        self.segments: list[Segment] = []
+        self.tail: list[Built] = []
+        self.tail_bytes = 0
+        self.spilled_bytes = 0
+        """What `spill` has moved since the store was opened."""
+        self.dropped = False
+        self.lock = threading.Lock()
+        self.generation = 0
+        """Counts the times compaction or retention changed `segments`, for readers that were under way."""
+        self.compacted_to = 0
+        """Offsets below this have been through compaction since the store was opened."""
+        self._batch_bytes = 0
+        """The size of the batch read last: the next one is probably as large."""
+        self._partial_reads = commons.partial_reads
+        self._files = commons.files
+        self._keyring = commons.keyring
+        self._damaged = commons.damaged
+
+    @property
+    def keyring(self) -> Keyring | None:
+        return self._keyring if self.options.encrypt else None
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.first, self.end)
+
+    @property
+    def size_bytes(self) -> int:
+        with self.lock:
+            return sum(segment.size for segment in self.segments) + self.tail_bytes
+
+    # The writer's side.
+
+    def push(self, batches: list[Built]) -> int:
+        """These batches are safe in the journal: show them to readers. Returns their size in bytes."""
+        size = batches[0][0].size if len(batches) == 1 else sum(header.size for header, _ in batches)
+        with self.lock:
+            if self.dropped:
+                return 0
+            self.tail += batches
+            self.tail_bytes += size
+            self.end = self.next
+        return size
+
+    # The keeper's side.
+
+    def spill(self) -> None:
+        """Write the tail to segments. What cannot be written stays in the tail, readable and safe."""
+        while True:
+            with self.lock:
+                batches, segment = list(self.tail), self.segments[-1] if self.segments else None
+            if not batches:
+                return
+            if segment is None or segment.size >= self.options.segment_bytes or segment.covers_to:
+                segment = self._roll(batches[0][0].base_offset)
+            room = max(self.options.segment_bytes - segment.size, 1)
+            taken = _fitting(batches, room)
+            size = segment.append(taken)
+            with self.lock:
+                segment.extend(taken, size)
+                del self.tail[: len(taken)]
+                written = sum(header.size for header, _ in taken)
+                self.tail_bytes -= written
+                self.spilled_bytes += written
+
+    def _roll(self, base_offset: int) -> Segment:
+        """Close the active segment and start the next one at `base_offset`."""
+        if self.segments:
+            closing = self.segments[-1]
+            if closing.dirty:
+                closing.sync()  # recovery looks for the end of a log in its last segment only: the others must be whole
+            closing.load_index(self._keyring, self._damaged)
+            closing.store_index()
+        else:
+            self._files.make_dir(log_directory(self.id))
+        segment = Segment.create(self._files, self.id, base_offset)
+        with self.lock:
+            self.segments = [*self.segments, segment]
+        return segment
+
+    def roll(self) -> None:
+        """Close the active segment. The new one keeps the place of the next offset on disk even when retention then removes all others."""
+        if self.segments and self.segments[-1].size > HEADER_BYTES:
+            self._roll(self.segments_end())
+
+    def drop(self) -> int:
+        """The log is deleted: forget everything, and take nothing that is still under way. Returns how many bytes the tail had."""
+        with self.lock:
+            dropped, self.tail_bytes, self.tail, self.segments = self.tail_bytes, 0, [], []
+            self.dropped = True
+            self.generation += 1
+        return dropped
+
+    def segments_end(self) -> int:
+        """The offset behind everything that is in segments."""
+        with self.lock:
+            return self.tail[0][0].base_offset if self.tail else self.end
+
+    # Readers.
+
+    def read(self, offset: int, bytes_max: int, records_max: int, *, cached_only: bool = False) -> list[Batch]:
+        """See the engine contract. Keys and values are what `bytes_max` counts."""
+        if not self.first <= offset <= self.end:
+            raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
+        taken, end = _Taken(offset, bytes_max, records_max), self.end
+        partial = self._partial_reads.take(self.id, offset)
+        if partial is not None:
+            taken.take(partial)
+        try:
+            while not taken.full and taken.offset < end:
+                self._read_on(taken, cached_only)
+        except NotCached:
+            if partial is not None:  # the caller reads once more, from the disk this time
+                self._partial_reads.put(self.id, offset, partial)
+            raise
+        except (CorruptData, Unavailable):
+            if not taken.batches:
+                raise
+        if taken.rest is not None:
+            self._partial_reads.put(self.id, taken.offset, taken.rest)
+        return taken.batches
+
+    def _read_on(self, taken: _Taken, cached_only: bool) -> None:
+        """Add what the tail, or the one segment that covers `taken.offset`, has from there on. Moves past offsets that are missing."""
+        offset = taken.offset
+        with self.lock:
+            tail = self._tail_from(offset, taken.bytes_left)
+            segments, generation = self.segments, self.generation
+            spilled = self.tail[0][0].base_offset if self.tail else self.end
+        if tail:
+            for built in tail:
+                if not taken.take(Batch.of_built(built, self._keyring)):
+                    break
+            return
+        number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+        stop = segments[number + 1].base_offset if number + 1 < len(segments) else spilled
+        found = taken.onward()
+        try:
+            if number >= 0:
+                found = self._read_segment(segments[number], stop, found, cached_only)
+        except OSError as failure:
+            if is_exhausted(failure):
+                raise Unavailable(f"{segments[number].path}: cannot be read now: {failure.strerror or failure}; try again") from failure
+            if generation == self.generation:
+                raise CorruptData(f"{segments[number].path}: cannot be read: {failure.strerror or failure}") from failure
+        if generation != self.generation:  # compaction or retention came between: look again
+            taken.offset = max(offset, self.first)
+            return
+        if found.batches or found.full:
+            taken.add(found)
+            return
+        if number >= 0 and not segments[number].covers_to:
+            self._damaged(Damage(segments[number].path, segments[number].size, 0, f"offsets {offset} to {stop - 1} are missing"))
+        taken.offset = max(stop, offset + 1)
+
+    def _tail_from(self, offset: int, bytes_max: int) -> list[Built]:
+        """Batches of the tail from `offset` on, enough for `bytes_max`; none if `offset` is in a segment. Called with the lock held."""
+        if not self.tail or offset < self.tail[0][0].base_offset:
+            return []
+        start = stop = bisect_right(self.tail, offset, key=lambda item: item[0].base_offset) - 1
+        size = 0
+        while stop < len(self.tail) and size <= bytes_max:
+            size += self.tail[stop][0].size
+            stop += 1
+        # The first batch may end before `offset` (a gap), so one more is always taken along.
+        return self.tail[start : stop + 1]
+
+    def _read_segment(self, segment: Segment, stop: int, taken: _Taken, cached_only: bool) -> _Taken:
+        """Take batches of one segment from `taken.offset` on; none if it holds none below `stop`."""
+        offset = taken.offset
+        hint = segment.hints.get(offset)
+        if hint is None:
+            if segment.index is None and cached_only:
+                raise NotCached
+            position = self._indexed_position(segment, offset)
+        else:
+            position = hint
+        size = segment.size
+        want = max(taken.bytes_left + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
+        while position < size:
+            file, length = segment.file(), min(want, size - position)
+            window = file.glance_at(position, length) if cached_only else file.read_at(position, length)
+            consumed, want = self._take_window(segment, window, position, taken, stop)
+            if want == _DAMAGED:
+                if taken.batches:
+                    break
+                if cached_only:
+                    raise NotCached
+                return self._read_past_damage(segment, position, stop, taken, bool(hint))
+            position += consumed
+            if taken.full or want == 0:
+                break
+        if taken.batches:
+            self._batch_bytes = taken.batches[-1].header.size
+            if taken.rest is None:
+                self._remember(segment, taken.offset, position)
+        return taken
+
+    def _indexed_position(self, segment: Segment, offset: int) -> int:
+        """Where the index says to start, if the batch there agrees; otherwise the index is wrong and is made anew."""
+        index = segment.load_index(self._keyring, self._damaged)
+        position, base_offset = index.position_for_offset(offset)
+        head = segment.file().read_at(position, batch_format.HEADER_BYTES)
+        try:
+            if not head or batch_format.parse_header(head, 0, segment.path).base_offset == base_offset:
+                return position
+        except CorruptData:
+            pass
+        return segment.rebuild_index(self._keyring, self._damaged).position_for_offset(offset)[0]
+
+    def _take_window(self, segment: Segment, window: bytes | memoryview, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
+        """(bytes consumed, bytes wanted next). Nothing wanted: the end of what was asked for; `_DAMAGED`: no batch at `position`."""
+        at = 0
+        while len(window) - at >= batch_format.HEADER_BYTES:
+            try:
+                header = batch_format.parse_header(window, at, segment.path)
+                if at + header.size > len(window):
+                    if at + position + header.size <= segment.size:
+                        return at, header.size
+                    raise CorruptData(f"{segment.path}: a batch is cut by the end of the file")
+                if header.base_offset >= stop or header.next_offset <= taken.offset:
+                    # What is passed over because of its offsets must have them: a flipped bit may hide all that follows.
+                    batch_format.check_crc(window, at, header, segment.path)
+                    if header.base_offset >= stop:
+                        return at, 0
+                elif not taken.take(segment.parse(window, at, self._keyring, position + at)):
+                    return (at if taken.rest else at + header.size), 0
+            except CorruptData:
+                return (at, batch_format.HEADER_BYTES) if at else (0, _DAMAGED)
+            at += header.size
+        if at == 0:  # less than a header is left
+            return 0, _DAMAGED
+        return at, batch_format.HEADER_BYTES if at + position < segment.size else 0
+
+    def _read_past_damage(self, segment: Segment, position: int, stop: int, taken: _Taken, hinted: bool) -> _Taken:
+        """Something at `position` is not a batch. A stale hint or index is dropped; real damage is reported and stepped over."""
+        segment.hints.clear()
+        if hinted:
+            return self._read_segment(segment, stop, taken, False)
+        index = segment.rebuild_index(self._keyring, self._damaged)
+        for _, batch in segment.scan(index.position_for_offset(taken.offset)[0], segment.size, self._keyring, lambda damage: None):
+            if batch.header.base_offset >= stop:
+                break
+            if batch.header.next_offset > taken.offset and not taken.take(batch):
+                break
+        return taken
+
+    def _remember(self, segment: Segment, offset: int, position: int) -> None:
+        if len(segment.hints) >= _HINTS_MAX:
+            segment.hints.clear()
+        segment.hints[offset] = position
+
+    def offset_for_time(self, timestamp: int) -> int:
+        """The first offset at or after `timestamp`, `end` if there is none. May read the disk."""
+        try:
+            return self._offset_for_time(timestamp)
+        except OSError as failure:
+            if is_exhausted(failure):
+                raise Unavailable(f"log {self.id} cannot be read now: {failure.strerror or failure}; try again") from failure
+            raise CorruptData(f"log {self.id} cannot be read: {failure.strerror or failure}") from failure
+
+    def _offset_for_time(self, timestamp: int) -> int:
+        with self.lock:
+            segments, tail, end = self.segments, list(self.tail), self.end
+        for segment in segments:
+            position = segment.load_index(self._keyring, self._damaged).position_for_time(timestamp)
+            if position is not None:
+                for _, batch in segment.scan(position, segment.size, self._keyring, lambda damage: None):
+                    if batch.header.max_timestamp >= timestamp:
+                        return max(_first_at(batch, timestamp), self.first)
+        for built in tail:
+            if built[0].max_timestamp >= timestamp:
+                return _first_at(Batch.of_built(built, self._keyring), timestamp)
+        return end
+
+
+def _first_at(batch: Batch, timestamp: int) -> int:
+    return next(offset for offset, stamp in zip(batch.offsets(), batch.timestamps(), strict=True) if stamp >= timestamp)
+
+
+def _fitting(batches: list[Built], room: int) -> list[Built]:
+    """As many from the front as fit into `room` bytes, at least one."""
+    for count, (header, _) in enumerate(batches):
+        room -= header.size
+        if room < 0:
+            return batches[: max(count, 1)]
+    return batches
+
+
+class _Taken:
+    """Collects batches from an offset on until enough bytes or records are there."""
+
+    __slots__ = ("batches", "bytes_left", "full", "is_onward", "offset", "records_left", "rest")
+
+    def __init__(self, offset: int, bytes_max: int, records_max: int, *, is_onward: bool = False) -> None:
+        self.offset = offset
+        """Where to go on."""
+        self.bytes_left = bytes_max
+        self.records_left = records_max
+        self.batches: list[Batch] = []
+        self.full = False
+        self.rest: Batch | None = None
+        """The batch of which `offset` and what follows it was not taken."""
+        self.is_onward = is_onward
+        """Whether records were taken before these: then even the first has to fit."""
+
+    def onward(self) -> _Taken:
+        """Return a collection of what may still be taken. It is added by `add`, or dropped."""
+        return _Taken(self.offset, self.bytes_left, self.records_left, is_onward=self.is_onward or bool(self.batches))
+
+    def add(self, more: _Taken) -> None:
+        self.batches += more.batches
+        self.offset, self.bytes_left, self.records_left = more.offset, more.bytes_left, more.records_left
+        self.full, self.rest = more.full, more.rest
+
+    def take(self, batch: Batch) -> bool:
+        """Take what fits; False when no more is wanted. The first record is taken however large it is."""
+        part = batch.from_offset(self.offset)
+        if not len(part):
+            self.offset = max(self.offset, batch.next_offset)
+            return True
+        fits = min(part.fitting(self.bytes_left), self.records_left)
+        if not fits and (self.batches or self.is_onward):
+            self.full, self.rest = True, batch
+            return False
+        taken = part.window(0, max(fits, 1))
+        self.batches.append(taken)
+        self.bytes_left -= taken.size_bytes
+        self.records_left -= len(taken)
+        self.offset = taken.next_offset
+        self.rest = batch if len(taken) < len(part) else None
+        self.full = self.rest is not None or self.bytes_left <= 0 or self.records_left <= 0
+        return not self.full

@@ -1,0 +1,294 @@
+"""Recovery: from whatever a crash left on the disk to a store that keeps every promise it made. The steps are those of docs/storage.md.
+
+1. Identity. Refuse another format, a wrong key, a missing key.
+2. Manifest. What the last checkpoint made sure of; without one, everything is read.
+3. Journal. Read the files the manifest still needs, in order, frame by frame. A torn end is the end. Damage between intact frames is
+   reported and stepped over.
+4. Segments. Of each log list them, drop what a finished compaction or retention left over, and look at headers.
+5. Ends. Read on from the checkpoint. From the first batch that the journal has, the journal's word counts and is written again. Where
+   neither has the next batch, the hole is reported and what follows it is kept.
+6. Tails. Batches of the journal that continue the log become its tail in memory, and go to segments with the next checkpoint. A gap
+   between them is reported; what follows it is kept.
+7. Number the next journal file, log and frame above all that were ever seen.
+
+Journal files and directories are synced once they are read. Written are only: a missing identity, the header of a segment that was
+being created, batches of the journal that a closed segment misses, and the cut of what is no batch at the end of a segment; removed
+are left-overs. A second recovery finds the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.errors import CorruptData
+from headrace.storage import journal as journal_format
+from headrace.storage.batch import Batch
+from headrace.storage.crypt import Keyring, WrongKey
+from headrace.storage.files import Files
+from headrace.storage.identity import Identity, read_identity, write_identity
+from headrace.storage.journal import Damage, JournalStart, file_size, journal_number, journal_path, read_journal, sync_file
+from headrace.storage.manifest import PATH as MANIFEST_PATH
+from headrace.storage.manifest import Checkpointed, Manifest, read_manifest
+from headrace.storage.partition import Commons, LogOptions, Partition
+from headrace.storage.segment import (
+    HEADER_BYTES,
+    INDEX_SUFFIX,
+    LOGS,
+    TEMPORARY_SUFFIX,
+    Segment,
+    encode_segment_header,
+    index_path,
+    log_directory,
+    parse_segment_header,
+    remove_logs,
+    segment_base,
+    segment_path,
+)
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What was found, for people and for tests."""
+
+    damages: list[Damage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    frames: int = 0
+    batches_replayed: int = 0
+    next_log: int = 0
+    deleted: dict[int, int] = field(default_factory=dict)
+    """As the manifest has them."""
+
+    def damaged(self, damage: Damage) -> None:
+        if damage not in self.damages:
+            self.damages.append(damage)
+
+
+def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partition], JournalStart]:
+    files, keyring = commons.files, commons.keyring
+    _check_identity(files, keyring, report)
+    _sync_names(files)
+    manifest, unreadable = read_manifest(files)
+    if unreadable:
+        size = file_size(files, MANIFEST_PATH)
+        report.damaged(Damage(MANIFEST_PATH, 0, size, "unreadable; every segment and journal file is read instead"))
+    known = manifest or Manifest()
+    replayed, start = _read_journals(files, keyring, known, report)
+    remove_logs(files, sorted(known.deleted))  # finishes what a crash interrupted
+    partitions: dict[int, Partition] = {}
+    for log in sorted(logs_on_disk(files) | known.logs.keys() | replayed.keys()):
+        if log in known.deleted:
+            continue
+        partition = partitions[log] = Partition(commons, log, LogOptions())
+        batches = sorted(replayed.get(log, []), key=lambda batch: batch.header.base_offset)
+        _open_segments(files, partition, known.logs.get(log), report)
+        behind = _find_end(partition, known.logs.get(log), batches, keyring, report)
+        _build_tail(partition, [*batches, *behind], report)
+    report.next_log = max([known.next_log, *(log + 1 for log in partitions)])
+    report.deleted = dict(known.deleted)
+    return partitions, start
+
+
+# Step 1.
+
+
+def _check_identity(files: Files, keyring: Keyring | None, report: RecoveryReport) -> None:
+    identity, unreadable = read_identity(files)
+    fingerprint = None if keyring is None else keyring.fingerprint()
+    if identity is None:
+        if unreadable:
+            report.damaged(Damage("IDENTITY", 0, 0, "unreadable; written again"))
+        write_identity(files, Identity(fingerprint))
+        return
+    if identity.key == fingerprint:
+        return
+    if identity.key is None:
+        raise WrongKey("the data directory is not encrypted, but an encryption key is configured")
+    if fingerprint is None:
+        raise WrongKey("the data directory is encrypted, but no encryption key is configured")
+    raise WrongKey("the data directory is encrypted with another key")
+
+
+def _sync_names(files: Files) -> None:
+    """A process that died may have left names in the page cache only. What is decided by them, such as which journal files are free,
+    must not be undone by a power cut."""
+    files.sync_dir("")
+    if files.list(LOGS):
+        files.sync_dir(LOGS)
+
+
+# Step 3.
+
+
+def _read_journals(
+    files: Files, keyring: Keyring | None, manifest: Manifest, report: RecoveryReport
+) -> tuple[dict[int, list[Batch]], JournalStart]:
+    """The batches of all frames by log, and where the new journal starts."""
+    numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
+    replayed: dict[int, list[Batch]] = {}
+    frame_next = manifest.frame
+    for number in numbers:
+        if number < manifest.journal:
+            continue
+        for frame in read_journal(files, number, keyring, report.damaged):
+            report.frames += 1
+            frame_next = max(frame_next, frame.number + 1)
+            for batch in frame.batches:
+                replayed.setdefault(batch.header.log, []).append(batch)
+        # A process that died may have left frames in the page cache only: they must not be outlived by the frames of this one.
+        sync_file(files, journal_path(number))
+    journal_next = max([manifest.journal, 1, *(number + 1 for number in numbers)])
+    return replayed, JournalStart(journal_next, frame_next, [number for number in numbers if number < manifest.journal])
+
+
+# Steps 4 and 5.
+
+
+def logs_on_disk(files: Files) -> set[int]:
+    return {int(name) for name in files.list(LOGS) if len(name) == 8 and name.isascii() and name.isdigit()}
+
+
+def _open_segments(files: Files, partition: Partition, known: Checkpointed | None, report: RecoveryReport) -> None:
+    """Fill in the partition's segments and its first offset."""
+    log = partition.id
+    names = files.list(log_directory(log))
+    for name in names:
+        if name.endswith(TEMPORARY_SUFFIX):
+            files.remove(f"{log_directory(log)}/{name}")
+    bases = sorted(base for name in names if (base := segment_base(name)) is not None)
+    if known and known.segment_size:  # one that could not be made, and stands where the active one went on
+        for base in [base for base in bases if known.segment_base < base < known.end]:
+            files.remove(segment_path(log, base))
+            files.sync_dir(log_directory(log))
+            bases.remove(base)
+    partition.segments = _without_left_overs(files, [_open_segment(files, log, base, known, report) for base in bases], known)
+    kept = {segment.base_offset for segment in partition.segments}
+    if kept and (known is None or not known.segment_size or max(kept) > known.segment_base):
+        files.sync_dir(log_directory(log))
+    for name in names:
+        stem = name.removesuffix(INDEX_SUFFIX)
+        if stem != name and stem.isdigit() and int(stem) not in kept:
+            files.remove(f"{log_directory(log)}/{name}")
+    partition.first = max(min(kept, default=0), known.first if known else 0)
+    if known and known.segment_size and not kept:
+        report.damaged(Damage(log_directory(log), 0, 0, f"no segment is left; offsets {known.first} to {known.end - 1} are missing"))
+        partition.first = known.end
+    elif known and known.segment_size and partition.first > known.first:
+        what = f"the first segment is gone; offsets {known.first} to {partition.first - 1} are missing"
+        report.damaged(Damage(segment_path(log, known.first), 0, 0, what))
+
+
+def _open_segment(files: Files, log: int, base: int, known: Checkpointed | None, report: RecoveryReport) -> Segment:
+    path = segment_path(log, base)
+    file = files.open_readonly(path)
+    try:
+        size, head = file.size(), file.read_at(0, HEADER_BYTES)
+    finally:
+        file.close()
+    covers_to = 0
+    checkpointed = known is not None and base <= known.segment_base and known.segment_size > 0
+    try:
+        covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
+    except CorruptData as damage:
+        # Its batches name their log and offsets themselves, so they are still good.
+        if checkpointed or (known is None and size > HEADER_BYTES):
+            report.damaged(Damage(path, 0, HEADER_BYTES, str(damage)))
+    if not checkpointed and not covers_to:
+        files.open(path).write_at(0, [encode_segment_header(log, base)])  # it was being created, or may not be on the disk yet
+    return Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
+
+
+def _without_left_overs(files: Files, segments: list[Segment], known: Checkpointed | None) -> list[Segment]:
+    """Remove what compaction has replaced and what the manifest says retention has removed."""
+    kept: list[Segment] = []
+    covered = known.first if known else 0
+    for number, segment in enumerate(segments):
+        follower = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        replaced = bool(kept) and segment.base_offset < kept[-1].covers_to
+        retired = follower is not None and follower <= covered
+        if replaced or retired:
+            files.remove(segment.path)
+            files.remove(index_path(segment.log, segment.base_offset))
+        else:
+            kept.append(segment)
+    return kept
+
+
+def _find_end(
+    partition: Partition, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
+) -> list[Batch]:
+    """Read what the checkpoint did not make sure of. Returns intact batches that lie behind the place where the journal takes over."""
+    partition.end = partition.next = max(partition.first, known.end if known else 0)
+    behind: list[Batch] = []
+    for number, segment in enumerate(partition.segments):
+        if known and segment.base_offset < known.segment_base:
+            continue
+        follower = partition.segments[number + 1] if number + 1 < len(partition.segments) else None
+        end, left = _find_segment_end(segment, known, batches, keyring, report)
+        if follower is not None and end < follower.base_offset:
+            end = _fill(segment, end, follower.base_offset, [*batches, *left], report)
+        elif follower is None:
+            behind = left
+        partition.end = partition.next = max(partition.end, end)
+    return behind
+
+
+def _find_segment_end(
+    segment: Segment, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
+) -> tuple[int, list[Batch]]:
+    """(the offset behind what the segment holds from now on, intact batches left behind that)."""
+    position, end = HEADER_BYTES, segment.base_offset
+    if known and known.segment_base == segment.base_offset and known.segment_size:
+        position, end = known.segment_size, known.end
+    if segment.covers_to:
+        return max(end, segment.covers_to), []
+    if segment.size < position:
+        report.damaged(Damage(segment.path, segment.size, position - segment.size, f"cut short; offsets below {end} may be missing"))
+        return end, []
+    journaled = {batch.header.base_offset for batch in batches}
+    behind: list[Batch] = []
+    whole = position
+    for at, batch in segment.scan(position, segment.size, keyring, lambda damage: None):
+        expected = at == whole and batch.header.base_offset == end
+        # What the journal has is written again: a sync of these pages may have failed for the process that died, and would not be repeated.
+        if behind or end in journaled or (not expected and batch.header.base_offset < end):
+            behind.append(batch)
+            continue
+        if not expected:
+            report.damaged(Damage(segment.path, whole, at - whole, f"offsets {end} to {batch.header.base_offset - 1} are missing"))
+        whole, end = at + batch.header.size, batch.header.next_offset
+    if whole < segment.size and not behind:
+        segment.file().truncate(whole)
+    segment.size = whole
+    segment.dirty = True
+    return end, behind
+
+
+def _fill(segment: Segment, end: int, stop: int, batches: list[Batch], report: RecoveryReport) -> int:
+    """Give a closed segment the batches it misses, so that it reaches the one that follows it."""
+    for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
+        if batch.header.base_offset == end and batch.header.next_offset <= stop:
+            missing = [batch.built]
+            segment.extend(missing, segment.append(missing))
+            end = batch.header.next_offset
+    if end < stop:
+        report.damaged(Damage(segment.path, segment.size, 0, f"offsets {end} to {stop - 1} are missing"))
+    return stop
+
+
+# Step 6.
+
+
+def _build_tail(partition: Partition, batches: list[Batch], report: RecoveryReport) -> None:
+    """Put what continues the log into its tail, each batch once, in order of offsets."""
+    for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
+        header = batch.header
+        if header.base_offset < partition.end:
+            continue
+        if header.base_offset > partition.end:
+            hole = f"offsets {partition.end} to {header.base_offset - 1} of log {partition.id} are missing"
+            report.damaged(Damage(segment_path(partition.id, partition.end), 0, 0, hole))
+            if not partition.segments and not partition.tail:
+                partition.first = header.base_offset
+        partition.next = header.next_offset
+        partition.push([batch.built])
+        report.batches_replayed += 1

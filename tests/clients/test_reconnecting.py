@@ -1,0 +1,133 @@
+"""What every client inherits: it seeks lost connections again, and ends with an honest account."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+import pytest
+
+from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, OutcomeUnknown
+from headrace.clients.messages import ConnectionState
+from headrace.clients.reconnecting import ReconnectingClient
+
+
+class Ledger:
+    """Outstanding records that are answered when the test says so."""
+
+    def __init__(self, unknown: int = 0, unsent: int = 0) -> None:
+        self.left = (unknown, unsent)
+        self.empty = asyncio.Event()
+
+    async def emptied(self) -> None:
+        await self.empty.wait()
+
+    def close(self) -> tuple[int, int]:
+        return (0, 0) if self.empty.is_set() else self.left
+
+
+class FakeClient(ReconnectingClient):
+    protocol: ClassVar[str] = "Fake"
+
+    def __init__(self, ledger: Ledger, failures: int = 0) -> None:
+        self.states: list[ConnectionState] = []
+        self.pauses: list[int] = []
+        super().__init__("nowhere", 1, ledger, backoff=self._pause, on_state=lambda state, reason: self.states.append(state))
+        self.failures = failures
+        self.opened = asyncio.Event()
+        self.released = 0
+        self._is_connected = False
+
+    def _pause(self, attempt: int) -> float:
+        self.pauses.append(attempt)
+        return 0.0
+
+    @property
+    def is_connected(self) -> bool:
+        return self._is_connected
+
+    async def _open(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectFailed(host="nowhere", port=1, reason="not yet")
+        self._is_connected = True
+        self.opened.set()
+        self._opened()
+
+    def _part(self) -> None:
+        self._is_connected = False
+        self.opened.clear()
+
+    def _release(self) -> None:
+        self.released += 1
+
+    def lose(self) -> None:
+        self._lost("cut")
+
+    def use(self) -> None:
+        self._check_open()
+
+
+async def test_a_lost_connection_is_sought_until_it_is_there_with_pauses_that_count_the_failures() -> None:
+    client = FakeClient(Ledger())
+    await client._open()
+    client.failures = 3
+    client.lose()
+    await client.opened.wait()
+    assert client.pauses == [0, 1, 2, 3]
+    assert client.states == [ConnectionState.CONNECTED, ConnectionState.DISCONNECTED, ConnectionState.CONNECTED]
+    client.abandon()
+
+
+async def test_pauses_go_on_growing_while_no_connection_is_useful() -> None:
+    client = FakeClient(Ledger())
+    for _ in range(3):
+        client.lose()
+        await client.opened.wait()
+    assert client.pauses == [0, 1, 2]
+    client.abandon()
+
+
+@pytest.mark.parametrize(("unknown", "unsent", "error"), [(2, 0, OutcomeUnknown), (0, 3, NotSent), (2, 3, OutcomeUnknown)])
+async def test_a_close_that_cannot_wait_any_longer_says_what_became_of_the_records(
+    unknown: int, unsent: int, error: type[OutcomeUnknown] | type[NotSent]
+) -> None:
+    client = FakeClient(Ledger(unknown, unsent))
+    with pytest.raises(error) as raised:
+        await client.close(timeout=0.001)
+    assert str(raised.value).startswith(f"{unknown or unsent} ")
+
+
+async def test_a_close_waits_for_what_is_outstanding_and_a_second_one_does_nothing() -> None:
+    ledger = Ledger(unknown=1)
+    client = FakeClient(ledger)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    ledger.empty.set()
+    await closing
+    await client.close()
+    assert client.released == 1
+    assert client.states == [ConnectionState.CLOSED]
+
+
+async def test_after_the_end_nothing_is_sought_and_nothing_can_be_asked() -> None:
+    client = FakeClient(Ledger(), failures=1_000_000)
+    client.lose()
+    await asyncio.sleep(0)
+    client.abandon()
+    assert client.abandon() == (0, 0)
+    tried = len(client.pauses)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(client.pauses) == tried
+    with pytest.raises(ClientClosed):
+        client.use()
+
+
+async def test_a_block_that_fails_abandons_its_client_at_once() -> None:
+    client = FakeClient(Ledger(unknown=1))
+    with pytest.raises(ZeroDivisionError):
+        async with client:
+            raise ZeroDivisionError
+    assert client.released == 1

@@ -1,0 +1,81 @@
+"""An error arrives as what it was: the same class, the same text, the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+from pyarrow import flight
+
+from headrace import errors
+from headrace.errors import BrokerError, UnknownTopic
+from headrace.flight.errors import broker_error, flight_error
+from tests.flight.stand import Stand, values
+
+SAMPLES: list[BrokerError] = [
+    errors.InvalidRequest("no"),
+    errors.LimitExceeded("too many"),
+    errors.RecordTooLarge(size_bytes=2, bytes_max=1),
+    errors.UnknownTopic("töpic"),
+    errors.UnknownPartition("t", 3),
+    errors.TopicExists("t"),
+    errors.OffsetOutOfRange(wanted=5, first=1, end=3),
+    errors.NotAuthorized(principal="p", action="read", resource="topic 't'"),
+    errors.LoginFailed(),
+    errors.LoginThrottled(wait_ms=3_000),
+    errors.Unavailable("later"),
+    errors.DiskFull("full"),
+    errors.StorageFailed("failed"),
+    errors.InvalidRecord(index=3, faults=("a", "b"), schema="s-v1"),
+    BrokerError("internal"),
+]
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_survives_the_way(error: BrokerError) -> None:
+    carried = broker_error(flight_error(error))
+    assert carried is not None
+    assert type(carried) is type(error)
+    assert (str(carried), carried.retriable) == (str(error), error.retriable)
+    numbers = {name: value for name, value in vars(error).items() if isinstance(value, str | int)}
+    assert {name: value for name, value in vars(carried).items() if name in numbers} == numbers
+
+
+def test_a_plain_client_sees_the_kind_of_error_it_knows() -> None:
+    assert isinstance(flight_error(errors.NotAuthorized(principal="p", action="a", resource="r")), flight.FlightUnauthorizedError)
+    assert isinstance(flight_error(errors.LoginFailed()), flight.FlightUnauthenticatedError)
+    assert isinstance(flight_error(errors.Unavailable("x")), flight.FlightUnavailableError)
+    assert isinstance(flight_error(errors.UnknownTopic("x")), flight.FlightServerError)
+
+
+def test_every_code_is_of_one_class_only() -> None:
+    def below(kind: type[BrokerError]) -> list[type[BrokerError]]:
+        return [one for direct in kind.__subclasses__() for one in (direct, *below(direct))]
+
+    ours = [kind for kind in below(BrokerError) if kind.__module__ == "headrace.errors"]
+    codes = [kind.code for kind in ours]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("extra", [b"", b"{", b"[]", b"{}", b'{"code": 1}', b'{"code": "x", "text": "t", "fields": 3}', b"\xff"])
+def test_what_did_not_come_from_the_broker_is_not_taken_for_it(extra: bytes) -> None:
+    assert broker_error(flight.FlightServerError("x", extra)) is None
+
+
+def test_a_code_of_a_newer_broker_is_still_a_broker_error() -> None:
+    error = broker_error(flight.FlightServerError("x", b'{"code": "new_thing", "text": "new thing", "fields": {"a": 1}}'))
+    assert type(error) is BrokerError and str(error) == "new thing"
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "😀", "\n"])
+def test_an_error_about_a_long_name_still_arrives(stand: Stand, letter: str) -> None:
+    """What does not fit into the trailers of a call would be replaced by an error of gRPC's own."""
+    name = letter * 1_024
+    with stand.client() as flight_client:
+        for verb in (
+            lambda: flight_client.describe([name]),
+            lambda: list(flight_client.read(name, 0, 0, 1)),
+            lambda: flight_client.append(name, [values(b"x")]),
+        ):
+            with pytest.raises(UnknownTopic) as caught:
+                verb()
+            assert len(str(caught.value).encode()) < 1_100
+            assert caught.value.topic.startswith(letter * 100)

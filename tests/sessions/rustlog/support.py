@@ -1,0 +1,146 @@
+"""A broker in memory, and RustLog peers without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from headrace.broker.authorizer import Authorize, Principal, allow_all
+from headrace.broker.broker import Broker
+from headrace.broker.settings import BrokerSettings
+from headrace.engine.memory import MemoryEngine
+from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession, RustLogSettings
+from headrace.wire.rustlog import Dialect, ReplyDecoder, encode_request
+from headrace.wire.rustlog import messages as m
+
+WHO = Principal("tester", "rustlog")
+NOW = 1_700_000_000_000
+WAIT_SECONDS = 60
+
+
+class Wire:
+    """A `Link` that keeps what it was told."""
+
+    peer = "test:1"
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.sends = 0
+        self.closed: tuple[str, bool] | None = None
+        self.pauses = 0
+        self.pauses_ever = 0
+        self.unsent_bytes = 0
+        self.changed = asyncio.Event()
+
+    def send(self, frames: bytes) -> None:
+        if self.closed is None:
+            self.sent += frames
+            self.sends += 1
+            self.changed.set()
+
+    def close(self, reason: str, *, error: bool = True) -> None:
+        if self.closed is None:
+            self.closed = (reason, error)
+            self.changed.set()
+
+    def pause_reading(self) -> None:
+        self.pauses += 1
+        self.pauses_ever += 1
+
+    def resume_reading(self) -> None:
+        self.pauses -= 1
+        assert self.pauses >= 0, "a resume without its pause"
+
+
+class Peer:
+    """A client's end of one connection."""
+
+    def __init__(self, session: RustLogSession, wire: Wire) -> None:
+        self.session, self.wire = session, wire
+        self._decoder = ReplyDecoder()
+        self._taken = 0
+        self._heard: list[m.Reply] = []
+
+    def send(self, frames: bytes) -> None:
+        self.session.receive(frames)
+
+    async def replies(self, count: int) -> list[m.Reply]:
+        """The next replies, as soon as there are so many."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(self._take()) < count:
+                self.wire.changed.clear()
+                await self.wire.changed.wait()
+        taken, self._heard = self._heard[:count], self._heard[count:]
+        return taken
+
+    def heard(self) -> list[m.Reply]:
+        """What has come so far and was not asked for by `replies`."""
+        taken, self._heard = self._take(), []
+        return taken
+
+    def _take(self) -> list[m.Reply]:
+        fresh = bytes(self.wire.sent[self._taken :])
+        self._taken += len(fresh)
+        self._heard += self._decoder.feed(fresh)
+        return self._heard
+
+    async def ask(self, dialect: Dialect, request: m.Request) -> m.Reply:
+        self.send(encode_request(dialect, request))
+        (reply,) = await self.replies(1)
+        return reply
+
+    async def ask_text(self, text: str) -> str:
+        """A JSON request and its reply as they stand on the wire."""
+        start = len(self.wire.sent)
+        self.send(len(text.encode()).to_bytes(4, "big") + text.encode())
+        await self.replies(1)
+        return self.wire.sent[start + 4 :].decode()
+
+    async def ask_hex(self, text: str) -> str:
+        """A binary frame and its reply as they stand on the wire."""
+        start = len(self.wire.sent)
+        self.send(bytes.fromhex(text))
+        await self.replies(1)
+        return bytes(self.wire.sent[start:]).hex()
+
+    async def closed(self) -> tuple[str, bool]:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while self.wire.closed is None:
+                self.wire.changed.clear()
+                await self.wire.changed.wait()
+        return self.wire.closed
+
+
+@dataclass
+class ListenerContext:
+    """A broker and what its RustLog connections share."""
+
+    engine: MemoryEngine
+    broker: Broker
+    commons: RustLogCommons
+    peers: list[Peer] = field(default_factory=list)
+
+    def connect(self, who: Principal = WHO) -> Peer:
+        wire = Wire()
+        peer = Peer(RustLogSession(wire, self.broker, who, self.commons), wire)
+        self.peers.append(peer)
+        return peer
+
+
+@asynccontextmanager
+async def house(
+    *, settings: RustLogSettings | None = None, authorize: Authorize = allow_all, broker_settings: BrokerSettings | None = None
+) -> AsyncIterator[ListenerContext]:
+    """Ends every connection before the broker."""
+    engine = MemoryEngine(clock=lambda: NOW)
+    broker = Broker(engine, clock=lambda: NOW, settings=broker_settings or BrokerSettings(), authorize=authorize)
+    await broker.open()
+    made = ListenerContext(engine, broker, RustLogCommons(settings, ticks_ns=iter(range(0, 1 << 62, 1_000)).__next__))
+    try:
+        yield made
+    finally:
+        for peer in made.peers:
+            peer.session.lost()
+        await broker.close()

@@ -1,0 +1,64 @@
+"""The workloads that the crash tests run: each one leans on another part of the log."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.storage.partition import LogOptions
+from tests.storage.crash.workload import Shape
+
+_SMALL: Final = LogOptions(segment_bytes=3000)
+_AGED: Final = LogOptions(segment_bytes=1000, retention_ms=5_000)
+_TABLE: Final = LogOptions(segment_bytes=800, tombstone_retention_ms=4_000)
+_WRITES: Final = {"append": 6, "atomic": 3, "append_written": 1, "checkpoint": 1}
+
+SHAPES: Final = (
+    Shape("several logs", {"append": 6, "atomic": 3, "append_written": 2, "append_unacked": 1, "checkpoint": 1}),
+    Shape("an idle keeper", {"append": 3, "atomic": 1}, logs=2),
+    Shape("a busy keeper", {"append": 4, "atomic": 2, "checkpoint": 6}, options=_SMALL),
+    Shape("journal rolls", {"append": 6, "atomic": 3, "append_written": 2, "checkpoint": 1}, journal_bytes=16 * 1024),
+    Shape("journal recycling", {"append": 6, "append_written": 1, "checkpoint": 4}, journal_bytes=8 * 1024),
+    Shape("segment rolls", {"append": 6, "atomic": 2, "checkpoint": 4, "reopen": 1}, options=LogOptions(segment_bytes=600)),
+    Shape("large frames", {"append": 3, "atomic": 2, "checkpoint": 1}, logs=2, journal_bytes=8 * 1024, sizes=(1, 6000, 20_000)),
+    Shape("written only", {"append_written": 6, "append_unacked": 3, "checkpoint": 2}, journal_bytes=16 * 1024),
+    Shape(
+        "retention by age",
+        {**_WRITES, "checkpoint": 3, "maintain": 3},
+        options=LogOptions(segment_bytes=1000, retention_ms=5_000),
+        steps=20,
+    ),
+    Shape("retention by bytes", {**_WRITES, "checkpoint": 3, "maintain": 3}, options=LogOptions(segment_bytes=1000, retention_bytes=3_000)),
+    Shape("compaction", {**_WRITES, "checkpoint": 3, "maintain": 3}, options=_TABLE, compacted=2),
+    Shape(
+        "tombstones",
+        {"append": 5, "checkpoint": 1, "maintain": 3},
+        logs=1,
+        options=LogOptions(segment_bytes=3000, tombstone_retention_ms=1),
+        compacted=1,
+        sizes=(20, 100),
+        tombstones=0.5,
+    ),
+    Shape("deletion", {**_WRITES, "delete": 3, "checkpoint": 2, "reopen": 1}, options=_SMALL),
+    Shape("clean restarts", {"append": 5, "atomic": 2, "reopen": 3, "checkpoint": 1}, options=_SMALL, journal_bytes=16 * 1024),
+    Shape("dying processes", {"append": 4, "append_written": 3, "atomic": 1, "die": 3, "checkpoint": 2}, options=_SMALL),
+    Shape("compressed", _WRITES, options=LogOptions(segment_bytes=3000, compress=True)),
+    Shape("encrypted", {**_WRITES, "reopen": 1}, encrypted=True),
+    Shape("compressed and encrypted", {**_WRITES, "checkpoint": 3}, options=LogOptions(segment_bytes=2000, compress=True), encrypted=True),
+)
+
+SHORT: Final = Shape(
+    "short",
+    dict.fromkeys(("append", "append_written", "atomic", "checkpoint", "maintain", "delete", "reopen", "die"), 1),
+    logs=2,
+    options=LogOptions(segment_bytes=150, retention_bytes=200, tombstone_retention_ms=1),
+    compacted=1,
+    journal_bytes=8 * 1024,
+    sizes=(1, 100),
+)
+
+DAMAGED: Final = (
+    Shape("plain", {}, logs=2, options=LogOptions(segment_bytes=700), journal_bytes=64 * 1024, sizes=(20, 100, 300)),
+    Shape("compressed", {}, logs=2, options=LogOptions(segment_bytes=700, compress=True), journal_bytes=64 * 1024, sizes=(20, 100, 300)),
+    Shape("encrypted", {}, logs=2, options=LogOptions(segment_bytes=700), journal_bytes=64 * 1024, encrypted=True, sizes=(20, 100, 300)),
+)
+"""What is cut and flipped: small enough that every byte gets its turn."""

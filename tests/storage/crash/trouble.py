@@ -1,0 +1,176 @@
+"""Workloads on a disk that fails on plan: what was refused is gone or doubtful, what was acknowledged stays.
+
+An append refused for lack of space, descriptors or memory left nothing behind: its offsets are free again, and the next one may
+succeed. One that failed with the disk is doubtful until the store is opened again; until then the store takes no more writes and goes
+on reading.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from headrace.errors import BrokerError, CorruptData, Unavailable
+from headrace.records import Ack, Appended
+from headrace.storage.store import Store
+from tests.storage.crash.history import Anomaly, Event, Facts, Given, Part, adopt, deleted, deleting, judge, read_store
+from tests.storage.crash.survival import recover
+from tests.storage.crash.workload import Shape, Workload
+from tests.storage_faults.power_cut import PowerCuts
+from tests.storage_faults.simulated import Fault, SimulatedFiles
+
+SOON = 12
+"""So many operations after a fault, a power cut is still soon."""
+
+
+@dataclass
+class Troubled(Workload):
+    """A workload that goes on after errors, as the clients of a broker do."""
+
+    known: Facts = field(default_factory=lambda: Facts(strict=False))
+    """What holds now."""
+    archive: list[tuple[int, dict[int, Given]]] = field(default_factory=list)
+    """(operations so far, what was given) at the end of each life."""
+    _outcomes: list[BrokerError] = field(default_factory=list)
+
+    def _mark(self, event: Callable[[Facts], None]) -> None:
+        super()._mark(event)
+        event(self.known)
+
+    def take(self, steps: Iterable[str]) -> None:
+        while len(self.live) < self.shape.logs:
+            self.create()
+        for name in [*steps, "flush"]:
+            self.now += self.rng.randrange(0, 2000)
+            getattr(self, name)()
+
+    def flush(self) -> None:
+        """One frame for all that is staged, so all of it is refused together."""
+        group, failed, acked = list(self.staged), self.store.failure is not None, self.acked
+        super().flush()
+        if failed and self.acked > acked:
+            raise Anomaly("an append was acknowledged after the disk had failed")
+        if any(outcome.retriable for outcome in self._outcomes):
+            self._forget(group)
+        self._outcomes.clear()
+
+    def _commit(self, appends: Sequence[object], parts: tuple[Part, ...], ack: Ack) -> None:
+        super()._commit(appends, parts, ack)  # type: ignore[arg-type]  # handed through as it is
+        if self._outcomes:  # refused at once: nothing was staged
+            self._outcomes.clear()
+            self._forget([parts])
+
+    def _answered(self, parts: tuple[Part, ...], ack: Ack, outcome: list[Appended] | BrokerError) -> None:
+        if not isinstance(outcome, BrokerError):
+            super()._answered(parts, ack, outcome)
+        elif parts in self.staged:
+            self.staged.remove(parts)
+            self._outcomes.append(outcome)
+
+    def maintain(self) -> None:
+        super().maintain()
+        self.known.floor.update({log: self.store.bounds(log).first for log in self.live})
+
+    def delete(self) -> None:
+        self.flush()
+        if len(self.live) < 2 or self.store.failure is not None or self.store.full:
+            return
+        log = self.live.pop(self.rng.randrange(len(self.live)))
+        self._mark(deleting(log))
+        before = self.store.counters.checkpoints
+        try:
+            self.store.delete_log(log)
+            self.store.checkpoint()
+        except OSError:
+            pass
+        else:
+            if self.store.counters.checkpoints > before:
+                self._mark(deleted(log))
+        self.create()
+
+    def reopen(self) -> None:
+        self.flush()
+        self.store.close()
+        self._come_back()
+
+    def die(self) -> None:
+        self._forget(self.staged)
+        self.staged.clear()
+        self.files.close()
+        self._come_back()
+
+    def _come_back(self) -> None:
+        """Whatever was doubtful is now there or not; the writers go on from what they find."""
+        self.store = self._open()
+        adopt(self.store, self.given, self.known)
+        try:
+            content = read_store(self.store)
+        except (CorruptData, Unavailable):  # the disk does not read: that is no lie
+            self.files.heal()
+            content = read_store(self.store)
+        judge(content, self.given, self.known)
+        self.archive.append(
+            (len(self.files.operations), {log: Given(known.options, list(known.records)) for log, known in self.given.items()})
+        )
+        ends = {log: bounds.end for log, (bounds, _) in content.items()}
+        for log, end in ends.items():
+            del self.given[log].records[end:]
+        self._mark(_settled(ends))
+
+    def given_at(self, cut: int) -> dict[int, Given]:
+        """What the writers knew then: doubtful records of an earlier life are forgotten when a new one begins."""
+        return next((given for until, given in self.archive if cut <= until), self.given)
+
+    def _open(self) -> Store:
+        try:
+            return super()._open()
+        except (OSError, CorruptData):
+            self.files.heal()
+            return super()._open()
+
+
+def _settled(ends: dict[int, int]) -> Callable[[Facts], None]:
+    def change(facts: Facts) -> None:
+        facts.unsure.clear()
+        facts.may.update(ends)
+
+    return change
+
+
+def endure(
+    shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int = 12, seed: int = 1, fences: bool = True
+) -> tuple[SimulatedFiles, int]:
+    """Take the steps with a fault armed. Raise `Anomaly` unless all promises hold then: for readers now, after a restart, and on
+    disks that a power cut may leave soon after the fault or at the end. Without `fences`, the fault may not end writing either. Returns
+    the disk and how many images were recovered."""
+    files = SimulatedFiles()
+    files.inject(fault)
+    rng = random.Random(seed)
+    try:
+        workload = Troubled(shape, rng, files)
+        workload.take(steps)
+        files.heal()
+        if workload.store.failure is not None and not fences:
+            raise Anomaly(f"writing has ended: {workload.store.failure}")
+        judge(read_store(workload.store), workload.given, workload.known)
+        images = _recover_some(workload, rng, images_max)
+        workload.die()
+    except (Anomaly, BrokerError, OSError) as failure:
+        raise Anomaly(f"{fault}: {failure}") from failure
+    return files, images
+
+
+def _recover_some(workload: Troubled, rng: random.Random, images_max: int) -> int:
+    operations, cuts, facts = workload.files.operations, PowerCuts(workload.files), Facts(strict=False)
+    fired = workload.files.fired[0].after if workload.files.fired else len(operations)
+    chosen: list[tuple[int, Facts, SimulatedFiles]] = []
+    for cut in range(len(operations) + 1):
+        if cut and operations[cut - 1].kind == "mark":
+            cast(Event, operations[cut - 1].value)(facts)
+        if fired < cut < fired + SOON or cut == len(operations):
+            chosen += [(cut, facts.copy(), image) for _, image in cuts.images(cut, rng)]
+    for cut, then, image in chosen if len(chosen) <= images_max else rng.sample(chosen, images_max):
+        recover(image, workload.shape, workload.given_at(cut), then, now=workload.now)
+    return min(len(chosen), images_max)

@@ -1,0 +1,184 @@
+"""The real disk: the lock of a data directory, the descriptors kept for the log, syncs without threads."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.limits import LOG_DESCRIPTORS_RESERVED
+from headrace.storage.files import DirectoryLocked, DiskFile, DiskFiles
+from headrace.storage.health import HealthState
+from headrace.storage.store import Store
+from tests.storage.stores import SMALL, new_log, put, values
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[list[int]]:
+    """Use up all descriptors of this process, as idle peers do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, hard))
+    peers: list[int] = []
+    try:
+        while True:
+            try:
+                peers.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        yield peers
+    finally:
+        for fd in peers:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_second_process_stays_out_after_the_lock_file_was_removed(tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path)
+    files.lock()
+    (tmp_path / "LOCK").unlink()
+    program = "import sys; from headrace.storage.files import DiskFiles; DiskFiles(sys.argv[1]).lock()"
+    second = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    assert second.returncode and "DirectoryLocked" in second.stderr
+    files.close()
+    DiskFiles(tmp_path).lock()
+
+
+def test_the_refusal_names_the_process_that_holds_the_directory(tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path)
+    files.lock()
+    with pytest.raises(DirectoryLocked, match=f"process {os.getpid()}"):
+        DiskFiles(tmp_path).lock()
+    files.close()
+
+
+def test_a_release_that_locks_only_the_file_is_respected(tmp_path: Path) -> None:
+    with (tmp_path / "LOCK").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        files = DiskFiles(tmp_path)
+        with pytest.raises(DirectoryLocked):
+            files.lock()
+    files.lock()
+    files.close()
+
+
+def test_the_file_is_locked_where_directories_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def files_only(fd: int, operation: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", files_only)
+    files = DiskFiles(tmp_path)
+    files.lock()
+    with pytest.raises(DirectoryLocked):
+        DiskFiles(tmp_path).lock()
+    files.close()
+
+
+def test_a_directory_that_is_given_back_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    files = DiskFiles(tmp_path)
+    files.lock()
+    assert len(os.listdir("/proc/self/fd")) == before + LOG_DESCRIPTORS_RESERVED + 2
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_log_opens_files_when_peers_have_used_up_the_descriptors(tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path)
+    files.lock()
+    with no_descriptors_left():
+        opened = [files.open(f"{number}", create=True) for number in range(LOG_DESCRIPTORS_RESERVED)]
+        assert not files.reserve()
+        with pytest.raises(OSError, match="Too many open files"):
+            files.open("one more", create=True)
+        opened.pop().close()
+        files.sync_dir("")
+        assert "0" in files.list("")
+        for file in opened:
+            file.close()
+    assert files.reserve()
+    files.close()
+
+
+def test_a_store_survives_peers_that_use_up_the_descriptors(tmp_path: Path) -> None:
+    store = Store.open(DiskFiles(tmp_path), SMALL, threads=False)
+    logs = [new_log(store) for _ in range(3 * LOG_DESCRIPTORS_RESERVED)]
+    with no_descriptors_left():
+        for turn in range(3):
+            for log in logs:
+                put(store, log, b"%d" % turn * 2000)
+            store.keeper.attempt()
+            store.checkpoint()
+            store.maintain(0)
+        assert store.failure is None
+        assert [values(store, log)[0] for log in logs[:5]] == [b"0" * 2000] * 5
+    for _ in range(10):
+        store.keeper.attempt()
+    assert store.health.report().state is HealthState.OK
+    put(store, logs[0], b"after")
+    store.close()
+    again = Store.open(DiskFiles(tmp_path), SMALL, threads=False)
+    assert all(values(again, log)[:3] == [b"%d" % turn * 2000 for turn in range(3)] for log in logs)
+    assert again.report.frames == 0, "the last checkpoint reached everything"
+    again.close()
+
+
+def test_many_files_are_synced_when_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    synced: list[DiskFile] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(DiskFile, "sync", lambda file: synced.append(file))
+    files = DiskFiles(tmp_path)
+    opened = [files.open(f"{number}", create=True) for number in range(20)]
+    files.sync_many(opened)
+    assert set(synced) == set(opened)
+
+
+def test_all_files_are_synced_before_a_failure_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = DiskFiles(tmp_path)
+    for count in (2, 20):
+        opened = [files.open(f"{count}-{number}", create=True) for number in range(count)]
+        synced: list[DiskFile] = []
+
+        def sync(file: DiskFile, first: DiskFile = opened[0], synced: list[DiskFile] = synced) -> None:
+            synced.append(file)
+            if file is first:
+                raise OSError(errno.EIO, "broken")
+
+        monkeypatch.setattr(DiskFile, "sync", sync)
+        with pytest.raises(OSError, match="broken"):
+            files.sync_many(opened)
+        assert set(synced) == set(opened)
+
+
+def test_a_directory_whose_name_could_not_be_synced_is_not_taken_for_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, fsync, failing = DiskFiles(tmp_path), os.fsync, [True]
+
+    def sync(fd: int) -> None:
+        if failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(OSError, match="No space left"):
+        files.make_dir("logs")
+    failing.clear()
+    files.make_dir("logs")
+    assert synced == [str(tmp_path)]
