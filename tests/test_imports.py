@@ -19,7 +19,7 @@ VOCABULARY = {"headrace", "headrace.columns", "headrace.records", "headrace.erro
 MAY_KNOW: dict[str, set[str]] = {
     "wire": set(),
     "schemas": set(),
-    "log": set(),
+    "storage": set(),
     "engine": {"headrace.storage.*"},
     "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.storage.batch", "headrace.schemas.*"},
     "access": {"headrace.broker.*", "headrace.engine.contract"},
@@ -70,11 +70,11 @@ HOMES: dict[str, set[str]] = {
     "click": {"cli", "bench"},
     "rich": {"cli", "bench", "demo"},
     "uvloop": {"server", "cli", "bench"},
-    "google_crc32c": {"log"},
-    "backports": {"log"},
-    "compression": {"log"},
+    "google_crc32c": {"storage"},
+    "backports": {"storage"},
+    "compression": {"storage"},
     "argon2": {"access"},
-    "cryptography": {"log", "server", "net"},
+    "cryptography": {"storage", "server", "net"},
     "aioquic": {"net"},
     "OpenSSL": {"net"},
     "jsonschema_rs": {"schemas"},
@@ -98,7 +98,7 @@ LOOPS_AND_SOCKETS = {"asyncio", "socket", "ssl", "selectors", "threading", "conc
 MUST_NOT_IMPORT: dict[str, set[str]] = {
     "wire": CLOCKS_AND_DICE | LOOPS_AND_SOCKETS,
     "schemas": CLOCKS_AND_DICE | LOOPS_AND_SOCKETS,
-    "log": CLOCKS_AND_DICE | {"asyncio", "socket", "ssl"},
+    "storage": CLOCKS_AND_DICE | {"asyncio", "socket", "ssl"},
     "engine": CLOCKS_AND_DICE | {"socket", "ssl"},
     "broker": CLOCKS_AND_DICE | {"socket", "ssl", "threading"},
     "access": CLOCKS_AND_DICE | {"socket", "ssl", "threading"},
@@ -200,7 +200,7 @@ def test_every_import_goes_in_the_direction_of_the_table() -> None:
 
 def test_the_walk_sees_the_whole_tree() -> None:
     seen = {path.relative_to(SOURCE).parts[1] for path in SOURCE.glob("headrace/**/*.py")}
-    assert {"wire", "log", "engine", "broker", "sessions", "net", "clients", "server", "cli"} <= seen
+    assert {"wire", "storage", "engine", "broker", "sessions", "net", "clients", "server", "cli"} <= seen
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_the_walk_sees_the_whole_tree() -> None:
         ("wire/figg/decoder.py", "from headrace.broker.broker import Broker", "wire must not know headrace.broker.broker.Broker"),
         ("wire/figg/decoder.py", "from headrace import broker", "wire must not know broker"),
         ("wire/figg/decoder.py", "from headrace.wire.blipmq import frames", "figg must not know blipmq"),
-        ("storage/store.py", "import time", "log must not know time"),
-        ("storage/store.py", "from headrace.engine.contract import Ack", "log must not know headrace.engine.contract.Ack"),
+        ("storage/store.py", "import time", "storage must not know time"),
+        ("storage/store.py", "from headrace.engine.contract import Ack", "storage must not know headrace.engine.contract.Ack"),
         ("engine/embedded.py", "from headrace.broker import topics", "engine must not know headrace.broker.topics"),
         ("broker/groups/offsets.py", "import random", "broker must not know random"),
         (

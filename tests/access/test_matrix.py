@@ -91,7 +91,7 @@ class World(Guarded):
             return
         await self.broker.drop_staged(ROOT, handles)
         if self.broker.last_version(ROOT, name) is not None:
-            await self.broker.forget_app(ROOT, name)
+            await self.broker.forget_writer(ROOT, name)
         self.stages += 1
         await self.broker.stage(ROOT, f"published {self.stages}", name, RecordBatch([b"x"]), writer=name)
         await self.broker.seal(ROOT, f"published {self.stages}")
@@ -202,7 +202,7 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "publish_staged": lambda w, b, who, n: b.publish_staged(who, n, 1, [w.staged.get(n, "none")]),
     "drop_staged": lambda w, b, who, n: dropped(b, who, w.staged.get(n, "none")),
     "last_version": lambda w, b, who, n: b.last_version(who, n),
-    "forget_app": lambda w, b, who, n: b.forget_app(who, n),
+    "forget_writer": lambda w, b, who, n: b.forget_writer(who, n),
     "status": lambda w, b, who, n: b.status(who),
 }
 BROKER_NEEDS = {
@@ -239,7 +239,7 @@ BROKER_NEEDS = {
     "publish_staged": "publish a & publish t",
     "drop_staged": "publish a & publish t",
     "last_version": WRITES,
-    "forget_app": "delete a",
+    "forget_writer": "delete a",
     "status": "describe b",
 }
 ABSENT_NEEDS = {
@@ -451,8 +451,8 @@ BROKER_CALLS: dict[str, Row] = {
     "dlq.list": Row(lambda n: broker_call("dlq.list"), ""),
     "dlq.replay": Row(lambda n: broker_call("dlq.replay", topic=n, ids=["0-9"]), "read d & publish t"),
     "delayed.list": Row(lambda n: broker_call("delayed.list", topic=n), ""),
-    "app.list": Row(lambda n: broker_call("app.list"), ""),
-    "app.forget": Row(lambda n: broker_call("app.forget", writer=n), "delete a"),
+    "writer.list": Row(lambda n: broker_call("writer.list"), ""),
+    "writer.forget": Row(lambda n: broker_call("writer.forget", writer=n), "delete a"),
     "stage.list": Row(lambda n: broker_call("stage.list"), ""),
     "stage.drop": Row(lambda n: broker_call("stage.drop", handles=["none of these"]), ""),
     "schema.list": Row(lambda n: broker_call("schema.list"), ""),

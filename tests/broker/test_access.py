@@ -58,7 +58,7 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "stage": (lambda broker: broker.stage(BOB, "i", "t", RecordBatch([b"x"]), writer="q"), Action.PUBLISH, "transaction"),
     "publish_staged": (lambda broker: broker.publish_staged(BOB, "q", 0, ["h"]), Action.PUBLISH, "transaction"),
     "last_version": (lambda broker: broker.last_version(BOB, "q"), Action.DESCRIBE, "transaction"),
-    "forget_app": (lambda broker: broker.forget_app(BOB, "q"), Action.DELETE, "transaction"),
+    "forget_writer": (lambda broker: broker.forget_writer(BOB, "q"), Action.DELETE, "transaction"),
     "status": (lambda broker: broker.status(BOB), Action.DESCRIBE, "broker"),
 }
 AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}

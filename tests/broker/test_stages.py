@@ -465,18 +465,18 @@ async def test_a_forgotten_writer_begins_anew(stand: Stand) -> None:
     await put(stand, "h1", "a", epoch="r1")
     await publish(stand, 9, epoch="r2")
     await put(stand, "h2", "a", epoch="r2")
-    await stand.broker.forget_app(ANN, "q")
+    await stand.broker.forget_writer(ANN, "q")
     assert (stand.broker.stages(ANN), stand.broker.writers(ANN), stand.broker.last_version(ANN, "q")) == ([], [], None)
     await stand.crash()
     assert stand.broker.writers(ANN) == []
     assert not (await publish(stand, 0, epoch="r1")).already
     with pytest.raises(NoSuchEntry):
-        await stand.broker.forget_app(ANN, "nobody")
+        await stand.broker.forget_writer(ANN, "nobody")
 
 
 async def test_who_forgets_a_writer_is_noted(stand: Stand) -> None:
     heard: list[tuple[Principal, Action, str, str, bool]] = []
     stand.broker._gate._witness = lambda *said: heard.append(said)
     await publish(stand, 0)
-    await stand.broker.forget_app(ANN, "q")
+    await stand.broker.forget_writer(ANN, "q")
     assert heard == [(ANN, Action.DELETE, "transaction", "q", True)]

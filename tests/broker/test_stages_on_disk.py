@@ -208,7 +208,7 @@ async def test_the_disk_is_given_back_when_a_stage_is_gone(tight: Stand, end: st
     elif end == "expired":
         tight.clock.tick(TIGHT.stage_idle_ms)
     elif end == "forgotten":
-        await tight.broker.forget_app(ANN, "q")
+        await tight.broker.forget_writer(ANN, "q")
     else:
         await tight.broker.close()
     await turns()
@@ -277,7 +277,7 @@ async def test_staged_records_that_cannot_be_read_back_are_not_published_by_half
     assert stand.broker.last_version(ANN, "q") is None
     if settings is TIGHT:
         assert await stand.values("u") == []
-    await stand.broker.forget_app(ANN, "q")
+    await stand.broker.forget_writer(ANN, "q")
     await turns()
     assert stand.broker.stages(ANN) == [] and logs(stand) == []
     await stand.broker.close()
@@ -405,7 +405,7 @@ async def test_a_writer_forgotten_on_the_way_publishes_no_more(rolled: Stand) ->
         await publishing
     rolled.engine.error = None
     there = rolled.engine.bounds("u", 0).end
-    await rolled.broker.forget_app(ANN, "q")
+    await rolled.broker.forget_writer(ANN, "q")
     rolled.clock.tick(10_000)
     await resumed(rolled)
     await turns()

@@ -122,7 +122,7 @@ async def test_the_exit_code_tells_the_kind_of_failure(shell: Shell, unused_tcp_
         assert (await shell(*command)).code == 3, command
     for command in (("dlq", "replay", "t", "0-0"), ("dlq", "purge", "t", "-y"), ("delayed", "cancel", "0-0", "-y")):
         assert (await shell(*command)).code == 3, command
-    for command in (("app", "forget", "none", "-y"), ("stage", "drop", "none", "-y")):
+    for command in (("writer", "forget", "none", "-y"), ("stage", "drop", "none", "-y")):
         assert (await shell(*command)).code == 3, command
     assert (await shell("topic", "create", "two words")).code == 1
     assert (await shell("topic", "alter", "t")).code == 2
@@ -164,7 +164,7 @@ async def test_a_broker_that_does_not_answer_exits_with_6(shell: Shell) -> None:
         ("dlq", "purge", "t"),
         ("dlq", "replay", "t", "--all"),
         ("delayed", "cancel", "1-1"),
-        ("app", "forget", "q"),
+        ("writer", "forget", "q"),
         ("stage", "drop", "h"),
     ],
     ids=" ".join,
@@ -259,15 +259,15 @@ async def test_writers_and_stages_are_listed_forgotten_and_dropped(shell: Shell)
         await broker.stage(DEV, handle, "t", RecordBatch([b"abc"]), writer="q", epoch="r1")
         await broker.seal(DEV, handle)
     await broker.publish_staged(DEV, "q", 7, ["h1"], epoch="r1")
-    assert await shell.json("app", "list") == [
-        {"app": "q", "version": 7, "at": "2023-11-14T22:13:20.000Z", "epoch": "r1", "is_publishing": False}
+    assert await shell.json("writer", "list") == [
+        {"writer": "q", "version": 7, "at": "2023-11-14T22:13:20.000Z", "epoch": "r1", "is_publishing": False}
     ]
     rows = await shell.json("stage", "list")
-    assert [(row["handle"], row["app"], row["records"], row["size_bytes"], row["by_topic"]) for row in rows] == [
+    assert [(row["handle"], row["writer"], row["records"], row["size_bytes"], row["by_topic"]) for row in rows] == [
         ("h2", "q", 1, 3, {"t": 1}),
         ("h3", "q", 1, 3, {"t": 1}),
     ]
     assert (await shell("stage", "drop", "h2", "none", "-y")).code == 0
     assert [row["handle"] for row in await shell.json("stage", "list")] == ["h3"]
-    assert (await shell("app", "forget", "q", "-y")).code == 0
-    assert (await shell.json("app", "list"), await shell.json("stage", "list")) == ([], [])
+    assert (await shell("writer", "forget", "q", "-y")).code == 0
+    assert (await shell.json("writer", "list"), await shell.json("stage", "list")) == ([], [])

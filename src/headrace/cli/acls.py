@@ -17,7 +17,7 @@ _COLUMNS = ("effect", "subject", "actions", "resource")
 
 @click.group()
 def acl() -> None:
-    """Look after rules and roles: who may do what."""
+    """Manage rules and roles: who may do what."""
 
 
 def _subject(user: str | None, role: str | None, everybody: bool) -> str:

@@ -13,7 +13,7 @@ from headrace.limits import DELAYED_LIST_MAX
 
 @click.group()
 def delayed() -> None:
-    """Look after delayed messages: list, publish, cancel."""
+    """Manage delayed messages: list, publish, cancel."""
 
 
 @delayed.command("list")

@@ -18,7 +18,7 @@ _PAGE: Final = 500
 
 @click.group()
 def dlq() -> None:
-    """Look after dead letters: list, fetch, replay, purge."""
+    """Manage dead letters: list, fetch, replay, purge."""
 
 
 @dlq.command("list")

@@ -13,7 +13,7 @@ from headrace.clients.flymq.client import FlyMqClient
 
 @click.group()
 def group() -> None:
-    """Look after groups: list, describe, lag, reset, delete."""
+    """Manage groups: list, describe, lag, reset, delete."""
 
 
 @group.command("list")

@@ -17,7 +17,7 @@ _COLUMNS = ("id", "owner", "in_force", "scopes", "expires", "used", "description
 
 @click.group()
 def key() -> None:
-    """Look after API keys."""
+    """Manage API keys."""
 
 
 @key.command("list")

@@ -25,7 +25,7 @@ _version_option = click.option("--version", type=click.IntRange(min=0), default=
 
 @click.group()
 def schema() -> None:
-    """Look after schemas: list, describe, register, check, delete."""
+    """Manage schemas: list, describe, register, check, delete."""
 
 
 def _language(type: str | None, file: BinaryIO) -> str:

@@ -16,7 +16,7 @@ _COLUMNS = ("name", "partitions", "records", "end")
 
 @click.group()
 def topic() -> None:
-    """Look after topics: list, describe, create, alter, delete."""
+    """Manage topics: list, describe, create, alter, delete."""
 
 
 def _shape_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -16,7 +16,7 @@ _COLUMNS = ("name", "roles", "enabled", "updated")
 
 @click.group()
 def user() -> None:
-    """Look after users, their roles and passwords."""
+    """Manage users, their roles and passwords."""
 
 
 @user.command("list")

@@ -11,23 +11,23 @@ from headrace.errors import UnknownStage
 
 @click.group()
 def writer() -> None:
-    """Look after exactly-once writers: list, forget."""
+    """Manage exactly-once writers: list, forget."""
 
 
 @writer.command("list")
 @desk_options
-def list_apps(desk: Desk) -> int:
+def list_writers(desk: Desk) -> int:
     """List the writers that have published, with the last version of each."""
 
     async def work(client: FlyMqClient) -> int:
-        rows = [{**row, "at": moment(row["at"])} for row in await client.call("app.list")]
-        return desk.show(rows, columns=("app", "version", "at", "epoch", "is_publishing"))
+        rows = [{**row, "at": moment(row["at"])} for row in await client.call("writer.list")]
+        return desk.show(rows, columns=("writer", "version", "at", "epoch", "is_publishing"))
 
     return desk.run(work)
 
 
 @writer.command("forget")
-@click.argument("name", metavar="APP")
+@click.argument("name", metavar="WRITER")
 @yes_option
 @desk_options
 def forget(name: str, yes: bool, desk: Desk) -> int:
@@ -38,7 +38,7 @@ def forget(name: str, yes: bool, desk: Desk) -> int:
     confirm(f"Forget what {name} has published?", yes)
 
     async def work(client: FlyMqClient) -> int:
-        await client.call("app.forget", writer=name)
+        await client.call("writer.forget", writer=name)
         desk.tell(f"{name}: forgotten")
         return 0
 
@@ -47,7 +47,7 @@ def forget(name: str, yes: bool, desk: Desk) -> int:
 
 @click.group()
 def stage() -> None:
-    """Look after what exactly-once writers have staged: list, drop."""
+    """Manage what exactly-once writers have staged: list, drop."""
 
 
 @stage.command("list")
@@ -56,7 +56,7 @@ def list_stages(desk: Desk) -> int:
     """List what waits to be published, by handle."""
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show(await client.call("stage.list"), columns=("handle", "app", "records", "size_bytes", "age_ms", "is_sealed"))
+        return desk.show(await client.call("stage.list"), columns=("handle", "writer", "records", "size_bytes", "age_ms", "is_sealed"))
 
     return desk.run(work)
 

@@ -145,7 +145,7 @@ class Verbs:
         done = await self._broker.publish_staged(
             who, asked.writer, asked.version, asked.handles, epoch=asked.epoch, remember_ms=asked.remember_ms
         )
-        return {"app": done.writer, "version": done.version, "already": done.already, "records": done.records}
+        return {"writer": done.writer, "version": done.version, "already": done.already, "records": done.records}
 
     async def _drop(self, who: Principal, asked: request.Drop) -> int:
         return await self._broker.drop_staged(who, asked.handles)

@@ -348,7 +348,7 @@ class FlightClient:
         is why this may be repeated; by an application that comes only once, within `remember_ms`. Raises `UnknownStage`, `StaleEpoch`."""
         asked = request.Publish(writer, version, list(handles), epoch, remember_ms)
         answer = self._ask("publish", asked, seconds=_PUBLISH_SECONDS)
-        return Publication(answer["app"], answer["version"], answer["already"], answer["records"])
+        return Publication(answer["writer"], answer["version"], answer["already"], answer["records"])
 
     def drop(self, handles: Sequence[str]) -> int:
         """Forget what is staged; returns how many of the handles there were."""

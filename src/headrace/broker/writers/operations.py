@@ -58,9 +58,9 @@ class WriterVerbs:
         """The last version that the app has published whole; None if there is none."""
         return self._stages.last_version(who, writer)
 
-    async def forget_app(self, who: Principal, writer: str) -> None:
+    async def forget_writer(self, who: Principal, writer: str) -> None:
         """Its versions, runs and stages: it may begin anew with any version. Raises `NoSuchEntry`."""
-        await self._stages.forget_app(who, writer)
+        await self._stages.forget_writer(who, writer)
 
     def writers(self, who: Principal) -> list[WriterEntry]:
         """The exactly-once writers that this principal may see, by name."""

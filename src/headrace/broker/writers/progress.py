@@ -192,7 +192,7 @@ class WriterTable(TableLog[Key, WriterRow]):
         """The app of that name, new if need be. Whoever gives it nothing to do calls `leave`. Raises `InvalidRequest`, `LimitExceeded`."""
         writer = self.writers.get(name)
         if writer is None:
-            check_name("app", name)
+            check_name("writer", name)
             if len(self.writers) >= self._writers_max:
                 raise LimitExceeded(f"{self._writers_max} exactly-once writers are remembered already")
             writer = self.writers[name] = Writer(name)

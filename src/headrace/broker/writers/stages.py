@@ -334,12 +334,12 @@ class Stages:
             self._drop(stage)
         return len(doomed)
 
-    async def forget_app(self, who: Principal, name: str) -> None:
+    async def forget_writer(self, who: Principal, name: str) -> None:
         """Its last version and its stages, and what is left of a publication under way. Raises `NoSuchEntry`."""
         self._gate.check(who, Action.DELETE, _KIND, name)
         writer = self._sinks.find(name)
         if writer is None:
-            raise NoSuchEntry("app", name)
+            raise NoSuchEntry("writer", name)
         for stage in [self._stages[handle] for handle in writer.handles]:
             if stage.state is not State.PUBLISHING:
                 self._drop(stage)

@@ -13,8 +13,8 @@
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
 | delayed.list | topic, limit | [{id, topic, due, owner, key, size}], the next ones first, 1,000 of them; null: not shown |
-| app.list | | [{writer, version, at, epoch, is_publishing}] |
-| app.forget | app | {} |
+| writer.list | | [{writer, version, at, epoch, is_publishing}] |
+| writer.forget | writer | {} |
 | stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
 | stage.drop | handles | {dropped} |
 | schema.… | | see `flymq_schemas.py` |
@@ -92,7 +92,7 @@ class _Replayed(_Arguments):
     ids: list[str]
 
 
-class _App(_Arguments):
+class _Writer(_Arguments):
     writer: str
 
 
@@ -121,8 +121,8 @@ class BrokerVerbs:
             "dlq.list": (_Nothing, self._list_dead_letters),
             "dlq.replay": (_Replayed, self._replay),
             "delayed.list": (_Next, self._list_delayed),
-            "app.list": (_Nothing, self._list_apps),
-            "app.forget": (_App, self._forget_app),
+            "writer.list": (_Nothing, self._list_writers),
+            "writer.forget": (_Writer, self._forget_writer),
             "stage.list": (_Nothing, self._list_stages),
             "stage.drop": (_Handles, self._drop_stages),
             **SchemaCalls(broker, who).verbs,
@@ -200,11 +200,11 @@ class BrokerVerbs:
             for one in self._broker.delayed(self._who(), arguments.topic, count_max=arguments.limit)
         ]
 
-    async def _list_apps(self, arguments: _Nothing) -> object:
+    async def _list_writers(self, arguments: _Nothing) -> object:
         return self._broker.writers(self._who())
 
-    async def _forget_app(self, arguments: _App) -> object:
-        await self._broker.forget_app(self._who(), arguments.writer)
+    async def _forget_writer(self, arguments: _Writer) -> object:
+        await self._broker.forget_writer(self._who(), arguments.writer)
         return {}
 
     async def _list_stages(self, arguments: _Nothing) -> object:
