@@ -12,7 +12,7 @@ from headrace.flight import request
 from headrace.limits import KIB, MIB
 from tests.server.process import BrokerProcess
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "bulk.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "flight.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 
 

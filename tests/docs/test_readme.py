@@ -56,7 +56,7 @@ def test_what_is_missing_is_said() -> None:
     assert "does not exist yet" in README
 
 
-@pytest.mark.parametrize("word", ["protocol", "lane", "station", "house", "story", "wheel at", "reckon"])
+@pytest.mark.parametrize("word", ["door", "lane", "station", "house", "story", "wheel at", "reckon"])
 def test_the_words_are_those_of_the_field(word: str) -> None:
     prose = re.sub(r"`[^`]*`", "", README)
     assert not re.search(rf"\b{word}s?\b", prose, re.IGNORECASE)

@@ -288,7 +288,7 @@ def delayed(repeat: int, output: str, parent: Path | None, messages: int, rate: 
 @options.size()
 @options.records(1_000_000)
 @click.option(
-    "--protocol",
+    "--protocols",
     default=COMPARED_PROTOCOLS,
     show_default=True,
     metavar="NAMES",
@@ -303,7 +303,7 @@ def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, rec
     from headrace.bench import compare as contest
     from headrace.bench.protocols import PROTOCOLS as loads
 
-    protocol_names, peers = _names(protocols, PROTOCOLS, "--protocol"), _names(against, PEERS, "--against")
+    protocol_names, peers = _names(protocols, PROTOCOLS, "--protocols"), _names(against, PEERS, "--against")
     found = contest.contenders([loads[name] for name in protocol_names], peers)
     config: dict[str, NoteValue] = {
         "protocols": ",".join(protocol_names),

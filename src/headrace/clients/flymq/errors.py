@@ -60,7 +60,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
         (r"message not found: (.*)", lambda found, topic: UnknownMessage(found[1])),
         (r"transaction not found|transaction '", lambda found, topic: InvalidTransaction(found.string)),
         (r"consumer group not found", lambda found, topic: UnknownGroup(found.string)),
-        (r'(user|role|rule|key|ACL|app) "(.*)" not found', lambda found, topic: NoSuchEntry(found[1], found[2])),
+        (r'(user|role|rule|key|ACL|writer) "(.*)" not found', lambda found, topic: NoSuchEntry(found[1], found[2])),
         (r'(user|role|key) "(.*)" already exists', lambda found, topic: EntryExists(found[1], found[2])),
         (r"invalid username or password", lambda found, topic: LoginFailed()),
         (r"disk full: (.*)", lambda found, topic: DiskFull(found[1])),
