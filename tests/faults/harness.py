@@ -35,6 +35,8 @@ PEERS: Final[tuple[type[Peer], ...]] = (Peer, FlyMqPeer, RustLogPeer, BlipMqPeer
 SECONDS_MAX: Final = 45.0
 """For everything that should be almost immediate on an idle machine."""
 ROUNDS_MAX: Final = 60
+NEW_TOPICS: Final = 4
+"""How many rounds use a topic that is new: only those make directories."""
 CLOCKED_SECONDS: Final = 0.6
 """The pause in the traffic after which maintenance does what it does by the clock, not by volume."""
 
@@ -226,7 +228,7 @@ class FaultyBroker:
         for round_number in range(ROUNDS_MAX):
             if fired(trace):
                 return
-            self.publish(new_topic=round_number == 0)
+            self.publish(new_topic=round_number < NEW_TOPICS)
             if not fired(trace):
                 time.sleep(CLOCKED_SECONDS if any(fault.calls == "statfs" for fault in faults) else 0.02)
         raise Stuck(f"{_named(faults)} was not reached in {ROUNDS_MAX} rounds")
@@ -253,7 +255,7 @@ class FaultyBroker:
     def publish(self, *, new_topic: bool = False) -> list[str]:
         """One round of all clients; the reasons of those that ended early."""
         if new_topic:
-            self.ledger.topics = [*self.ledger.topics, f"topic-{self.lives}-{self.faults}"]
+            self.ledger.topics = [*self.ledger.topics, f"topic-{len(self.ledger.topics)}"]
         topics = (*TOPICS, self.ledger.topics[-1])
         reasons = [client.publish(self.address, topics) for client in self.clients]
         return [reason for reason in reasons if reason]
