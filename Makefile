@@ -14,14 +14,14 @@ FILES ?= src tests examples
 
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
-MANIFESTS := pyproject.toml constraints.txt tools/setup
+MANIFESTS := pyproject.toml hashes.txt tools/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test fuzz lint format docs bench clean install
+.PHONY: help run serve test test-quick fuzz lint format docs bench clean install
 
 help: ## list the verbs
 	@echo "make VERB [NAME=value ...]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(RUN_STAMP) ## the whole story on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: ends by itself; DEMO_ARGS=...)
 	@$(BIN)/headrace demo examples/orders/pipeline.toml --data $(DATA) $(strip $(if $(DURATION),--duration $(DURATION)) $(DEMO_ARGS))
@@ -32,6 +32,10 @@ serve: $(RUN_STAMP) ## the broker alone, with all doors, on DATA=data (SERVE_ARG
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
 	@tools/setup system strace java
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-quick: $(DEV_STAMP) ## the suite without Spark, kill loops and crash images: for daily work
+	@tools/setup system strace
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kill_loop and not crash_images"
 
 fuzz: $(DEV_STAMP) ## fuzz all decoders, schema languages and Arrow input for ten minutes (FUZZ_ARGS="--seconds 60 --only avro")
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -q 'atheris>=3,<4'
@@ -60,9 +64,9 @@ clean: ## remove .venv, caches and build products (data/ stays)
 
 $(RUN_STAMP): $(MANIFESTS)
 	@tools/setup system java
-	@tools/setup install $(VENV) ".[quic,schemas,spark,tables]"
+	@tools/setup install $(VENV) run
 	@touch $@
 
 $(DEV_STAMP): $(MANIFESTS)
-	@tools/setup install $(VENV) ".[quic,schemas,spark,tables,bench,test,lint]"
+	@tools/setup install $(VENV) dev
 	@touch $(RUN_STAMP) $@

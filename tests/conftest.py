@@ -1,20 +1,55 @@
-"""What all tests share: the figures that prove the promises are printed at the end of a run, under `proof`; a watch over secrets."""
+"""What all tests share.
+
+The figures that prove the promises are printed at the end of a run, under `proof`. Secrets are watched. What the caller has set for
+their own terminal and their own use of Headrace is removed. Under xdist the longest tests come first, so that no worker ends alone
+with one of them.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import pytest
 
 from tests import canaries
 
 Proof: TypeAlias = Callable[[str, int], None]
+LONGEST_FIRST: Final = ("spark", "kill_loop", "crash_images")
+"""Markers, in the order in which xdist hands out what has them. `make test-quick` leaves out all three."""
+OF_THE_CALLER: Final = frozenset(
+    ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
+    + tuple(f"HEADRACE_{name}" for name in ("API_KEY", "BULK", "CONFIG", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER"))
+)
+"""Variables that change what programs print or whom they talk to. The tests set those they need."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(canaries, "canaries")
+    for name in list(os.environ):
+        if name.startswith("HEADRACE__") or name in OF_THE_CALLER:
+            del os.environ[name]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts background jobs this way. The programs that tests start and interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items[:] = in_turns(items)
+
+
+def in_turns(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the items with the longest first; items of one kind keep their order, so that those of a module share its fixtures."""
+
+    def turn(item: pytest.Item) -> int:
+        return next((turn for turn, name in enumerate(LONGEST_FIRST) if item.get_closest_marker(name)), len(LONGEST_FIRST))
+
+    return sorted(items, key=turn)
 
 
 @pytest.fixture

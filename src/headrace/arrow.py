@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import pyarrow as pa
-
-from headrace.bulk.client import ALL, READ_SCHEMA, Appended, BulkClient, PartitionState, Servers
 from headrace.errors import InvalidRequest, UnknownPartition
+from headrace.extras import needs
+
+with needs("headrace.arrow", "numpy", "pyarrow"):
+    import pyarrow as pa
+
+    from headrace.bulk.client import ALL, READ_SCHEMA, Appended, BulkClient, PartitionState, Servers
 
 __all__ = ["Servers", "read", "write"]
 

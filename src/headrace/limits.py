@@ -52,6 +52,12 @@ SINK_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """One that has published nothing for so long is forgotten."""
 SINK_RUNS_REMEMBERED: Final = 16
 """Superseded runs of one writer that are told so."""
+SINK_TOPICS_REMEMBERED: Final = 64
+"""Topics of its last publication that a writer's row names: whoever acts for the writer may publish to all of them."""
+SINK_VERSION_FIRST_MAX: Final = 1 << 61
+"""The first version of a writer: beyond any count, and beyond any time in nanoseconds for the next decades."""
+SINK_VERSION_SKIP_MAX: Final = 10_000_000
+"""How far a version may lie ahead of the one before it; or as far as that one lies ahead of zero, which leaves room for dates and times."""
 FETCH_BYTES_MAX: Final = 32 * MIB
 FETCH_WAIT_MS_MAX: Final = 60_000
 GROUPS_MAX: Final = 50_000
@@ -80,7 +86,24 @@ IN_FLIGHT_MAX: Final = 5_000
 FRAME_BYTES_DEFAULT_MAX: Final = 32 * MIB + 64 * KIB
 CONNECTIONS_MAX: Final = 10_000
 CONNECTIONS_PER_IP_MAX: Final = 2_048
+CONNECTIONS_PER_USER_MAX: Final = 2_048
+CONNECTIONS_RESERVED: Final = 8
+"""Of all connections, those that only administrators may keep. They are there where access is enforced."""
 HANDSHAKE_SECONDS_MAX: Final = 5.0
+LOGIN_SECONDS_MAX: Final = 10.0
+"""How long a connection may be without a login, where access is enforced and nothing is allowed without one."""
+ACCEPT_PAUSE_SECONDS: Final = 0.5
+"""How long no connection is accepted after file descriptors or memory ran out."""
+FILES_RESERVED_MIN: Final = 128
+"""File descriptors that connections leave to the log and the process; a quarter of all, but not less than this."""
+OUTPUT_TOTAL_BYTES_MAX: Final = 256 * MIB
+"""What may wait unsent for all peers together."""
+OUTPUT_FREE_BYTES: Final = 16 * KIB
+"""Unsent bytes of one connection that are not counted for the sum of all."""
+OUTPUT_CHECK_SECONDS: Final = 1.0
+"""How often the sum is counted anew."""
+OUTPUT_STALL_SECONDS: Final = 5.0
+"""A peer that has taken nothing for so long is disconnected when the sum is above its bound."""
 OUTPUT_BUFFER_BYTES_MAX: Final = 4 * MIB
 """What may wait unsent for one peer; above it the peer is not read either, so that its requests cannot grow the answers."""
 OUTPUT_HIGH_WATER_BYTES: Final = 256 * KIB
@@ -124,6 +147,12 @@ RUSTLOG_FRAME_BYTES_MAX: Final = 10 * MIB
 """The payload of one frame in either direction; inclusive."""
 RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
 """Records of one Produce: so many offsets of 20 digits still fit the JSON reply."""
+RUSTLOG_REPLY_BYTES_MAX: Final = OUTPUT_BUFFER_BYTES_MAX - OUTPUT_HIGH_WATER_BYTES
+"""A reply to a Fetch with more than one record: with what may be unsent before it, it fits the output buffer of a peer."""
+FETCHES_AT_ONCE_MAX: Final = 16
+"""Fetches of all FlyMQ and RustLog connections that are read and encoded at once: what they hold is not part of any output yet."""
+TURN_BYTES_MIN: Final = 64 * KIB
+"""Payload of a reply from which on its connection waits for its turn before it is encoded."""
 RUSTLOG_ERROR_CHARS_MAX: Final = 8_192
 """A longer error text is cut: it may quote a name of megabytes, and must fit a frame and a u16 length."""
 RUSTLOG_REQUESTS_IN_FLIGHT_MAX: Final = 1_024
@@ -136,6 +165,14 @@ RUSTLOG_STRAY_OFFSETS_MAX: Final = 10_000
 # FlyMQ
 FLYMQ_PAYLOAD_BYTES_MAX: Final = 32 * MIB
 """One frame without its header, and what a compressed payload may grow to: the specification's maximum message size."""
+FLYMQ_LOGIN_INFLATED_BYTES_MAX: Final = 8 * KIB
+"""What a compressed payload may grow to before somebody has logged in, where access is enforced."""
+FLYMQ_LOOP_INFLATED_BYTES_MAX: Final = 64 * KIB
+"""What a compressed payload may grow to on the event loop. A larger one is unpacked on a thread."""
+FLYMQ_LOOP_INFLATED_BYTES_TOTAL: Final = 1 * MIB
+"""The same for everything that came in one piece, before other connections have their turn."""
+FLYMQ_INFLATIONS_MAX: Final = 2
+"""Payloads that are unpacked on threads at once, of all connections together; of one connection it is one."""
 FLYMQ_FETCH_BYTES_MAX: Final = 4 * MIB
 """A FETCH reply of more than one record; a single record may fill the frame."""
 FLYMQ_SCAN_BYTES_MAX: Final = 256 * MIB
@@ -172,6 +209,8 @@ QUIC_PONG_SECONDS_MAX: Final = 5.0
 """How long a peer may take to answer a ping."""
 
 # Bulk lane
+FLIGHT_CONNECTIONS_MAX: Final = 1_024
+"""Open connections to the Flight endpoint."""
 BULK_REQUEST_BYTES_MAX: Final = 4 * MIB
 """A ticket, a command or the body of an action."""
 BULK_READ_ROWS_MAX: Final = 1 << 20
@@ -194,6 +233,18 @@ BULK_UNPACKED_BYTES_MAX: Final = 256 * MIB
 """What a column of one record batch that is put may take once it is plain: a dictionary says a large value in four bytes."""
 BULK_CALLS_MAX: Final = 128
 """Calls that are served at once, each on a thread of its own."""
+BULK_CALLS_RESERVED: Final = 8
+"""Calls beyond them that only administrators may make."""
+FLIGHT_OPENING_CALLS_MAX: Final = 32
+"""Calls whose peer has sent its headers, and not yet what it wants to write: each holds a thread."""
+FLIGHT_OPENING_SECONDS_MAX: Final = 10.0
+"""How long a peer may take from the headers of such a call to its first message. Later ones lose their connection."""
+FLIGHT_CHECK_SECONDS: Final = 1.0
+"""How often the connections of the Flight endpoint are counted."""
+FLIGHT_LOGINS_PENDING_MAX: Final = 10_000
+"""Logins whose first call has not come yet; the oldest goes first."""
+FLIGHT_LOGIN_PENDING_SECONDS_MAX: Final = 60.0
+"""How long the first call of a login may take to come."""
 BULK_STALL_SECONDS_MAX: Final = 600.0
 """How long a call may wait for a peer that neither reads nor writes, once somebody else wants its place: a task that is busy with its next
 rows is no enemy, and would only come again and push out another."""
@@ -221,6 +272,25 @@ SCHEMA_FAULTS_MAX: Final = 8
 """What is said about one value that does not fit."""
 SCHEMA_VALUE_DEPTH_MAX: Final = 100
 """How deep a value of Avro or Protobuf may be nested."""
+SCHEMA_LOOP_STEPS_MAX: Final = 2_000_000
+"""Steps of about 5 ns that checking the values of one request may take on the event loop. What may take more is checked by a process
+of its own."""
+SCHEMA_LOOP_DEFINITION_BYTES_MAX: Final = 4 * KIB
+"""The definition that is compiled and compared on the event loop. A longer one goes to that process first."""
+SCHEMA_CHECK_CPU_SECONDS_MAX: Final = 2
+"""Processor time of that process for one check. What takes longer does not fit."""
+SCHEMA_CHECK_SECONDS_MAX: Final = 30.0
+"""How long a check may take by the clock, on a busy machine."""
+SCHEMA_CHECK_MEMORY_BYTES_MAX: Final = 512 * MIB
+"""Address space of that process."""
+SCHEMA_CHECKS_WAITING_MAX: Final = 64
+"""Checks that wait for that process. One more is told to come again."""
+SCHEMA_CHECKS_BYTES_MAX: Final = 128 * MIB
+"""Values that wait to be checked, and values whose verdict is remembered until they are published."""
+SCHEMA_COMPILE_MS_MAX: Final = 500
+"""Processor time that compiling one definition may take."""
+JSON_VALUE_DEPTH_MAX: Final = 500
+"""How deep a JSON value that has a schema may be nested: a bound of our own, because the parser's differs between versions of Python."""
 
 # Access
 USERS_MAX: Final = 100_000
@@ -242,3 +312,15 @@ AUDIT_EVENTS_WAITING_MAX: Final = 1_000
 """Events of the audit log on their way to the disk; beyond it denials are counted, not listed. Changes of access are never dropped."""
 AUDIT_QUERY_EVENTS_MAX: Final = 10_000
 """Events in one answer to a query."""
+
+# What a request may cost
+REQUEST_CPU_MS_MAX: Final = 500
+"""Processor time of the broker, however small the request."""
+REQUEST_CPU_NS_PER_BYTE_MAX: Final = 1_000
+"""What each byte of the request may add."""
+REQUEST_MEMORY_BYTES_MAX: Final = 128 * MIB
+"""Memory of the broker while it serves the request, however small that is."""
+REQUEST_MEMORY_BYTES_ANONYMOUS_MAX: Final = 16 * MIB
+"""The same for a peer that has not logged in, where access is enforced."""
+REQUEST_MEMORY_BYTES_PER_BYTE_MAX: Final = 64
+"""What each byte of the request may add."""

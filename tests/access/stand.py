@@ -41,7 +41,13 @@ def quick_passwords() -> Passwords:
 class Guarded:
     """Everything in one place. `admin` has `ADMIN_PASSWORD`."""
 
-    def __init__(self, settings: AccessSettings = ENFORCED, engine: FragileEngine | None = None, clock: HandClock | None = None) -> None:
+    def __init__(
+        self,
+        settings: AccessSettings = ENFORCED,
+        engine: FragileEngine | None = None,
+        clock: HandClock | None = None,
+        ticks: HandClock | None = None,
+    ) -> None:
         self.clock = clock or HandClock()
         self.engine = engine or FragileEngine(clock=self.clock)
         self.passwords = quick_passwords()
@@ -52,9 +58,15 @@ class Guarded:
             settings=settings,
             later=self.clock.later,
             passwords=self.passwords,
+            ticks=ticks,
         )
         self.broker = Broker(
-            self.engine, clock=self.clock, authorize=self.access.authorize, witness=self.access.witness, later=self.clock.later
+            self.engine,
+            clock=self.clock,
+            authorize=self.access.authorize,
+            witness=self.access.witness,
+            later=self.clock.later,
+            random_bytes=bytes_in_order(),
         )
         self.access.listen(self.broker.access_changed)
         self.administration = self.access.administration

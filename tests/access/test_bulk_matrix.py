@@ -14,9 +14,12 @@ from pyarrow import flight
 
 from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
+from headrace.bulk.calls import Calls
+from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware
 from headrace.bulk.request import encode
 from headrace.bulk.server import BulkServer
-from tests.access.test_matrix import EXISTING, ROOT, SEES, WRITES, Tally, World, world
+from headrace.limits import BULK_CALLS_MAX
+from tests.access.test_matrix import EXISTING, ROOT, SEES, SEES_AND_GROUP, WRITES, WRITES_NOTHING_YET, Tally, World, world
 from tests.access.world import INTERNAL, NAMES, PEOPLE, needed
 from tests.conftest import Proof
 
@@ -35,7 +38,6 @@ class Row:
         return self.needs if self.absent is None or name in EXISTING else self.absent
 
 
-SEES_AND_GROUP = " | ".join(f"{action} t & describe g" for action in ("describe", "read", "publish"))
 ACTIONS: dict[str, Row] = {
     "topics": Row(lambda w, n: request.Topics(), ""),
     "describe": Row(lambda w, n: request.Describe([n]), SEES),
@@ -48,8 +50,8 @@ ACTIONS: dict[str, Row] = {
     "create_topic": Row(lambda w, n: request.CreateTopic(n), "create t"),
     "ensure_topic": Row(lambda w, n: request.EnsureTopic(n), SEES, "create t"),
     "publish": Row(lambda w, n: request.Publish(n, 1, [w.staged.get(n, "none")]), "publish a & publish t", "publish a"),
-    "drop": Row(lambda w, n: request.Drop([w.staged.get(n, "none")]), "publish a", ""),
-    "last_version": Row(lambda w, n: request.LastVersion(n), WRITES),
+    "drop": Row(lambda w, n: request.Drop([w.staged.get(n, "none")]), "publish a & publish t", "never"),
+    "last_version": Row(lambda w, n: request.LastVersion(n), WRITES, WRITES_NOTHING_YET),
 }
 PUTS: dict[type, Row] = {
     request.Append: Row(lambda w, n: request.Append(n), "publish t", SEES),
@@ -69,7 +71,9 @@ def test_every_action_and_every_put_has_a_row() -> None:
 
 
 def act(client: flight.FlightClient, action: flight.Action) -> None:
-    list(client.do_action(action))
+    (answer,) = client.do_action(action)
+    if action.type == "drop" and answer.body.to_pybytes() == b"0":
+        raise flight.FlightUnauthorizedError("what is not theirs is as unknown as what is not there")
 
 
 def put(client: flight.FlightClient, command: request.Request) -> None:
@@ -103,7 +107,9 @@ async def allowed(ask: Callable[..., object], *arguments: object) -> bool:
 async def test_every_call_of_the_lane_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally, principal = Tally(), PEOPLE[who].at(DOOR)
     async with world() as stand:
-        server = BulkServer("grpc://127.0.0.1:0", stand.broker, Bridge(asyncio.get_running_loop()), lambda context: principal)
+        bridge, calls = Bridge(asyncio.get_running_loop()), Calls(BULK_CALLS_MAX)
+        middleware = {MIDDLEWARE: LoginMiddleware(Callers(bridge, stand.access, "anonymous"), calls)}
+        server = BulkServer("grpc://127.0.0.1:0", stand.broker, bridge, lambda context: principal, calls, middleware=middleware)
         client = flight.connect(f"grpc://127.0.0.1:{server.port}")
         try:
             for name in NAMES:

@@ -19,7 +19,7 @@ from headrace.wire import blipmq, fujin
 from headrace.wire import figg as figg_wire
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from headrace.wire.rustlog import messages as r
-from tests.access.test_matrix import CREATES, SEES, Row, Tally, world
+from tests.access.test_matrix import CREATES, SEES, SEES_AND_GROUP, Row, Tally, world
 from tests.access.world import NAMES, PEOPLE, needed
 from tests.broker.stand import turns
 from tests.conftest import Proof
@@ -36,7 +36,7 @@ RUSTLOG: dict[type, Row] = {
     r.Produce: Row(lambda n: r.Produce(n, 0, [b"x"]), "publish t"),
     r.Fetch: Row(lambda n: r.Fetch(n, 0, 0, 100), "read t", SEES),
     r.OffsetCommit: Row(lambda n: r.OffsetCommit(n, 0, n, 0), "commit g & read t"),
-    r.OffsetFetch: Row(lambda n: r.OffsetFetch(n, 0, n), "describe g"),
+    r.OffsetFetch: Row(lambda n: r.OffsetFetch(n, 0, n), SEES_AND_GROUP),
     r.CreateTopic: Row(lambda n: r.CreateTopic(n, 1), CREATES),
     r.ListTopics: Row(lambda n: r.ListTopics(), ""),
     r.DescribeTopic: Row(lambda n: r.DescribeTopic(n), SEES),

@@ -18,7 +18,7 @@ from headrace.access.policy import decide
 from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
 from headrace.broker.access import Gate
 from headrace.broker.schemas import Schemas
-from headrace.errors import BrokerError, NotAuthorized
+from headrace.errors import BrokerError, NotAuthorized, UnknownMessage, UnknownStage
 from headrace.records import Run
 from headrace.schemas import Compatibility, SchemaType
 from headrace.sessions.flymq import FlyMqSession
@@ -39,7 +39,10 @@ from tests.sessions.flymq_support import Wire as FlyMqWire
 ROOT = Principal("admin")
 EXISTING = [name for name in TOPICS if name != "cafe\u0301"]
 SEES = "describe t | read t | publish t"
-WRITES = "describe a | publish a"
+SEES_AND_GROUP = " | ".join(f"{action} t & describe g" for action in ("describe", "read", "publish"))
+WRITES = " | ".join(f"{of_app} a & {of_topic} t" for of_app in ("describe", "publish") for of_topic in ("describe", "read", "publish"))
+WRITES_NOTHING_YET = "describe a | publish a"
+CANCELS = "owns m & publish t | delete t"
 
 
 class World(Guarded):
@@ -77,20 +80,22 @@ class World(Guarded):
             if not self.broker.lag(ROOT, name):
                 await self.broker.commit(ROOT, name, {(name, 0): 0})
             if not any(one.id == self.waiting.get(name) for one in self.broker.delayed(ROOT)):
-                self.waiting[name], _ = await self.broker.publish_delayed(ROOT, name, b"later", delay_ms=1_000_000)
+                self.waiting[name], _ = await self.broker.publish_delayed(ROOT, name, b"later", delay_ms=1_000_000, key=b"k")
 
             await self.restore_writer(name)
 
     async def restore_writer(self, name: str) -> None:
-        """An app of that name which has published version 0 and has one stage."""
+        """An app of that name which has published a record as version 0 and has one stage."""
         handles = [stage.handle for stage in self.broker.stages(ROOT) if stage.app == name]
         if self.broker.last_version(ROOT, name) == 0 and handles == [self.staged[name]]:
             return
         await self.broker.drop_staged(ROOT, handles)
         if self.broker.last_version(ROOT, name) is not None:
             await self.broker.forget_app(ROOT, name)
-        await self.broker.publish_staged(ROOT, name, 0, [])
         self.stages += 1
+        await self.broker.stage(ROOT, f"published {self.stages}", name, Run([b"x"]), app=name)
+        await self.broker.seal(ROOT, f"published {self.stages}")
+        await self.broker.publish_staged(ROOT, name, 0, [f"published {self.stages}"])
         self.staged[name] = f"stage {self.stages}"
         await self.broker.stage(ROOT, self.staged[name], name, Run([b"x"]), app=name)
 
@@ -157,12 +162,20 @@ def test_the_gate_remembers_no_answer_for_somebody_else() -> None:
 
 # The broker.
 
+
+async def dropped(broker: Broker, who: Principal, handle: str) -> None:
+    if not await broker.drop_staged(who, [handle]):
+        raise UnknownStage(handle)
+
+
 BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "topic": lambda w, b, who, n: b.topic(who, n),
     "create_topic": lambda w, b, who, n: b.create_topic(who, n),
     "ensure_topic": lambda w, b, who, n: b.ensure_topic(who, n),
     "alter_topic": lambda w, b, who, n: b.alter_topic(who, n),
     "delete_topic": lambda w, b, who, n: b.delete_topic(who, n),
+    "prepare": lambda w, b, who, n: b.prepare(who, n, [b"x"]),
+    "check_ready": lambda w, b, who, n: b.check_ready(who, n, [b"x"]),
     "publish": lambda w, b, who, n: b.publish(who, n, Run([b"x"])),
     "fetch": lambda w, b, who, n: b.fetch(who, n, 0, 0, bytes_max=1),
     "check_reads": lambda w, b, who, n: b.check_reads(who, n),
@@ -187,7 +200,7 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "stage": lambda w, b, who, n: b.stage(who, f"new {who.name} {n}", n, Run([b"x"]), app=n),
     "seal": lambda w, b, who, n: b.seal(who, w.staged.get(n, "none")),
     "publish_staged": lambda w, b, who, n: b.publish_staged(who, n, 1, [w.staged.get(n, "none")]),
-    "drop_staged": lambda w, b, who, n: b.drop_staged(who, [w.staged.get(n, "none")]),
+    "drop_staged": lambda w, b, who, n: dropped(b, who, w.staged.get(n, "none")),
     "last_version": lambda w, b, who, n: b.last_version(who, n),
     "forget_app": lambda w, b, who, n: b.forget_app(who, n),
     "status": lambda w, b, who, n: b.status(who),
@@ -198,6 +211,8 @@ BROKER_NEEDS = {
     "ensure_topic": SEES,
     "alter_topic": "alter t",
     "delete_topic": "delete t",
+    "prepare": "publish t",
+    "check_ready": "publish t",
     "publish": "publish t",
     "fetch": "read t",
     "check_reads": "read t",
@@ -207,7 +222,7 @@ BROKER_NEEDS = {
     "offset_for_time": SEES,
     "cursor": "read t",
     "commit": "commit g & read t",
-    "committed": "describe g",
+    "committed": SEES_AND_GROUP,
     "lag": "describe g",
     "delete_group": "delete g",
     "queue": "read t & commit g",
@@ -218,17 +233,27 @@ BROKER_NEEDS = {
     "replay": "read d & publish t",
     "purge_dead_letters": "delete d",
     "publish_delayed": "publish t",
-    "cancel_delayed": "publish t",
+    "cancel_delayed": CANCELS,
     "stage": "publish a & publish t",
-    "seal": "publish a",
+    "seal": "publish a & publish t",
     "publish_staged": "publish a & publish t",
-    "drop_staged": "publish a",
+    "drop_staged": "publish a & publish t",
     "last_version": WRITES,
     "forget_app": "delete a",
     "status": "describe b",
 }
-ABSENT_NEEDS = {"ensure_topic": "create t", "cancel_delayed": "", "seal": "", "publish_staged": "publish a", "drop_staged": ""}
+ABSENT_NEEDS = {
+    "ensure_topic": "create t",
+    "prepare": "create t & publish t",
+    "cancel_delayed": "never",
+    "seal": "never",
+    "publish_staged": "publish a",
+    "drop_staged": "never",
+    "last_version": WRITES_NOTHING_YET,
+}
 """Where it matters that the topic is not there. An unknown message or stage is unknown to everybody."""
+AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
+"""What is not theirs is as unknown to them as what is not there."""
 LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 
@@ -239,13 +264,13 @@ def test_every_verb_of_the_broker_has_a_row() -> None:
     assert set(BROKER) == set(BROKER_NEEDS)
 
 
-async def allowed(answer: Callable[[], Any]) -> bool:
+async def allowed(answer: Callable[[], Any], refusal: type[BrokerError] = NotAuthorized) -> bool:
     """Whether it got past the gate, whatever came of it."""
     try:
         result = answer()
         if isinstance(result, Awaitable):
             await result
-    except NotAuthorized:
+    except (NotAuthorized, refusal):
         return False
     except BrokerError:
         pass
@@ -261,14 +286,23 @@ async def test_every_verb_answers_as_the_policy_says(who: str, proof: Proof) -> 
                 needs = BROKER_NEEDS[verb] if name in EXISTING else ABSENT_NEEDS.get(verb, BROKER_NEEDS[verb])
                 if name == INTERNAL and verb == "ensure_topic":
                     needs = SEES  # it is there, and nobody sees it
-                got = await allowed(lambda call=call, name=name: call(stand, stand.broker, principal, name))  # type: ignore[misc]
+                got = await allowed(
+                    lambda call=call, name=name: call(stand, stand.broker, principal, name),  # type: ignore[misc]
+                    AS_UNKNOWN.get(verb, NotAuthorized),
+                )
                 tally.add(f"{verb} {name}", got, needed(who, "internal", needs, name))
                 await stand.restore(name)
         visible = {name for name in EXISTING if needed(who, "internal", SEES, name)}
         tally.add("topics", {topic.name for topic in stand.broker.topics(principal)} == visible, True)
         groups = {name for name in EXISTING if needed(who, "internal", "describe g", name)}
         tally.add("groups", set(stand.broker.groups(principal)) == groups, True)
-        tally.add("delayed", {one.message.topic for one in stand.broker.delayed(principal)} == visible, True)
+        waiting = [one for one in stand.broker.delayed(principal) if one.id in stand.waiting.values()]
+        listed = {name for name in EXISTING if needed(who, "internal", f"{CANCELS} | read t", name)}
+        tally.add("delayed", {one.topic for one in waiting} == listed, True)
+        keys = {name for name in EXISTING if needed(who, "internal", "owns m & publish t | read t", name)}
+        tally.add("keys of delayed", {one.topic for one in waiting if one.key is not None} == keys, True)
+        owners = {name for name in EXISTING if needed(who, "internal", CANCELS, name)}
+        tally.add("owners of delayed", {one.topic for one in waiting if one.owner is not None} == owners, True)
         writers = {name for name in EXISTING if needed(who, "internal", WRITES, name)}
         tally.add("apps", {entry.app for entry in stand.broker.apps(principal)} == writers, True)
         tally.add("stages", {entry.app for entry in stand.broker.stages(principal)} == writers, True)
@@ -459,6 +493,8 @@ async def test_every_flymq_request_is_answered_as_the_policy_says(who: str, proo
                 needs = row.of(name)
                 if label == "group.delete" and not (name in EXISTING and needed(who, "flymq", "describe g", name)):
                     needs = ""  # a group one may not see is as unknown as none
+                if label == "0x65" and not needed(who, "flymq", SEES, name):
+                    needs = "describe g"  # so is what it has read of a topic one may not see
                 if label in ("0x60", "0x63", "0x65") and name not in EXISTING:
                     needs = "describe g"
                 tally.add(f"{label} {name}", await flymq_allows(peer, row.request(name)), needed(who, "flymq", needs, name))

@@ -14,6 +14,8 @@ from headrace.broker.access import Action, Principal
 TOPICS = ["own", "own.sub", "ownership", "Own", "other", "public", "caf\u00e9", "cafe\u0301", "team.x", "blipmq-1"]
 """They exist, each with a record, a group of the same name, and a message that waits. One is not in normal form C: it exists in rules
 and requests only."""
+OWNER = "admin"
+"""Of all messages that wait."""
 ABSENT = "absent"
 INTERNAL = "__audit"
 NAMES = [*TOPICS, ABSENT, INTERNAL]
@@ -158,7 +160,7 @@ def needed(who: str, door: str, needs: str, name: str) -> bool:
     """Whether a requirement such as `read t` or `commit g & read t` is met, or one of several after `|`.
 
     t is the topic, d its dead letters, g the group, s the schema and a the transaction (an app) of the same name, x a transaction
-    without a name, b the broker. Empty: nothing.
+    without a name, b the broker. `owns m`: the message that waits is theirs. Empty: nothing; `never`: nobody may.
     """
     places = {
         "t": ("topic", name),
@@ -169,9 +171,11 @@ def needed(who: str, door: str, needs: str, name: str) -> bool:
         "x": ("transaction", ""),
         "b": ("broker", "headrace"),
     }
-    if not needs:
-        return True
-    return any(
-        all(expected(who, door, word.split()[0], *places[word.split()[1]]) for word in alternative.split("&"))
-        for alternative in needs.split("|")
-    )
+    if needs in ("", "never"):
+        return not needs
+
+    def is_met(word: str) -> bool:
+        action, place = word.split()
+        return PEOPLE[who].name == OWNER if action == "owns" else expected(who, door, action, *places[place])
+
+    return any(all(map(is_met, alternative.split("&"))) for alternative in needs.split("|"))

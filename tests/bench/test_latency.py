@@ -41,7 +41,7 @@ def test_a_stall_shows_in_every_record_that_was_due_in_it() -> None:
         latencies = open_loop(ours, FiggLoad(), "t", rate=rate, records=records, value_bytes=10)
     finally:
         ours.close()
-        thread.join(10)
+        thread.join(60)
         theirs.close()
     assert len(latencies) == records
     for index in range(150):
@@ -56,7 +56,7 @@ def test_round_trips_are_answered_one_by_one() -> None:
         times, probes = round_trips(ours, FiggLoad(), "t", count=20, value_bytes=10, probe=lambda: 0.5)
     finally:
         ours.close()
-        thread.join(10)
+        thread.join(60)
         theirs.close()
     assert len(times) == 20
     assert probes == [0.5] * 20

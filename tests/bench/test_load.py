@@ -51,7 +51,7 @@ def peer(make: Callable[[socket.socket], Peer]) -> Iterator[tuple[socket.socket,
         yield ours, serving
     finally:
         ours.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -145,6 +145,6 @@ def test_answers_that_the_kernel_does_not_take_at_once_hold_nothing_up() -> None
         run([Lane(ours, [Chunk(bytes(2_000_000), 0)], Asking(wanted), wanted)])
     finally:
         ours.close()
-        thread.join(10)
+        thread.join(60)
         theirs.close()
     assert not thread.is_alive()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from headrace import __version__
-from headrace.bench.facts import Facts, gather
+from headrace.bench.facts import Facts, filesystem_of, gather
 from headrace.bench.raw import copy_rate, sync_times
 from headrace.bench.report import Figure, Report, Target, human, percentile
 
@@ -24,10 +25,27 @@ def test_the_facts_are_those_of_this_machine(facts: Facts, tmp_path: Path) -> No
     assert facts.headrace == __version__
     assert facts.cores >= 1
     assert facts.memory_bytes > 1 << 20
-    assert facts.filesystem != "unknown"
+    assert facts.filesystem == filesystem_of(tmp_path)
     assert 0 < facts.fdatasync_p50_ms <= facts.fdatasync_p99_ms
     assert facts.date.endswith("+00:00")
     assert list(tmp_path.iterdir()) == [], "a probe leaves nothing behind"
+
+
+def test_the_filesystem_is_the_one_the_mount_table_has_for_the_device(tmp_path: Path) -> None:
+    device = os.stat(tmp_path).st_dev
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "20 1 0:19 / /proc rw - proc proc rw\n"
+        f"26 1 {os.major(device)}:{os.minor(device)} / /srv rw,relatime shared:1 - xfs /dev/sda1 rw\n"
+        f"27 1 {os.major(device)}:{os.minor(device) + 1} / /tmp rw - tmpfs tmpfs rw\n"
+    )
+    assert filesystem_of(tmp_path, table) == "xfs"
+
+
+def test_a_filesystem_that_is_in_no_mount_table_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "mountinfo").write_text("20 1 0:19 / /proc rw - proc proc rw\n")
+    assert filesystem_of(tmp_path, tmp_path / "mountinfo") == "unknown"
+    assert filesystem_of(tmp_path, tmp_path / "no such file") == "unknown"
 
 
 def test_a_figure_is_the_median_of_its_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -109,10 +110,19 @@ class Stand:
         self.authorize = authorize
         self.clock = HandClock()
         self.engine = FragileEngine(clock=self.clock)
+        self.dice = random.Random(7)
+        """Turned on by every broker on this log: none draws what an earlier one drew."""
         self.broker = self._broker()
 
     def _broker(self) -> Broker:
-        return Broker(self.engine, clock=self.clock, settings=self.settings, authorize=self.authorize, later=self.clock.later)
+        return Broker(
+            self.engine,
+            clock=self.clock,
+            settings=self.settings,
+            authorize=self.authorize,
+            later=self.clock.later,
+            random_bytes=self.dice.randbytes,
+        )
 
     async def restart(self) -> None:
         """As after a clean stop."""

@@ -21,12 +21,14 @@ import pytest
 from headrace.broker import Broker
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import UnknownMessage
-from headrace.log.power_cut import PowerCuts
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import StoreOptions
 from headrace.records import Record, Run
 from tests.broker.stand import ANN, HandClock
 from tests.conftest import Proof
+from tests.storage_faults.power_cut import PowerCuts
+from tests.storage_faults.simulated import SimulatedFiles
+
+pytestmark = pytest.mark.crash_images
 
 CUTS = int(os.environ.get("HEADRACE_CRASH_CUTS", "30"))
 IMAGES_A_CUT = 4
@@ -54,7 +56,7 @@ class Life:
         self.files = files
         self.clock = HandClock(now)
         self.engine = EmbeddedEngine(files, OPTIONS, clock=self.clock, maintain_interval_seconds=3_600)
-        self.broker = Broker(self.engine, clock=self.clock, later=self.clock.later)
+        self.broker = Broker(self.engine, clock=self.clock, later=self.clock.later, random_bytes=os.urandom)
 
     async def tick(self, ms: int) -> None:
         """Let time pass until nothing is due any more."""

@@ -131,6 +131,24 @@ async def test_of_several_all_are_replayed_or_none(stand: Stand) -> None:
     assert await stand.values("t", 1) == ["a", "b", "c", "a", "b", "c"]
 
 
+@pytest.mark.parametrize("spelling", ["0-00", "00-0", "000-000", "0-0 ", " 0-0", "+0-0", "0-0\n", "0-\u0660", "0_0-0"])
+async def test_a_dead_letter_has_one_id_and_no_other_spelling_of_it(stand: Stand, spelling: str) -> None:
+    assert await _move(stand, "a") == ["0-0"]
+    for ids in (["0-0", spelling], [spelling]):
+        with pytest.raises(UnknownMessage):
+            await stand.broker.replay(ANN, "t", ids)
+    with pytest.raises(UnknownMessage):
+        await stand.broker.dead_letters(ANN, "t", records_max=9, after=spelling)
+    assert await stand.values("t", 1) == ["a"]
+
+
+async def test_an_id_that_is_named_twice_is_replayed_once(stand: Stand) -> None:
+    (id,) = await _move(stand, "a")
+    replayed = await stand.broker.replay(ANN, "t", [id, id])
+    assert replayed.placements == {id: (1, 1)}
+    assert await stand.values("t", 1) == ["a", "a"]
+
+
 @pytest.mark.parametrize("id", ["", "x", "0", "0-", "-1", "0-x", "7-0", "0-99", "0-٣", "0--1", "0-" + "9" * 50])
 async def test_an_id_of_nothing_is_refused(stand: Stand, id: str) -> None:
     await _move(stand, "a")

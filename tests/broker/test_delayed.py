@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import time
 from pathlib import Path
 
@@ -41,7 +43,7 @@ async def _tick(stand: Stand, ms: int) -> None:
 
 
 async def _later(stand: Stand, value: str, delay_ms: int, topic: str = "t") -> str:
-    id, due = await stand.broker.publish_delayed(ANN, topic, value.encode(), delay_ms=delay_ms)
+    id, due = await stand.broker.publish_delayed(ANN, topic, value.encode(), delay_ms=delay_ms, key=value[:1].encode())
     assert due == stand.clock.now + max(0, delay_ms)
     return id
 
@@ -59,7 +61,7 @@ async def test_a_message_comes_at_its_time_and_not_before(stand: Stand) -> None:
 async def test_messages_come_in_the_order_of_their_times(stand: Stand) -> None:
     for value, delay in (("c", 300), ("a", 100), ("d", 300), ("b", 200)):
         await _later(stand, value, delay)
-    assert [one.message.value for one in stand.broker.delayed(ANN)] == [b"a", b"b", b"c", b"d"]
+    assert [one.key for one in stand.broker.delayed(ANN)] == [b"a", b"b", b"c", b"d"]
     appends = stand.engine.appends
     await _tick(stand, 1_000)
     assert await stand.values() == ["a", "b", "c", "d"]
@@ -110,6 +112,23 @@ async def test_a_cancelled_message_never_comes(stand: Stand) -> None:
     assert await stand.values() == ["b"]
     with pytest.raises(UnknownMessage):
         await stand.broker.cancel_delayed(ANN, other)
+
+
+async def test_ids_tell_nothing_about_each_other_and_stay_what_they_are(stand: Stand) -> None:
+    ids = [await _later(stand, "a", 100) for _ in range(3)]
+    assert len(set(ids)) == 3
+    assert all(len(id) == 32 for id in ids), "128 bits"
+    drawn = random.Random(7)
+    assert ids == [drawn.randbytes(16).hex() for _ in ids], "nothing but what was drawn is in them"
+    await stand.crash()
+    assert [one.id for one in stand.broker.delayed(ANN)] == ids
+
+
+async def test_an_id_that_is_drawn_twice_is_given_once(stand: Stand) -> None:
+    first = await _later(stand, "a", 100)
+    stand.dice.seed(7)
+    assert await _later(stand, "b", 200) != first
+    assert [one.key for one in stand.broker.delayed(ANN)] == [b"a", b"b"]
 
 
 async def test_a_cancel_that_fails_leaves_the_message(stand: Stand) -> None:
@@ -172,7 +191,7 @@ async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_t
 async def test_the_next_ones_are_listed_first_and_no_more_than_asked_for(stand: Stand) -> None:
     for delay_ms in (300, 100, 200):
         await _later(stand, "a", delay_ms)
-    dues = [one.message.due - stand.clock.now for one in stand.broker.delayed(ANN, count_max=2)]
+    dues = [one.due - stand.clock.now for one in stand.broker.delayed(ANN, count_max=2)]
     assert dues == [100, 200]
     assert len(stand.broker.delayed(ANN)) == 3
 
@@ -335,12 +354,12 @@ async def test_on_disk_and_by_the_real_clock_it_comes_within_50_ms(tmp_path: Pat
     def clock() -> int:
         return time.time_ns() // 1_000_000
 
-    broker = Broker(EmbeddedEngine(DiskFiles(tmp_path), clock=clock), clock=clock)
+    broker = Broker(EmbeddedEngine(DiskFiles(tmp_path), clock=clock), clock=clock, random_bytes=os.urandom)
     await broker.open()
     await broker.create_topic(ANN, "t")
     dues = dict([await broker.publish_delayed(ANN, "t", b"%d" % number, delay_ms=20 * number) for number in range(20)])
     times: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(times) < 20:
             fetched = await broker.fetch(ANN, "t", 0, len(times), bytes_max=1 << 20, wait_ms=1_000)
             times += (at for batch in fetched.batches for at in batch.timestamps())

@@ -14,8 +14,8 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import BrokerError, DiskFull
 from headrace.limits import MIB
-from headrace.log.simulated import SimulatedFiles
 from headrace.records import Run
+from tests.storage_faults.simulated import SimulatedFiles
 
 ANN = Principal("ann")
 

@@ -21,7 +21,7 @@ from tests.broker.stand import ANN
 
 Open: TypeAlias = Callable[[], AbstractAsyncContextManager[Broker]]
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 @pytest.fixture

@@ -330,11 +330,11 @@ async def test_without_the_library_nothing_unchecked_is_written(stand: Stand, mo
     await requiring(stand)
 
     def missing(name: str) -> None:
-        raise ModuleNotFoundError(name=name)
+        raise ModuleNotFoundError(name="jsonschema_rs")
 
     monkeypatch.setattr("headrace.schemas.import_module", missing)
     await stand.crash()
-    with pytest.raises(Unavailable, match="cannot be checked: json schemas need"):
+    with pytest.raises(Unavailable, match="cannot be checked: schema type json needs jsonschema-rs"):
         await stand.put("1")
     with pytest.raises(InvalidSchema, match=r"pip install 'headrace\[schemas\]'"):
         await stand.broker.schemas.register(ANN, "n", SchemaType.JSON, INT)

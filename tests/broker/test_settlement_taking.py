@@ -49,6 +49,14 @@ async def test_take_is_bounded_by_records_and_bytes(stand: Stand) -> None:
             await queue.take(*bad)
 
 
+async def test_take_reads_on_where_what_was_read_ahead_ends(stand: Stand) -> None:
+    await stand.put("a", "b")
+    queue = open_queue(stand)
+    assert offsets_of(await queue.take(1)) == [0]
+    await stand.put("c", "d")
+    assert offsets_of(await queue.take(2)) == [1, 2]
+
+
 async def test_take_is_empty_when_there_is_nothing(stand: Stand) -> None:
     assert await open_queue(stand).take(10) == []
 

@@ -23,12 +23,14 @@ from headrace.broker.settings import SpillSizes
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Topic, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
-from headrace.log.power_cut import PowerCuts
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import StoreOptions
 from headrace.records import Run
 from tests.broker.stand import ANN, HandClock, turns
 from tests.conftest import Proof
+from tests.storage_faults.power_cut import PowerCuts
+from tests.storage_faults.simulated import SimulatedFiles
+
+pytestmark = pytest.mark.crash_images
 
 T = TypeVar("T")
 

@@ -65,7 +65,12 @@ class Stand:
         )
         self.access = Access(self.engine, clock=clock, random_bytes=secrets.token_bytes, settings=access)
         self.broker = Broker(
-            self.engine, clock=clock, settings=BrokerSettings(), authorize=self.access.authorize, witness=self.access.witness
+            self.engine,
+            clock=clock,
+            settings=BrokerSettings(),
+            authorize=self.access.authorize,
+            witness=self.access.witness,
+            random_bytes=secrets.token_bytes,
         )
         self.access.listen(self.broker.access_changed)
         await self.broker.open()

@@ -314,10 +314,10 @@ def test_a_wait_ends_when_a_record_comes(stand: Stand, bulk: BulkClient, topic: 
     began = time.monotonic()
     timer = threading.Timer(0.1, lambda: stand.publish(topic, Run([b"x"])))
     timer.start()
-    state = bulk.wait({topic: {0: 0}}, 30_000)
+    state = bulk.wait({topic: {0: 0}}, 60_000)
     timer.join()
     assert state[topic].partitions[0].end == 1
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
 
 
 def test_a_wait_ends_with_its_time_and_at_once_where_there_is_news(stand: Stand, bulk: BulkClient, topic: str) -> None:

@@ -13,6 +13,7 @@ from pyarrow import flight
 from headrace.access.access import AccessSettings, Mode
 from headrace.access.administration import Caller
 from headrace.broker.access import Action, Principal, Resource
+from headrace.bulk.calls import Calls
 from headrace.bulk.client import BulkClient, Servers
 from headrace.bulk.lane import LaneSettings
 from headrace.bulk.login import Callers, LoginMiddleware, Tokens, certified
@@ -176,7 +177,7 @@ def test_a_name_that_other_doors_do_not_go_by_is_refused(name: bytes) -> None:
 @pytest.mark.parametrize("header", ["Basic \u00e9", "Basic \ufffd", "Basic /w==", "Basic a"])
 def test_credentials_that_cannot_be_read_are_no_defect(guarded: Stand, header: str) -> None:
     """gRPC lets through no header that is not ASCII; this does not count on it."""
-    middleware = LoginMiddleware(Callers(guarded.lane._bridge, guarded.access, "anonymous"))
+    middleware = LoginMiddleware(Callers(guarded.lane._bridge, guarded.access, "anonymous"), Calls(1))
     with pytest.raises(flight.FlightUnauthenticatedError):
         middleware.start_call(None, {"authorization": [header]})
 

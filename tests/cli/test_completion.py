@@ -16,7 +16,7 @@ PROGRAM = str(Path(sys.executable).parent)
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PATH": f"{PROGRAM}:{os.environ['PATH']}", **more}
+    return {**os.environ, "PATH": f"{PROGRAM}:{os.environ['PATH']}", "LC_ALL": "C", **more}
 
 
 def script(shell: str) -> str:

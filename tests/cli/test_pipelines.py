@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli import cli
+from headrace.cli import WRONG_USAGE, cli, exit_code
 from headrace.cli.sql import plain
 from headrace.cli.watching import Watch, line_of, size_text
 from headrace.spark.pipelines.progress import QueryState
@@ -186,8 +186,8 @@ def test_without_pyspark_the_extra_is_named_and_lists_can_still_be_seen(monkeypa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspark", None)
     done = headrace("sql", "select 1")
-    assert done.exit_code == 1
-    assert "headrace sql needs pyspark: pip install 'headrace[spark,tables]'" in done.output
+    assert str(done.exception) == "headrace sql needs Spark: pip install 'headrace[spark]'"
+    assert exit_code(done.exception) == WRONG_USAGE
     assert headrace("pipeline", "list").exit_code == 0
 
 

@@ -19,7 +19,7 @@ import headrace
 from headrace.server import certificates
 from tests.doors.peers import API_KEY, PEERS, Broker, Peer, serving
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 NAMES = count()
 peers = pytest.mark.parametrize("peer", PEERS, ids=str)
 

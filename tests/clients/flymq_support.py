@@ -17,7 +17,7 @@ from headrace.wire.flymq import messages as m
 from tests.sessions.flymq_support import DEV, House, house
 
 FAST = FlyMqOptions(backoff=lambda attempt: 0.01 if attempt else 0.0, poll_seconds_min=0.001, poll_seconds_max=0.01)
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Script:
 def _one_by_one(events: list[m.RequestEvent]) -> list[m.Request]:
     requests: list[m.Request] = []
     for event in events:
-        assert not isinstance(event, m.Broken | m.Malformed | m.UnknownOpcode), event
+        assert not isinstance(event, m.Broken | m.Malformed | m.Packed | m.UnknownOpcode), event
         if isinstance(event, m.ProduceRun):
             requests += [m.ProduceRun(event.topic, [value]) for value in event.values]
         else:

@@ -139,7 +139,7 @@ async def test_errors_have_the_shared_words() -> None:
 
 async def test_a_record_no_frame_can_hold_is_refused_before_it_is_sent() -> None:
     async with serving() as server, await server.client() as client:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(RecordTooLarge):
             await client.publish("t", bytes(FLYMQ_PAYLOAD_BYTES_MAX))
         with pytest.raises(InvalidRequest):
             await client.publish("t" * 70_000, b"v")

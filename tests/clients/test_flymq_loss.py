@@ -139,7 +139,7 @@ async def test_a_server_that_falls_silent_is_left() -> None:
         return b"" if calls == 1 else served(request)
 
     async with asyncio.timeout(WAIT_SECONDS), scripted(answer) as script:
-        async with await connected(script, replace(FAST, reply_seconds=0.05, probe_seconds=0.02)) as client:
+        async with await connected(script, replace(FAST, reply_seconds=1.0, probe_seconds=0.02)) as client:
             assert (await client.publish("t", b"1")).offset == 1
         assert script.connections == 2
 

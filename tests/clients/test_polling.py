@@ -126,5 +126,5 @@ async def test_closing_ends_the_iteration_also_while_it_waits() -> None:
     waiting = asyncio.create_task(anext(subscription, None))
     await asyncio.sleep(0)
     await subscription.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await waiting is None

@@ -148,11 +148,10 @@ async def test_what_was_asked_while_there_was_no_connection_was_never_sent() -> 
 
 async def test_an_idle_client_closes_at_once_even_without_a_server() -> None:
     async with asyncio.timeout(WAIT_SECONDS), serving() as server:
-        client = await server.client(replace(FAST, backoff=lambda attempt: 60.0))
+        client = await server.client(replace(FAST, backoff=lambda attempt: 3600.0))
         server.stop()
         await until(lambda: not client.is_connected)
-        async with asyncio.timeout(1):
-            await client.close(timeout=60)
+        await client.close(timeout=3600)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +177,7 @@ async def test_a_server_that_cannot_be_understood_is_left_and_asked_again(nonsen
 
 async def test_a_server_that_does_not_answer_is_given_up_and_asked_on_a_new_connection() -> None:
     silent: list[bytes] = [b""]
-    options = replace(FAST, reply_seconds=0.05, ping_seconds=0.02)
+    options = replace(FAST, reply_seconds=1.0, ping_seconds=0.02)
     async with asyncio.timeout(WAIT_SECONDS), scripted(lambda request: silent.pop() if silent else served(request)) as script:
         async with await connected(script, options) as client:
             assert (await client.publish("t", b"a")).offset == 7

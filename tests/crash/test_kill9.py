@@ -9,10 +9,11 @@ import pytest
 from tests.conftest import Proof
 from tests.crash.kill9 import kill_repeatedly
 
+pytestmark = pytest.mark.kill_loop
+
 CYCLES = 50
 
 
-@pytest.mark.timeout(600)
 def test_no_acknowledged_record_is_lost_however_often_the_broker_is_killed(tmp_path: Path, proof: Proof) -> None:
     outcome = kill_repeatedly(tmp_path, cycles=CYCLES, seed=1)
     proof("kill -9 cycles", outcome.cycles.total())

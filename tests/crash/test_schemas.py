@@ -17,6 +17,8 @@ from headrace.errors import HeadraceError
 from tests.conftest import Proof
 from tests.crash.serving import Broker, BrokerDied, check_directory, serving
 
+pytestmark = pytest.mark.kill_loop
+
 CYCLES = 8
 NAMES = ("orders", "clicks")
 
@@ -83,7 +85,6 @@ def _tracer(rng: random.Random) -> list[str]:
     return ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", moment]
 
 
-@pytest.mark.timeout(300)
 def test_a_registered_version_survives_and_no_number_is_given_twice(tmp_path: Path, proof: Proof) -> None:
     rng, book, kills = random.Random(7), Book(), 0
     for cycle in range(CYCLES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from headrace.demo.orders import Total
@@ -27,7 +28,16 @@ def test_where_nobody_looks_a_line_now_and_then_says_what_happens() -> None:
     assert line(scene(), 7).startswith("   7 s  orders are sent  |")
 
 
-def test_a_terminal_gets_doors_rates_totals_and_what_to_try_next() -> None:
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    output = io.StringIO()
+    with Screen(Console(file=output, width=200, force_terminal=True, legacy_windows=False), scene()) as screen:
+        screen.show()
+    assert "1,200 orders: figg 1,200" in output.getvalue()
+
+
+def test_a_terminal_gets_doors_rates_totals_and_what_to_try_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
     output = io.StringIO()
     console = Console(file=output, width=120, force_terminal=True, legacy_windows=False)
     with Screen(console, scene()) as screen:

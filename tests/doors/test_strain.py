@@ -149,7 +149,7 @@ def test_peers_that_send_their_first_frame_byte_by_byte_are_closed(tmp_path: Pat
     with strained(tmp_path, "limits.handshake_timeout=1s", "limits.frame_timeout=500ms", grown_bytes_max=32 * MIB) as strain:
         slow = [Peer(strain.address, door) for _ in range(100)]
         sent = 0
-        over = time.monotonic() + 15.0
+        over = time.monotonic() + 60.0
         closed: set[Peer] = set()
         while len(closed) < len(slow):
             assert time.monotonic() < over, f"{len(slow) - len(closed)} are still open"

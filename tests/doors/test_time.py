@@ -67,7 +67,7 @@ async def test_a_delayed_record_comes_through_every_door_in_its_time_and_once(br
         receipt = await client.publish_delayed(topic, b"later", delay_ms=150)
         await client.publish(topic, b"now")
         while len(await client.fetch(topic, 0)) < 2:
-            assert time.time() * 1000 < receipt.deliver_at + 5_000
+            assert time.time() * 1000 < receipt.deliver_at + 60_000
         assert time.time() * 1000 >= receipt.deliver_at
         await client.publish(topic, b"end")
     assert await reading == [b"now", b"later", b"end"]

@@ -14,9 +14,9 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import CorruptData, DiskFull
 from headrace.limits import MIB
 from headrace.log import keeper
-from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.log.store import StoreOptions
 from headrace.records import Run
+from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 SMALL = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
 

@@ -138,7 +138,7 @@ async def test_a_watcher_is_woken_when_the_end_has_moved(subject: Subject) -> No
     await subject.put("elsewhere", partition=1)
     assert ends == []
     await subject.put("a")
-    await within(5, woken.wait())
+    await within(60, woken.wait())
     assert ends == [1]
 
 
@@ -150,7 +150,7 @@ async def test_a_stopped_watcher_is_not_woken_and_others_are(subject: Subject) -
     stop()
     stop()
     await subject.put("a")
-    await within(5, second.wait())
+    await within(60, second.wait())
     assert first == []
 
 
@@ -166,7 +166,7 @@ async def test_a_watcher_may_stop_itself_while_it_is_woken(subject: Subject) -> 
     other = asyncio.Event()
     subject.engine.watch("t", 0, other.set)
     await subject.put("a")
-    await within(5, other.wait())
+    await within(60, other.wait())
     await subject.put("b")
     assert woken == [1]
 
@@ -189,7 +189,7 @@ async def test_a_reader_that_follows_the_tail_sees_every_record_once(subject: Su
     following = asyncio.create_task(follow())
     for number in range(30):
         await subject.put(f"{number}a", f"{number}b")
-    await within(5, following)
+    await within(60, following)
     assert following.result() == [f"{number}{letter}".encode() for number in range(30) for letter in "ab"]
 
 

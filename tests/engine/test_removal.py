@@ -8,10 +8,10 @@ import pytest
 
 from headrace.engine.contract import TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
-from headrace.log.power_cut import barest
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import StoreOptions
 from headrace.records import Run
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import SimulatedFiles
 
 OPTIONS = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
 
@@ -38,7 +38,7 @@ async def test_a_deletion_finished_after_a_crash_spares_the_topic_made_meanwhile
     await engine.create_topic("new", 1, TopicConfig())
     await engine.append([Write("new", 0, Run([b"kept"]))])
     may_remove.set()
-    await asyncio.wait_for(removed.wait(), 10)
+    await asyncio.wait_for(removed.wait(), 60)
     [batch] = await engine.read("new", 0, 0, bytes_max=100)
     assert batch.values() == [b"kept"]
     await engine.close()

@@ -7,9 +7,9 @@ import pytest
 from headrace.engine.contract import Ack, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import DiskFull
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import StoreOptions
 from headrace.records import Run
+from tests.storage_faults.simulated import SimulatedFiles
 
 
 async def test_the_last_space_of_a_disk_is_for_tables() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from headrace.errors import BrokerError
 from headrace.log.partition import LogOptions
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import Store, StoreOptions
 from headrace.records import Ack, AnyRun, Appended, Record, Run
+from tests.storage_faults.simulated import SimulatedFiles
 
 SMALL = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
 

@@ -12,11 +12,11 @@ from headrace.log import store as store_module
 from headrace.log.files import EXHAUSTED_ERRNOS
 from headrace.log.health import FAILURES_MAX, HealthState
 from headrace.log.keeper import STEP
-from headrace.log.power_cut import barest
-from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.log.store import Store, StoreOptions
 from headrace.records import Ack, Appended, Run
 from tests.log.stores import SMALL, crashed, new_log, opened, put, staged, until, values
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 LARGE = b"x" * 40_000
 """Two of these do not fit into one journal file of `SMALL`."""
@@ -316,3 +316,18 @@ def test_an_append_that_failed_with_the_disk_says_that_its_outcome_is_unknown() 
     later = staged(store, (log, Run([b"later"])))
     assert isinstance(later[0], StorageFailed) and "was not written" in str(later[0])
     assert values(opened(crashed(files)), log) == [b"doubtful"]
+
+
+def test_a_long_want_of_descriptors_does_not_count_against_what_comes_after_it() -> None:
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store)
+    put(store, log, b"x")
+    files.inject(Fault("make_dir", error=errno.EMFILE, lasting=True))
+    for _ in range(FAILURES_MAX + 5):
+        store.keeper.attempt()
+    files.inject(Fault("free_bytes", error=errno.EIO))
+    store.keeper.attempt()
+    assert store.failure is None
+    files.heal()
+    assert store.keeper.attempt() == 0

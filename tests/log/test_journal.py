@@ -8,8 +8,8 @@ import pytest
 
 from headrace.log.batch import Built, build
 from headrace.log.journal import ALIGN, Damage, Journal, JournalStart, SyncFailed, journal_number, journal_path, read_journal
-from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.records import Run
+from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 FILE_BYTES = 8 * ALIGN
 

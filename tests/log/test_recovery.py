@@ -11,9 +11,9 @@ from headrace.log.check import check
 from headrace.log.dump import dump
 from headrace.log.partition import LogOptions
 from headrace.log.segment import HEADER_BYTES, segment_path
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import Store
 from tests.log.stores import crashed, new_log, opened, put, values
+from tests.storage_faults.simulated import SimulatedFiles
 
 
 def damaged(files: SimulatedFiles, path: str, position: int, content: bytes = b"\xde\xad\xbe\xef") -> SimulatedFiles:

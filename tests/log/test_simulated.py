@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.log.files import DirectoryLocked, DiskFiles, File, Files, NotCached
-from headrace.log.power_cut import SECTOR_BYTES, PowerCuts, barest
-from headrace.log.simulated import Fault, SimulatedFiles
+from tests.storage_faults.power_cut import SECTOR_BYTES, PowerCuts, barest
+from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 
 @pytest.fixture(params=["disk", "simulated"])

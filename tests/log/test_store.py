@@ -14,10 +14,10 @@ from headrace.log.crypt import WrongKey
 from headrace.log.files import DirectoryLocked, DiskFiles
 from headrace.log.journal import read_journal
 from headrace.log.partition import LogOptions
-from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.log.store import FLUSH_BYTES_MAX, Store, StoreOptions
 from headrace.records import Ack, Appended, Run
 from tests.log.stores import SMALL, crashed, new_log, opened, put, records, staged, values
+from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 
 def test_everything_staged_together_is_one_frame_and_one_batch_a_log() -> None:
@@ -145,6 +145,37 @@ def test_reads_are_bounded_by_bytes_and_records_and_give_at_least_one(place: str
     assert values(store, log, bytes_max=1) == expected
     assert values(store, log, 123, bytes_max=90) == expected[123:]
     assert [len(batch) for batch in store.read(log, 30, bytes_max=1 << 20, records_max=45)] == [20, 25]
+
+
+@pytest.mark.parametrize("later", ["tail", "next segment"])
+@pytest.mark.parametrize("begin", [0, 1], ids=["whole", "rest of a batch read before"])
+def test_a_read_ends_at_its_bounds_and_not_where_a_segment_ends(later: str, begin: int) -> None:
+    store = opened(SimulatedFiles())
+    log = new_log(store, segment_bytes=1)
+    put(store, log, b"a", b"b")
+    store.checkpoint()
+    put(store, log, b"c", b"d")
+    if later == "next segment":
+        store.checkpoint()
+        assert len(store.partitions[log].segments) == 2
+    if begin:
+        store.read(log, 0, bytes_max=1 << 20, records_max=begin)
+    found = store.read(log, begin, bytes_max=1 << 20, records_max=3)
+    assert [value for batch in found for value in batch.values()] == [b"a", b"b", b"c", b"d"][begin : begin + 3]
+    assert sum(map(len, store.read(log, begin, bytes_max=3))) == 3, "bytes are counted over all of them"
+
+
+@pytest.mark.parametrize("later", ["tail", "next segment"])
+def test_only_the_first_record_of_a_read_may_be_larger_than_its_bound(later: str) -> None:
+    store = opened(SimulatedFiles())
+    log = new_log(store, segment_bytes=1)
+    put(store, log, b"a")
+    store.checkpoint()
+    put(store, log, b"b" * 100)
+    if later == "next segment":
+        store.checkpoint()
+    assert [batch.values() for batch in store.read(log, 0, bytes_max=50)] == [[b"a"]]
+    assert [batch.values() for batch in store.read(log, 1, bytes_max=50)] == [[b"b" * 100]]
 
 
 def test_times_are_found_in_segments_and_tail() -> None:

@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import BrokerError, OffsetOutOfRange
 from headrace.log.check import check
 from headrace.log.partition import LogOptions
-from headrace.log.power_cut import barest
 from headrace.log.segment import log_directory
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import LateRun, Store, StoreOptions
 from headrace.records import Ack, AnyRun, Appended, ColumnRun, Record, Run
 from tests.log.stores import crashed, opened, records
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import SimulatedFiles
 
 EXAMPLES = int(os.environ.get("HEADRACE_STORE_MODEL_EXAMPLES", "0"))
 OPTIONS = StoreOptions(journal_bytes=12 * 1024, headroom_bytes=0)

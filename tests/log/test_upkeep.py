@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from headrace.log.check import check
-from headrace.log.power_cut import barest
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import Store, StoreOptions
 from headrace.records import Ack, Run
 from tests.log.stores import crashed, new_log, opened, put, records, staged, values
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import SimulatedFiles
 
 
 def filled(files: SimulatedFiles, count: int = 60, **options: object) -> tuple[Store, int]:

@@ -101,7 +101,7 @@ class Server:
         self.tls, self.limits = tls, limits
         self.counters = NetCounters()
         self.sessions: list[Echo] = []
-        self.is_mute = False
+        self.is_mute = self.needs_login = False
         self.listener: QuicListener
         self._clients: list[Client] = []
 
@@ -110,7 +110,7 @@ class Server:
         return self.sessions[-1]
 
     async def open(self) -> None:
-        door = QuicDoor("test", ALPN, self.open_session, b"ping", 3)
+        door = QuicDoor("test", ALPN, self.open_session, b"ping", 3, lambda: self.needs_login)
         self.listener = await QuicListener.open("127.0.0.1", 0, door, self.tls, self.limits, self.counters)
 
     async def client(
@@ -127,7 +127,7 @@ class Server:
         client = Client(endpoint)
         self._clients.append(client)
         endpoint.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await client.up.wait()
         return client
 

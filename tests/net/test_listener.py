@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES
+from headrace.net.connection import Connection
 from headrace.net.counters import REASONS_MAX, NetCounters
 from headrace.net.door import Door, Sniff, choose
 from headrace.net.listener import Listener, NetLimits
@@ -120,6 +121,25 @@ async def test_small_answers_are_not_delayed_and_dead_machines_are_found_out() -
         writer.close()
 
 
+@pytest.mark.parametrize("leave", ["close", "abort"])
+async def test_a_connection_that_is_not_read_knows_when_its_peer_has_left(leave: str) -> None:
+    sessions = Sessions()
+    async with listening([sessions.door]) as listener:
+        reader, writer = await connect(listener)
+        writer.write(b"x")
+        await reader.readexactly(1)
+        link = sessions.opened[0].link
+        assert isinstance(link, Connection)
+        link.pause_reading()
+        writer.write(b"unread")
+        await writer.drain()
+        assert not link.has_peer_left
+        getattr(writer.transport, leave)()
+        await until(lambda: link.has_peer_left)
+        assert sessions.opened[0].received == b"x"
+        link.abort("over")
+
+
 async def test_doors_are_told_apart_by_the_first_bytes_however_they_are_cut() -> None:
     abc, abd = Sessions("abc", sniff=starts_with(b"abc")), Sessions("abd", sniff=starts_with(b"abd"))
     async with listening([abc.door, abd.door]) as listener, FaultProxy(listener.host, listener.port) as proxy:
@@ -172,11 +192,11 @@ async def test_a_peer_that_says_nothing_recognisable_in_time_is_closed(first: by
 
 async def test_the_handshake_deadline_ends_with_the_handshake() -> None:
     sessions = Sessions()
-    async with listening([sessions.door], NetLimits(handshake_seconds=0.05)) as listener:
+    async with listening([sessions.door], NetLimits(handshake_seconds=0.5)) as listener:
         reader, writer = await connect(listener)
         writer.write(b"x")
         await reader.readexactly(1)
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.7)
         writer.write(b"y")
         assert await reader.readexactly(1) == b"y"
         writer.close()

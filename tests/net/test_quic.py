@@ -119,7 +119,7 @@ async def test_a_peer_that_does_not_read_is_known_by_what_waits_for_it(tmp_path:
 
 
 async def test_a_client_that_answers_pings_stays_and_one_that_does_not_goes(tmp_path: Path) -> None:
-    limits = dataclasses.replace(QUICK, ping_seconds=0.02, pong_seconds=0.3)
+    limits = dataclasses.replace(QUICK, ping_seconds=0.02, pong_seconds=1.0)
     async with quic_server(tmp_path, limits) as server:
         polite, silent = await server.client(), await server.client()
         silent.is_answering_pings = False
@@ -282,3 +282,24 @@ def _initial(token: bytes = b"") -> bytes:
     quic.connect(("127.0.0.1", 1), now=0.0)
     ((datagram, _),) = quic.datagrams_to_send(now=0.0)
     return datagram
+
+
+async def test_a_peer_without_a_certificate_is_closed_at_the_deadline_where_one_is_needed(tmp_path: Path) -> None:
+    limits = dataclasses.replace(QUICK, net=NetLimits(linger_seconds=0.5, login_seconds=0.3))
+    async with quic_server(tmp_path, limits) as server:
+        server.needs_login = True
+        late = await server.client()
+        await until(lambda: late.reason is not None)
+        assert late.reason is not None and "no login in time" in late.reason
+
+
+async def test_what_streams_have_unsent_counts_for_the_bound_of_all_connections(tmp_path: Path) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        server.is_mute = True
+        client = await server.client()
+        client.say(b"x")
+        await until(lambda: len(server.sessions) == 1)
+        server.sessions[0].link.send(bytes(1 << 20))
+        assert server.counters.output.unsent_bytes == 1 << 20
+        client.carrier.close(0, "")
+        await until(lambda: server.counters.output.unsent_bytes == 0)

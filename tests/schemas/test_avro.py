@@ -143,11 +143,11 @@ def test_a_definition_that_is_wrong_or_unbounded_is_refused(definition: Any) -> 
 
 
 def test_a_definition_nested_too_deeply_is_refused_at_once() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     for text in (b"[" * 100_000, b'{"type":"array","items":' * 100 + b'"int"' + b"}" * 100):
         with pytest.raises(InvalidSchema, match="deep"):
             compile_schema(SchemaType.AVRO, text)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}

@@ -16,7 +16,7 @@ from headrace.log.check import check
 from headrace.log.files import DiskFiles
 from tests.canaries import look
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli import main; main()"
 
 

@@ -141,7 +141,7 @@ CONVERSATIONS = {
 
 def answer(address: tuple[str, int], sent: bytes, size: int) -> bytes:
     """The first bytes of what comes back; empty if the connection is closed instead."""
-    with socket.create_connection(address, timeout=10) as peer:
+    with socket.create_connection(address, timeout=60) as peer:
         peer.sendall(sent)
         received = b""
         try:

@@ -124,8 +124,9 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shadow = tmp_path / "shadow" / "aioquic"
     shadow.mkdir(parents=True)
     (shadow / "__init__.py").write_text("raise ImportError('gone', name='aioquic')\n")
-    line = refusal(tmp_path, *QUIC, PYTHONPATH=f"{shadow.parent}:{':'.join(path for path in sys.path if path.endswith('src'))}")
-    assert line == "listen.quic needs the module aioquic: pip install 'headrace[quic]'"
+    path = f"{shadow.parent}:{':'.join(path for path in sys.path if path.endswith('src'))}"
+    ended = BrokerProcess(tmp_path, *QUIC, PYTHONPATH=path).ended()
+    assert ended == (2, "", "headrace: listen.quic needs aioquic: pip install 'headrace[quic]'\n")
 
 
 def test_connectors_are_read_from_lines() -> None:

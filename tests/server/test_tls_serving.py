@@ -45,7 +45,7 @@ class Peer:
     """A Figg peer that pings, sealed or plain."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None = None) -> None:
-        self.socket = socket.create_connection(address, timeout=10)
+        self.socket = socket.create_connection(address, timeout=60)
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
 

@@ -17,7 +17,7 @@ from headrace.sessions.figg import FiggSession, FiggSettings
 from headrace.wire.figg import AckRun, Attached, DataRun, ServerMessage, client_decoder
 
 WHO = Principal("tester", "figg")
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 60.0
 
 
 class Clock:

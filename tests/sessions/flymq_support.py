@@ -66,6 +66,7 @@ class Wire:
         self.closed: tuple[str, bool] | None = None
         self.pauses = 0
         self.unsent_bytes = 0
+        self.has_peer_left = False
         self.changed = asyncio.Event()
 
     def send(self, frames: bytes) -> None:
@@ -113,7 +114,7 @@ class Peer:
 
     async def replies(self, count: int, dialect: Dialect = Dialect.SPEC) -> list[Reply]:
         """The next so many replies."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.heard()) < count:
                 assert self.wire.closed is None, f"closed: {self.wire.closed}"
                 self.wire.changed.clear()
@@ -137,7 +138,7 @@ class Peer:
         return reply.message
 
     async def closed(self) -> tuple[str, bool]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.wire.closed is None:
                 self.wire.changed.clear()
                 await self.wire.changed.wait()
@@ -159,6 +160,7 @@ class House:
             settings=settings,
             authorize=lambda *question: authorize(*question) and self.access.authorize(*question),
             witness=self.access.witness,
+            random_bytes=bytes_in_order(),
         )
         self.access.listen(self.broker.access_changed)
 

@@ -143,12 +143,14 @@ async def test_brute_force_over_connections_is_slowed_down() -> None:
         await root.one(a.UserCreate("ann", PASSWORD, "", []))
         texts = []
         for number in range(12):
-            reply = await home.peer(who=NOBODY, address=f"10.0.0.{number}:5").one(a.Auth("ann", f"guess {number}"))
+            reply = await home.peer(who=NOBODY, address=f"10.0.0.1:{number}").one(a.Auth("ann", f"guess {number}"))
             assert isinstance(reply, AuthReply) and not reply.success
             texts.append(reply.error)
         assert texts[0] == "invalid username or password" and texts[-1].startswith("too many failed logins: try again in ")
-        reply = await home.peer(who=NOBODY, address="10.9.9.9:5").one(a.Auth("ann", PASSWORD))
+        reply = await home.peer(who=NOBODY, address="10.0.0.1:99").one(a.Auth("ann", PASSWORD))
         assert isinstance(reply, AuthReply) and not reply.success, "within the pause not even the right one is looked at"
+        reply = await home.peer(who=NOBODY, address="10.9.9.9:5").one(a.Auth("ann", PASSWORD))
+        assert isinstance(reply, AuthReply) and reply.success, "whoever guesses locks nobody out who is elsewhere"
 
 
 async def test_users_from_their_beginning_to_their_end() -> None:

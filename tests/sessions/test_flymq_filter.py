@@ -107,9 +107,9 @@ def test_a_pattern_that_asks_for_too_much_is_refused(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a|a)*b", "(a|aa)+b", "(.*)*x", "(a?){40}a{40}b", "(x+x+)+y"])
 def test_patterns_that_ruin_backtracking_take_time_in_proportion_to_the_text(pattern: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert not Pattern(pattern).search(b"a" * 20_000)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_sets_of_states_are_forgotten_before_they_fill_the_memory() -> None:

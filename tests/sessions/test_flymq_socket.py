@@ -30,7 +30,7 @@ async def listening() -> AsyncIterator[Listener]:
 
 async def heard(reader: asyncio.StreamReader, frames: int) -> list[ReplyEvent]:
     decoder, events = ReplyDecoder(), list[ReplyEvent]()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum(len(event) if isinstance(event, RecordMetadataRun) else 1 for event in events) < frames:
             piece = await reader.read(1 << 16)
             assert piece, "the server closed the connection"

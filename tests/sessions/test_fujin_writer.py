@@ -154,7 +154,7 @@ async def test_a_value_that_is_too_large_is_refused_and_the_stream_goes_on() -> 
     async with fujin_door(FujinSettings(message_bytes_max=10)) as door:
         writer = await door.writer()
         writer.say(encode.writes("t", [cid(1), cid(2)], [b"x" * 11, b"y"]))
-        assert await writer.hears() == [Failed(Reply.WRITE, cid(1), "message too large"), WrittenRun([cid(2)])]
+        assert await writer.hears() == [Failed(Reply.WRITE, cid(1), "message too large: 11 bytes, at most 10"), WrittenRun([cid(2)])]
 
 
 # Transactions.

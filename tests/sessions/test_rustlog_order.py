@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
 
 from headrace.broker.publish import Published
 from headrace.errors import DiskFull
-from headrace.limits import IN_FLIGHT_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
+from headrace.limits import (
+    FETCHES_AT_ONCE_MAX,
+    IN_FLIGHT_BYTES_MAX,
+    MIB,
+    OUTPUT_BUFFER_BYTES_MAX,
+    OUTPUT_HIGH_WATER_BYTES,
+    RUSTLOG_REQUESTS_IN_FLIGHT_MAX,
+)
 from headrace.records import Run
 from headrace.sessions.rustlog import RustLogSettings
 from headrace.wire.rustlog import Dialect, encode_request
@@ -263,7 +271,7 @@ async def test_a_request_under_way_is_given_up_with_its_connection(home: House, 
     await turn()
     home.peers.remove(peer)
     peer.session.lost()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await given_up.wait()
 
 
@@ -293,3 +301,52 @@ async def test_a_write_that_ends_in_a_defect_is_not_answered_as_written(home: Ho
     assert await peer.closed() == ("internal error", True)
     await turn()
     assert peer.heard() == [] and reported == [defect]
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_a_reply_fits_the_output_buffer_however_much_was_asked_for(home: House, dialect: Dialect) -> None:
+    values = [bytes([255]) * 100_000] * 100
+    await home.broker.publish(WHO, "t", Run(values), partition=0)
+    peer = home.connect()
+    reply = await peer.ask(dialect, m.Fetch("t", 0, 0, 10 * MIB))
+    assert isinstance(reply, m.FetchReply) and 0 < len(reply.values) < 100
+    assert OUTPUT_BUFFER_BYTES_MAX // 2 < len(peer.wire.sent) + OUTPUT_HIGH_WATER_BYTES <= OUTPUT_BUFFER_BYTES_MAX
+
+
+async def test_a_single_record_may_fill_a_frame(home: House) -> None:
+    await home.broker.publish(WHO, "t", Run([bytes(9 * MIB), b"next"]), partition=0)
+    reply = await home.connect().ask(BINARY, m.Fetch("t", 0, 0, 10 * MIB))
+    assert isinstance(reply, m.FetchReply) and list(map(len, reply.values)) == [9 * MIB]
+
+
+async def test_many_readers_of_a_backlog_take_turns_and_others_are_served_in_between(home: House) -> None:
+    """Without turns, all replies are encoded before the loop comes to anything else."""
+    await home.broker.publish(WHO, "t", Run([bytes(100_000)] * 20), partition=0)
+    readers = [home.connect() for _ in range(30)]
+    for reader in readers:
+        reader.send(frames(m.Fetch("t", 0, 0, 10 * MIB)))
+    served = [0]
+    async with asyncio.timeout(30):
+        while served[-1] < 30:
+            await asyncio.sleep(0)
+            served.append(sum(bool(reader.wire.sent) for reader in readers))
+    assert max(after - before for before, after in itertools.pairwise(served)) == 1
+
+
+async def test_a_fetch_looks_again_whether_its_peer_may_be_fed_when_there_is_a_place_for_it(home: House) -> None:
+    """Hundreds may have found so at once, before the first of them has sent anything."""
+    await home.broker.publish(WHO, "t", Run([b"x"]), partition=0)
+    peer = home.connect()
+    places = home.commons.turns._fetches
+    for _ in range(FETCHES_AT_ONCE_MAX):
+        await places.acquire()
+    peer.send(frames(m.Fetch("t", 0, 0, 100)))
+    await turn()
+    peer.wire.unsent_bytes = OUTPUT_HIGH_WATER_BYTES + 1
+    for _ in range(FETCHES_AT_ONCE_MAX):
+        places.release()
+    await turn()
+    assert peer.heard() == []
+    peer.wire.unsent_bytes = 0
+    peer.session.drained()
+    assert await peer.replies(1) == [m.FetchReply(range(1), [b"x"], 1)]

@@ -17,7 +17,7 @@ from headrace.wire.sniff import Sniff
 from tests.sessions.rustlog_support import WHO, House, house
 
 JSON, BINARY = Dialect.JSON, Dialect.BINARY
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 class Socket:

@@ -42,7 +42,7 @@ def test_a_machine_without_java_gets_the_command_that_installs_it(monkeypatch: p
 
 def test_an_environment_without_pyspark_gets_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    with pytest.raises(ConfigError, match=r"a Spark session needs pyspark.sql: pip install 'headrace\[spark\]'"):
+    with pytest.raises(ConfigError, match=r"headrace.spark.session\(\) needs Spark: pip install 'headrace\[spark\]'"):
         session()
 
 

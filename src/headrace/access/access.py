@@ -22,9 +22,23 @@ from headrace.access.directory import ADMIN, Changes, Directory
 from headrace.access.keys import fits, id_of
 from headrace.access.naming import check_user_name
 from headrace.access.passwords import Passwords
-from headrace.access.policy import ANONYMOUS, Policy, decide, key_credential, password_credential
+from headrace.access.policy import (
+    ANONYMOUS,
+    BROKER,
+    BUILT_IN_ROLES,
+    EVERYBODY,
+    Effect,
+    Policy,
+    Role,
+    decide,
+    key_credential,
+    password_credential,
+    role_subject,
+    roles_held,
+    user_subject,
+)
 from headrace.access.rows import UserRow
-from headrace.access.throttle import Throttle
+from headrace.access.throttle import Throttle, plain_address
 from headrace.broker.access import Action, Principal, Resource
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.contract import Engine
@@ -51,7 +65,8 @@ class AccessSettings:
 
 
 class Access:
-    """Opened after the broker's engine and closed before it. `random_bytes` makes salts, keys and the first password."""
+    """Opened after the broker's engine and closed before it. `random_bytes` makes salts, keys and the first password. `ticks` gives the
+    milliseconds of a monotonic clock, for the pauses after failed logins; without it they follow `clock`."""
 
     def __init__(
         self,
@@ -62,8 +77,10 @@ class Access:
         settings: AccessSettings = AccessSettings(),
         later: Later | None = None,
         passwords: Passwords | None = None,
+        ticks: Clock | None = None,
     ) -> None:
         self.settings = settings
+        self._ticks = clock if ticks is None else ticks
         self._clock, self._random_bytes = clock, random_bytes
         self._later = later
         self._audit = Audit(engine, clock, retention_ms=settings.audit_retention_ms)
@@ -159,7 +176,7 @@ class Access:
 
     async def log_in(self, name: str, password: str, caller: Caller) -> Principal:
         """The principal of a user. Raises `LoginFailed`, `LoginThrottled`, and `Unavailable` when too many are waiting."""
-        door, now = caller.who.door, self._clock()
+        door, now, caller = caller.who.door, self._ticks(), _from_plain_address(caller)
         if not self.is_enforced:
             check_user_name(name)
             return Principal(name, door, address=caller.address)
@@ -196,22 +213,55 @@ class Access:
 
     def verify_key(self, text: str, caller: Caller) -> Principal | None:
         """Whose API key this is; None if it is nobody's, or not in force."""
-        now = self._clock()
-        if self._throttle.pause_ms(None, caller.address, now):
+        now, caller, id = self._ticks(), _from_plain_address(caller), id_of(text)
+        account = f"key:{id}" if id else None
+        if self._throttle.pause_ms(account, caller.address, now):
             return None
-        self._throttle.begin(None, caller.address, now)
-        id = id_of(text)
+        self._throttle.begin(account, caller.address, now)
         row = self._directory.key(id) if id else None
         if not fits(None if row is None else row.digest, text) or row is None or id not in self._policy.keys:
             nobody = Principal(ANONYMOUS, caller.who.door)
             self._audit.note(event_of(nobody, caller.address, "login", "login", f"key:{id}", "failure"))
             return None
-        self._throttle.succeeded(None, caller.address)
-        self.administration.keys_used[id] = now
+        self._throttle.succeeded(account, caller.address)
+        self.administration.keys_used[id] = self._clock()
         who = Principal(row.owner, caller.who.door, key_credential(id), caller.address)
         self._audit.note(event_of(who, caller.address, "login", "login", f"key:{id}", "success"))
         return who
 
+    def roles_shown(self, who: Principal) -> dict[str, Role]:
+        """The built-in roles and one's own; all of them to those who may administer: the grants of a role name topics and groups."""
+        roles = self.administration.roles()
+        if self.authorize(who, Action.ADMIN, BROKER):
+            return roles
+        shown = BUILT_IN_ROLES.keys() | roles_held(self._policy, who)
+        return {name: role for name, role in roles.items() if name in shown}
+
+    def is_admin(self, who: Principal) -> bool:
+        """Whether access is enforced and this principal administers the broker."""
+        return self.is_enforced and decide(self._policy, who, Action.ADMIN, BROKER)
+
+    def is_admin_name(self, name: str) -> bool:
+        """Whether a user of this name, once logged in, would administer the broker."""
+        return name in self._policy.users and self.is_admin(Principal(name))
+
+    def allows_anything(self, name: str) -> bool:
+        """Whether a user of this name is allowed anything at all, whatever it is."""
+        policy = self._policy
+        user = policy.users.get(name)
+        if not self.is_enforced or (user is not None and not user.enabled):
+            return not self.is_enforced
+        roles = user.roles if user is not None else frozenset[str]()
+        subjects = (EVERYBODY, user_subject(name), *map(role_subject, roles))
+        if any(rule.effect is Effect.ALLOW for subject in subjects for rule in policy.rules_of(subject)):
+            return True
+        return any(policy.roles[role].grants for role in roles if role in policy.roles)
+
     def roles_of(self, who: Principal) -> list[str]:
         user = self._policy.users.get(who.name)
         return sorted(user.roles) if user is not None else []
+
+
+def _from_plain_address(caller: Caller) -> Caller:
+    """Every protocol writes addresses in its own way; one address must be one source of failures, and one text in the audit log."""
+    return replace(caller, address=plain_address(caller.address))

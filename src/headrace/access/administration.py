@@ -154,7 +154,7 @@ class Administration:
     # Roles
 
     def roles(self) -> dict[str, Role]:
-        """No secret: names and what they mean."""
+        """All of them. What others than administrators are shown is `Access.roles_shown`."""
         return dict(sorted(self._directory.roles.items()))
 
     async def put_role(self, by: Caller, name: str, grants: Sequence[Grant], description: str) -> None:

@@ -19,10 +19,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from headrace.broker import access
 from headrace.broker.access import Action, Principal, Resource
 from headrace.broker.names import INTERNAL_PREFIX
 
-ANONYMOUS: Final = "anonymous"
+ANONYMOUS: Final = access.ANONYMOUS
 """Who comes without a login and without a certificate. No user can have this name."""
 EVERYBODY: Final = "*"
 """The subject that is everybody."""
@@ -180,6 +181,18 @@ def _is_in_force(policy: Policy, who: Principal, action: Action, resource: Resou
             return user is not None and str(user.generation) == mark
         case _:
             return False
+
+
+def roles_held(policy: Policy, who: Principal) -> frozenset[str]:
+    """The roles that speak for the principal: none for what is not in force, or for a key that its scopes keep to less."""
+    user = policy.users.get(who.name)
+    kind, _, mark = who.credential.partition(":")
+    if user is None or not user.enabled:
+        return frozenset()
+    if kind == "key":
+        key = policy.keys.get(mark)
+        return user.roles if key is not None and key.owner == who.name and not key.scopes else frozenset()
+    return user.roles if kind == "" or mark == str(user.generation) else frozenset()
 
 
 def user_subject(name: str) -> str:

@@ -1,18 +1,52 @@
-"""Attempts to log in, slowed down: per account and per address, each failure beyond a few doubles the pause before the next attempt.
+"""Failed logins slow down the next ones: per account at an address, and per address.
 
-An attempt within the pause is refused without looking at the password, so guessing costs the guesser time and the broker nothing.
-An account is throttled by its name whether it exists or not: the pause tells nothing.
+    (address, account)   5 failures are free   a pause of 1 s, doubled by each further failure, 30 s at most
+    address              20 failures are free  the same
+
+An attempt within a pause is refused without looking at the password, so guessing costs the guesser time and the broker nothing.
+An account is never slowed down as a whole: whoever guesses from one address cannot keep its owner, who is elsewhere, from logging in.
+An account that has logged in from an address before does not wait for the pauses of that address, only for its own.
+An account is counted by its name whether it exists or not: the pause tells nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Final, TypeAlias
 
 from headrace.limits import LOGIN_PAUSE_MS_MAX, LOGINS_REMEMBERED_MAX
 
 _PAUSE_MS: Final = 1_000
+_IPV6_PREFIX_BITS: Final = 64
+"""One customer of a provider has all the IPv6 addresses of such a prefix."""
+
+_ACCOUNT_CHARACTERS_MAX: Final = 256
+"""What is remembered of a name. No account has a longer one, and a peer chooses what it sends."""
+_Pair: TypeAlias = tuple[str, str]
+
+
+def plain_address(host: str) -> str:
+    """Return one text for each IP address, without brackets and zone; an IPv4 address in IPv6 form becomes the IPv4 address.
+
+    What is no IP address is returned unchanged.
+    """
+    try:
+        found = ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+def _source(host: str) -> str:
+    """Return what failures from this host are counted under: an IPv4 address, or an IPv6 prefix."""
+    plain = plain_address(host)
+    try:
+        found = ip_address(plain)
+    except ValueError:
+        return plain
+    return str(ip_network((found, _IPV6_PREFIX_BITS), strict=False)) if isinstance(found, IPv6Address) else plain
 
 
 @dataclass(slots=True)
@@ -27,13 +61,15 @@ class _Tally:
 
     def __init__(self, free: int, names_max: int) -> None:
         self._free, self._names_max = free, names_max
-        self._scores: OrderedDict[str, _Score] = OrderedDict()
+        self._scores: OrderedDict[object, _Score] = OrderedDict()
 
-    def pause_ms(self, name: str, now: int) -> int:
+    def pause_ms(self, name: object, now: int) -> int:
         score = self._scores.get(name)
-        return 0 if score is None else max(0, score.until_ms - now)
+        if score is None or now < score.seen_ms:  # a clock that went back must not lengthen a pause
+            return 0
+        return min(max(0, score.until_ms - now), LOGIN_PAUSE_MS_MAX)
 
-    def failed(self, name: str, now: int) -> None:
+    def failed(self, name: object, now: int) -> None:
         score = self._scores.pop(name, None)
         # Half an hour of quiet after the last pause, and the counting begins anew.
         failures = 1 if score is None or now - score.seen_ms > 60 * LOGIN_PAUSE_MS_MAX else score.failures + 1
@@ -43,48 +79,70 @@ class _Tally:
         if len(self._scores) > self._names_max:
             self._scores.popitem(last=False)
 
-    def clear(self, name: str) -> None:
+    def clear(self, name: object) -> None:
         self._scores.pop(name, None)
 
-    def forgive(self, name: str) -> None:
-        """One failure less, and no pause because of it."""
+    def lower(self, name: object, count: int = 1, *, ends_pause: bool = False) -> None:
+        """Take back so many failures. The pause ends with them if few enough are left, or if `ends_pause` says so."""
         score = self._scores.get(name)
         if score is not None:
-            score.failures -= 1
-            if score.failures <= self._free:
+            score.failures -= count
+            if ends_pause or score.failures <= self._free:
                 score.until_ms = 0
             if score.failures <= 0:
                 del self._scores[name]
 
 
+def _pair(source: str, account: str) -> _Pair:
+    return source, account[:_ACCOUNT_CHARACTERS_MAX]
+
+
 class Throttle:
-    """Time is an argument, Unix ms or any other that goes forward. An account of None is an attempt that names none (an API key), an
-    address of "" one that the door cannot tell: only the account is counted then, or all who come through that door would wait together."""
+    """Time is an argument: ms of a monotonic clock. An account of None is an attempt that names none (a key that cannot be read), an
+    address of "" one that has none (a caller inside the process): it is counted for its account alone."""
 
     def __init__(self, *, account_free: int = 5, address_free: int = 20, names_max: int = LOGINS_REMEMBERED_MAX) -> None:
         """So many failures in a row are free: the next one, however soon, is looked at as well."""
         self._accounts = _Tally(account_free, names_max)
         self._addresses = _Tally(address_free, names_max)
+        self._names_max = names_max
+        self._known: OrderedDict[_Pair, None] = OrderedDict()
+        """Accounts that have logged in from an address."""
 
     def pause_ms(self, account: str | None, address: str, now: int) -> int:
         """How long this attempt has to wait; 0: it may be made."""
-        pause = self._addresses.pause_ms(address, now) if address else 0
-        return pause if account is None else max(pause, self._accounts.pause_ms(account, now))
+        source = _source(address)
+        own = 0 if account is None else self._accounts.pause_ms(_pair(source, account), now)
+        if not source or (account is not None and _pair(source, account) in self._known):
+            return own
+        return max(own, self._addresses.pause_ms(source, now))
 
     def begin(self, account: str | None, address: str, now: int) -> None:
         """An attempt counts as failed until it has succeeded: a hundred at once are a hundred attempts, not one."""
-        if address:
-            self._addresses.failed(address, now)
+        source = _source(address)
+        if source:
+            self._addresses.failed(source, now)
         if account is not None:
-            self._accounts.failed(account, now)
+            self._accounts.failed(_pair(source, account), now)
 
     def unseen(self, account: str, address: str) -> None:
         """The attempt was never looked at: it counts for nothing."""
-        self._addresses.forgive(address)
-        self._accounts.forgive(account)
+        source = _source(address)
+        self._addresses.lower(source)
+        self._accounts.lower(_pair(source, account))
 
     def succeeded(self, account: str | None, address: str) -> None:
-        """The account is clean again. The address is only forgiven this attempt, or one good login would pay for guessing at others."""
-        self._addresses.forgive(address)
-        if account is not None:
-            self._accounts.clear(account)
+        """The account has no failures here any more. Its first login from an address also takes one failure from the address and ends its
+        pause. Later ones only take back their own attempt: whoever has one account could guess at others between logins without pauses."""
+        source = _source(address)
+        if account is None:
+            self._addresses.lower(source)
+            return
+        pair = _pair(source, account)
+        self._accounts.clear(pair)
+        is_new = pair not in self._known
+        self._addresses.lower(source, 2 if is_new else 1, ends_pause=is_new)
+        self._known[pair] = None
+        self._known.move_to_end(pair)
+        if len(self._known) > self._names_max:
+            self._known.popitem(last=False)

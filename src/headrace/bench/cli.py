@@ -13,6 +13,7 @@ import click
 from headrace.bench import options
 from headrace.bench.children import Address, cpu_seconds
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
+from headrace.extras import needs
 
 if TYPE_CHECKING:
     from headrace.bench.fujin import QuicTraffic
@@ -171,6 +172,7 @@ def consume(
 )
 @click.option("--duration", type=click.FloatRange(0.01, 3_600), default=10.0, show_default=True, help="Seconds of the open loop.")
 @click.option("--round-trips", type=click.IntRange(1), default=2_000, show_default=True, help="Records sent one at a time.")
+@needs("headrace bench latency", "hdrh")
 def latency(
     door_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, rate: int, duration: float, round_trips: int,
@@ -226,6 +228,7 @@ def latency(
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Run the broker under cProfile, which slows it down, and write the profile here.",
 )
+@needs("headrace bench bulk", "numpy", "pyarrow")
 def bulk(
     value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, batch_rows: int, ack: str, profile: Path | None
 ) -> None:
@@ -252,6 +255,7 @@ def bulk(
 @click.option("--rate", type=click.FloatRange(0.1, 10_000), default=100.0, show_default=True, help="Messages handed in a second.")
 @click.option("--delay", "delay_ms", type=click.IntRange(1, 60_000), default=1_000, show_default=True, help="Milliseconds each one waits.")
 @click.option("--profile", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Run the broker under cProfile.")
+@needs("headrace bench delayed", "hdrh")
 def delayed(repeat: int, output: str, parent: Path | None, messages: int, rate: float, delay_ms: int, profile: Path | None) -> None:
     """How late delayed messages arrive, alone and while another client publishes at full speed.
 
@@ -428,6 +432,7 @@ def _names(text: str, known: list[str], flag: str) -> list[str]:
 )
 @click.option("--only", type=click.Choice(SPARK_PARTS), multiple=True, help="Measure only this part; may be repeated.")
 @click.option("--master", metavar="URL", default="local[2]", show_default=True, help="Where Spark runs.")
+@needs("headrace bench spark", "pyspark", "pyarrow", "pandas")
 def spark(
     value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, per_trigger: int, seconds: float, only: tuple[str, ...],
     master: str,

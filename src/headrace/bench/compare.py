@@ -19,6 +19,7 @@ from headrace.bench.doors import DoorLoad
 from headrace.bench.load import Tick, sample_values
 from headrace.bench.peers import nats, redis
 from headrace.bench.report import Figure, Target
+from headrace.extras import needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,8 @@ def contenders(doors: Iterable[DoorLoad], against: Iterable[str]) -> list[Conten
     found = [Contender(f"{_OURS}{load.name}", _headrace(load)) for load in doors]
     for name in against:
         if name == "nats":
-            nats.server_binary()
+            with needs("headrace bench compare", "nats"):
+                nats.server_binary()
             found += [Contender("nats jetstream", _nats), Contender("nats jetstream, nats-py", _nats_client)]
         else:
             redis.server_binary()

@@ -83,12 +83,15 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine() or sys.platform
 
 
-def filesystem_of(directory: Path) -> str:
-    """The type of the filesystem that holds `directory`, found by its device number in the mount table."""
+def filesystem_of(directory: Path, mount_table: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the filesystem that holds `directory`, found by its device number in the mount table.
+
+    Inside a chroot the table may lack the mount that holds it: then the type is "unknown".
+    """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8") as lines:
+        with mount_table.open(encoding="utf-8") as lines:
             for line in lines:
                 mount, _, source = line.partition(" - ")
                 if mount.split()[2] == wanted:

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.bench.doors import DoorLoad
-from headrace.bench.faults import BenchFailed, PeerMissing
+from headrace.bench.faults import BenchFailed
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Meter, Tick, sample_values
 from headrace.bench.report import Figure, NoteValue, Target, percentile
+from headrace.extras import needs
 
 RECORD_OVERHEAD_BYTES = 156
 """What a journal adds to the value of a lone record, about: the machine is asked to write as much as the broker has to."""
@@ -116,10 +117,8 @@ def _sleep_precisely() -> None:
 
 def summary(latencies: list[float]) -> dict[str, NoteValue]:
     """Percentiles in ms, and the whole histogram encoded so that runs can be merged later."""
-    try:
+    with needs("headrace bench latency"):
         from hdrh.histogram import HdrHistogram
-    except ImportError:
-        raise PeerMissing("hdrhistogram is missing: pip install 'headrace[bench]' (or: pip install hdrhistogram)") from None
     histogram = HdrHistogram(1, _HIGHEST_MICROSECONDS, _DIGITS)
     for latency in latencies:
         histogram.record_value(max(1, round(latency * 1e6)))

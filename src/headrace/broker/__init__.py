@@ -9,11 +9,12 @@ from headrace.broker.access import Action, Authorize, Principal, Resource, allow
 from headrace.broker.broker import Broker
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetterEntry, Replayed
-from headrace.broker.delayed import Waiting
+from headrace.broker.delayed import DelayedEntry
 from headrace.broker.fetch import Fetched
 from headrace.broker.groups import GroupLag
 from headrace.broker.publish import ProducerStamp, Published
 from headrace.broker.rules import NOWHERE, OnInvalid
+from headrace.broker.schema_checks import SchemaCheckPending, settled
 from headrace.broker.schema_registry import Requirement, SchemaVersion
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.settlement import Delivery, SettlementPolicy, SettlementQueue
@@ -38,6 +39,7 @@ __all__ = [
     "Compatibility",
     "Cursor",
     "DeadLetterEntry",
+    "DelayedEntry",
     "Delivery",
     "Fetched",
     "GroupLag",
@@ -49,6 +51,7 @@ __all__ = [
     "Replayed",
     "Requirement",
     "Resource",
+    "SchemaCheckPending",
     "SchemaType",
     "SchemaVersion",
     "SettlementPolicy",
@@ -59,7 +62,7 @@ __all__ = [
     "Topic",
     "TopicConfig",
     "Transaction",
-    "Waiting",
     "allow_all",
+    "settled",
     "type_named",
 ]

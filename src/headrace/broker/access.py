@@ -16,6 +16,8 @@ from headrace.errors import NotAuthorized
 
 _ANSWERS_MAX: Final = 65_536
 """Remembered answers. The memory is emptied when it is full: asking again is cheap, tracking ages is not."""
+ANONYMOUS: Final = "anonymous"
+"""The name of everybody who comes without a login and without a certificate. It is shared, so it owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +81,32 @@ class Gate:
         self._authorize = authorize
         self._witness = witness
         self._answers: dict[tuple[Principal, Action, str, str], bool] = {}
+        self._denials: set[tuple[Principal, Action, str, str]] = set()
+        """Those the witness was told of. That somebody was asked about before does not mean that they were refused anything."""
 
     def allows(self, who: Principal, action: Action, kind: str, name: str) -> bool:
         question = (who, action, kind, name)
         answer = self._answers.get(question)
         if answer is None:
             if len(self._answers) >= _ANSWERS_MAX:
-                self._answers.clear()
+                self.forget()
             answer = self._answers[question] = self._authorize(who, action, Resource(kind, name))
         return answer
 
     def check(self, who: Principal, action: Action, kind: str, name: str) -> None:
         """Raises `NotAuthorized` unless the rules allow it."""
-        known = self._answers.get((who, action, kind, name))
         allowed = self.allows(who, action, kind, name)
-        if self._witness is not None and ((known is None and not allowed) or (allowed and action in _CHANGES)):
+        if self._witness is not None and (action in _CHANGES if allowed else (who, action, kind, name) not in self._denials):
             self._witness(who, action, kind, name, allowed)
         if not allowed:
+            self._denials.add((who, action, kind, name))
             raise NotAuthorized(principal=who.name, action=action.value, resource=str(Resource(kind, name)))
+
+    def allows_topic(self, who: Principal, topic: str) -> bool:
+        """Whether they may know that it is there: whoever may use a topic may."""
+        return any(self.allows(who, action, "topic", topic) for action in (Action.DESCRIBE, Action.READ, Action.PUBLISH))
 
     def forget(self) -> None:
         """The rules have changed: ask again."""
         self._answers.clear()
+        self._denials.clear()

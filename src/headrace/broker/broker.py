@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from headrace.broker.access import Action, Authorize, Gate, Principal, Witness, allow_all
+from headrace.broker.access import ANONYMOUS, Action, Authorize, Gate, Principal, Witness, allow_all
 from headrace.broker.background import supervise
 from headrace.broker.cursor import Cursor, Cursors
 from headrace.broker.dead_letter_moves import Moves
 from headrace.broker.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
-from headrace.broker.delayed import Delayed, Schedule, Waiting
+from headrace.broker.delayed import Delayed, DelayedEntry, RandomBytes, Schedule, Waiting
 from headrace.broker.expiry import Sweep
 from headrace.broker.fetch import Fetched, Fetcher
 from headrace.broker.groups import GroupLag, Groups
@@ -20,6 +20,7 @@ from headrace.broker.names import check_name
 from headrace.broker.producers import Producers
 from headrace.broker.publish import ProducerStamp, Published, Publisher
 from headrace.broker.rules import Rule
+from headrace.broker.schema_checks import settled
 from headrace.broker.schema_registry import SchemaRegistry
 from headrace.broker.schemas import Schemas
 from headrace.broker.settings import BrokerSettings
@@ -54,8 +55,10 @@ class Broker(WriterVerbs):
         authorize: Authorize = allow_all,
         witness: Witness | None = None,
         later: Later | None = None,
+        random_bytes: RandomBytes | None = None,
     ) -> None:
-        """`clock` gives Unix ms; `later` sets timers (None: the running loop's `call_later`)."""
+        """`clock` gives Unix ms; `later` sets timers (None: the running loop's `call_later`); `random_bytes` makes the ids of delayed
+        messages, which cannot be published without it."""
         later = _loops_later if later is None else later
         self._engine = engine
         self._settings = settings
@@ -92,6 +95,7 @@ class Broker(WriterVerbs):
             check_owner=lambda owner, topic: gate.check(Principal(owner), Action.PUBLISH, "topic", topic),
             letters=self._dead_letters.rejected,
             make_room=self._make_dead_letter_topic,
+            random_bytes=random_bytes,
         )
         around = Surroundings(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
         self._settlement = Settlement(around, shares_max=settings.groups_max)
@@ -145,6 +149,7 @@ class Broker(WriterVerbs):
         if self._expiry is not None:
             await asyncio.wait([self._expiry])
         await self._settlement.drain()
+        await self._schemas.checks.close()
         await staged
         await self._engine.close()
 
@@ -190,14 +195,32 @@ class Broker(WriterVerbs):
         return await self._topics.create(name, partitions, config)
 
     async def ensure_topic(self, who: Principal, name: str) -> Topic:
-        """The topic of that name, created with the defaults if it is missing and `settings.auto_create` allows; else `UnknownTopic`."""
-        if name in self._engine.topics():
-            return self.topic(who, name)
+        """The topic of that name, created with the defaults if it is missing and `settings.auto_create` allows; else `UnknownTopic`.
+
+        Whoever may neither see nor create it gets the same answer whether it is there or not.
+        """
+        is_there = name in self._engine.topics()
+        if is_there or not (self._settings.auto_create and self._gate.allows(who, Action.CREATE, "topic", name)):
+            self._check_sees(who, name)
+        if is_there:
+            return self._topics.find(name)
         if not self._settings.auto_create:
             raise UnknownTopic(name)
         self._gate.check(who, Action.CREATE, "topic", name)
         self._publisher.check_open()
         return await self._topics.ensure(name)
+
+    async def prepare(self, who: Principal, name: str, values: Sequence[bytes | None]) -> None:
+        """Wait for what `publish` cannot wait for: the topic, created if it is missing as by `ensure_topic`, and the check of values that
+        are too large to be checked on the loop."""
+        await self.ensure_topic(who, name)
+        await settled(lambda: self.check_ready(who, name, values))
+
+    def check_ready(self, who: Principal, topic: str, values: Sequence[bytes | None]) -> None:
+        """Raises what `publish` would raise at once, and `SchemaCheckPending` where the values have to be checked first."""
+        rule = self._publisher.known_route(who, topic).rule
+        if rule is not None:
+            rule.check_ready(values)
 
     async def alter_topic(self, who: Principal, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Add partitions (never remove) or replace the configuration."""
@@ -225,7 +248,7 @@ class Broker(WriterVerbs):
 
         With `partition` None, records with a key go where FNV-1a of the key sends them, those without take turns (a whole
         keyless run goes to one partition). Raises at once `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`,
-        `OutOfSequence`, `NotAuthorized`, `Unavailable`; the future fails with `DiskFull` or `StorageFailed`.
+        `OutOfSequence`, `NotAuthorized`, `Unavailable`, `SchemaCheckPending`; the future fails with `DiskFull` or `StorageFailed`.
         """
         if producer is None:
             return self._publisher.publish(who, topic, run, partition, ack)
@@ -331,13 +354,14 @@ class Broker(WriterVerbs):
     def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
         """None if the group has committed nothing there."""
         self._gate.check(who, Action.DESCRIBE, "group", group)
+        self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
         return self._groups.committed(group, topic, partition)
 
     def lag(self, who: Principal, group: str) -> list[GroupLag]:
-        """One entry for each partition the group has committed an offset in."""
+        """One entry for each partition the group has committed an offset in, of the topics that this principal may see."""
         self._gate.check(who, Action.DESCRIBE, "group", group)
-        return self._groups.lag(group)
+        return [lag for lag in self._groups.lag(group) if self._may_see(who, lag.topic)]
 
     def groups(self, who: Principal) -> list[str]:
         """The groups with committed offsets that this principal may see, by name."""
@@ -449,31 +473,54 @@ class Broker(WriterVerbs):
         """
         route = self._publisher.route(who, topic)
         self._schedule.check(delay_ms, ttl_ms)
-        route.check(Run([value]))
+        await settled(lambda: route.check(Run([value])))
         if partition is not None:
             self._topics.find_partition(topic, partition)
         due = self._clock() + max(0, delay_ms)
         return await self._schedule.add(Delayed(route.topic, due, who.name, value, key, headers, partition, ttl_ms)), due
 
-    def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[Waiting]:
-        """What waits to be delivered, in one topic or (None) in all that this principal may see, by time: all, or the next ones."""
+    def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[DelayedEntry]:
+        """What waits to be delivered, in one topic or (None) in all, by time: all, or the next ones. Of others' messages those in
+        topics that this principal may read or delete."""
         seen: dict[str, bool] = {}
 
         def is_seen(one: Waiting) -> bool:
             name = one.message.topic
             if name not in seen:
-                seen[name] = topic in (None, name) and self._may_see(who, name)
-            return seen[name]
+                seen[name] = topic in (None, name) and any(
+                    self._gate.allows(who, action, "topic", name) for action in (Action.READ, Action.DELETE)
+                )
+            return seen[name] or (topic in (None, name) and who.name != ANONYMOUS and self._owns(who, one.message))
 
-        return self._schedule.waiting(is_seen, count_max)
+        return [self._delayed_entry(who, one) for one in self._schedule.waiting(is_seen, count_max)]
+
+    def _delayed_entry(self, who: Principal, one: Waiting) -> DelayedEntry:
+        message = one.message
+        is_own = self._owns(who, message)
+        key = message.key if is_own or self._gate.allows(who, Action.READ, "topic", message.topic) else None
+        owner = message.owner if is_own or self._gate.allows(who, Action.DELETE, "topic", message.topic) else None
+        return DelayedEntry(one.id, message.topic, message.due, len(message.value or b""), key, owner)
 
     async def cancel_delayed(self, who: Principal, id: str, *, topic: str | None = None) -> None:
-        """It will not be delivered when this returns. Raises `UnknownMessage` if it is not waiting (any more), or not for this topic."""
+        """It will not be delivered when this returns. One's own message, or any by those who may delete its topic.
+
+        Raises `UnknownMessage` if it is not waiting (any more), not for this topic, or not this principal's to cancel: whoever guesses
+        learns nothing from the answer.
+        """
         waiting = self._schedule.find(id)
-        if topic not in (None, waiting.message.topic):
+        message = waiting.message
+        if topic not in (None, message.topic):
             raise UnknownMessage(id)
-        self._gate.check(who, Action.PUBLISH, "topic", waiting.message.topic)
+        if not self._owns(who, message):
+            try:
+                self._gate.check(who, Action.DELETE, "topic", message.topic)
+            except NotAuthorized:
+                raise UnknownMessage(id) from None
         await self._schedule.cancel(waiting)
+
+    def _owns(self, who: Principal, message: Delayed) -> bool:
+        """Within what was shown: an API key of the owner whose scopes leave out the topic does not own its messages."""
+        return who.name == message.owner and self._gate.allows(who, Action.PUBLISH, "topic", message.topic)
 
     def status(self, who: Principal) -> Status:
         """What this broker holds."""
@@ -496,12 +543,11 @@ class Broker(WriterVerbs):
     # Inside
 
     def _may_see(self, who: Principal, topic: str) -> bool:
-        """Whoever may use a topic may know that it is there."""
-        return any(self._gate.allows(who, action, "topic", topic) for action in (Action.DESCRIBE, Action.READ, Action.PUBLISH))
+        return self._gate.allows_topic(who, topic)
 
     def _check_sees(self, who: Principal, topic: str) -> None:
         if not self._may_see(who, topic):
-            raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"topic {topic!r}")
+            self._gate.check(who, Action.DESCRIBE, "topic", topic)
 
     def _check_takes(self, who: Principal, group: str, topic: str) -> None:
         self._gate.check(who, Action.READ, "topic", topic)

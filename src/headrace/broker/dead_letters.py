@@ -19,6 +19,7 @@ append, so that a crash leaves both or neither.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -56,6 +57,8 @@ _READ_BYTES: Final = 1 * MIB
 _PURGES_MET_MAX: Final = 3
 """How often an append may find that somebody has just purged the topic it goes to."""
 _NOWHERE: Final = -1
+_ID: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})-(?:0|[1-9][0-9]{0,18})", re.ASCII)
+"""PARTITION-OFFSET, each without leading zeros."""
 
 
 class DeadLetter(NamedTuple):
@@ -94,19 +97,23 @@ class DeadLetterEntry:
     """Unix ms of the replay, or None."""
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where a dead letter lies."""
+class _Place(NamedTuple):
+    """Where a dead letter lies. A place has one id and an id has one place: `0-00` is no other spelling of `0-0`, it is unknown."""
 
     partition: int
     offset: int
 
     @classmethod
     def of(cls, id: str) -> _Place:
-        partition, dash, offset = id.partition("-")
-        if not (dash and partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit() and len(id) <= 40):
+        """Raises `UnknownMessage`."""
+        if _ID.fullmatch(id) is None:
             raise UnknownMessage(id)
-        return cls(int(partition), int(offset))
+        partition, offset = map(int, id.split("-"))
+        return cls(partition, offset)
+
+    @property
+    def id(self) -> str:
+        return f"{self.partition}-{self.offset}"
 
 
 def dead_letter_topic(topic: str) -> str:
@@ -134,7 +141,8 @@ class DeadLetters:
         self._topics = topics
         self._clock = clock
         self._marks = Marks(engine)
-        self._replaying: set[tuple[str, str]] = set()
+        self._replaying: set[tuple[str, _Place]] = set()
+        """Claimed by a replay under way, by topic and place."""
 
     async def open(self) -> None:
         await self._marks.open()
@@ -190,7 +198,7 @@ class DeadLetters:
         now = self._clock()
         row = await self._row(topic, partition, offset)
         if row is None:
-            raise UnknownMessage(f"{partition}-{offset}")
+            raise UnknownMessage(_Place(partition, offset).id)
         await self.append(topic, [DeadLetter(row, partition, 0, reason, now, now, error)])
 
     # The way out
@@ -241,34 +249,34 @@ class DeadLetters:
     async def replay(self, route: Route, ids: Sequence[str]) -> Replayed:
         """Publish the records again, each to the partition it came from, and mark their entries: one append."""
         topic = route.topic
-        places = {id: _Place.of(id) for id in ids}
-        claims = {(topic, id) for id in places}
-        for id, place in places.items():
-            if (topic, id) in self._replaying or self._marks.mark(topic + SUFFIX, place.partition, place.offset) is not None:
-                raise UnknownMessage(id)
+        places = list(dict.fromkeys(_Place.of(id) for id in ids))
+        claims = {(topic, place) for place in places}
+        for place in places:
+            if (topic, place) in self._replaying or self._marks.mark(topic + SUFFIX, place.partition, place.offset) is not None:
+                raise UnknownMessage(place.id)
         self._replaying |= claims
         try:
-            rows = {id: await self._row(topic + SUFFIX, place.partition, place.offset) for id, place in places.items()}
-            return await self._replay(route, places, rows)
+            rows = {place: await self._row(topic + SUFFIX, place.partition, place.offset) for place in places}
+            return await self._replay(route, rows)
         finally:
             self._replaying -= claims
 
-    async def _replay(self, route: Route, places: Mapping[str, _Place], rows: Mapping[str, Row | None]) -> Replayed:
+    async def _replay(self, route: Route, rows: Mapping[_Place, Row | None]) -> Replayed:
         placings: list[Placing] = []
-        for id, row in rows.items():
+        for place, row in rows.items():
             if row is None:
-                raise UnknownMessage(id)
-            entry = entry_of(route.topic, places[id].partition, row, None)
+                raise UnknownMessage(place.id)
+            entry = entry_of(route.topic, place.partition, row, None)
             source = entry.source_partition
             partition = source if source is not None and source < route.partitions else None
             placings.append(Placing(route, Run([entry.value], [entry.key], [entry.headers]), partition, Divert.NEVER))
-        marks = self._marks.marking(route.topic + SUFFIX, [(place.partition, place.offset) for place in places.values()], self._clock())
+        marks = self._marks.marking(route.topic + SUFFIX, rows, self._clock())
         writes = [write for placing in placings for write in placing.writes]
         staged = self._publisher.append([*writes, self._marks.write(marks)], Ack.DURABLE)
         self._marks.follow(staged, marks)
         appended = await asyncio.shield(staged)
         landed: list[Published] = [placing.landed([answer]) for placing, answer in zip(placings, appended, strict=False)]
-        return Replayed(route.topic, {id: published.placement(0) for id, published in zip(places, landed, strict=True)})
+        return Replayed(route.topic, {place.id: published.placement(0) for place, published in zip(rows, landed, strict=True)})
 
     async def _row(self, topic: str, partition: int, offset: int) -> Row | None:
         known = self._engine.topics().get(topic)
@@ -315,7 +323,7 @@ def entry_of(topic: str, partition: int, row: Row, mark: int | None) -> DeadLett
         stop -= 1
     notes = {name.removeprefix(_PREFIX): text.decode(errors="replace") for name, text in row.headers[stop:]}
     return DeadLetterEntry(
-        id=f"{partition}-{row.offset}",
+        id=_Place(partition, row.offset).id,
         timestamp=row.timestamp,
         key=row.key,
         value=row.value,

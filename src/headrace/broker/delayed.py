@@ -6,12 +6,15 @@ that are due together are delivered together, in the order of their times. Nothi
 
 A message that cannot be written (the disk is full) stays and is tried again; those of a topic that is deleted go with it. Whoever scheduled
 a message must be allowed to publish when it is due, too: else it becomes a dead letter.
+
+An id is 128 random bits. Nobody learns another's by counting, so that knowing one tells nothing about topics and their traffic.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from typing import Final, Protocol, TypeAlias
@@ -49,6 +52,9 @@ _AT_ONCE_BYTES_MAX: Final = 4 * MIB
 """Messages of one append, and of one turn of the loop: enough to be cheap, not so many that everybody else waits for them."""
 _ENTRY_BYTES: Final = 256
 """What a message weighs beside its content."""
+_ID_BYTES: Final = 16
+RandomBytes: TypeAlias = Callable[[int], bytes]
+"""So many bytes that nobody can foretell."""
 
 
 class Delayed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -86,6 +92,22 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     """How long it waits if it cannot be written."""
 
 
+@dataclass(frozen=True, slots=True)
+class DelayedEntry:
+    """A delayed message as it is listed."""
+
+    id: str
+    topic: str
+    due: int
+    """Unix ms."""
+    size_bytes: int
+    """Of the value."""
+    key: bytes | None
+    """None also for those who may neither read the topic nor own the message."""
+    owner: str | None
+    """None for those who neither are the owner nor may delete the topic."""
+
+
 class CheckOwner(Protocol):
     """Raises `NotAuthorized` unless the owner may still publish to the topic."""
 
@@ -107,9 +129,11 @@ class Schedule(TableLog[_Key, Delayed]):
         check_owner: CheckOwner,
         letters: Letters,
         make_room: MakeRoom,
+        random_bytes: RandomBytes | None,
     ) -> None:
         super().__init__(engine, "__delayed", _Key, Delayed, is_binary=True)  # type: ignore[arg-type]  # see `Groups`
         self._publisher = publisher
+        self._random_bytes = random_bytes
         self._check_owner, self._letters, self._make_room = check_owner, letters, make_room
         self._clock = clock
         self._later = later
@@ -120,7 +144,6 @@ class Schedule(TableLog[_Key, Delayed]):
         self._turn = 0
         self._count = self._bytes = 0
         """Of what waits and what is about to."""
-        self._run_number, self._scheduled = 0, 0
         self._timer: Timer | None = None
         self._timer_at = 0
         self._under_way: set[Staged] = set()
@@ -132,8 +155,6 @@ class Schedule(TableLog[_Key, Delayed]):
         """Load; what has become due meanwhile is delivered at once."""
         await self.load()
         self._count, self._bytes = len(self._waiting), sum(waiting.message.size_bytes for waiting in self._waiting.values())
-        # An id is given out only after an append, which moves the end of the table: no id is given twice, whatever is compacted away.
-        self._run_number = self._engine.bounds(self.name, 0).end
         await self._drop(lambda waiting: not exists(waiting.message.topic))
         self._is_stopped = False
         self._arm()
@@ -168,8 +189,7 @@ class Schedule(TableLog[_Key, Delayed]):
             raise LimitExceeded(f"{self._count_max} delayed messages are waiting already")
         if self._bytes + size_bytes > self._bytes_max:
             raise LimitExceeded(f"delayed messages may hold {self._bytes_max} bytes together")
-        self._scheduled += 1
-        id = f"{self._run_number:x}-{self._scheduled:x}"
+        id = self._new_id()
         changes = [((id,), message)]
         staged = self._publisher.append([self.write(changes)], Ack.DURABLE)
         self._count += 1
@@ -185,6 +205,13 @@ class Schedule(TableLog[_Key, Delayed]):
         await asyncio.shield(staged)
         return id
 
+    def _new_id(self) -> str:
+        assert self._random_bytes is not None, "a broker that takes delayed messages is given random bytes"
+        id = self._random_bytes(_ID_BYTES).hex()
+        while id in self._waiting:
+            id = self._random_bytes(_ID_BYTES).hex()
+        return id
+
     # Looking, and going away
 
     def find(self, id: str) -> Waiting:
@@ -197,8 +224,8 @@ class Schedule(TableLog[_Key, Delayed]):
     def waiting(self, wanted: Callable[[Waiting], bool], count_max: int | None = None) -> list[Waiting]:
         """Those wanted, by time: all of them, or the first ones."""
 
-        def turn(waiting: Waiting) -> tuple[int, str]:
-            return waiting.message.due, waiting.id
+        def turn(waiting: Waiting) -> int:
+            return waiting.message.due  # those of one time stay in the order in which they came
 
         found = filter(wanted, self._waiting.values())
         return sorted(found, key=turn) if count_max is None else nsmallest(count_max, found, key=turn)

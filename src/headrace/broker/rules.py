@@ -12,6 +12,7 @@ from enum import Enum, StrEnum, auto
 from typing import Final, TypeAlias, TypeVar
 
 from headrace.broker.partitioner import pick
+from headrace.broker.schema_checks import SchemaChecks
 from headrace.engine.contract import Write
 from headrace.errors import InvalidRecord, Unavailable, UnknownTopic
 from headrace.records import Run
@@ -71,9 +72,18 @@ class Sifted:
 class Rule:
     """One topic's."""
 
-    __slots__ = ("_letters", "_make_room", "_schema", "label", "on_invalid", "topic")
+    __slots__ = ("_checks", "_letters", "_make_room", "_schema", "label", "on_invalid", "topic")
 
-    def __init__(self, topic: str, schema: Schema | str, label: str, on_invalid: OnInvalid, letters: Letters, make_room: MakeRoom) -> None:
+    def __init__(
+        self,
+        topic: str,
+        schema: Schema | str,
+        label: str,
+        on_invalid: OnInvalid,
+        letters: Letters,
+        make_room: MakeRoom,
+        checks: SchemaChecks,
+    ) -> None:
         """`schema` is a text where there should be a schema and is none: then nothing can be judged, and so nothing be written."""
         self.topic = topic
         self.label = label
@@ -81,23 +91,39 @@ class Rule:
         self._schema = schema
         self._letters = letters
         self._make_room = make_room
+        self._checks = checks
+
+    def check_ready(self, values: Sequence[bytes | None]) -> None:
+        """Whether the values can be judged at once. Raises `SchemaCheckPending`, `Unavailable`."""
+        if isinstance(self._schema, str) or self._checks.are_small(self._schema, values):
+            return
+        self._checks.faults(self._schema, values)
 
     def sift(self, run: Run, divert: Divert) -> Sifted | None:
-        """None: everything fits. Raises `InvalidRecord`, `Unavailable`."""
+        """None: everything fits. Raises `InvalidRecord`, `SchemaCheckPending`, `Unavailable`."""
         schema = self._schema
         if isinstance(schema, str):
             raise Unavailable(f"records of {self.topic} cannot be checked: {schema}")
-        if schema.accepts(run.values):
-            return None
+        known: Sequence[Sequence[str]] | None = None
+        if self._checks.are_small(schema, run.values):
+            if schema.accepts(run.values):
+                return None
+        else:
+            known = self._checks.faults(schema, run.values)
+            if not any(known):
+                self._checks.used(schema, run.values)
+                return None
         may_divert = divert is Divert.ALWAYS or (divert is Divert.AS_RULED and self.on_invalid is OnInvalid.DEAD_LETTER)
         faults: dict[int, str] = {}
         for index, value in enumerate(run.values):
-            found = () if value is None else tuple(schema.faults(value))
+            found = () if value is None else tuple(schema.faults(value) if known is None else known[index])
             if found:
                 faults[index] = "; ".join(found)
                 if not may_divert:
                     raise InvalidRecord(index=index, faults=found, schema=self.label)
         assert faults, "a run that was not accepted has a fault"
+        if known is not None:
+            self._checks.used(schema, run.values)
         kept = [index for index in range(len(run)) if index not in faults]
         try:
             writes = self._letters(self.topic, pick(run, list(faults)), [f"{text} ({self.label})" for text in faults.values()])

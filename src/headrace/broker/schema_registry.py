@@ -14,12 +14,13 @@ import msgspec
 
 from headrace.broker.names import check_name
 from headrace.broker.rules import Letters, MakeRoom, OnInvalid, Rule
+from headrace.broker.schema_checks import SchemaChecks, settled
 from headrace.broker.tables import Table
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Engine
 from headrace.errors import IncompatibleSchema, InvalidRequest, InvalidSchema, LimitExceeded, UnknownSchema
 from headrace.limits import SCHEMA_VERSIONS_MAX, SCHEMAS_MAX
-from headrace.schemas import Compatibility, Schema, SchemaType, compile_schema, conflicts
+from headrace.schemas import Compatibility, Schema, SchemaType, check_size, compile_schema, conflicts
 
 
 class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,6 +77,7 @@ class SchemaRegistry:
         self._clock = clock
         self._changed = changed
         self._letters, self._make_room = letters, make_room
+        self.checks = SchemaChecks()
         self._compiled: dict[tuple[str, int], Schema] = {}
         self._by_name: dict[str, list[int]] = {}
         """The versions there are, in order."""
@@ -128,11 +130,15 @@ class SchemaRegistry:
         return version or known[-1]
 
     def conflicts(self, name: str, type: SchemaType, definition: bytes, mode: Compatibility | None = None) -> list[str]:
-        """Why this could not be the next version; empty if it could. Raises `InvalidSchema`."""
+        """Why this could not be the next version; empty if it could. Raises `InvalidSchema`, `SchemaCheckPending`."""
+        old = self.schema(name) if name in self._by_name else None
+        mode = mode or self.compatibility(name)
+        check_size(definition)
+        found = self.checks.conflicts(old, type, definition, mode)
+        if found is not None:
+            return found
         new = compile_schema(type, definition)
-        if name not in self._by_name:
-            return []
-        return conflicts(self.schema(name), new, mode or self.compatibility(name))
+        return [] if old is None else conflicts(old, new, mode)
 
     # Changing
 
@@ -143,24 +149,31 @@ class SchemaRegistry:
         """
         check_name("schema", name)
         async with self._alone:
-            new = compile_schema(type, definition)
             kept = mode or self.compatibility(name)
+            found = await self._large_conflicts(name, type, definition, kept)
+            new = compile_schema(type, definition)
             known = next((one for one in reversed(self.versions(name)) if (one.type, one.definition) == (type, definition)), None)
             if known is not None:
                 if kept is not self.compatibility(name):
                     await self._put_head(name, kept)
                 return self.find(name, known.version)
-            self._check_follows(name, new, kept)
+            self._check_follows(name, new, kept, found)
             return await self._add(name, new, definition, kept)
 
-    def _check_follows(self, name: str, new: Schema, mode: Compatibility) -> None:
+    async def _large_conflicts(self, name: str, type: SchemaType, definition: bytes, mode: Compatibility) -> list[str] | None:
+        """What a process of its own finds about a large definition; None: it is not large. Raises `InvalidSchema`, `Unavailable`."""
+        check_size(definition)
+        old = self.schema(name) if name in self._by_name else None
+        return await settled(lambda: self.checks.conflicts(old, type, definition, mode))
+
+    def _check_follows(self, name: str, new: Schema, mode: Compatibility, found: list[str] | None) -> None:
         versions = self._by_name.get(name, [])
         if len(versions) >= SCHEMA_VERSIONS_MAX:
             raise LimitExceeded(f"schema {name!r} has {SCHEMA_VERSIONS_MAX} versions already")
         if sum(map(len, self._by_name.values())) >= SCHEMAS_MAX:
             raise LimitExceeded(f"there are {SCHEMAS_MAX} versions of schemas already")
         if versions:
-            found = conflicts(self.schema(name), new, mode)
+            found = conflicts(self.schema(name), new, mode) if found is None else found
             if found:
                 raise IncompatibleSchema(name, versions[-1], tuple(found))
 
@@ -187,15 +200,17 @@ class SchemaRegistry:
             self._number(name, 0)
             await self._put_head(name, mode)
 
-    async def delete(self, name: str, version: int) -> int:
-        """One version, or (0) all; returns how many. Raises `UnknownSchema`, and `InvalidRequest` while a topic requires it."""
+    async def delete(self, name: str, version: int, may_name: Callable[[str], bool] = lambda topic: True) -> int:
+        """One version, or (0) all; returns how many. Raises `UnknownSchema`, and `InvalidRequest` while a topic requires it, by name if
+        `may_name` says so."""
         async with self._alone:
             self._number(name, version)
             doomed = [version] if version else list(self._by_name[name])
             left = [one for one in self._by_name[name] if one not in doomed]
             for (topic,), rule in self._rules.rows.items():
                 if rule.schema == name and (rule.version in doomed or not left):
-                    raise InvalidRequest(f"topic {topic!r} requires schema {name!r}" + (f" v{rule.version}" if rule.version else ""))
+                    what = f"topic {topic!r}" if may_name(topic) else "a topic"
+                    raise InvalidRequest(f"{what} requires schema {name!r}" + (f" v{rule.version}" if rule.version else ""))
             await self._versions.put([((name, one), None) for one in doomed])
             for one in doomed:
                 self._compiled.pop((name, one), None)
@@ -244,4 +259,4 @@ class SchemaRegistry:
             label = f"{wanted.schema}-v{self._number(wanted.schema, wanted.version)}"
         except (InvalidSchema, UnknownSchema) as error:
             schema, label = str(error), wanted.schema
-        return Rule(topic, schema, label, wanted.on_invalid, self._letters, self._make_room)
+        return Rule(topic, schema, label, wanted.on_invalid, self._letters, self._make_room, self.checks)

@@ -40,7 +40,8 @@ class Schemas:
     def conflicts(
         self, who: Principal, name: str, type: SchemaType, definition: bytes, *, compatibility: Compatibility | None = None
     ) -> list[str]:
-        """Why the definition could not be the next version, each with its place; empty if it could. Raises `InvalidSchema`."""
+        """Why the definition could not be the next version, each with its place; empty if it could. Raises `InvalidSchema`,
+        `SchemaCheckPending` for a large one."""
         self._gate.check(who, Action.DESCRIBE, KIND, name)
         return self._registry.conflicts(name, type, definition, compatibility)
 
@@ -56,12 +57,17 @@ class Schemas:
         return [version for one in seen for version in self._registry.versions(one)]
 
     def faults(self, who: Principal, name: str, value: bytes, version: int = 0) -> list[str]:
-        """What is wrong with a value; empty if it fits. Raises `UnknownSchema`."""
+        """What is wrong with a value; empty if it fits. Raises `UnknownSchema`, `SchemaCheckPending` for a large value."""
         self._gate.check(who, Action.DESCRIBE, KIND, name)
-        return self._registry.schema(name, version).faults(value)
+        schema, checks = self._registry.schema(name, version), self._registry.checks
+        if checks.are_small(schema, [value]):
+            return schema.faults(value)
+        (found,) = checks.faults(schema, [value])
+        checks.used(schema, [value])
+        return found
 
     def check(self, who: Principal, name: str, value: bytes, version: int = 0) -> None:
-        """Raises `InvalidRecord`, `UnknownSchema`."""
+        """Raises `InvalidRecord`, `UnknownSchema`, `SchemaCheckPending`."""
         faults = self.faults(who, name, value, version)
         if faults:
             raise InvalidRecord(index=0, faults=tuple(faults), schema=self._registry.find(name, version).id)
@@ -75,7 +81,7 @@ class Schemas:
         """One version or (0) all; returns how many. Their numbers are not given again. Raises `UnknownSchema`, and `InvalidRequest`
         while a topic requires what would be gone."""
         self._gate.check(who, Action.DELETE, KIND, name)
-        return await self._registry.delete(name, version)
+        return await self._registry.delete(name, version, lambda topic: self._gate.allows_topic(who, topic))
 
     # Topics
 

@@ -220,10 +220,17 @@ class Share:
             self._ring_by(time)
 
     async def _take_new(self, taking: Taking, lane: Lane) -> None:
-        if taking.is_full:
-            return
-        if not lane.stock:
-            await self._restock(lane)
+        """Take until the caller has enough: what was read ahead may end in the middle of what is wanted."""
+        while not taking.is_full:
+            if not lane.stock:
+                await self._restock(lane)
+            if not lane.stock:
+                return
+            self._take_stock(taking, lane)
+            if lane.stock:
+                return
+
+    def _take_stock(self, taking: Taking, lane: Lane) -> None:
         now = self._around.clock()
         room = sum(holder.in_flight_max for holder in self._holders) - len(self._entries)
         while lane.stock and room > 0 and taking.records_left > 0 and taking.fits(lane.stock[0]):

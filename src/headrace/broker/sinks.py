@@ -5,6 +5,9 @@ so a version is either published and known to be, or neither: whoever is not sur
 
 A writer may be started anew while its predecessor still runs somewhere. Each start has a run id, and the first use of a new one
 supersedes those before it. That is written down as well; what cannot be known after a restart is listed in `docs/storage.md`.
+
+The name of a writer is only a name. So the row also says to which topics it published last, and who published first in the current run:
+whoever acts for the writer may publish to those topics, and only that principal raises the version within the run.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from headrace.broker.names import check_name
 from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Engine
-from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, StaleRun
-from headrace.limits import SINK_RUNS_REMEMBERED
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NotAuthorized, StaleRun
+from headrace.limits import SINK_RUNS_REMEMBERED, SINK_VERSION_FIRST_MAX, SINK_VERSION_SKIP_MAX
 
 Key: TypeAlias = tuple[str]
 
@@ -54,6 +57,10 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     rolling: Rolling | None = None
     remember_ms: int = 0
     """For how long the writer may come back, if it has said so."""
+    owner: str = ""
+    """The principal who published first in the run that counts; empty where nobody has, or there are no runs."""
+    topics: tuple[str, ...] = ()
+    """Where the last publication that had records went, `SINK_TOPICS_REMEMBERED` of them at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +70,10 @@ class App:
     name: str
     sink: Sink | None = None
     run_id: str = ""
+    owner: str = ""
+    """Who published first in this run."""
+    topics: tuple[str, ...] = ()
+    """Where it published last."""
     superseded: deque[str] = field(default_factory=lambda: deque(maxlen=SINK_RUNS_REMEMBERED))
     used_at: int = 0
     handles: set[str] = field(default_factory=set)
@@ -96,17 +107,36 @@ class App:
         self.check_run(run_id)
         if not run_id or run_id == self.run_id:
             return False
-        before, self.run_id = self.run_id, run_id
+        before, self.run_id, self.owner = self.run_id, run_id, ""
         if before:
             self.superseded.append(before)
         return bool(before)
 
+    def check_owner(self, name: str, run_id: str) -> None:
+        """A run belongs to whom published first in it; whoever takes over starts a run of their own. Raises `NotAuthorized`, `StaleRun`."""
+        if not self.run_id or not self.owner or self.owner == name or run_id not in ("", self.run_id):
+            return
+        if not run_id:
+            raise StaleRun(app=self.name, run_id=run_id, current=self.run_id)
+        raise NotAuthorized(principal=name, action="publish", resource=f"run {run_id[:80]!r} of transaction {self.name!r}")
+
+    def check_skip(self, version: int) -> None:
+        """A version far ahead would have all those up to it answered as published. Raises `InvalidRequest`."""
+        last = self.version
+        most = SINK_VERSION_FIRST_MAX if last is None else last + max(SINK_VERSION_SKIP_MAX, last)
+        if version > most:
+            after = "is no first version" if last is None else f"skips far ahead of {last}, the last one"
+            raise InvalidRequest(
+                f"version {version} of writer {self.name[:80]!r} {after}: at most {most} is accepted now; forget the writer to start anew"
+            )
+
     def forget_runs(self) -> None:
-        self.run_id = ""
+        self.run_id = self.owner = ""
+        self.topics = ()
         self.superseded.clear()
 
     def row(self, version: int | None, now: int, rolling: Rolling | None = None) -> Sink:
-        return Sink(version, now, self.run_id, tuple(self.superseded), rolling, self.remember_ms)
+        return Sink(version, now, self.run_id, tuple(self.superseded), rolling, self.remember_ms, self.owner, self.topics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +169,7 @@ class Sinks(TableLog[Key, Sink]):
             assert app.sink is not None, "only rows make apps while the table is read"
             app.run_id = app.sink.run_id
             app.superseded.extend(app.sink.superseded)
+            app.owner, app.topics = app.sink.owner, app.sink.topics
 
     def show(self, key: Key, value: Sink | None) -> None:
         (name,) = key

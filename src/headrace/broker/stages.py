@@ -34,7 +34,7 @@ from headrace.broker.transactions import weight
 from headrace.engine.admission import check_run
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, NotAuthorized, UnknownStage
-from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX
+from headrace.limits import SINK_TOPICS_REMEMBERED, STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX
 from headrace.records import AnyRun
 
 __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
@@ -78,6 +78,7 @@ class Stages:
     """All stages, and the writers they belong to."""
 
     def __init__(self, engine: Engine, gate: Gate, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings) -> None:
+        self._engine = engine
         self._gate = gate
         self._health = engine.health
         self._publisher = publisher
@@ -149,6 +150,7 @@ class Stages:
             stage = self._open(who, handle, app, run_id, order)
         else:
             stage = self._find(who, handle)
+            self._check_topics(who, stage.app, stage.by_topic)
             stage.app.check_run(stage.run_id)
         if stage.arriving:
             raise InvalidRequest(f"stage {handle!r} is still being written")
@@ -162,6 +164,7 @@ class Stages:
     def _open(self, who: Principal, handle: str, name: str, run_id: str, order: int) -> Stage:
         stage = self._stages.get(handle)
         if stage is not None:
+            self._find(who, handle)
             if stage.app.name != name or stage.run_id != run_id or stage.order != order:
                 raise InvalidRequest(f"stage {handle!r} belongs to another writer, run or place in the order")
             stage.app.check_run(run_id)
@@ -174,6 +177,7 @@ class Stages:
             raise UnknownStage(handle)
         if len(self._stages) >= self._count_max:
             raise LimitExceeded(f"{self._count_max} stages wait to be published already")
+        self._check_acts(who, name, run_id)
         app = self._sinks.enter(name)
         self._enter_run(app, run_id)
         stage = self._stages[handle] = Stage(handle, app, run_id, order, self._clock(), app.publications)
@@ -201,6 +205,9 @@ class Stages:
             raise InvalidRequest(f"a writer cannot be remembered for {remember_ms} ms")
         if run_id:
             check_name("run", run_id)
+        self._check_acts(who, name, run_id)
+        if (known := self._sinks.find(name)) is not None:
+            known.check_owner(who.name, run_id)
         app = self._sinks.enter(name)
         self._enter_run(app, run_id)
         app.remember_ms = remember_ms
@@ -228,27 +235,35 @@ class Stages:
 
     async def _publish(self, who: Principal, app: App, version: int, handles: list[str], run_id: str) -> Publication:
         async with self._sinks.alone(app):
-            app.check_run(run_id)  # another run may have come while this one waited
+            app.check_run(run_id)  # another run may have come while this one waited, and the rules may have changed
             await self._publications.roll(app)
+            app.check_owner(who.name, run_id)
+            self._check_topics(who, app, app.topics)
             if app.version is not None and version <= app.version:
-                for stage in [self._stages[handle] for handle in handles if handle in app.handles]:
+                doomed = [self._stages[handle] for handle in handles if handle in app.handles]
+                self._check_topics(who, app, _topics_of(doomed))
+                for stage in doomed:
                     self._drop(stage)
                 return Publication(app.name, version, True, 0)
+            app.check_skip(version)
             stages = self._sealed(app, handles)
-            for topic in {topic for stage in stages for topic in stage.rules}:
-                self._publisher.check_may(who, topic)
-            await self._write(app, version, stages)
+            self._check_topics(who, app, _topics_of(stages))
+            await self._write(who, app, version, stages)
             return Publication(app.name, version, False, sum(stage.records for stage in stages))
 
-    async def _write(self, app: App, version: int, stages: Sequence[Stage]) -> None:
+    async def _write(self, who: Principal, app: App, version: int, stages: Sequence[Stage]) -> None:
         for stage in stages:
             stage.state = State.PUBLISHING
+        before = app.owner, app.topics
+        app.owner = app.owner or (who.name if app.run_id else "")
+        app.topics = tuple(_topics_of(stages)[:SINK_TOPICS_REMEMBERED]) or app.topics
         try:
             for stage in stages:
                 if stage.spilling is not None:
                     await asyncio.shield(stage.spilling)
             is_done = await self._publications.publish(app, version, stages)
         except BrokerError:
+            app.owner, app.topics = before
             for stage in stages:
                 stage.state = State.SEALED
             self._memory.consider()
@@ -301,12 +316,13 @@ class Stages:
 
     async def drop(self, who: Principal, handles: Iterable[str]) -> int:
         """How many there were. One that is being published is not dropped; one that is not there cannot be made by this principal any
-        more: the task it belongs to may only be slow."""
+        more: the task it belongs to may only be slow. Another writer's is as unknown as none."""
         wanted = list(dict.fromkeys(handles))
-        known = [stage for handle in wanted if (stage := self._stages.get(handle)) is not None]
+        known = [stage for handle in wanted if (stage := self._stages.get(handle)) is not None and self._may_act(who, stage.app.name)]
         for stage in known:
-            self._gate.check(who, Action.PUBLISH, _KIND, stage.app.name)
-        strangers = [handle for handle in wanted if handle not in self._stages]
+            self._check_topics(who, stage.app, stage.by_topic)
+        own = {stage.handle for stage in known}
+        strangers = [handle for handle in wanted if handle not in own]
         for handle in strangers:
             check_name("stage", handle)
         for handle in strangers:
@@ -359,27 +375,68 @@ class Stages:
     # Looking
 
     def last_version(self, who: Principal, name: str) -> int | None:
-        if not self._may_see(who, name):
-            raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"{_KIND} {name!r}")
         app = self._sinks.find(name)
+        if not self._may_see(who, name, () if app is None else app.topics):
+            raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"{_KIND} {name!r}")
         return None if app is None else app.version
 
     def apps(self, who: Principal) -> list[AppEntry]:
-        return [entry for entry in self._sinks.entries() if self._may_see(who, entry.app)]
+        return [entry for entry in self._sinks.entries() if self._may_see(who, entry.app, self._sinks.apps[entry.app].topics)]
 
     def stages(self, who: Principal) -> list[StageEntry]:
         now = self._clock()
-        return [stage.entry(now) for _, stage in sorted(self._stages.items()) if self._may_see(who, stage.app.name)]
+        return [stage.entry(now) for _, stage in sorted(self._stages.items()) if self._may_see(who, stage.app.name, stage.by_topic)]
 
-    def _may_see(self, who: Principal, name: str) -> bool:
-        return any(self._gate.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
+    # Who may
+
+    def _may_see(self, who: Principal, name: str, topics: Iterable[str]) -> bool:
+        """A writer, and where it writes to."""
+        may = any(self._gate.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
+        return may and all(self._gate.allows_topic(who, topic) for topic in self._present(topics))
+
+    def _may_act(self, who: Principal, name: str) -> bool:
+        """Asked where the answer is not told, so that a denial is on record all the same."""
+        try:
+            self._gate.check(who, Action.PUBLISH, _KIND, name)
+        except NotAuthorized:
+            return False
+        return True
+
+    def _check_acts(self, who: Principal, name: str, run_id: str) -> None:
+        """The name of a writer is not enough to act for it: its versions and its stages are those of whoever may publish where it does.
+        Raises `NotAuthorized`."""
+        app = self._sinks.find(name)
+        if app is None:
+            return
+        self._check_topics(who, app, app.topics)
+        if run_id and run_id != app.run_id:  # it is about to supersede another, whose stages go
+            self._check_topics(who, app, _topics_of(self._stages[handle] for handle in app.handles))
+
+    def _check_topics(self, who: Principal, app: App, topics: Iterable[str]) -> None:
+        """Raises `NotAuthorized`, which names the topic to those only who may know of it."""
+        for topic in self._present(topics):
+            try:
+                self._publisher.check_may(who, topic)
+            except NotAuthorized:
+                if self._gate.allows_topic(who, topic):
+                    raise
+                raise NotAuthorized(principal=who.name, action=Action.PUBLISH.value, resource=f"{_KIND} {app.name!r}") from None
+
+    def _present(self, topics: Iterable[str]) -> list[str]:
+        """Where a topic is gone, nothing of its writer is left to be guarded."""
+        known = self._engine.topics()
+        return [topic for topic in topics if topic in known]
 
     def _find(self, who: Principal, handle: str) -> Stage:
+        """Raises `UnknownStage`, also for one of a writer that this principal may not act for."""
         stage = self._stages.get(handle)
-        if stage is None:
+        if stage is None or not self._may_act(who, stage.app.name):
             raise UnknownStage(handle)
-        self._gate.check(who, Action.PUBLISH, _KIND, stage.app.name)
         return stage
+
+
+def _topics_of(stages: Iterable[Stage]) -> list[str]:
+    return list(dict.fromkeys(topic for stage in stages for topic in stage.by_topic))
 
 
 def _remember(latest: dict[T, None], one: T) -> None:

@@ -1,5 +1,10 @@
 """How many calls are under way: bounded, and known to whoever wants to use a quiet moment.
 
+    headers have come ─► opening (a thread waits for the first message) ─► opened (its peer is known) ─► ended
+
+A call is counted as soon as its headers have come: gRPC has given it a thread by then, and one too many gives it back at once. Calls that
+wait for the first message of their peer have a bound of their own, and administrators a few places beyond the others.
+
 gRPC gives a server no way to end a call, and a peer that neither reads nor writes holds its place as long as it likes. So where all
 places are taken, the call that has waited the longest for its peer, if that is long enough, loses its connection.
 """
@@ -11,16 +16,19 @@ import time
 from collections.abc import Callable
 
 from headrace.errors import Unavailable
-from headrace.limits import BULK_STALL_SECONDS_MAX
+from headrace.limits import BULK_CALLS_RESERVED, BULK_STALL_SECONDS_MAX, FLIGHT_OPENING_CALLS_MAX, FLIGHT_OPENING_SECONDS_MAX
 
 
 class Call:
     """One that is being served. Used by the thread of the call, looked at by others."""
 
-    __slots__ = ("_clock", "carries_rows", "is_cut", "peer", "waits_since")
+    __slots__ = ("_clock", "began", "carries_rows", "is_cut", "is_opening", "peer", "waits_since")
 
-    def __init__(self, peer: str, carries_rows: bool, clock: Callable[[], float]) -> None:
-        self.peer, self.carries_rows, self._clock = peer, carries_rows, clock
+    def __init__(self, clock: Callable[[], float], *, is_opening: bool) -> None:
+        self.peer, self.carries_rows, self._clock = "", False, clock
+        self.began = clock()
+        self.is_opening = is_opening
+        """Whether a thread waits for the first message of the peer."""
         self.waits_since: float | None = None
         """When it became the peer's turn; None while it is ours."""
         self.is_cut = False
@@ -54,18 +62,49 @@ class Calls:
             return sum(call.carries_rows for call in self._under_way)
 
     def begin(self, peer: str = "", *, carries_rows: bool = False) -> Call:
-        """Raises `Unavailable` for one too many; there may be room for it a moment later."""
+        """Count a call whose peer is known. Raises `Unavailable` for one too many; there may be room for it a moment later."""
+        call = self.arrive()
+        self.opened(call, peer, carries_rows=carries_rows)
+        return call
+
+    def arrive(self, *, is_opening: bool = False, is_admin: bool = False) -> Call:
+        """Count a call whose headers have come; `is_opening`: its peer has to send something before it is served. Raises `Unavailable`."""
         with self._lock:
-            stalled = None
-            if len(self._under_way) < self._count_max:
-                call = Call(peer, carries_rows, self._clock)
+            count_max = self._count_max + (BULK_CALLS_RESERVED if is_admin else 0)
+            if is_opening and not is_admin and self._opening() >= FLIGHT_OPENING_CALLS_MAX:
+                raise Unavailable(f"{FLIGHT_OPENING_CALLS_MAX} calls wait for the first message of their peers already")
+            if len(self._under_way) < count_max:
+                call = Call(self._clock, is_opening=is_opening)
                 self._under_way.add(call)
-                self.carriers_begun += carries_rows
                 return call
             stalled = self._stalled()
         if stalled is not None:
             self._cut(stalled.peer)
-        raise Unavailable(f"{self._count_max} calls are being served already")
+        raise Unavailable(f"{count_max} calls are being served already")
+
+    def opened(self, call: Call, peer: str, *, carries_rows: bool = False) -> None:
+        """The call is being served now."""
+        with self._lock:
+            call.peer, call.is_opening = peer, False
+            self.carriers_begun += carries_rows and not call.carries_rows
+            call.carries_rows = call.carries_rows or carries_rows
+
+    def _opening(self) -> int:
+        return sum(call.is_opening for call in self._under_way)
+
+    @property
+    def late_openings(self) -> int:
+        """Calls whose peer has taken too long to send the first message."""
+        before = self._clock() - FLIGHT_OPENING_SECONDS_MAX
+        with self._lock:
+            return sum(call.is_opening and call.began <= before for call in self._under_way)
+
+    @property
+    def peers(self) -> list[str]:
+        """The peers of the calls that are being served, the one with the oldest call first."""
+        with self._lock:
+            served = sorted((call for call in self._under_way if call.peer), key=lambda call: call.began)
+        return list(dict.fromkeys(call.peer for call in served))
 
     def _stalled(self) -> Call | None:
         """The one that has waited the longest for its peer."""

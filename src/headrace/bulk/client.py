@@ -442,6 +442,8 @@ class BulkClient:
         options = flight.FlightCallOptions(timeout=self._servers.timeout_seconds)
         try:
             token: tuple[bytes, bytes] = connected.authenticate_basic_token(self._servers.user, self._servers.password, options)
+            # The password is verified with the first call, so that this one says whether it was right.
+            list(connected.list_actions(flight.FlightCallOptions(timeout=self._servers.timeout_seconds, headers=[token])))
         except flight.FlightUnauthenticatedError as failure:
             raise _raised(failure) from None
         return token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,11 +14,15 @@ from pyarrow import flight
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
 from headrace.bulk.bridge import Bridge
-from headrace.bulk.lines import cut_all
+from headrace.bulk.calls import Calls
+from headrace.bulk.connections import ConnectionLimits, ConnectionWatch
+from headrace.bulk.lines import cut, cut_all
 from headrace.bulk.login import MIDDLEWARE, Callers, LoginMiddleware, OpenHandshake
 from headrace.bulk.memory import give_back, keep_large_pieces
 from headrace.bulk.server import BulkServer
+from headrace.limits import BULK_CALLS_MAX, FLIGHT_CHECK_SECONDS
 
+_log = logging.getLogger(__name__)
 _QUIET_SECONDS: Final = 5.0
 _CUT_SECONDS: Final = 5.0
 """How long a call may take to end once its connection has."""
@@ -34,16 +39,19 @@ class LaneSettings:
     key: bytes = field(default=b"", repr=False)
     client_ca: bytes = b""
     """With it every caller has to show a certificate, and its name is who they are unless they show a token or key too."""
+    connections: ConnectionLimits = ConnectionLimits()
 
 
 class Lane:
     """Made on the broker's loop."""
 
-    def __init__(self, server: BulkServer, bridge: Bridge, host: str) -> None:
+    def __init__(self, server: BulkServer, bridge: Bridge, host: str, watch: ConnectionWatch) -> None:
         self._server, self._bridge, self._port = server, bridge, server.port
         self._begun = self._seen = 0
         """Calls that carry rows, when memory was given back last, and at the last look."""
         self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._look)
+        self._watch = watch
+        self._watch_task = asyncio.get_running_loop().create_task(self._watch_connections())
         self.address = f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
 
     @classmethod
@@ -52,7 +60,8 @@ class Lane:
         keep_large_pieces()
         bridge = Bridge(asyncio.get_running_loop())
         callers = Callers(bridge, access, settings.principal)
-        scheme, options = "grpc+tcp", dict[str, Any](middleware={MIDDLEWARE: LoginMiddleware(callers)})
+        calls = Calls(BULK_CALLS_MAX, cut=lambda peer: cut(peer, server.port))
+        scheme, options = "grpc+tcp", dict[str, Any](middleware={MIDDLEWARE: LoginMiddleware(callers, calls)})
         if settings.certificate:
             scheme, options["tls_certificates"] = "grpc+tls", [(settings.certificate, settings.key)]
         if settings.client_ca:
@@ -61,10 +70,10 @@ class Lane:
             options["auth_handler"] = OpenHandshake()
         shown = f"[{host}]" if ":" in host else host
         try:
-            server = await asyncio.to_thread(BulkServer, f"{scheme}://{shown}:{port}", broker, bridge, callers.who, **options)
+            server = await asyncio.to_thread(BulkServer, f"{scheme}://{shown}:{port}", broker, bridge, callers.who, calls, **options)
         except (OSError, ValueError, flight.FlightError) as failure:
             raise OSError(errno.EADDRINUSE, str(failure)) from None
-        return cls(server, bridge, host)
+        return cls(server, bridge, host, ConnectionWatch(server.port, calls, settings.connections))
 
     def _look(self) -> None:
         """Where nobody has moved rows since the last look, and somebody before it, memory that is kept for them is given back. Calls that
@@ -76,9 +85,18 @@ class Lane:
         self._seen = calls.carriers_begun
         self._timer = loop.call_later(_QUIET_SECONDS, self._look)
 
+    async def _watch_connections(self) -> None:
+        while True:
+            await asyncio.sleep(FLIGHT_CHECK_SECONDS)
+            try:
+                await asyncio.to_thread(self._watch.look)
+            except (OSError, RuntimeError) as failure:  # no descriptor or thread to look with; the next look may have one
+                _log.warning("connections of the Flight endpoint not counted", extra={"reason": str(failure)})
+
     async def drain(self, deadline_seconds: float) -> int:
         """Take no new call and let those under way finish what they have; 1 if some did not in time."""
         self._bridge.is_closed = True
+        self._watch_task.cancel()
         self._timer.cancel()
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()

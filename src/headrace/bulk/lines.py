@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Set
 from ipaddress import ip_address
 from typing import TypeAlias
 from urllib.parse import unquote
 
-_Address: TypeAlias = tuple[str, int]
+Address: TypeAlias = tuple[str, int]
 
 
 def cut(peer: str, port: int) -> bool:
     """End the connection of this peer (`ipv4:127.0.0.1:4711`) to this port of ours. Returns whether there was one."""
     wanted = address_of(peer)
-    return wanted is not None and _shut(port, wanted) > 0
+    return wanted is not None and shut(port, {wanted}) > 0
 
 
 def cut_all(port: int) -> int:
     """End every connection to this port of ours. Returns how many there were."""
-    return _shut(port, None)
+    return shut(port, None)
 
 
-def _shut(port: int, wanted: _Address | None) -> int:
+def shut(port: int, wanted: Set[Address] | None) -> int:
+    """End the connections of these peers to this port of ours; None: of all. Returns how many there were."""
     count = 0
     for name in os.listdir("/dev/fd"):
         line = _line(int(name))
@@ -31,7 +33,7 @@ def _shut(port: int, wanted: _Address | None) -> int:
             continue
         with line:
             found = _ends(line)
-            if found is not None and found[1] == port and wanted in (None, found[0]):
+            if found is not None and found[1] == port and (wanted is None or found[0] in wanted):
                 count += _is_shut(line)
     return count
 
@@ -44,7 +46,7 @@ def _is_shut(line: socket.socket) -> bool:
     return True
 
 
-def address_of(peer: str) -> _Address | None:
+def address_of(peer: str) -> Address | None:
     """Of what gRPC calls a peer; None if that has no address."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     try:
@@ -74,7 +76,7 @@ def _line(number: int) -> socket.socket | None:
         return None
 
 
-def _ends(line: socket.socket) -> tuple[_Address, int] | None:
+def _ends(line: socket.socket) -> tuple[Address, int] | None:
     if line.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:

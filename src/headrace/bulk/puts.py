@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import settled
 from headrace.bulk import request
 from headrace.bulk.arrays import cast, checked
 from headrace.bulk.bridge import Bridge
@@ -98,6 +100,8 @@ class _Flown(Put):
         self._bridge, self._cutter, self._window = bridge, cutter, window
         self._flying: deque[tuple[concurrent.futures.Future[list[Any]], int]] = deque()
         self._flying_bytes = 0
+        self._turn = asyncio.Lock()
+        """Held while pieces are handed over: one whose schema check takes longer must not be overtaken."""
 
     @abstractmethod
     def _hand_over(self, piece: Piece) -> Awaitable[Any]:
@@ -112,12 +116,13 @@ class _Flown(Put):
         the answer, up to the first that was refused: a failure of one does not make the others unwritten."""
         handed: list[Awaitable[Any]] = []
         refused: list[BrokerError] = []
-        for piece in pieces:
-            try:
-                handed.append(self._hand_over(piece))
-            except BrokerError as error:
-                refused.append(error)
-                break
+        async with self._turn:
+            for piece in pieces:
+                try:
+                    handed.append(await settled(partial(self._hand_over, piece)))
+                except BrokerError as error:
+                    refused.append(error)
+                    break
         return [*await asyncio.gather(*handed, return_exceptions=True), *refused]
 
     def take(self, batch: pa.RecordBatch) -> None:

@@ -25,14 +25,14 @@ from headrace.bulk import request
 from headrace.bulk.bridge import Bridge
 from headrace.bulk.calls import Call, Calls
 from headrace.bulk.fault import flight_error
-from headrace.bulk.lines import cut
+from headrace.bulk.login import MIDDLEWARE
 from headrace.bulk.puts import AppendPut, Handles, LettersPut, Put, StagePut, share
 from headrace.bulk.reading import Arrows, below
 from headrace.bulk.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
 from headrace.bulk.verbs import Verbs
 from headrace.bulk.writing import Target
 from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, UnknownTopic
-from headrace.limits import BULK_CALLS_MAX, BULK_READ_AHEAD_BYTES
+from headrace.limits import BULK_READ_AHEAD_BYTES
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -42,16 +42,22 @@ _ENDPOINT_ROWS_MIN: Final = 100_000
 
 
 class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """`who` says who the caller of a call is."""
+    """`who` says who the caller of a call is; `calls` are counted by the middleware."""
 
     def __init__(
-        self, location: str, broker: Broker, bridge: Bridge, who: Callable[[flight.ServerCallContext], Principal], **options: Any
+        self,
+        location: str,
+        broker: Broker,
+        bridge: Bridge,
+        who: Callable[[flight.ServerCallContext], Principal],
+        calls: Calls,
+        **options: Any,
     ) -> None:
         self._broker, self._bridge, self._who = broker, bridge, who
         self._verbs = Verbs(broker, bridge)
         self._turns = itertools.count()
         self._handles = Handles()
-        self.calls = Calls(BULK_CALLS_MAX, cut=lambda peer: cut(peer, self.port))
+        self.calls = calls
         super().__init__(location, **options)
 
     # What there is
@@ -114,7 +120,7 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             bounds = self._bridge.call(lambda: self._checked_bounds(who, wanted))
             start, stop = _bounded(wanted, bounds[0], bounds[1])
             arrows = Arrows(columns, wanted.rows_max)
-            reading = _Call(self.calls, context.peer(), lambda: who, carries_rows=True)
+            reading = _Call(self.calls, context, lambda: who, carries_rows=True)
             return flight.GeneratorStream(arrows.schema, self._rows(reading, wanted, start, stop, arrows))
 
     def _checked_bounds(self, who: Principal, wanted: Range) -> tuple[int, int]:
@@ -165,12 +171,23 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
                 raise _gone() from None
 
     def _put(self, who: Principal, asked: request.Put, schema: pa.Schema) -> Put:
+        """Rows are received, and unpacked where they are compressed, for nobody who may not put them there."""
+        if asked.topic is not None:
+            self._bridge.call(lambda: self._check_may_put(who, asked))
         if isinstance(asked, Append):
             return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)), self._window)
         if isinstance(asked, Stage):
             target = Target(asked.topic, None, next(self._turns))
             return StagePut(self._bridge, self._broker, who, schema, target, self._window, asked, self._handles)
         return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
+
+    def _check_may_put(self, who: Principal, asked: request.Put) -> None:
+        assert asked.topic is not None
+        self._broker.topic(who, asked.topic)
+        if isinstance(asked, request.Letters):
+            self._broker.check_reads(who, asked.topic)
+        else:
+            self._broker.check_ready(who, asked.topic, ())
 
     def do_exchange(
         self,
@@ -199,26 +216,22 @@ class BulkServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
             return iter([encode(self._verbs.answer(who, action.type, body))])
 
     def _call(self, context: flight.ServerCallContext, *, carries_rows: bool = False) -> _Call:
-        return _Call(self.calls, context.peer(), lambda: self._who(context), carries_rows=carries_rows)
+        return _Call(self.calls, context, lambda: self._who(context), carries_rows=carries_rows)
 
 
 class _Call:
-    """A call within the bounds of how many there may be. What the broker raises inside leaves as a Flight error, and a defect of ours as
-    one that tells a stranger nothing of our inside."""
+    """A call that the middleware has counted, and will count out. What the broker raises inside leaves as a Flight error, and a defect of
+    ours as one that tells a stranger nothing of our inside."""
 
-    def __init__(self, calls: Calls, peer: str, who: Callable[[], Principal], *, carries_rows: bool) -> None:
-        self._calls, self._peer, self._who, self._carries_rows = calls, peer, who, carries_rows
-        self._call: Call
+    def __init__(self, calls: Calls, context: flight.ServerCallContext, who: Callable[[], Principal], *, carries_rows: bool) -> None:
+        self._calls, self._peer, self._who, self._carries_rows = calls, context.peer(), who, carries_rows
+        self._call: Call = context.get_middleware(MIDDLEWARE).call
 
     def __enter__(self) -> Principal:
-        try:
-            self._call = self._calls.begin(self._peer, carries_rows=self._carries_rows)
-        except BrokerError as error:
-            raise flight_error(error) from None
+        self._calls.opened(self._call, self._peer, carries_rows=self._carries_rows)
         try:
             return self._who()
         except BrokerError as error:
-            self._calls.end(self._call)
             raise flight_error(error) from None
 
     def sent(self, rows: Iterable[T]) -> Iterator[T]:
@@ -244,7 +257,6 @@ class _Call:
                 yield batch
 
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        self._calls.end(self._call)
         if isinstance(failure, BrokerError):
             raise flight_error(failure) from None
         if isinstance(failure, Exception) and not isinstance(failure, flight.FlightError):
@@ -267,7 +279,7 @@ def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
     if len(path) == 1:
         whole = decode(encode({"topic": path[0]}), Range, "path")
         return [whole, whole]
-    if len(path) == 2 and path[1].isascii() and path[1].isdigit() and len(path[1]) < 10:
+    if len(path) == 2 and path[1].isascii() and path[1].isdigit() and len(path[1]) < 10 and path[1] == str(int(path[1])):
         return [decode(encode({"topic": path[0], "partition": int(path[1])}), Range, "path")]
     raise InvalidRequest("a path is [topic] or [topic, partition]")
 

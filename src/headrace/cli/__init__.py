@@ -3,9 +3,9 @@
 `headrace --help` must answer at once, so this module imports nothing but click, and the table below repeats the one-line help
 of each command (a test compares it with the command's own). Data goes to stdout, talk to stderr.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed, 5 no broker to be reached or none that can do it now, 6 too
-slow, 7 in conflict with what is there, 130 interrupted. An error is one line, `headrace: …`; with HEADRACE_TRACEBACK=1 its
-traceback precedes it.
+Exit codes: 0 done, 1 failed, 2 wrong usage or an extra that is not installed, 3 not found, 4 not allowed, 5 no broker to be reached
+or none that can do it now, 6 too slow, 7 in conflict with what is there, 130 interrupted. An error is one line,
+`headrace: …`; with HEADRACE_TRACEBACK=1 its traceback precedes it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 
 from headrace import __version__
 from headrace.errors import HeadraceError
+from headrace.extras import MissingExtra, explained, needs
 
 FAILED, WRONG_USAGE, NOT_FOUND, NOT_ALLOWED, UNAVAILABLE, TOO_SLOW, CONFLICT, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 130
 _EXIT_CODES: Final[Mapping[str, int]] = {
@@ -49,12 +50,11 @@ _EXIT_CODES: Final[Mapping[str, int]] = {
 
 
 class Entry(NamedTuple):
-    """Where a command lives, what it does in one line, and the extra it needs, if any."""
+    """Where a command lives, and what it does in one line."""
 
     module: str
     name: str
     text: str
-    extra: str = ""
 
 
 COMMANDS: Final[Mapping[str, Entry]] = {
@@ -62,6 +62,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
     "sub": Entry("headrace.cli.pubsub", "sub", "Read records of a topic, then follow it."),
     "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records that a topic holds, and end."),
+    "ping": Entry("headrace.cli.ping", "ping", "Ask a broker for one answer, through any protocol."),
     "topic": Entry("headrace.cli.topics", "topic", "Look after topics: list, describe, create, alter, delete."),
     "group": Entry("headrace.cli.groups", "group", "Look after groups: list, describe, lag, reset, delete."),
     "schema": Entry("headrace.cli.schemas", "schema", "Look after schemas: list, describe, register, check, delete."),
@@ -79,8 +80,8 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "certs": Entry("headrace.cli.certs", "certs", "Make certificates for development: a CA, a server's, clients'."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
     "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
-    "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the doors, and others beside them.", "bench"),
-    "demo": Entry("headrace.cli.demo", "demo", "Run everything at once, with sample orders.", "spark"),
+    "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the doors, and others beside them."),
+    "demo": Entry("headrace.cli.demo", "demo", "Run everything at once, with sample orders."),
     "completion": Entry("headrace.cli.completion", "completion", "Print the script that lets a shell complete commands."),
     "version": Entry("headrace.cli.version", "version", "Show the version of Headrace and of what it runs on."),
 }
@@ -109,6 +110,8 @@ class LazyGroup(click.Group):
             # The reader of our output is gone (`headrace sub … | head`): that is its right, and no news.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except ImportError as failure:
+            raise explained(failure, f"headrace {ctx.invoked_subcommand}") from failure.__cause__
         return result
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -122,13 +125,9 @@ class LazyGroup(click.Group):
 
 
 def load(entry: Entry) -> click.Command:
-    """Import the command; an absent optional library becomes advice."""
-    try:
+    """Import the command. Raises `MissingExtra` if an optional library that it imports is not installed."""
+    with needs(f"headrace {entry.name}"):
         command = getattr(importlib.import_module(entry.module), entry.name)
-    except ModuleNotFoundError as failure:
-        if not entry.extra or (failure.name or "").startswith("headrace"):
-            raise
-        raise click.ClickException(f"{entry.name} needs {failure.name}: pip install 'headrace[{entry.extra}]'") from None
     assert isinstance(command, click.Command), f"{entry.module}.{entry.name} is not a command"
     return command
 
@@ -167,6 +166,8 @@ def exit_code(failure: BaseException) -> int:
     """What kind of failure this is, for scripts."""
     if isinstance(failure, TimeoutError):
         return TOO_SLOW
+    if isinstance(failure, MissingExtra):
+        return WRONG_USAGE
     kind = getattr(failure, "kind", None) or getattr(failure, "code", None)
     return _EXIT_CODES.get(kind, FAILED) if isinstance(kind, str) else FAILED
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 
 import click
 
+from headrace.cli import terminal
 from headrace.cli.administration import MOMENT, Desk, Row, desk_options, moment
 from headrace.clients.flymq import FlyMqClient
 from headrace.limits import AUDIT_QUERY_EVENTS_MAX
@@ -76,7 +76,7 @@ def export(format: str, query: AuditQuery, desk: Desk) -> int:
     """Write events to standard output as one file, the newest first."""
 
     async def work(client: FlyMqClient) -> int:
-        sys.stdout.buffer.write(await client.export_audit(query, format))
+        terminal.write(await client.export_audit(query, format))
         return 0
 
     return desk.run(work)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.serve import to_seconds
+from headrace.extras import needs
 
 
 @click.command()
@@ -19,6 +20,7 @@ from headrace.cli.serve import to_seconds
 @click.option("--listen", metavar="HOST:PORT", multiple=True, help="As `headrace serve --listen`; the first must take every protocol.")
 @click.option("--listen-quic", metavar="HOST:PORT", default="127.0.0.1:4848", show_default=True, help="As `headrace serve --listen-quic`.")
 @click.option("--bulk", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --bulk`.")
+@needs("headrace demo", "pyspark", "pyarrow", "pandas", "deltalake", "aioquic")
 def demo(pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, bulk: str) -> int:
     """Run everything at once, with sample orders.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli import terminal
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -74,12 +75,12 @@ def check(ctx: click.Context, directory: Path, output: str, key_file: str, key_e
     with _locked(directory) as files:
         report = verify(files, _key(key_file, key_env))
     if output == "json":
-        click.echo(json.dumps({"clean": report.clean, **asdict(report)}))
+        terminal.echo(json.dumps({"clean": report.clean, **asdict(report)}))
     else:
         for problem in report.problems:
-            click.echo(f"PROBLEM  {problem}")
+            terminal.echo(f"PROBLEM  {problem}")
         for note in report.notes:
-            click.echo(f"note     {note}")
+            terminal.echo(f"note     {note}")
         click.echo(
             f"{'clean' if report.clean else f'{len(report.problems)} problems'}: {report.logs} logs, {report.segments} segments, "
             f"{report.frames} journal frames, {report.batches} batches, {report.records} records"
@@ -109,4 +110,4 @@ def dump(file: Path, records: bool, key_file: str, key_env: str) -> None:
         raise HeadraceError(f"{file}: not in a data directory of Headrace")
     with _locked(root) as files:
         for line in lines(files, file.relative_to(root).as_posix(), _key(key_file, key_env), records=records):
-            click.echo(line)
+            terminal.echo(line)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from headrace.cli import CONFLICT, TOO_SLOW, one_line
+from headrace.cli import CONFLICT, TOO_SLOW, one_line, terminal
 from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
 from headrace.errors import ConfigError
+from headrace.extras import needs
 
 if TYPE_CHECKING:
     from headrace.spark.pipelines.model import Pipeline
@@ -37,22 +38,6 @@ def pipeline() -> None:
     """Run pipelines on Spark: run, check, list, status, stop, archive."""
 
 
-def needs_spark(command: Callable[..., int]) -> Callable[..., int]:
-    """Nothing heavy is imported before the command is called; what is missing then becomes advice."""
-
-    @functools.wraps(command)
-    def with_advice(*arguments: object, **rest: object) -> int:
-        try:
-            return command(*arguments, **rest)
-        except ModuleNotFoundError as failure:
-            if (failure.name or "").startswith("headrace"):
-                raise
-            needed = f"{(failure.name or '').partition('.')[0]}: pip install 'headrace[spark,tables]'"
-            raise click.ClickException(f"{click.get_current_context().command_path} needs {needed}") from None
-
-    return with_advice
-
-
 def session_options(command: Callable[..., int]) -> Callable[..., int]:
     """Adds what every command that starts Spark can be told."""
 
@@ -65,10 +50,10 @@ def session_options(command: Callable[..., int]) -> Callable[..., int]:
         show_envvar=True,
         help="The bulk lane of the broker, instead of the file's.",
     )
-    @needs_spark
     @functools.wraps(command)
     def with_session(*arguments: object, conf: Sequence[str], **rest: object) -> int:
-        return command(*arguments, conf=_settings(conf), **rest)
+        with needs(click.get_current_context().command_path, "pyspark", "pyarrow", "pandas"):
+            return command(*arguments, conf=_settings(conf), **rest)
 
     return with_session
 
@@ -145,15 +130,14 @@ def check(file: Path, master: str, conf: dict[str, str], servers: str | None, ou
 
     found = inspect(load(file, **_overrides(None, servers)), master=master, conf=conf)
     if output == "json":
-        click.echo(json.dumps(found.plain(), ensure_ascii=False, indent=2))
+        terminal.echo(json.dumps(found.plain(), ensure_ascii=False, indent=2))
     else:
-        click.echo(found.tree())
+        terminal.echo(found.tree())
     return 0
 
 
 @pipeline.command("list")
 @_output
-@needs_spark
 def list_pipelines(output: str) -> int:
     """List the pipelines that run or have run on this machine."""
     from headrace.spark.pipelines.runs import runs
@@ -165,7 +149,6 @@ def list_pipelines(output: str) -> int:
 @pipeline.command()
 @click.argument("name", metavar="[NAME|FILE|DIR]", required=False)
 @_output
-@needs_spark
 def status(name: str | None, output: str) -> int:
     """Show how the queries of a pipeline are doing; of all that run if none is named."""
     from headrace.spark.pipelines.runs import find, runs
@@ -188,7 +171,6 @@ def status(name: str | None, output: str) -> int:
 @click.argument("name", metavar="NAME|FILE|DIR")
 @click.option("--timeout", type=click.FloatRange(min=0), default=90.0, show_default=True, help="How many seconds to wait for its end.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
-@needs_spark
 def stop(name: str, timeout: float, quiet: bool) -> int:
     """Stop a running pipeline after the batches that are under way, and wait for its end."""
     from headrace.spark.pipelines.runs import ask_to_stop, find

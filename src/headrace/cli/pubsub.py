@@ -1,7 +1,7 @@
 """`headrace pub`, `sub` and `fetch`: records from and to a terminal, a file or a pipe, through any door.
 
-Data goes to stdout, talk to stderr. An interrupt ends all in order: `pub` still waits for the acknowledgements of what it has sent, and
-`sub` commits what it has printed.
+Data goes to stdout, talk to stderr. A pipe or a file gets the bytes as they are, a terminal nothing that it would act on (`terminal.py`).
+An interrupt ends all in order: `pub` still waits for the acknowledgements of what it has sent, and `sub` commits what it has printed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 
 import click
 
+from headrace.cli import terminal
 from headrace.cli.printed import OUTPUTS, OUTPUTS_TEXT, TABLE_HEAD, compact, fields, printed, receipts
 from headrace.cli.servers import Server, server_options
 from headrace.clients.api import Client, Subscription
@@ -229,8 +230,7 @@ class _Publishing:
             self._count += len(made)
             self._last = made[-1]
             if self._output is not None:
-                sys.stdout.buffer.write(receipts(made))
-                sys.stdout.buffer.flush()
+                terminal.write(receipts(made))
 
     def _report(self, server: Server) -> None:
         if server.quiet:
@@ -356,11 +356,11 @@ async def _print(subscription: Subscription, start: Start | None, count: int | N
                 click.echo(f"{subscription.topic}: offset {gap.asked} is not there; starting at {gap.got}", err=True)
 
     if output == "table":
-        _write(TABLE_HEAD.encode())
+        terminal.write(TABLE_HEAD.encode())
     tell_gaps()
     async for run in subscription.runs() if count is None else _singly(subscription):
         tell_gaps()
-        _write(printed(run, len(run), output))
+        terminal.write(printed(run, len(run), output))
         if left is not None:
             left -= 1
             if left == 0:
@@ -379,11 +379,6 @@ def _run_of(messages: Sequence[Message]) -> MessageRun:
     return MessageRun(first.topic, first.partition, offsets, [message.value for message in messages], [message.key for message in messages])
 
 
-def _write(content: bytes) -> None:
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
-
-
 # Fetching.
 
 
@@ -391,15 +386,15 @@ async def _fetch(server: Server, topic: str, start: Start, count: int, group: st
     client = await server.connect()
     try:
         if output == "table":
-            _write(TABLE_HEAD.encode())
+            terminal.write(TABLE_HEAD.encode())
         elements: list[object] = []
         async for run in _pieces(client, topic, start, count, group, partition):
             if output == "json":
                 elements += [fields(run, index) for index in range(len(run))]
             else:
-                _write(printed(run, len(run), output))
+                terminal.write(printed(run, len(run), output))
         if output == "json":
-            _write(f"{compact(elements)}\n".encode())
+            terminal.write(f"{compact(elements)}\n".encode())
     finally:
         client.abandon()
     return 0

@@ -5,6 +5,7 @@ What a command or key does is said once, in the code; these pages repeat it, and
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -38,9 +39,9 @@ def cli_page() -> str:
     parts = [
         _GENERATED,
         "# Command line\n",
-        "Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed, 5 no broker to be",
-        "reached or none that can do it now, 6 too slow, 7 in conflict with what is there, 130 interrupted. An error is one",
-        "line that starts with `headrace:`; with `HEADRACE_TRACEBACK=1` its traceback is shown too.\n",
+        "Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or an extra that is not installed, 3 not found,",
+        "4 not allowed, 5 no broker to be reached or none that can do it now, 6 too slow, 7 in conflict with what is there,",
+        "130 interrupted. An error is one line that starts with `headrace:`; with `HEADRACE_TRACEBACK=1` its traceback is shown too.\n",
     ]
     for path, command in commands():
         parts.append(f"## {path}\n\n```text\n{_help(path, command)}\n```\n")
@@ -67,7 +68,7 @@ def config_page() -> str:
     ]
     for section in SECTIONS:
         tree = getattr(Config(), section)
-        parts.append(f"## [{section}]\n\n{tree.__doc__}\n")
+        parts.append(f"## [{section}]\n\n{inspect.getdoc(tree)}\n")
         for known in SETTINGS.values():
             if known.name.startswith(section + "."):
                 default = toml_value(known.kind.plain(known.default))

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
-import click
-
-from headrace.cli import one_line
+from headrace.cli import one_line, terminal
 
 OUTPUTS: Final = ("table", "json", "jsonl", "csv")
 Row: TypeAlias = Mapping[str, object]
@@ -21,12 +19,12 @@ Row: TypeAlias = Mapping[str, object]
 def show_rows(rows: Sequence[Row], output: str, *, columns: Sequence[str]) -> int:
     """All columns for programs, in the table those named. Nothing at all is an empty table, not an error."""
     if output == "json":
-        click.echo(json.dumps(list(rows), ensure_ascii=False, indent=2))
+        terminal.echo(json.dumps(list(rows), ensure_ascii=False, indent=2))
     elif output == "jsonl":
         for row in rows:
-            click.echo(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
+            terminal.echo(json.dumps(row, ensure_ascii=False, separators=(",", ":")))
     elif output == "csv":
-        click.echo(_as_csv(rows, columns), nl=False)
+        terminal.echo(_as_csv(rows, columns), nl=False)
     elif rows or sys.stdout.isatty():
         _print_table(rows, columns)
     return 0

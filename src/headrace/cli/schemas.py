@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from headrace.cli import CONFLICT
+from headrace.cli import CONFLICT, terminal
 from headrace.cli.administration import Desk, confirm, desk_options, moment, yes_option
 from headrace.clients.flymq import FlyMqClient
 
@@ -65,7 +65,7 @@ def describe_schema(name: str, version: int, desk: Desk) -> int:
         binary = found.pop("binary", None)
         desk.show([found], columns=(*_COLUMNS, "versions", "topics"))
         click.echo()
-        click.echo(definition if definition is not None else f"(binary, in base64) {binary}")
+        terminal.echo(definition if definition is not None else f"(binary, in base64) {binary}")
         return 0
 
     return desk.run(work)

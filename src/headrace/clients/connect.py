@@ -23,6 +23,7 @@ from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState, OnState
 from headrace.clients.partial import PartialClient
 from headrace.clients.tls import TlsOptions
+from headrace.extras import needs
 
 
 class Scheme(NamedTuple):
@@ -205,13 +206,9 @@ def connect(
 
 
 def _load(name: str, part: str) -> Any:
-    """A class of the protocol's module; an absent optional library becomes advice."""
-    try:
+    """Return a class of the protocol's module. Raises `MissingExtra` if its library is not installed."""
+    with needs(f"{name}://"):
         return getattr(importlib.import_module(SCHEMES[name].module), part)
-    except ModuleNotFoundError as failure:
-        if (failure.name or "").startswith("headrace"):
-            raise
-        raise NotSupported(f"{name}:// without {failure.name}", "any connection", "pip install 'headrace[quic]'") from None
 
 
 def _check_login(name: str, scheme: Scheme, api_key: bytes | str | None) -> None:

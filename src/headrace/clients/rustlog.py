@@ -121,7 +121,8 @@ class RustLogClient(AskingClient):
         self._check_keyless(key)
         if headers:
             raise NotSupported("RustLog", "headers")
-        reply = await self._ask(m.Produce(topic, partition or 0, [value]), m.ProduceReply)
+        (request,) = produce_requests(self._options.dialect, topic, partition or 0, [value])
+        reply = await self._ask(request, m.ProduceReply)
         return Receipt(topic, partition or 0, reply.offsets[0])
 
     async def send_many(

@@ -40,7 +40,9 @@ class Screen:
 
     def __init__(self, console: Console, scene: Scene) -> None:
         self._console, self._scene = console, scene
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        # A dumb terminal cannot move its cursor: nothing of a live display would appear on it.
+        is_live = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if is_live else None
         self._said_at = 0.0
         self._began = time.monotonic()
 

@@ -120,7 +120,7 @@ class Engine(Protocol):
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
-        """Records from `offset` on, at least one if there is any below `end`, however large.
+        """Records from `offset` on, at least one if there is any below `end`, however large. Stops before `end` only at a bound or damage.
 
         The first batch starts at `offset` or, where compaction or damage left a gap, at the next offset there is.
         At `end` the list is empty. Raises `OffsetOutOfRange` below `first` and above `end`.

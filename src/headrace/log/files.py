@@ -1,8 +1,8 @@
 """The one seam between the log and the disk.
 
 Everything the log reads or writes goes through `Files` and `File`; nothing under `log/` calls `os` or `open` elsewhere.
-Paths are relative to the data directory, with `/` between parts. `headrace.log.simulated.SimulatedFiles` is the in-memory
-twin that records every operation, injects faults and lists the images that a power cut may leave.
+Paths are relative to the data directory, with `/` between parts. The tests have an in-memory twin
+(`tests/storage_faults/`) that records every operation, injects faults and lists the images that a power cut may leave.
 
 What the log relies on, and what the twin therefore models:
 

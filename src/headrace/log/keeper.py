@@ -45,6 +45,8 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._checkpointed_journal = store.journal.current
         self._ticks = 0
+        self._unexpected = 0
+        """How many attempts in a row met a failure that waiting may not cure."""
         self._touched: set[Partition] = set()
         """Partitions that have a tail."""
         self._tail_bytes = 0
@@ -91,10 +93,12 @@ class Keeper:
         store = self._store
         try:
             self.tick(urgent=urgent)
+            self._unexpected = 0
         except Exception as failure:
-            failures = store.health.failed(STEP, f"{failure!r}")
-            if failures >= FAILURES_MAX and not is_exhausted(failure):
-                store.fence(f"log maintenance failed {failures} times in a row: {failure!r}")
+            store.health.failed(STEP, f"{failure!r}")
+            self._unexpected = 0 if is_exhausted(failure) else self._unexpected + 1
+            if self._unexpected >= FAILURES_MAX:
+                store.fence(f"log maintenance failed {self._unexpected} times in a row: {failure!r}")
         failures = store.health.failures(STEP)
         if failures:
             with self._progress:  # the writer does not wait for who cannot help

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
@@ -203,36 +203,56 @@ class Partition:
         """See the engine contract. Keys and values are what `bytes_max` counts."""
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
+        taken, end = _Taken(offset, bytes_max, records_max), self.end
         partial = self._partial_reads.take(self.id, offset)
         if partial is not None:
-            return self._taken([partial], offset, bytes_max, records_max)
-        while offset < self.end:
-            with self.lock:
-                tail = self._tail_from(offset, bytes_max)
-                segments, generation = self.segments, self.generation
-                spilled = self.tail[0][0].base_offset if self.tail else self.end
-            if tail:
-                batches = (Batch.of_built(built, self._keyring) for built in tail)
-                return self._taken(batches, offset, bytes_max, records_max)
-            number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
-            stop = segments[number + 1].base_offset if number + 1 < len(segments) else spilled
-            try:
-                found = self._read_segment(segments[number], offset, stop, bytes_max, records_max, cached_only) if number >= 0 else []
-            except OSError as failure:
-                if is_exhausted(failure):
-                    raise Unavailable(f"{segments[number].path}: cannot be read now: {failure.strerror or failure}; try again") from failure
-                if generation == self.generation:
-                    raise CorruptData(f"{segments[number].path}: cannot be read: {failure.strerror or failure}") from failure
-                found = []
-            if generation != self.generation:  # compaction or retention came between: look again
-                offset = max(offset, self.first)
-                continue
-            if found:
-                return found
-            if number >= 0 and not segments[number].covers_to:
-                self._damaged(Damage(segments[number].path, segments[number].size, 0, f"offsets {offset} to {stop - 1} are missing"))
-            offset = max(stop, offset + 1)
-        return []
+            taken.take(partial)
+        try:
+            while not taken.full and taken.offset < end:
+                self._read_on(taken, cached_only)
+        except NotCached:
+            if partial is not None:  # the caller reads once more, from the disk this time
+                self._partial_reads.put(self.id, offset, partial)
+            raise
+        except (CorruptData, Unavailable):
+            if not taken.batches:
+                raise
+        if taken.rest is not None:
+            self._partial_reads.put(self.id, taken.offset, taken.rest)
+        return taken.batches
+
+    def _read_on(self, taken: _Taken, cached_only: bool) -> None:
+        """Add what the tail, or the one segment that covers `taken.offset`, has from there on. Moves past offsets that are missing."""
+        offset = taken.offset
+        with self.lock:
+            tail = self._tail_from(offset, taken.bytes_left)
+            segments, generation = self.segments, self.generation
+            spilled = self.tail[0][0].base_offset if self.tail else self.end
+        if tail:
+            for built in tail:
+                if not taken.take(Batch.of_built(built, self._keyring)):
+                    break
+            return
+        number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+        stop = segments[number + 1].base_offset if number + 1 < len(segments) else spilled
+        found = taken.onward()
+        try:
+            if number >= 0:
+                found = self._read_segment(segments[number], stop, found, cached_only)
+        except OSError as failure:
+            if is_exhausted(failure):
+                raise Unavailable(f"{segments[number].path}: cannot be read now: {failure.strerror or failure}; try again") from failure
+            if generation == self.generation:
+                raise CorruptData(f"{segments[number].path}: cannot be read: {failure.strerror or failure}") from failure
+        if generation != self.generation:  # compaction or retention came between: look again
+            taken.offset = max(offset, self.first)
+            return
+        if found.batches or found.full:
+            taken.add(found)
+            return
+        if number >= 0 and not segments[number].covers_to:
+            self._damaged(Damage(segments[number].path, segments[number].size, 0, f"offsets {offset} to {stop - 1} are missing"))
+        taken.offset = max(stop, offset + 1)
 
     def _tail_from(self, offset: int, bytes_max: int) -> list[Built]:
         """Batches of the tail from `offset` on, enough for `bytes_max`; none if `offset` is in a segment. Called with the lock held."""
@@ -246,20 +266,9 @@ class Partition:
         # The first batch may end before `offset` (a gap), so one more is always taken along.
         return self.tail[start : stop + 1]
 
-    def _taken(self, batches: Iterable[Batch], offset: int, bytes_max: int, records_max: int) -> list[Batch]:
-        taken = _Taken(offset, bytes_max, records_max)
-        for batch in batches:
-            if not taken.take(batch):
-                break
-        self._keep_rest(taken)
-        return taken.batches
-
-    def _keep_rest(self, taken: _Taken) -> None:
-        if taken.rest is not None:
-            self._partial_reads.put(self.id, taken.offset, taken.rest)
-
-    def _read_segment(self, segment: Segment, offset: int, stop: int, bytes_max: int, records_max: int, cached_only: bool) -> list[Batch]:
-        """Batches of one segment from `offset` on; empty if it holds none below `stop`."""
+    def _read_segment(self, segment: Segment, stop: int, taken: _Taken, cached_only: bool) -> _Taken:
+        """Take batches of one segment from `taken.offset` on; none if it holds none below `stop`."""
+        offset = taken.offset
         hint = segment.hints.get(offset)
         if hint is None:
             if segment.index is None and cached_only:
@@ -267,8 +276,8 @@ class Partition:
             position = self._indexed_position(segment, offset)
         else:
             position = hint
-        size, taken = segment.size, _Taken(offset, bytes_max, records_max)
-        want = max(bytes_max + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
+        size = segment.size
+        want = max(taken.bytes_left + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
         while position < size:
             file, length = segment.file(), min(want, size - position)
             window = file.glance_at(position, length) if cached_only else file.read_at(position, length)
@@ -286,8 +295,7 @@ class Partition:
             self._batch_bytes = taken.batches[-1].header.size
             if taken.rest is None:
                 self._remember(segment, taken.offset, position)
-        self._keep_rest(taken)
-        return taken.batches
+        return taken
 
     def _indexed_position(self, segment: Segment, offset: int) -> int:
         """Where the index says to start, if the batch there agrees; otherwise the index is wrong and is made anew."""
@@ -325,18 +333,18 @@ class Partition:
             return 0, _DAMAGED
         return at, batch_format.HEADER_BYTES if at + position < segment.size else 0
 
-    def _read_past_damage(self, segment: Segment, position: int, stop: int, taken: _Taken, hinted: bool) -> list[Batch]:
+    def _read_past_damage(self, segment: Segment, position: int, stop: int, taken: _Taken, hinted: bool) -> _Taken:
         """Something at `position` is not a batch. A stale hint or index is dropped; real damage is reported and stepped over."""
         segment.hints.clear()
         if hinted:
-            return self._read_segment(segment, taken.offset, stop, taken.bytes_left, taken.records_left, False)
+            return self._read_segment(segment, stop, taken, False)
         index = segment.rebuild_index(self._keyring, self._damaged)
         for _, batch in segment.scan(index.position_for_offset(taken.offset)[0], segment.size, self._keyring, lambda damage: None):
             if batch.header.base_offset >= stop:
                 break
             if batch.header.next_offset > taken.offset and not taken.take(batch):
                 break
-        return taken.batches
+        return taken
 
     def _remember(self, segment: Segment, offset: int, position: int) -> None:
         if len(segment.hints) >= _HINTS_MAX:
@@ -383,9 +391,9 @@ def _fitting(batches: list[Built], room: int) -> list[Built]:
 class _Taken:
     """Collects batches from an offset on until enough bytes or records are there."""
 
-    __slots__ = ("batches", "bytes_left", "full", "offset", "records_left", "rest")
+    __slots__ = ("batches", "bytes_left", "full", "is_onward", "offset", "records_left", "rest")
 
-    def __init__(self, offset: int, bytes_max: int, records_max: int) -> None:
+    def __init__(self, offset: int, bytes_max: int, records_max: int, *, is_onward: bool = False) -> None:
         self.offset = offset
         """Where to go on."""
         self.bytes_left = bytes_max
@@ -394,6 +402,17 @@ class _Taken:
         self.full = False
         self.rest: Batch | None = None
         """The batch of which `offset` and what follows it was not taken."""
+        self.is_onward = is_onward
+        """Whether records were taken before these: then even the first has to fit."""
+
+    def onward(self) -> _Taken:
+        """Return a collection of what may still be taken. It is added by `add`, or dropped."""
+        return _Taken(self.offset, self.bytes_left, self.records_left, is_onward=self.is_onward or bool(self.batches))
+
+    def add(self, more: _Taken) -> None:
+        self.batches += more.batches
+        self.offset, self.bytes_left, self.records_left = more.offset, more.bytes_left, more.records_left
+        self.full, self.rest = more.full, more.rest
 
     def take(self, batch: Batch) -> bool:
         """Take what fits; False when no more is wanted. The first record is taken however large it is."""
@@ -402,7 +421,7 @@ class _Taken:
             self.offset = max(self.offset, batch.next_offset)
             return True
         fits = min(part.fitting(self.bytes_left), self.records_left)
-        if not fits and self.batches:
+        if not fits and (self.batches or self.is_onward):
             self.full, self.rest = True, batch
             return False
         taken = part.window(0, max(fits, 1))

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from headrace import limits
+from headrace.net.admission import AdmissionLimits, Place, admit, log_in
 from headrace.net.counters import NetCounters
 from headrace.net.door import Door, Sniff, choose
 from headrace.net.tls import HANDSHAKE_BYTE, NOT_HERE, Tls, TlsRefused, TlsStream
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SNIFF_BYTES_MAX: Final = 256
 """A door that cannot tell by then never will."""
+_TCP_ESTABLISHED, _TCP_SYN_RECEIVED = 1, 3
+"""The states of a TCP connection, as Linux numbers them, in which the peer may still send."""
 _SOCKET_OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     # A peer whose machine is gone says nothing, for ever; the kernel finds out within two minutes.
@@ -46,6 +49,12 @@ class NetLimits:
 
     connections_max: int = limits.CONNECTIONS_MAX
     connections_per_ip_max: int = limits.CONNECTIONS_PER_IP_MAX
+    connections_per_user_max: int = limits.CONNECTIONS_PER_USER_MAX
+    """Of one user who is no administrator; 0: no limit."""
+    connections_reserved: int = 0
+    """Of `connections_max`, those that only administrators may keep."""
+    login_seconds: float = 0.0
+    """From the first recognisable bytes to the login, where one is needed."""
     handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX
     """From the connection to its first recognisable bytes."""
     linger_seconds: float = limits.LINGER_SECONDS_MAX
@@ -54,10 +63,16 @@ class NetLimits:
     output_low_water_bytes: int = limits.OUTPUT_LOW_WATER_BYTES
     output_bytes_max: int = limits.OUTPUT_BUFFER_BYTES_MAX
     """Above this the peer is no longer read, so that its requests cannot grow the answers it does not take."""
+    output_total_bytes_max: int = limits.OUTPUT_TOTAL_BYTES_MAX
+    """Of all connections together."""
     frame_check_seconds: float = limits.FRAME_CHECK_SECONDS
     """How often unfinished frames are looked at."""
     unfinished_bytes_max: int = limits.UNFINISHED_BYTES_MAX
     """Of all connections together."""
+
+    @property
+    def admission(self) -> AdmissionLimits:
+        return AdmissionLimits(self.connections_max, self.connections_per_ip_max, self.connections_per_user_max, self.connections_reserved)
 
 
 class House(Protocol):
@@ -75,6 +90,8 @@ class House(Protocol):
     @property
     def tls(self) -> Tls | None: ...
 
+    def made(self) -> None: ...
+
     def entered(self, connection: Connection) -> None: ...
 
     def left(self, connection: Connection) -> None: ...
@@ -90,7 +107,12 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._host = self.peer = self.local = "unknown"
         self._tls: TlsStream | None = None
-        self._admitted = False
+        self._place: Place | None = None
+        """None: it was not admitted."""
+        self._user: str | None = None
+        """Whose connection it is counted as."""
+        self._is_known = self._is_admin = False
+        """Whether the peer has logged in, and as an administrator."""
         self._first = b""
         self._door: Door | None = None
         self._session: FramedSession | None = None
@@ -99,6 +121,8 @@ class Connection(asyncio.Protocol):
         self._look: tuple[int, int] | None = None
         """What had been received and what was unfinished when `look_at_frame` last looked; None: nothing was."""
         self._pauses = 0
+        self._largest_unsent = 0
+        """The largest write since the output was below its low-water mark."""
         self._choked = False
         """Reading is paused because the peer does not take its answers."""
         self._peer_finished = False
@@ -114,12 +138,15 @@ class Connection(asyncio.Protocol):
         if name:
             self._host, self.peer = name[0], written(name)
         self._counters.accepted += 1
-        refusal = self._refusal()
-        if refusal is not None:
-            self._end(refusal, error=True)
+        self._house.made()
+        place = admit(self._limits.admission, self._counters, self._host)
+        if isinstance(place, str):
+            self._end(place, error=True)
             transport.abort()
             return
-        self._admitted = True
+        self._place = place
+        if place is Place.RESERVED:
+            self._counters.enter_reserve(self._host)
         self.local = written(transport.get_extra_info("sockname"))
         self._counters.enter(self._host)
         self._house.entered(self)
@@ -157,18 +184,24 @@ class Connection(asyncio.Protocol):
         return True
 
     def resume_writing(self) -> None:
+        self._largest_unsent = 0
+        self._counters.output.update(self, self.kept_bytes, self._limits.output_total_bytes_max)
         if self._choked:
             self._choked = False
             self.resume_reading()
-        if self._session is not None and self._reason is None:
-            self._session.drained()
+        self.feed()
 
     def connection_lost(self, failure: Exception | None) -> None:
         self._stop_timer()
-        if not self._admitted:
+        if self._place is None:
             return
         self._end("peer closed" if failure is None else f"connection lost: {failure}", error=False)
         self._counters.leave(self._host)
+        self._counters.output.left(self)
+        if self._place is Place.RESERVED:
+            self._counters.leave_reserve(self._host)
+        if self._user is not None:
+            self._counters.leave_user(self._user)
         self._counters.unfinished_bytes -= self._held_bytes
         self._house.left(self)
         if self._session is not None and self._door is not None:
@@ -185,9 +218,13 @@ class Connection(asyncio.Protocol):
             frames = self._tls.send(frames)
         self._counters.bytes_out += len(frames)
         self._transport.write(frames)
-        if not self._choked and self._transport.get_write_buffer_size() > self._limits.output_bytes_max:
-            self._choked = True
-            self.pause_reading()
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if unsent_bytes > limits.OUTPUT_FREE_BYTES:
+            self._largest_unsent = max(self._largest_unsent, len(frames))
+            self._counters.output.update(self, self.kept_bytes, self._limits.output_total_bytes_max)
+            if not self._choked and unsent_bytes > self._limits.output_bytes_max:
+                self._choked = True
+                self.pause_reading()
 
     def close(self, reason: str, *, error: bool = True) -> None:
         if self._reason is not None:
@@ -201,7 +238,11 @@ class Connection(asyncio.Protocol):
         if self._peer_finished:
             self._transport.close()
             return
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the peer has reset the connection, and the loop has not heard of it yet
+            self._transport.abort()
+            return
         if self._pauses:
             self._transport.resume_reading()
 
@@ -220,9 +261,65 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if unsent_bytes > limits.OUTPUT_HIGH_WATER_BYTES or self._is_admin:
+            return unsent_bytes
+        if self._counters.output.has_to_wait(self, unsent_bytes, self._limits.output_total_bytes_max):
+            return limits.OUTPUT_HIGH_WATER_BYTES + 1
+        return unsent_bytes
+
+    # What the sum of all outputs may ask: `Holder`.
+
+    @property
+    def waiting_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
+    @property
+    def kept_bytes(self) -> int:
+        waiting_bytes = self.waiting_bytes
+        return max(waiting_bytes, self._largest_unsent) if waiting_bytes else 0
+
+    def feed(self) -> None:
+        if self._session is not None and self._reason is None:
+            self._session.drained()
+
+    def disconnect(self, reason: str) -> None:
+        self._end(reason, error=True)
+        self._transport.abort()
+
+    @property
+    def has_peer_left(self) -> bool:
+        if self._peer_finished or self._reason is not None or self._transport.is_closing():
+            return True
+        if not hasattr(socket, "TCP_INFO"):
+            return False
+        try:
+            state = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except OSError:
+            return False
+        return state not in (_TCP_ESTABLISHED, _TCP_SYN_RECEIVED)
+
     # What the door may ask: `Visitor`. (`local` is an attribute.)
+
+    def logged_in(self, user: str, *, is_admin: bool) -> str | None:
+        if self._place is None or self._user == user:
+            return None
+        place = log_in(self._limits.admission, self._counters, self._host, self._place, user, is_admin=is_admin)
+        if isinstance(place, str):
+            return place
+        if self._place is Place.RESERVED and place is Place.REGULAR:
+            self._counters.leave_reserve(self._host)
+        if self._user is not None:
+            self._counters.leave_user(self._user)
+        self._user = None if is_admin else user
+        if self._user is not None:
+            self._counters.enter_user(user)
+        self._place, self._is_admin = place, is_admin
+        if not self._is_known:
+            self._is_known = True
+            if self._reason is None and not self._peer_finished:
+                self._stop_timer()
+        return None
 
     @property
     def identity(self) -> str | None:
@@ -259,13 +356,6 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     # The rest.
-
-    def _refusal(self) -> str | None:
-        if self._counters.open >= self._limits.connections_max:
-            return f"too many connections: {self._limits.connections_max} are open"
-        if self._counters.open_by_host.get(self._host, 0) >= self._limits.connections_per_ip_max:
-            return f"too many connections from one address: {self._limits.connections_per_ip_max} are open"
-        return None
 
     def _is_welcome(self, first: bytes) -> bool:
         """Settle by its first byte whether this connection is sealed; False if it is not what the listener asks for."""
@@ -304,7 +394,7 @@ class Connection(asyncio.Protocol):
         if self._session is None:
             data = self._first + data
             self._enter_door(data)
-        if self._session is not None:
+        if self._session is not None and self._reason is None:
             self._received_bytes += len(data)
             self._session.receive(data)
             held_bytes = self._session.held_bytes
@@ -328,6 +418,7 @@ class Connection(asyncio.Protocol):
             self._first, self._door = b"", found
             self._counters.enter_door(found.name)
             self._session = found.open(self)
+            self._expect_login()
         elif found is Sniff.MORE and len(first) < SNIFF_BYTES_MAX:
             self._first = first
         else:
@@ -341,6 +432,19 @@ class Connection(asyncio.Protocol):
         else:
             what = "nothing at all"
         self.close(f"no first message in time: {what}")
+
+    def _expect_login(self) -> None:
+        """A peer that never logs in must not hold its place for ever. One in the reserve has to be an administrator."""
+        seconds = self._limits.login_seconds or (self._limits.handshake_seconds if self._place is Place.RESERVED else 0.0)
+        if seconds and not self._is_known and self._reason is None and self._timer is None:
+            self._timer = self._loop.call_later(seconds, self._login_is_late)
+
+    def _login_is_late(self) -> None:
+        self._timer = None
+        if self._place is Place.RESERVED:
+            self.close("no login in time: the place is reserved for administrators")
+        elif self._door is not None and self._door.needs_login():
+            self.close("no login in time: nothing is allowed without one")
 
     def _may_switch_reading(self) -> bool:
         """Once the peer has finished or we close, reading is no longer the session's to stop."""

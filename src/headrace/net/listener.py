@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from headrace.net.accepting import Acceptor, listening_socket
 from headrace.net.connection import Connection, NetLimits, written
 from headrace.net.counters import NetCounters
 from headrace.net.door import Door
@@ -19,7 +20,7 @@ class Listener:
     def __init__(self, doors: Sequence[Door], limits: NetLimits, counters: NetCounters, tls: Tls | None) -> None:
         assert doors, "a listener needs a door"
         self.doors, self.limits, self.counters, self.tls = tuple(doors), limits, counters, tls
-        self._server: asyncio.Server
+        self._acceptor: Acceptor
         self._bound: tuple[str, int]
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
@@ -38,9 +39,10 @@ class Listener:
     ) -> Listener:
         """Bind and accept. Port 0 takes a free one: see `address`. Raises `OSError` when the address cannot be had."""
         listener = cls(doors, limits, NetCounters() if counters is None else counters, tls)
-        loop = asyncio.get_running_loop()
-        listener._server = await loop.create_server(lambda: Connection(listener), host, port, backlog=1_024)
-        listener._bound = listener._server.sockets[0].getsockname()[:2]
+        listening = listening_socket(host, port)
+        listener._bound = listening.getsockname()[:2]
+        listener._acceptor = Acceptor(listening, lambda: Connection(listener), listener.counters, limits.connections_max)
+        listener._acceptor.start()
         listener._look_again()
         return listener
 
@@ -59,7 +61,7 @@ class Listener:
 
     async def drain(self, deadline_seconds: float) -> int:
         """Accept nobody, let every session finish what it has, and close. Returns how many had to be cut off at the deadline."""
-        self._server.close()
+        self._acceptor.close()
         for connection in list(self._connections):
             connection.drain()
         try:
@@ -72,7 +74,7 @@ class Listener:
 
     def close(self) -> None:
         """Accept nobody and cut every connection off. Idempotent."""
-        self._server.close()
+        self._acceptor.close()
         if self._look_timer is not None:
             self._look_timer.cancel()
         for connection in list(self._connections):
@@ -90,6 +92,9 @@ class Listener:
         self._look_again()
 
     # What a connection tells us.
+
+    def made(self) -> None:
+        self._acceptor.pending -= 1
 
     def entered(self, connection: Connection) -> None:
         self._connections.add(connection)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from headrace import limits
+from headrace.net.admission import Place, admit
 from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
 from headrace.net.quic_carrier import Carrier, Windows
@@ -47,6 +48,8 @@ class QuicDoor:
     """What a ping's stream carries."""
     ping_code: int = NO_ERROR
     """The application error code of a connection whose pings go unanswered."""
+    needs_login: Callable[[], bool] = lambda: False
+    """Whether a peer without a certificate can do nothing here, asked when the deadline for logging in has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class StreamLink:
         self._counters.bytes_out += len(frames)
         self._carrier.send(self._stream, frames)
         unsent = self.unsent_bytes
+        if unsent > limits.OUTPUT_FREE_BYTES:
+            self._counters.output.update(self, unsent, self._limits.output_total_bytes_max)
         if unsent > self._limits.output_high_water_bytes:
             self._wants_drained = True
         if unsent > self._limits.output_bytes_max and not self._choked:
@@ -124,6 +129,24 @@ class StreamLink:
     def unsent_bytes(self) -> int:
         """What the peer has not acknowledged: with QUIC it waits in this process, not in the kernel."""
         return self._carrier.unacknowledged(self._stream)
+
+    # What the sum of all outputs may ask: `Holder`.
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.unsent_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.unsent_bytes
+
+    def feed(self) -> None:
+        if self._session is not None and self._reason is None:
+            self._session.drained()
+
+    def disconnect(self, reason: str) -> None:
+        self._end(reason, error=True)
+        self.abort()
 
     # What its connection tells.
 
@@ -179,6 +202,7 @@ class StreamLink:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._counters.output.left(self)
         session, self._session = self._session, None
         if session is not None:
             self._held.clear()
@@ -206,6 +230,7 @@ class QuicPeer:
         self._is_draining = False
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
         self.counters.enter(host)
         carrier.attach(self)
         if self.limits.net.handshake_seconds:
@@ -217,6 +242,8 @@ class QuicPeer:
         self._listener.connected(self)
         self._stop_timer()
         self._ping_later()
+        if self.limits.net.login_seconds and self.carrier.identity is None:
+            self._login_timer = self._loop.call_later(self.limits.net.login_seconds, self._login_is_late)
 
     def received(self, stream: int, data: bytes, finished: bool) -> None:
         if stream & 3 == _OPENED_HERE:
@@ -252,6 +279,8 @@ class QuicPeer:
 
     def lost(self, reason: str) -> None:
         self._stop_timer()
+        if self._login_timer is not None:
+            self._login_timer.cancel()
         self._is_closed = True
         for link in list(self._links.values()):
             link.lost(f"connection lost: {reason}")
@@ -295,6 +324,10 @@ class QuicPeer:
 
     def _unanswered(self) -> None:
         self.close(f"read: no answer to a ping within {self.limits.pong_seconds:g} s", self.door.ping_code)
+
+    def _login_is_late(self) -> None:
+        if self.door.needs_login():
+            self.close("no login in time: nothing is allowed without a certificate")
 
     def _came_too_late(self) -> None:
         self.close("no handshake in time")
@@ -386,12 +419,9 @@ class QuicListener:
         return None
 
     def _refusal(self, host: str) -> str | None:
-        net = self.limits.net
-        if self.counters.open >= net.connections_max:
-            return f"too many connections: {net.connections_max} are open"
-        if self.counters.open_by_host.get(host, 0) >= net.connections_per_ip_max:
-            return f"too many connections from one address: {net.connections_per_ip_max} are open"
-        return None
+        """Nobody logs in over QUIC, so that the reserve for administrators is not for its peers."""
+        place = admit(self.limits.net.admission, self.counters, host)
+        return place if isinstance(place, str) else None if place is Place.REGULAR else "too many connections"
 
     def connected(self, peer: QuicPeer) -> None:
         self._endpoint.proven(peer.carrier)

@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import Final, cast
 
 from headrace.errors import InvalidSchema
+from headrace.extras import MissingExtra, needs
 from headrace.limits import SCHEMA_BYTES_MAX
 from headrace.schemas.contract import Compatibility, Schema, SchemaType
 
-__all__ = ["Compatibility", "Schema", "SchemaType", "compile_schema", "conflicts", "type_named"]
+__all__ = ["Compatibility", "Schema", "SchemaType", "check_size", "compile_schema", "conflicts", "type_named"]
 
 _HOMES: Final[Mapping[SchemaType, tuple[str, str]]] = {
     SchemaType.JSON: ("headrace.schemas.json_schema", "JsonSchema"),
@@ -31,17 +32,23 @@ def type_named(word: str) -> SchemaType:
         raise InvalidSchema(f"unsupported schema type: {word[:40]}") from None
 
 
-def compile_schema(type: SchemaType, definition: bytes) -> Schema:
-    """Raises `InvalidSchema`, also where the library for the language is not installed."""
+def check_size(definition: bytes) -> None:
+    """Raises `InvalidSchema`."""
     if len(definition) > SCHEMA_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(definition)} bytes exceeds the limit of {SCHEMA_BYTES_MAX} bytes")
+
+
+def compile_schema(type: SchemaType, definition: bytes) -> Schema:
+    """Raises `InvalidSchema`, also where the library for the language is not installed."""
+    check_size(definition)
     if not definition.strip():
         raise InvalidSchema("the schema is empty")
     module, name = _HOMES[type]
     try:
-        home = import_module(module)
-    except ModuleNotFoundError as error:
-        raise InvalidSchema(f"{type} schemas need {error.name}: pip install 'headrace[schemas]'") from error
+        with needs(f"schema type {type}"):
+            home = import_module(module)
+    except MissingExtra as missing:
+        raise InvalidSchema(str(missing)) from missing
     return cast(Schema, getattr(home, name)(definition))
 
 

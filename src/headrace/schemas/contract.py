@@ -37,11 +37,19 @@ class Schema(Protocol):
     @property
     def type(self) -> SchemaType: ...
 
+    @property
+    def definition(self) -> bytes: ...
+
+    @property
+    def steps_per_byte(self) -> int:
+        """What a byte of a value costs at most, in steps of about 5 ns."""
+
     def accepts(self, values: Sequence[bytes | None]) -> bool:
         """Whether every value fits; a tombstone (None) has nothing that could be wrong. This is the hot path."""
 
     def faults(self, value: bytes) -> list[str]:
-        """What is wrong with a value, each fault with its place; empty if it fits."""
+        """What is wrong with a value, each fault with its place; empty if it fits. At most `SCHEMA_FAULTS_MAX` of them, each of bounded
+        length; no more than those are looked for."""
 
     def conflicts(self, written: Schema) -> list[str]:
         """Why a reader with this schema might not understand a value that `written` accepts; empty if it surely does.

@@ -7,23 +7,53 @@ the draft has it by default.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import jsonschema_rs
 import msgspec
 
 from headrace.errors import InvalidSchema
-from headrace.limits import KIB, SCHEMA_FAULTS_MAX
+from headrace.limits import JSON_VALUE_DEPTH_MAX, KIB, MIB, SCHEMA_FAULTS_MAX
 from headrace.schemas.contract import Schema, SchemaType, present
 from headrace.schemas.json_comparison import Comparison
+from headrace.schemas.json_cost import steps_per_place
 from headrace.schemas.json_document import Document
 
 _PATTERN_BYTES_MAX: Final = 256 * KIB
 """What a compiled pattern may take: repetitions of repetitions grow without end otherwise."""
 _FAULT_CHARACTERS_MAX: Final = 200
+_ERRORS_MAX: Final = 4_096
+"""The library builds every error before it gives the first. Where there may be more than this, only the first is asked for."""
+_ERROR_BYTES_MAX: Final = 16 * MIB
+"""The same for the size of all errors: each holds a copy of what it blames, and of what would have been allowed there."""
+_ALTERNATIVES: Final = ("anyOf", "oneOf", "contains", "if", "not")
+"""Even the first error of these holds all errors of their branches."""
+_DECODING_STEPS: Final = 4
+_DOES_NOT_FIT: Final = "/: the value does not fit the schema; it is too large to say where"
 _TOO_DEEP: Final = "invalid JSON message: nested too deeply"
 
 _decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
+
+
+def _decode_value(value: bytes) -> Any:
+    """Decode a value. Raises `RecursionError` for one nested deeper than `JSON_VALUE_DEPTH_MAX`, whatever the parser allows."""
+    plain = _decode(value)
+    # Nearly every value has fewer brackets than levels are allowed, and counting them costs next to nothing.
+    if value.count(b"{") + value.count(b"[") > JSON_VALUE_DEPTH_MAX and _is_too_deep(plain):
+        raise RecursionError
+    return plain
+
+
+def _is_too_deep(plain: Any) -> bool:
+    level = [plain] if isinstance(plain, dict | list) else []
+    for _ in range(JSON_VALUE_DEPTH_MAX):
+        level = [
+            inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 class JsonSchema:
@@ -38,7 +68,11 @@ class JsonSchema:
             raise InvalidSchema(f"the schema is not JSON: {error}") from error
         except RecursionError as error:
             raise InvalidSchema("the schema is nested too deeply") from error
+        self.definition = definition
         self.document = Document(plain)
+        self._steps_per_place = steps_per_place(self.document)
+        self.steps_per_byte = _DECODING_STEPS + self._steps_per_place
+        self._has_alternatives = any(word in part for part in self.document.parts for word in _ALTERNATIVES)
         options = jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES_MAX, dfa_size_limit=_PATTERN_BYTES_MAX)
         try:
             self._validator = jsonschema_rs.Draft202012Validator(plain, pattern_options=options, offline=True)
@@ -48,28 +82,38 @@ class JsonSchema:
 
     def accepts(self, values: Sequence[bytes | None]) -> bool:
         try:
-            return all(map(self._is_valid, map(_decode, present(values))))
+            return all(map(self._is_valid, map(_decode_value, present(values))))
         except (msgspec.DecodeError, RecursionError, ValueError):
             return False
 
     def faults(self, value: bytes) -> list[str]:
         try:
-            plain = _decode(value)
+            plain = _decode_value(value)
         except RecursionError:
             return [_TOO_DEEP]
         except (msgspec.DecodeError, ValueError) as error:
             return [f"invalid JSON message: {error}"]
-        found: list[str] = []
-        for fault in self._validator.iter_errors(plain):
-            place = "".join(f"/{step}" for step in fault.instance_path)
-            found.append(f"{place or '/'}: {fault.message}"[:_FAULT_CHARACTERS_MAX])
-            if len(found) == SCHEMA_FAULTS_MAX:
-                break
-        return found
+        if self._is_valid(plain):
+            return []
+        errors_max = len(value) * self._steps_per_place
+        if errors_max <= _ERRORS_MAX and errors_max * (len(value) + len(self.definition)) <= _ERROR_BYTES_MAX:
+            return [_words(fault) for fault in islice(self._validator.iter_errors(plain), SCHEMA_FAULTS_MAX)]
+        if self._has_alternatives:
+            return [_DOES_NOT_FIT]
+        try:
+            self._validator.validate(plain)
+        except jsonschema_rs.ValidationError as fault:
+            return [_words(fault)]
+        raise AssertionError("a value that is not valid has an error")
 
     def conflicts(self, written: Schema) -> list[str]:
         assert isinstance(written, JsonSchema)
         return Comparison(written.document, self.document).conflicts()
+
+
+def _words(fault: jsonschema_rs.ValidationError) -> str:
+    place = "".join(f"/{step}" for step in fault.instance_path)
+    return f"{place or '/'}: {fault.message}"[:_FAULT_CHARACTERS_MAX]
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,8 @@ schema has a pool of its own, so that two versions of one message never meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from google.protobuf import descriptor_pool, message_factory
@@ -15,20 +16,23 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from headrace.errors import InvalidSchema
-from headrace.limits import SCHEMA_DEPTH_MAX, SCHEMA_PARTS_MAX
+from headrace.limits import SCHEMA_DEPTH_MAX, SCHEMA_FAULTS_MAX, SCHEMA_PARTS_MAX
 from headrace.schemas.contract import Schema, SchemaType, present
 from headrace.schemas.proto_source import parse_source
 from headrace.schemas.protobuf_comparison import conflicts
 
 _FILES_MAX: Final = 100
+_FAULT_CHARACTERS_MAX: Final = 200
 
 
 class ProtobufSchema:
     """Raises `InvalidSchema`."""
 
     type = SchemaType.PROTOBUF
+    steps_per_byte = 4
 
     def __init__(self, definition: bytes) -> None:
+        self.definition = definition
         files = _files(definition)
         pool = descriptor_pool.DescriptorPool()
         try:
@@ -55,11 +59,33 @@ class ProtobufSchema:
             message = self.message_class.FromString(value)
         except (DecodeError, EncodeError) as error:
             return [f"not a {self.message.full_name}: {str(error)[:200]}"]
-        return [f"/{field}: missing" for field in message.FindInitializationErrors()]
+        return [f"/{path}: missing"[:_FAULT_CHARACTERS_MAX] for path in islice(missing_fields(message), SCHEMA_FAULTS_MAX)]
 
     def conflicts(self, written: Schema) -> list[str]:
         assert isinstance(written, ProtobufSchema)
         return conflicts(written.message, self.message)
+
+
+def missing_fields(message: Any, path: str = "") -> Iterator[str]:
+    """The paths of required fields that are not set, found one by one: `FindInitializationErrors` builds all of them."""
+    if message.IsInitialized():
+        return
+    for field in message.DESCRIPTOR.fields:
+        if field.is_required and not message.HasField(field.name):
+            yield path + field.name
+    for field, value in message.ListFields():
+        inner = field.message_type
+        if inner is None:
+            continue
+        if inner.GetOptions().map_entry:
+            if inner.fields_by_name["value"].message_type is not None:
+                for key, entry in value.items():
+                    yield from missing_fields(entry, f"{path}{field.name}[{key}].")
+        elif field.is_repeated:
+            for index, item in enumerate(value):
+                yield from missing_fields(item, f"{path}{field.name}[{index}].")
+        else:
+            yield from missing_fields(value, f"{path}{field.name}.")
 
 
 def _files(definition: bytes) -> list[FileDescriptorProto]:

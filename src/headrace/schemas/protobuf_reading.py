@@ -25,7 +25,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, EncodeError
 
 from headrace.errors import InvalidSchema
-from headrace.schemas.protobuf import ProtobufSchema
+from headrace.schemas.protobuf import ProtobufSchema, missing_fields
 from headrace.schemas.shapes import Decimal, Field, Kind, ListOf, MapOf, Record, Shape
 
 _F = FieldDescriptor
@@ -84,7 +84,7 @@ class ProtobufReader:
                 add(None)
                 continue
             if not message.IsInitialized() and not any(old.accepts([value]) for old in self._others):
-                faults[len(rows)] = f"{message.FindInitializationErrors()[0]}: missing"
+                faults[len(rows)] = f"{next(missing_fields(message))}: missing"[:300]
                 row = None
             add(row)
         return rows, faults

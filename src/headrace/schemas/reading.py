@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Final, Protocol, cast
 
 from headrace.errors import InvalidSchema
+from headrace.extras import MissingExtra, needs
 from headrace.limits import SCHEMA_BYTES_MAX
 from headrace.schemas.contract import SchemaType
 from headrace.schemas.shapes import Shape
@@ -40,7 +41,8 @@ def reader_of(type: SchemaType, definition: bytes, others: Sequence[bytes] = ())
             raise InvalidSchema(f"a schema of {len(one)} bytes exceeds the limit of {SCHEMA_BYTES_MAX} bytes")
     module, name = _HOMES[type]
     try:
-        home = import_module(module)
-    except ModuleNotFoundError as error:
-        raise InvalidSchema(f"{type} schemas need {error.name}: pip install 'headrace[schemas]'") from error
+        with needs(f"schema type {type}"):
+            home = import_module(module)
+    except MissingExtra as missing:
+        raise InvalidSchema(str(missing)) from missing
     return cast(Reader, getattr(home, name)(definition, others))

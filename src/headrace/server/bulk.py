@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
+from headrace.bulk.connections import ConnectionLimits
 from headrace.bulk.lane import Lane, LaneSettings
 from headrace.server.config import Config
 
@@ -17,7 +18,7 @@ class BulkLanes:
     gRPC keeps the certificates it was started with, and chooses the version of TLS by itself (1.2 or 1.3).
     """
 
-    def __init__(self, broker: Broker, config: Config, access: Access) -> None:
+    def __init__(self, broker: Broker, config: Config, access: Access, connections_max: int) -> None:
         self._broker, self._access = broker, access
         chosen = config.tls
         self._settings = LaneSettings(
@@ -25,6 +26,7 @@ class BulkLanes:
             certificate=_content(chosen.certificate),
             key=_content(chosen.key),
             client_ca=_content(chosen.client_ca),
+            connections=ConnectionLimits(connections_max, config.limits.connections_per_ip),
         )
 
     @property

@@ -194,6 +194,22 @@ class Limits:
 
     connections: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_MAX, "Open connections. One more is closed at once.")
     connections_per_ip: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_PER_IP_MAX, "Open connections from one address.")
+    connections_per_user: int = setting(
+        Count(1, 1_000_000, zero="no limit"),
+        limits.CONNECTIONS_PER_USER_MAX,
+        "Open connections that have logged in as one user. Administrators have no such limit.",
+    )
+    connections_reserved: int = setting(
+        Count(1, 1_000, zero="none"),
+        limits.CONNECTIONS_RESERVED,
+        "Of limits.connections, those that are kept for administrators where access is enforced. Anybody may take one when the others are "
+        "in use, and loses it at limits.login_timeout unless an administrator has logged in on it.",
+    )
+    flight_connections: int = setting(
+        Count(1, 1_000_000),
+        limits.FLIGHT_CONNECTIONS_MAX,
+        "Open connections to the Flight endpoint. Those beyond it are disconnected, the ones without a call first.",
+    )
     frame: int = setting(
         Size(1 * KIB, 1 * _GIB),
         limits.FRAME_BYTES_DEFAULT_MAX,
@@ -203,6 +219,12 @@ class Limits:
         Duration(100, _HOUR),
         f"{limits.HANDSHAKE_SECONDS_MAX:g}s",
         "How long a new connection may take to say which protocol it speaks. A silent one is closed.",
+    )
+    login_timeout: int = setting(
+        Duration(100, _HOUR, zero="never"),
+        f"{limits.LOGIN_SECONDS_MAX:g}s",
+        "How long a connection may be without a login where access is enforced. It is closed then, unless rules allow something to whoever "
+        "has not logged in. BlipMQ has limits.handshake_timeout.",
     )
     frame_timeout: int = setting(
         Duration(100, _HOUR, zero="never"),
@@ -221,6 +243,12 @@ class Limits:
     )
     output_buffer: int = setting(
         Size(64 * KIB, 1 * _GIB), limits.OUTPUT_BUFFER_BYTES_MAX, "What may wait unsent for one peer before it stops being fed."
+    )
+    output_total: int = setting(
+        Size(1 * MIB, 1024 * _GIB),
+        limits.OUTPUT_TOTAL_BYTES_MAX,
+        "What may wait unsent for all peers together. Beyond it nobody is fed who has unsent bytes, and peers that have read nothing for "
+        f"{limits.OUTPUT_STALL_SECONDS:g} seconds are disconnected.",
     )
     in_flight: int = setting(
         Size(64 * KIB, 1 * _GIB),

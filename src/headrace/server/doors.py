@@ -13,6 +13,7 @@ from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.subscriptions import SubscriptionBook
 from headrace.engine.contract import Engine
+from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.door import Door, Visitor
 from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_DOORS, Config
@@ -26,6 +27,7 @@ from headrace.sessions.flymq import FlyMqSession, FlyMqSettings
 from headrace.sessions.flymq_access import FlyMqAccess
 from headrace.sessions.flymq_cluster import Node
 from headrace.sessions.rustlog import RustLogCommons, RustLogSession, RustLogSettings
+from headrace.sessions.turns import Turns
 from headrace.wire import blipmq, figg, flymq, rustlog
 
 _LOGIN_DOORS: Final = {AccessMode.OPEN: frozenset({"blipmq"}), AccessMode.ENFORCED: frozenset({"blipmq", "flymq"})}
@@ -53,6 +55,7 @@ class Doors:
         blipmq_keys: Mapping[str, str],
     ) -> None:
         self._broker, self._config, self._access = broker, config, access
+        self._turns = Turns()
         self._subscriptions = Subscriptions(broker, SubscriptionBook(engine, "blipmq"), clock=clock, settings=_blipmq_settings(config))
         self._by_name = {door.name: door for door in (self._flymq(), self._rustlog(), self._blipmq(blipmq_keys), self._figg())}
         assert tuple(self._by_name) == TCP_DOORS, "the configuration names the doors there are"
@@ -76,19 +79,26 @@ class Doors:
             idle_seconds=self._config.limits.idle_timeout / 1000,
         )
 
-        def enter(visitor: Visitor) -> FramedSession:
-            return FiggSession(self._broker, visitor, _who(visitor, "figg", self._config.figg.principal), settings)
+        principal = self._config.figg.principal
 
-        return Door("figg", figg.sniff, enter)
+        def enter(visitor: Visitor) -> FramedSession:
+            return FiggSession(self._broker, visitor, self._who(visitor, "figg", principal), settings, self._turns)
+
+        return Door("figg", figg.sniff, enter, self._needs_login(principal))
 
     def _rustlog(self) -> Door:
-        settings = RustLogSettings(auto_create=self._config.rustlog.auto_create, in_flight_bytes_max=self._config.limits.in_flight)
-        commons = RustLogCommons(settings)
+        chosen = self._config.limits
+        settings = RustLogSettings(
+            auto_create=self._config.rustlog.auto_create,
+            reply_bytes_max=max(chosen.output_buffer - OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES),
+            in_flight_bytes_max=chosen.in_flight,
+        )
+        commons, principal = RustLogCommons(settings, turns=self._turns), self._config.rustlog.principal
 
         def enter(visitor: Visitor) -> FramedSession:
-            return RustLogSession(visitor, self._broker, _who(visitor, "rustlog", self._config.rustlog.principal), commons)
+            return RustLogSession(visitor, self._broker, self._who(visitor, "rustlog", principal), commons)
 
-        return Door("rustlog", rustlog.sniff, enter)
+        return Door("rustlog", rustlog.sniff, enter, self._needs_login(principal))
 
     def _blipmq(self, keys: Mapping[str, str]) -> Door:
         configured = api_keys(keys)
@@ -99,8 +109,10 @@ class Doors:
             def verify(key: bytes) -> Principal | None:
                 known = configured(key)
                 if known is not None:
-                    return replace(known, address=caller.address)
-                return self._access.verify_key(key.decode("utf-8", "replace"), caller)
+                    who: Principal | None = replace(known, address=caller.address)
+                else:
+                    who = self._access.verify_key(key.decode("utf-8", "replace"), caller)
+                return who if who is not None and self._keeps(visitor, who) else None
 
             return BlipMqSession(visitor, self._broker, self._subscriptions, verify_key=verify)
 
@@ -112,15 +124,31 @@ class Doors:
 
         def enter(visitor: Visitor) -> FramedSession:
             node = Node(address=chosen.advertise or visitor.local)
-            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), _who(visitor, "flymq", ANONYMOUS)
-            return FlyMqSession(visitor, self._broker, who, settings, FlyMqAccess(self._access, who, visitor.peer))
+            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(visitor, "flymq", ANONYMOUS)
+            access = FlyMqAccess(self._access, who, visitor.peer, lambda who: self._logged_in(visitor, who))
+            return FlyMqSession(visitor, self._broker, who, settings, access, self._turns)
 
-        return Door("flymq", flymq.sniff, enter)
+        return Door("flymq", flymq.sniff, enter, self._needs_login(ANONYMOUS))
 
+    def _who(self, visitor: Visitor, door: str, otherwise: str) -> Principal:
+        """Before a login, if the protocol knows one: a certificate tells who it is, or the configuration does."""
+        who = Principal(visitor.identity or otherwise, door, address=host_of(visitor.peer))
+        if visitor.identity is not None:
+            self._keeps(visitor, who)
+        return who
 
-def _who(visitor: Visitor, door: str, otherwise: str) -> Principal:
-    """Before a login, if the protocol knows one: a certificate tells who it is, or the door does."""
-    return Principal(visitor.identity or otherwise, door, address=host_of(visitor.peer))
+    def _logged_in(self, visitor: Visitor, who: Principal) -> str | None:
+        return visitor.logged_in(who.name, is_admin=self._access.is_admin(who))
+
+    def _keeps(self, visitor: Visitor, who: Principal) -> bool:
+        """Count the connection for its user; one too many is closed."""
+        refusal = self._logged_in(visitor, who)
+        if refusal is not None:
+            visitor.close(refusal)
+        return refusal is None
+
+    def _needs_login(self, name: str) -> Callable[[], bool]:
+        return lambda: not self._access.allows_anything(name)
 
 
 def host_of(peer: str) -> str:

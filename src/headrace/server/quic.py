@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.access.access import Access
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.errors import ConfigError
@@ -29,7 +30,9 @@ _log = logging.getLogger(__name__)
 class QuicDoors:
     """Fujin, on any number of addresses. Raises `OSError` or `ConfigError` when the certificate cannot be read or made."""
 
-    def __init__(self, broker: Broker, config: Config, limits: NetLimits, counters: NetCounters, *, now: datetime.datetime) -> None:
+    def __init__(
+        self, broker: Broker, config: Config, access: Access, limits: NetLimits, counters: NetCounters, *, now: datetime.datetime
+    ) -> None:
         self._tls = _tls(config, now)
         try:
             self.fingerprint = fingerprint(self._tls)
@@ -51,7 +54,10 @@ class QuicDoors:
             who = Principal(link.identity or config.fujin.principal, "fujin", address=host_of(link.peer))
             return FujinSession(broker, link, who, ids, settings, shares)
 
-        self.door = QuicDoor("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE)
+        def needs_login() -> bool:
+            return not access.allows_anything(config.fujin.principal)
+
+        self.door = QuicDoor("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE, needs_login)
 
     @property
     def cover(self) -> str:

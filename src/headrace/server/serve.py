@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -26,9 +25,11 @@ from headrace.records import Ack
 from headrace.server.api_keys import configured
 from headrace.server.choices import AccessMode
 from headrace.server.config import Config
+from headrace.server.descriptors import raise_file_limit
 from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile
+from headrace.server.supervisor import notify
 from headrace.server.wiring import Opened, Server
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
     """Run until told to stop; the exit code. Raises `ConfigError` or `StartFailed` with one line when it cannot start."""
     started = time.monotonic()
     set_up_logs(config.log)
-    _raise_file_limit()
+    raise_file_limit()
     if not CHECKSUMS_IN_C:
         _log.warning("checksums are made in Python, about 1 MB/s: this google-crc32c has no extension module")
     server = Server(
@@ -78,14 +79,16 @@ def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
         ready.clear()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_live(server, config, life, ready, started))
+            runner.run(_live(server, config, life, ready, started, environment))
     finally:
         if ready:
             ready.remove()
     return 0
 
 
-async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | None, started: float) -> None:
+async def _live(
+    server: Server, config: Config, life: Life, ready: ReadyFile | None, started: float, environment: Mapping[str, str]
+) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report_defect)
     stop = asyncio.Event()
@@ -95,11 +98,14 @@ async def _live(server: Server, config: Config, life: Life, ready: ReadyFile | N
             if ready:
                 ready.write(_by_kind(opened))
             _settle_memory()
+            server.report_limits()
             _print_banner(config, opened, server, time.monotonic() - started)
+            notify("READY=1", environment)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), life.duration_seconds)
             _log.info("draining")
         finally:
+            notify("STOPPING=1", environment)
             if ready:
                 ready.remove()
             await server.close()
@@ -140,16 +146,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 def _report_defect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A callback failed that nobody awaits: one line, and the broker lives on."""
     _log.error("defect: %s", context["message"], exc_info=context.get("exception"))
-
-
-def _raise_file_limit() -> None:
-    """Each connection and each segment is a file; the soft limit of a login shell (1,024) is far below what we may use."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):
-            _log.warning("the limit of open files stays at %d", soft)
 
 
 def _settle_memory() -> None:

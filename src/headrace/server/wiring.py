@@ -9,8 +9,9 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,6 +21,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, HealthReport, HealthState, TopicConfig
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import BrokerError, ConfigError, HeadraceError
+from headrace.extras import MissingExtra, needs
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.log.crypt import WrongKey
 from headrace.log.files import DirectoryLocked, DiskFiles
@@ -28,7 +30,9 @@ from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
+from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_DOORS, Config, is_default
+from headrace.server.descriptors import open_files_max, report, share
 from headrace.server.doors import Doors
 from headrace.server.settings import Bind
 from headrace.server.tls import TlsWatch, tls_of
@@ -77,9 +81,18 @@ class Server:
         self._engine.health.changed = _log_health
         self._access = access_of(config, self._engine, clock)
         settings = broker_settings(config)
-        self._broker = Broker(self._engine, clock=clock, settings=settings, authorize=self._access.authorize, witness=self._access.witness)
+        self._broker = Broker(
+            self._engine,
+            clock=clock,
+            settings=settings,
+            authorize=self._access.authorize,
+            witness=self._access.witness,
+            random_bytes=secrets.token_bytes,
+        )
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
+        self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
+        self._shares = share(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
         self._doors: Doors | None = None
         self._tls: Tls | None = None
@@ -140,6 +153,7 @@ class Server:
             "bytes_in": counters.bytes_in,
             "bytes_out": counters.bytes_out,
             "reading_pauses": counters.reading_pauses,
+            "accept_pauses": counters.accept_pauses,
             "rejected": rejected or "none",
         }
 
@@ -171,8 +185,15 @@ class Server:
         except BrokerError as failure:
             raise StartFailed(f"data directory {path}: {failure}") from failure
 
+    def report_limits(self) -> None:
+        """Log the connection limits that were derived from the limit of open files."""
+        report(self._shares, **self._wanted_connections)
+
+    def _net_limits(self) -> NetLimits:
+        return replace(net_limits(self._config), connections_max=self._shares.connections)
+
     async def _listen(self, bind: Bind, doors: Doors) -> list[Opened]:
-        limits, chosen = net_limits(self._config), doors.named(bind.doors)
+        limits, chosen = self._net_limits(), doors.named(bind.doors)
         names = tuple(door.name for door in chosen)
         cover = "" if self._tls is None else "TLS or plain" if self._tls.settings.optional else "TLS"
         opened: list[Opened] = []
@@ -188,13 +209,11 @@ class Server:
     async def _listen_quic(self) -> list[Opened]:
         if not self._config.listen.quic:
             return []
-        try:
+        with needs("listen.quic"):
             from headrace.server.quic import QuicDoors
-        except ImportError as failure:
-            raise StartFailed(f"listen.quic needs the module {failure.name}: pip install 'headrace[quic]'") from None
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
-            doors = QuicDoors(self._broker, self._config, net_limits(self._config), self._counters, now=now)
+            doors = QuicDoors(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
         except (OSError, ConfigError) as failure:
             raise StartFailed(f"listen.quic: {failure}") from None
         self._renew_quic = doors.renew
@@ -215,19 +234,17 @@ class Server:
             return []
         try:
             return await self._open_lanes()
-        except StartFailed as failure:
+        except (StartFailed, MissingExtra) as failure:
             if not is_default(self._config, "listen.bulk"):
                 raise
             self.left_out = f"no bulk lane: {failure}"
             return []
 
     async def _open_lanes(self) -> list[Opened]:
-        try:
+        with needs("listen.bulk"):
             from headrace.server.bulk import BulkLanes
-        except ImportError as failure:
-            raise StartFailed(f"listen.bulk needs the module {failure.name}: pip install 'headrace[bulk]'") from None
         try:
-            lanes = BulkLanes(self._broker, self._config, self._access)
+            lanes = BulkLanes(self._broker, self._config, self._access, self._shares.flight_connections)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         opened: list[Opened] = []
@@ -280,7 +297,7 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
 def access_of(config: Config, engine: Engine, clock: Callable[[], int]) -> Access:
     """What the configuration says about who may do what."""
     settings = AccessSettings(Mode(config.access.mode.value), config.access.audit_retention)
-    return Access(engine, clock=clock, random_bytes=secrets.token_bytes, settings=settings)
+    return Access(engine, clock=clock, random_bytes=secrets.token_bytes, settings=settings, ticks=lambda: time.monotonic_ns() // 1_000_000)
 
 
 def admin_password(config: Config) -> str | None:
@@ -311,17 +328,27 @@ def broker_settings(config: Config) -> BrokerSettings:
 
 def net_limits(config: Config) -> NetLimits:
     """What the configuration says about connections."""
+    is_enforced = config.access.mode is AccessMode.ENFORCED
     high_water_bytes = min(OUTPUT_HIGH_WATER_BYTES, config.limits.output_buffer)
     return NetLimits(
         connections_max=config.limits.connections,
         connections_per_ip_max=config.limits.connections_per_ip,
+        connections_per_user_max=config.limits.connections_per_user,
+        connections_reserved=config.limits.connections_reserved if is_enforced else 0,
+        login_seconds=config.limits.login_timeout / 1000 if is_enforced else 0.0,
         handshake_seconds=config.limits.handshake_timeout / 1000,
         output_high_water_bytes=high_water_bytes,
         output_low_water_bytes=min(OUTPUT_LOW_WATER_BYTES, high_water_bytes),
         output_bytes_max=config.limits.output_buffer,
+        output_total_bytes_max=config.limits.output_total,
         frame_check_seconds=config.limits.frame_timeout / 1000,
         unfinished_bytes_max=config.limits.unfinished_frames,
     )
+
+
+def flight_connections(config: Config) -> int:
+    """How many connections the Flight endpoint may have; 0 where there is none."""
+    return config.limits.flight_connections if config.listen.bulk else 0
 
 
 async def _numeric(bind: Bind) -> list[str]:

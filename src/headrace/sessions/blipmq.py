@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.limits import (
     BLIPMQ_BAD_KEYS_MAX,
@@ -282,7 +283,7 @@ class BlipMqSession:
         headers = None if run.qos else [QOS_0_HEADERS] * len(run.values)
         try:
             published = self._broker.publish(who, run.topic, Run(run.values, headers=headers), partition=PARTITION)
-        except UnknownTopic as error:
+        except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 return partial(self._publish_to_new_topic, run, who)
             self._outbox.reply(_refused_publish(run, error))
@@ -306,7 +307,7 @@ class BlipMqSession:
 
     async def _publish_to_new_topic(self, run: PublishRun, who: Principal) -> None:
         try:
-            await self._broker.ensure_topic(who, run.topic)
+            await self._broker.prepare(who, run.topic, run.values)
         except BrokerError as error:
             self._outbox.reply(_refused_publish(run, error))
         else:

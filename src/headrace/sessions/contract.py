@@ -39,6 +39,15 @@ class Link(Protocol):
         """
 
 
+class WatchedLink(Link, Protocol):
+    """A connection that can tell whether its peer is still there."""
+
+    @property
+    def has_peer_left(self) -> bool:
+        """Whether the peer has closed its side or the connection is lost; known even while reading is paused. Asks the kernel: not for
+        every request, but for work that takes long."""
+
+
 class Session(Protocol):
     """One connection's state. No method may raise because of what the peer sent."""
 

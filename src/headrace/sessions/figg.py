@@ -20,10 +20,12 @@ from headrace import limits
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
 from headrace.records import Run
 from headrace.sessions.contract import Link
 from headrace.sessions.figg_attachments import PARTITION, Attachments
+from headrace.sessions.turns import Turns
 from headrace.wire.figg import Attach, ClientMessage, Detach, Ping, PublishRun, encode, server_decoder
 
 RECORD_OVERHEAD_BYTES: Final = 64
@@ -58,11 +60,13 @@ class InFlight:
 class FiggSession:
     """The state of one connection: a `Session`."""
 
-    def __init__(self, broker: Broker, link: Link, who: Principal, settings: FiggSettings = FiggSettings()) -> None:
+    def __init__(
+        self, broker: Broker, link: Link, who: Principal, settings: FiggSettings = FiggSettings(), turns: Turns | None = None
+    ) -> None:
         self._broker, self._link, self._who, self._settings = broker, link, who, settings
         self._loop = asyncio.get_running_loop()
         self._decoder = server_decoder(frame_bytes_max=settings.frame_bytes_max, strict_version=settings.strict_version)
-        self._attachments = Attachments(broker, link, who, self._refuse_for)
+        self._attachments = Attachments(broker, link, who, self._refuse_for, Turns() if turns is None else turns)
         self._in_flight: deque[InFlight] = deque()
         self._in_flight_bytes = 0
         self._window_is_full = False
@@ -121,9 +125,9 @@ class FiggSession:
             for message in messages:
                 try:
                     self._handle(message)
-                except UnknownTopic as failure:
+                except (UnknownTopic, SchemaCheckPending):
                     self._rest = messages
-                    self._stall_for(failure.topic, message)
+                    self._stall_for(message)
                     return
                 except BrokerError as failure:
                     self._refuse_for(failure)
@@ -149,14 +153,19 @@ class FiggSession:
                 self._attachments.detach(topic)
                 self._link.send(encode.detached(topic))
 
-    def _stall_for(self, topic: str, message: ClientMessage) -> None:
-        """A topic is there as soon as anybody publishes or attaches to it: make it, then take the message up again."""
+    def _stall_for(self, message: ClientMessage) -> None:
+        """A topic is there as soon as anybody publishes or attaches to it: make it, then take the message up again. So with a schema
+        check that takes longer."""
         self._link.pause_reading()
-        self._stall = self._loop.create_task(self._make_topic(topic, message))
+        self._stall = self._loop.create_task(self._prepare(message))
 
-    async def _make_topic(self, topic: str, message: ClientMessage) -> None:
+    async def _prepare(self, message: ClientMessage) -> None:
+        assert isinstance(message, PublishRun | Attach)
         try:
-            await self._broker.ensure_topic(self._who, topic)
+            if isinstance(message, PublishRun):
+                await self._broker.prepare(self._who, message.topic, message.values)
+            else:
+                await self._broker.ensure_topic(self._who, message.topic)
             self._handle(message)
         except BrokerError as failure:
             self._refuse_for(failure)

@@ -5,12 +5,12 @@ credit is given back only while little waits unsent, so a PONG or an ACK never s
 output limit pile up all the same (a thousand live attachments may each spend their credit at once), an attachment is parked: its
 cursor is closed, and a new one opened at the same number when the peer has caught up.
 
-Attachments take turns, one a turn of the loop: no backlog, however deep, holds up the other attachments or the other connections.
+Attachments of all connections take turns, one a turn of the loop: no backlog, however deep, holds up the other attachments or the other
+connections.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
@@ -23,6 +23,7 @@ from headrace.broker.cursor import Cursor
 from headrace.errors import BrokerError, LimitExceeded
 from headrace.limits import KIB, OUTPUT_BUFFER_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES, SUBSCRIPTIONS_PER_CONNECTION_MAX
 from headrace.sessions.contract import Link
+from headrace.sessions.turns import Turn, Turns
 from headrace.wire.figg import encode
 
 CREDIT_BYTES: Final = 256 * KIB
@@ -50,12 +51,11 @@ class Attachment:
 class Attachments:
     """Of one connection, by topic. `failed` is told when a delivery cannot go on."""
 
-    def __init__(self, broker: Broker, link: Link, who: Principal, failed: Callable[[BrokerError], None]) -> None:
-        self._broker, self._link, self._who, self._failed = broker, link, who, failed
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, broker: Broker, link: Link, who: Principal, failed: Callable[[BrokerError], None], turns: Turns) -> None:
+        self._broker, self._link, self._who, self._failed, self._turns = broker, link, who, failed, turns
         self._by_topic: dict[str, Attachment] = {}
         self._waiting: deque[Attachment] = deque()
-        self._turn: asyncio.Handle | None = None
+        self._turn: Turn | None = None
 
     def attach(self, topic: str, offset: int | None) -> None:
         """Answer with ATTACHED, then deliver; replaces an attachment to the same topic.
@@ -81,7 +81,7 @@ class Attachments:
     def feed(self) -> None:
         """The peer has taken what waited for it."""
         if self._turn is None and self._waiting:
-            self._turn = self._loop.call_soon(self._take_turn)
+            self._turn = self._turns.take(self._take_turn)
 
     def close(self) -> None:
         for topic in list(self._by_topic):

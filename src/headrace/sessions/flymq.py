@@ -19,21 +19,33 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from headrace.broker import Broker, Principal
-from headrace.errors import BrokerError, InvalidRequest, UnknownTopic
-from headrace.limits import IN_FLIGHT_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES
-from headrace.sessions.contract import Link
+from headrace.broker.schema_checks import SchemaCheckPending
+from headrace.errors import BrokerError, InvalidRequest, UnknownTopic, WireError
+from headrace.limits import (
+    FLYMQ_INFLATIONS_MAX,
+    FLYMQ_LOGIN_INFLATED_BYTES_MAX,
+    FLYMQ_LOOP_INFLATED_BYTES_MAX,
+    IN_FLIGHT_BYTES_MAX,
+    OUTPUT_HIGH_WATER_BYTES,
+)
+from headrace.sessions.contract import WatchedLink
 from headrace.sessions.flymq_access import ACCESS_REQUESTS, FlyMqAccess
 from headrace.sessions.flymq_cluster import Node
 from headrace.sessions.flymq_refusals import not_understood, refusal
 from headrace.sessions.flymq_staging import refused, stage
 from headrace.sessions.flymq_transactions import Owed
 from headrace.sessions.flymq_verbs import Verbs
+from headrace.sessions.slots import Slots
+from headrace.sessions.turns import Turns
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
 from headrace.wire.flymq.advanced_messages import TxnBegin, TxnCommit, TxnProduceRun
+from headrace.wire.flymq.framing import inflate
 from headrace.wire.flymq.messages import (
     Broken,
     Failure,
+    Fetch,
     Malformed,
+    Packed,
     ProduceRun,
     Reply,
     Request,
@@ -52,6 +64,7 @@ Step: TypeAlias = RequestEvent | _Pause
 
 _STEPS_A_TURN: Final = 64
 """Requests served before the loop turns to others."""
+_INFLATIONS: Final = Slots(FLYMQ_INFLATIONS_MAX)
 _IN_TRANSACTION: Final = (TxnProduceRun, TxnBegin, TxnCommit)
 """Requests that are staged as PRODUCE is."""
 
@@ -72,16 +85,23 @@ class FlyMqSession:
     """The state of one connection."""
 
     def __init__(
-        self, link: Link, broker: Broker, who: Principal, settings: FlyMqSettings = _DEFAULTS, access: FlyMqAccess | None = None
+        self,
+        link: WatchedLink,
+        broker: Broker,
+        who: Principal,
+        settings: FlyMqSettings = _DEFAULTS,
+        access: FlyMqAccess | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Without `access` there are no users to log in as or to manage."""
+        self._turns = Turns() if turns is None else turns
         self._link = link
         self._broker = broker
         self._who = who
-        self._verbs = Verbs(broker, who, settings.node)
+        self._verbs = Verbs(broker, who, settings.node, self._is_over)
         self._access = access
         self._dialect = settings.dialect
-        self._decoder = RequestDecoder()
+        self._decoder = RequestDecoder(self._inflated_bytes_max)
         self._inbox: deque[Step] = deque()
         self._task: asyncio.Task[None] | None = None
         self._staged: deque[Owed] = deque()
@@ -93,6 +113,11 @@ class FlyMqSession:
         self._writable: asyncio.Future[None] | None = None
         self._ending: tuple[str, bool] | None = None
         self._is_lost = False
+
+    @property
+    def _inflated_bytes_max(self) -> int:
+        is_stranger = self._access is not None and self._access.is_stranger
+        return FLYMQ_LOGIN_INFLATED_BYTES_MAX if is_stranger else FLYMQ_LOOP_INFLATED_BYTES_MAX
 
     # What the connection calls.
 
@@ -117,6 +142,10 @@ class FlyMqSession:
     @property
     def held_bytes(self) -> int:
         return self._decoder.held_bytes
+
+    def _is_over(self) -> bool:
+        """The broker drains, or the peer has left. A connection that is not read does not hear of that by itself."""
+        return self._ending is not None or self._link.has_peer_left
 
     # Order.
 
@@ -148,6 +177,9 @@ class FlyMqSession:
             if turns % _STEPS_A_TURN == 0:
                 # Many requests are done with at once; thousands of them in one piece must not keep the other connections waiting.
                 await asyncio.sleep(0)
+            if isinstance(step, Packed):
+                self._inbox.appendleft(await self._unpack(step))
+                continue
             if isinstance(step, ProduceRun):
                 if not self._publish(step):
                     await self._publish_to_new_topic(step)
@@ -166,6 +198,17 @@ class FlyMqSession:
                 self._inbox.extendleft(reversed([*events, *more]))
             else:
                 await self._serve(step)
+
+    async def _unpack(self, packed: Packed) -> RequestEvent:
+        """On a thread: meanwhile this peer is not read, and the others are served."""
+        if self._access is not None and self._access.is_stranger:
+            return Malformed(packed.opcode, f"compressed payload exceeds {FLYMQ_LOGIN_INFLATED_BYTES_MAX} bytes before login")
+        try:
+            async with _INFLATIONS:
+                plain = await asyncio.to_thread(inflate, packed.payload)
+        except WireError as error:
+            return Malformed(packed.opcode, str(error))
+        return self._decoder.unpacked(packed.opcode, plain)
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         self._task = None
@@ -223,16 +266,16 @@ class FlyMqSession:
         return True
 
     def _publish(self, run: ProduceRun) -> bool:
-        """Stage the run. False: there is no such topic yet."""
+        """Stage the run. False: there is no such topic yet, or its schema check takes longer."""
         try:
             self._owe(stage(self._broker, self._who, run))
-        except UnknownTopic:
+        except (UnknownTopic, SchemaCheckPending):
             return False
         return True
 
     async def _publish_to_new_topic(self, run: ProduceRun) -> None:
         try:
-            await self._broker.ensure_topic(self._who, run.topic)
+            await self._broker.prepare(self._who, run.topic, run.values)
         except BrokerError as error:
             self._owe(refused(run, error))
             return
@@ -292,6 +335,8 @@ class FlyMqSession:
 
     async def _serve(self, event: RequestEvent) -> None:
         match event:
+            case Packed():
+                raise AssertionError("unpacked before it is served")
             case Broken():
                 self._decoder_broke(event)
             case Malformed() | UnknownOpcode():
@@ -299,7 +344,18 @@ class FlyMqSession:
             case _:
                 if speaks_sdk(event):
                     self._dialect = Dialect.SDK
-                self._link.send(await self._reply(event))
+                if isinstance(event, Fetch) and not event.pattern:
+                    await self._fetch(event)
+                else:
+                    self._link.send(await self._reply(event))
+
+    async def _fetch(self, request: Fetch) -> None:
+        while True:
+            await self._until_writable()
+            async with self._turns.fetching(self._link) as may_fetch:
+                if may_fetch:
+                    self._link.send(await self._reply(request))
+                    return
 
     async def _reply(self, request: Request) -> bytes:
         try:
@@ -315,6 +371,7 @@ class FlyMqSession:
         reply = await self._access.answer(request)
         if self._access.who != self._who:
             self._who = self._verbs.who = self._access.who
+            self._decoder.inflated_bytes_max = self._inflated_bytes_max
             self._verbs.transactions.abort_all()
             if self._access.speaks_sdk:
                 self._dialect = Dialect.SDK

@@ -96,8 +96,14 @@ class AlterKeyBody(msgspec.Struct, forbid_unknown_fields=True):
 class FlyMqAccess:
     """One connection's logins and what it asks about access. `who` changes with a login."""
 
-    def __init__(self, access: Access, who: Principal, peer: str) -> None:
-        self.who = who
+    @property
+    def is_stranger(self) -> bool:
+        """Whether nobody has logged in where that matters: nothing expensive is done for such a peer."""
+        return self._access.is_enforced and self.who.name == ANONYMOUS
+
+    def __init__(self, access: Access, who: Principal, peer: str, logged_in: Callable[[Principal], str | None] = lambda who: None) -> None:
+        """`logged_in` is told of each login, and returns why the connection cannot be that user's."""
+        self.who, self._logged_in = who, logged_in
         self._access, self._administration = access, access.administration
         self._address = peer.rpartition(":")[0] or peer
         self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
@@ -152,7 +158,11 @@ class FlyMqAccess:
 
     async def _auth(self, request: a.Auth) -> Reply:
         try:
-            self.who = await self._log_in(request.user, request.password)
+            who = await self._log_in(request.user, request.password)
+            refusal = self._logged_in(who)
+            if refusal is not None:
+                raise Unavailable(refusal)
+            self.who = who
         except (LoginFailed, LoginThrottled, Unavailable, InvalidRequest) as error:
             return a.AuthReply(False, str(error))
         return a.AuthReply(True, "", self.who.name, self._access.roles_of(self.who))
@@ -204,7 +214,7 @@ class FlyMqAccess:
         return sorted({word for role in roles if role in known for word in _permissions(known[role])})
 
     async def _role_list(self, request: a.RoleList) -> Reply:
-        roles = self._administration.roles()
+        roles = self._access.roles_shown(self.who)
         return a.RoleEntries([a.RoleEntry(name, _permissions(role), role.description) for name, role in roles.items()])
 
     # FlyMQ's own ACLs.
@@ -256,7 +266,7 @@ class FlyMqAccess:
         return {"allowed": self._administration.explain(self._caller, body.user, body.action, Resource(body.kind, body.name))}
 
     async def _role_rows(self, body: Nothing) -> object:
-        roles = self._administration.roles()
+        roles = self._access.roles_shown(self.who)
         return [
             {"name": name, "grants": [GrantRow.of(grant) for grant in role.grants], "description": role.description}
             for name, role in roles.items()

@@ -12,7 +12,7 @@
 | group.delete | group | {} |
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
-| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], the next ones first; 1,000 unless said |
+| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], the next ones first, 1,000 of them; null: not shown |
 | app.list | | [{app, version, at, run_id, is_publishing}] |
 | app.forget | app | {} |
 | stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
@@ -191,11 +191,11 @@ class BrokerVerbs:
         return [
             {
                 "id": one.id,
-                "topic": one.message.topic,
-                "due": one.message.due,
-                "owner": one.message.owner,
-                "key": None if one.message.key is None else one.message.key.decode(errors="replace"),
-                "size": len(one.message.value or b""),
+                "topic": one.topic,
+                "due": one.due,
+                "owner": one.owner,
+                "key": None if one.key is None else one.key.decode(errors="replace"),
+                "size": one.size_bytes,
             }
             for one in self._broker.delayed(self._who(), arguments.topic, count_max=arguments.limit)
         ]

@@ -43,7 +43,7 @@ class DelayedVerbs:
             raise InvalidRequest(f"a record cannot live for {request.ttl_ms} ms")
         who = self._who()
         _check_size(request.key, request.value)
-        await self._broker.ensure_topic(who, request.topic)
+        await self._broker.prepare(who, request.topic, [request.value])
         expiry = self._broker.now + request.ttl_ms if request.ttl_ms else NEVER
         run = Run([request.value], [request.key] if request.key else None, expiries=[expiry] if expiry else None)
         published = await self._broker.publish(who, request.topic, run, partition=_partition(request.partition))

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, cast
 
 from headrace.broker import Batch, Broker, Principal
 from headrace.errors import BrokerError, OffsetOutOfRange
 from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX, FLYMQ_SCAN_BYTES_MAX, KIB, MIB
-from headrace.sessions.flymq_filter import Filter, build, passing
+from headrace.sessions.flymq_filter import Filter, build, passing, slices
+from headrace.sessions.slots import Slots
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import Consume, Consumed, Fetch, Fetched
 
@@ -25,6 +26,9 @@ RECORDS_DEFAULT: Final = 10
 _READ_STEP_BYTES: Final = 512 * KIB
 """Read at a time: most replies are far smaller than the largest, and a read takes as much of the disk as it might have to return."""
 _SCAN_STEP_BYTES: Final = 1 * MIB
+_SEARCHES: Final = Slots(1)
+_THREAD_BYTES_MIN: Final = 256 * KIB
+"""A record from this size on is looked at on a thread."""
 _LENGTHS_BYTES: Final = 8
 """What CONSUME's reply adds to key and value."""
 
@@ -60,7 +64,8 @@ async def consume(broker: Broker, who: Principal, request: Consume) -> Consumed:
     raise MessageGone(f"message expired: offset {request.offset}")
 
 
-async def fetch(broker: Broker, who: Principal, request: Fetch) -> Fetched:
+async def fetch(broker: Broker, who: Principal, request: Fetch, is_over: Callable[[], bool] = lambda: False) -> Fetched:
+    """`is_over` tells that the peer has left or the broker drains: then a search ends with what it has found."""
     test = build(request.pattern or "")
     page = _Page(request.records_max if request.records_max > 0 else RECORDS_DEFAULT)
     offset, scanned = request.offset, 0
@@ -87,12 +92,12 @@ async def fetch(broker: Broker, who: Principal, request: Fetch) -> Fetched:
             raise
         offset = found.next_offset
         for batch in found.batches:
-            scanned += await page.add(batch, test)
+            scanned += await page.add(batch, test, is_over)
             if page.full_at is not None:
                 offset = page.full_at
                 break
         is_enough = page.is_full if test is None else bool(page.offsets)
-        if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX:
+        if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX or (test is not None and is_over()):
             break
     return Fetched(page.offsets, page.values, offset, page.keys if any(page.keys) else None)
 
@@ -117,13 +122,13 @@ class _Page:
     def is_full(self) -> bool:
         return self.full_at is not None or self.records_left == 0 or self._size_bytes >= FLYMQ_FETCH_BYTES_MAX
 
-    async def add(self, batch: Batch, test: Filter | None) -> int:
+    async def add(self, batch: Batch, test: Filter | None, is_over: Callable[[], bool]) -> int:
         """Take what passes and fits; returns how many bytes were looked at."""
         offsets: Sequence[int] = batch.offsets()
         keys, values = batch.keys(), _without_tombstones(batch.values())
         looked_at = sum(map(len, values))
         if test is not None:
-            picked = await asyncio.to_thread(passing, test, keys, values)
+            picked = await _passing(test, keys, values, is_over)
             offsets = [offsets[index] for index in picked]
             keys = None if keys is None else [keys[index] for index in picked]
             values = [values[index] for index in picked]
@@ -158,6 +163,22 @@ class _Page:
             count = 1
         count = max(count, 0)
         return count, ends[count]
+
+
+async def _passing(filter: Filter, keys: list[bytes | None] | None, values: list[bytes], is_over: Callable[[], bool]) -> list[int]:
+    """The indexes of the records that pass. One slice of one search in each turn of the loop, however many search; a record that takes
+    longer than a slice goes to a thread."""
+    found: list[int] = []
+    for indexes in slices(filter, keys, values):
+        if is_over():
+            break
+        async with _SEARCHES:
+            if len(indexes) == 1 and len(values[indexes[0]]) > _THREAD_BYTES_MIN:
+                found += await asyncio.to_thread(passing, filter, keys, values, indexes)
+            else:
+                found += passing(filter, keys, values, indexes)
+                await asyncio.sleep(0)
+    return found
 
 
 def _without_tombstones(values: list[bytes | None]) -> list[bytes]:

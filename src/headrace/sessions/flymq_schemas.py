@@ -28,6 +28,7 @@ from headrace.broker import (
     Requirement,
     SchemaType,
     SchemaVersion,
+    settled,
     type_named,
 )
 from headrace.errors import InvalidRequest, RecordTooLarge, UnknownSchema
@@ -82,7 +83,7 @@ class SchemaVerbs:
         return SchemaEntries([SchemaEntry(one.id, one.type, one.version) for one in found])
 
     async def validate(self, request: ValidateSchema) -> Reply:
-        faults = self._schemas.faults(self._who(), request.name, request.value)
+        faults = await settled(lambda: self._schemas.faults(self._who(), request.name, request.value))
         return Validated(not faults, faults)
 
     async def produce(self, request: ProduceWithSchema) -> Reply:
@@ -90,8 +91,8 @@ class SchemaVerbs:
         request = self._meant(request)
         if len(request.key) + len(request.value) > RECORD_BYTES_MAX:
             raise RecordTooLarge(size_bytes=len(request.key) + len(request.value), bytes_max=RECORD_BYTES_MAX)
-        self._schemas.check(who, request.schema, request.value)
-        await self._broker.ensure_topic(who, request.topic)
+        await settled(lambda: self._schemas.check(who, request.schema, request.value))
+        await self._broker.prepare(who, request.topic, [request.value])
         run = Run([request.value], [request.key] if request.key else None)
         partition = None if request.partition == AUTO else request.partition
         at = await self._broker.publish(who, request.topic, run, partition=partition)
@@ -185,7 +186,9 @@ class SchemaCalls:
         definition = arguments.binary or arguments.definition.encode()
         mode = _mode(arguments.compatibility)
         type: SchemaType = type_named(arguments.type)
-        return {"conflicts": self._schemas.conflicts(self._who(), arguments.name, type, definition, compatibility=mode)}
+        return {
+            "conflicts": await settled(lambda: self._schemas.conflicts(self._who(), arguments.name, type, definition, compatibility=mode))
+        }
 
     async def _set_compatibility(self, arguments: _Moded) -> object:
         mode = _mode(arguments.compatibility)

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from headrace.broker import Broker, Principal, Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import Run
@@ -100,7 +101,13 @@ def columns(published: Published) -> tuple[list[int], list[int], list[int]]:
 
 
 def stage(broker: Broker, who: Principal, run: ProduceRun) -> Staged:
-    """Hand the run to the broker. Raises `UnknownTopic`, and then nothing was staged."""
+    """Hand the run to the broker. Raises `UnknownTopic` and `SchemaCheckPending`, and then nothing was staged."""
+    try:
+        broker.check_ready(who, run.topic, run.values)
+    except (UnknownTopic, SchemaCheckPending):
+        raise
+    except BrokerError as error:
+        return refused(run, error)
     everything = range(len(run))
     if run.partitions is None:
         return Staged(run, _stage_part(broker, who, run, everything, None))

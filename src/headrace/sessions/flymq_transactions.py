@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 from headrace.broker import Broker, Principal, Published, Transaction
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import Run
@@ -163,7 +164,7 @@ class TransactionVerbs:
 
     async def produce_to_new_topic(self, request: TxnProduceRun, dialect: Dialect) -> Owed:
         try:
-            await self._broker.ensure_topic(self._who(), request.topic)
+            await self._broker.prepare(self._who(), request.topic, request.values)
         except BrokerError as error:
             return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
         # Deleted again by somebody else: that is refused, not chased.
@@ -172,11 +173,18 @@ class TransactionVerbs:
         )
 
     def _produce(self, request: TxnProduceRun, dialect: Dialect) -> Owed | None:
-        """Stage the records; one frame for each, in order. A record that is refused takes no other down with it. None: no such topic."""
+        """Stage the records; one frame for each, in order. A record that is refused takes no other down with it. None: no such topic,
+        or a schema check that takes longer."""
         held = self._open.get(request.transaction)
         if held is None:
             refused = InvalidTransaction(f"transaction not found: {request.transaction}")
             return Answered(encode_failure(publish_refusal(refused), dialect) * len(request))
+        try:
+            self._broker.check_ready(self._who(), request.topic, request.values)
+        except (UnknownTopic, SchemaCheckPending):
+            return None
+        except BrokerError as error:
+            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
         try:
             return Answered(
                 b"".join(

@@ -69,8 +69,10 @@ _COMMITTED: Final = frozenset({"commit", "committed"})
 class Verbs:
     """The requests of one principal."""
 
-    def __init__(self, broker: Broker, who: Principal, node: Node) -> None:
+    def __init__(self, broker: Broker, who: Principal, node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
+        """`is_over` tells that nobody waits for long answers any more."""
         self._broker = broker
+        self._is_over = is_over
         self.who = who
         self.transactions = TransactionVerbs(broker, lambda: self.who)
         self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
@@ -131,7 +133,7 @@ class Verbs:
         return await consume(self._broker, self.who, request)
 
     async def _fetch(self, request: Fetch) -> Reply:
-        return await fetch(self._broker, self.who, request)
+        return await fetch(self._broker, self.who, request, self._is_over)
 
     # Topics.
 

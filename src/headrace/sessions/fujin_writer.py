@@ -17,6 +17,7 @@ from typing import Final, Protocol, TypeAlias
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.broker.transactions import Transaction
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import Run
@@ -129,7 +130,7 @@ class Writer:
     def _publish(self, run: WriteRun, topic: str, *, may_create: bool = True) -> Step | None:
         try:
             published = self._broker.publish(self._who, topic, Run(run.values, headers=run.headers))
-        except UnknownTopic as error:
+        except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 return partial(self._create, run, topic, self._publish)
             self._refuse(run, text(error, WRITER_NOT_FOUND))
@@ -153,7 +154,7 @@ class Writer:
     async def _create(self, run: WriteRun, topic: str, then: Callable[..., Step | None]) -> None:
         """A topic is there as soon as anybody writes to it. One that is deleted again meanwhile is refused, not chased."""
         try:
-            await self._broker.ensure_topic(self._who, topic)
+            await self._broker.prepare(self._who, topic, run.values)
         except BrokerError as error:
             self._refuse(run, text(error, WRITER_NOT_FOUND))
         else:
@@ -238,7 +239,7 @@ class Writer:
             return None
         try:
             self._transaction.publish(topic, Run(run.values, headers=run.headers))
-        except UnknownTopic as error:
+        except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 return partial(self._create, run, topic, self._stage)
             self._refuse(run, text(error, WRITER_NOT_FOUND))

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.broker.access import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publish import Published
+from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.sessions.contract import Link
 from headrace.sessions.rustlog_commons import RustLogCommons, RustLogSettings
 from headrace.sessions.rustlog_verbs import RustLogVerbs
 from headrace.wire.rustlog import Dialect, Incoming, Refused, RequestDecoder, encode_reply
-from headrace.wire.rustlog.messages import Produce, Reply
+from headrace.wire.rustlog.messages import Fetch, Produce, Reply
 
 __all__ = ["RustLogCommons", "RustLogSession", "RustLogSettings"]
 
@@ -57,6 +58,8 @@ class RustLogSession:
         self._staged: deque[_Staged] = deque()
         self._in_flight_bytes = 0
         self._task: asyncio.Task[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        """What a fetch waits for that must not be sent yet."""
         self._unsent: list[bytes] = []
         """Replies of one turn, to be sent in one write."""
         self._unsent_bytes = 0
@@ -80,6 +83,8 @@ class RustLogSession:
 
     def drained(self) -> None:
         self._choked = False
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
         self._serve()
 
     def closing(self) -> None:
@@ -130,9 +135,12 @@ class RustLogSession:
             return self._took_produce(incoming.dialect, incoming.request)
         if self._staged:
             return False
+        if isinstance(incoming.request, Fetch):
+            self._begin(self._fetch(incoming.dialect, incoming.request))
+            return True
         answer = self._verbs.answer(incoming.dialect, incoming.request)
         if isinstance(answer, Awaitable):
-            self._begin(incoming.dialect, answer)
+            self._begin(self._work(incoming.dialect, answer))
         else:
             self._reply(incoming.dialect, answer)
         return True
@@ -147,10 +155,11 @@ class RustLogSession:
         except BrokerError as error:
             if self._staged:
                 return False  # its reply is not due yet; it will be refused again when it is
-            if isinstance(error, UnknownTopic) and self._commons.settings.auto_create:
+            is_new = isinstance(error, UnknownTopic) and self._commons.settings.auto_create
+            if is_new or isinstance(error, SchemaCheckPending):
                 answer = self._verbs.answer(dialect, request)
                 assert isinstance(answer, Awaitable)
-                self._begin(dialect, answer)
+                self._begin(self._work(dialect, answer))
             else:
                 self._reply(dialect, self._verbs.not_produced(dialect, request, error))
             return True
@@ -177,12 +186,23 @@ class RustLogSession:
 
     # The one task.
 
-    def _begin(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._work(dialect, answer))
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(work)
         self._task.add_done_callback(self._worked)
 
     async def _work(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
         self._reply(dialect, await answer)
+
+    async def _fetch(self, dialect: Dialect, request: Fetch) -> None:
+        while True:
+            while not self._is_taking_replies():
+                self._writable = asyncio.get_running_loop().create_future()
+                await self._writable
+            async with self._commons.turns.fetching(self._link) as may_fetch:
+                if may_fetch:
+                    self._reply(dialect, await self._verbs.fetch(dialect, request))
+                    self._flush()
+                    return
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         self._task = None

@@ -13,10 +13,12 @@ from headrace.errors import InvalidRequest, LimitExceeded
 from headrace.limits import (
     GROUP_NAME_BYTES_MAX,
     IN_FLIGHT_BYTES_MAX,
+    RUSTLOG_REPLY_BYTES_MAX,
     RUSTLOG_STALL_SECONDS_MAX,
     RUSTLOG_STRAY_OFFSETS_MAX,
     TOPIC_NAME_BYTES_MAX,
 )
+from headrace.sessions.turns import Turns
 
 _SAMPLES_MAX: Final = 1_024
 _LAG_TEXT_CHARS_MAX: Final = 4 * 1024 * 1024
@@ -31,6 +33,8 @@ class RustLogSettings:
     """Whether a Produce to a topic that does not exist creates it, if the broker allows that at all. RustLog's own way is an error."""
     stall_seconds: float = RUSTLOG_STALL_SECONDS_MAX
     """A peer that stops in the middle of a frame for so long is closed. Zero: it may take for ever."""
+    reply_bytes_max: int = RUSTLOG_REPLY_BYTES_MAX
+    """A reply to a Fetch of more than one record."""
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
     """Produced and not yet durable on one connection; above it the socket is not read."""
 
@@ -82,8 +86,15 @@ class Latency:
 class RustLogCommons:
     """One for each broker. `ticks_ns` is a monotonic clock in nanoseconds, for the latencies alone."""
 
-    def __init__(self, settings: RustLogSettings | None = None, *, ticks_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        settings: RustLogSettings | None = None,
+        *,
+        ticks_ns: Callable[[], int] = time.perf_counter_ns,
+        turns: Turns | None = None,
+    ) -> None:
         self.settings = RustLogSettings() if settings is None else settings
+        self.turns = Turns() if turns is None else turns
         self.ticks_ns = ticks_ns
         self.strays = StrayOffsets()
         self.messages_produced = self.messages_fetched = self.bytes_in = self.bytes_out = 0

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import cast
 
 from headrace.broker.access import Principal
+from headrace.broker.batches import size_bytes
 from headrace.broker.broker import Broker
 from headrace.broker.fetch import Fetched
 from headrace.broker.groups import GroupLag
@@ -24,7 +25,7 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import PARTITIONS_PER_TOPIC_MAX
+from headrace.limits import PARTITIONS_PER_TOPIC_MAX, TURN_BYTES_MIN
 from headrace.records import Run
 from headrace.sessions.rustlog_commons import RustLogCommons
 from headrace.wire.rustlog import FETCH_BYTES_MAX, Dialect, fetch_reply, refusals
@@ -43,10 +44,8 @@ class RustLogVerbs:
         self._commons = commons
 
     def answer(self, dialect: Dialect, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
-        """The reply, or a promise of it where the disk has to be asked."""
+        """The reply, or a promise of it where the disk has to be asked. A Fetch is answered by `fetch`."""
         match request:
-            case m.Fetch():
-                return self._fetch(dialect, request)
             case m.OffsetCommit():
                 return self._commit(dialect, request)
             case m.CreateTopic():
@@ -102,7 +101,7 @@ class RustLogVerbs:
     async def _produce_to_new_topic(self, dialect: Dialect, request: m.Produce) -> m.Reply:
         started_ns = self._commons.ticks_ns()
         try:
-            await self._broker.ensure_topic(self._who, request.topic)
+            await self._broker.prepare(self._who, request.topic, request.records)
             staged = self.stage(request)
             await asyncio.wait((staged,))
         except BrokerError as error:
@@ -111,7 +110,7 @@ class RustLogVerbs:
 
     # Fetch
 
-    async def _fetch(self, dialect: Dialect, request: m.Fetch) -> m.Reply:
+    async def fetch(self, dialect: Dialect, request: m.Fetch) -> m.Reply:
         started_ns = self._commons.ticks_ns()
         try:
             reply = await self._read(dialect, request)
@@ -136,11 +135,14 @@ class RustLogVerbs:
             raise
         if start > bounds.end:
             return m.FetchReply(range(bounds.end, bounds.end), [], bounds.end)
-        bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect]))
+        reply_bytes_max = self._commons.settings.reply_bytes_max
+        bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect], reply_bytes_max))
         fetched = await self._broker.fetch(self._who, topic, partition, start, bytes_max=bytes_max)
         if not fetched.batches:
             return m.FetchReply(range(fetched.next_offset, fetched.next_offset), [], fetched.next_offset)
-        return fetch_reply(dialect, *_columns(fetched), request.max_bytes)
+        if sum(map(size_bytes, fetched.batches)) >= TURN_BYTES_MIN:
+            await self._commons.turns.wait()
+        return fetch_reply(dialect, *_columns(fetched), request.max_bytes, reply_bytes_max)
 
     # Groups
 

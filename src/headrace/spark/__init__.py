@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.extras import needs
 from headrace.spark.session import session
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ __all__ = ["DefaultSource", "HeadraceSource", "register", "session"]
 
 def register(spark: SparkSession) -> None:
     """Teach this session the format `headrace`, whatever discovery finds or fails to find."""
-    from headrace.spark.source import HeadraceSource
+    with needs("headrace.spark", "pyspark", "pyarrow"):
+        from headrace.spark.source import HeadraceSource
 
     spark.dataSource.register(HeadraceSource)
 
@@ -34,7 +36,8 @@ def register(spark: SparkSession) -> None:
 def __getattr__(name: str) -> object:
     """`DefaultSource` is the name by which Spark's discovery finds a source in a module `pyspark_…`."""
     if name in ("DefaultSource", "HeadraceSource"):
-        from headrace.spark.source import HeadraceSource
+        with needs("headrace.spark", "pyspark", "pyarrow"):
+            from headrace.spark.source import HeadraceSource
 
         return HeadraceSource
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

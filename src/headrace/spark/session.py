@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
+from headrace.extras import needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,10 +41,8 @@ SETTINGS: Final = {
 
 def session(app: str = "headrace", master: str = "local[*]", **conf: object) -> SparkSession:
     """The session of this process, made if there is none; `**{"spark.sql.shuffle.partitions": 8}` sets more, or overrides."""
-    try:
+    with needs("headrace.spark.session()", "pyspark", "pyarrow", "pandas"):
         from pyspark.sql import SparkSession
-    except ModuleNotFoundError as failure:
-        raise ConfigError(f"a Spark session needs {failure.name}: pip install 'headrace[spark]'") from None
     check_java()
     from headrace.spark import register
 

@@ -20,9 +20,9 @@ from headrace.log.journal import Frame, Journal, SyncFailed
 from headrace.log.keeper import SPARE_JOURNALS, Keeper
 from headrace.log.partition import Partition, Pending
 from headrace.log.segment import Segment, SparseIndex
-from headrace.log.simulated import SimulatedFile, SimulatedFiles
 from headrace.log.store import Completion, Store
 from headrace.records import Ack
+from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles
 
 Plant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 

@@ -14,13 +14,13 @@ from functools import cache
 from headrace.log import journal, segment
 from headrace.log.batch import Batch
 from headrace.log.check import check
-from headrace.log.power_cut import barest
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import Store
 from headrace.records import Record
 from tests.log.crash.history import Anomaly, Content, read_store
 from tests.log.crash.shapes import DAMAGED
 from tests.log.crash.workload import Shape, Workload
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import SimulatedFiles
 
 WINDOW_BYTES = 64 * 1024
 """Only the end of a file is damaged: what comes before it is more of the same."""

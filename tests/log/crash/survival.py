@@ -12,12 +12,12 @@ from headrace.errors import BrokerError
 from headrace.log.batch import parse_header
 from headrace.log.check import check
 from headrace.log.journal import HEADER_BYTES, SUFFIX, journal_number, read_journal
-from headrace.log.power_cut import PowerCuts, barest
-from headrace.log.simulated import Operation, SimulatedFiles
 from headrace.log.store import Store
 from headrace.records import Ack, Appended, Run
 from tests.log.crash.history import Anomaly, Content, Event, Facts, Given, adopt, judge, read_log, read_store, view
 from tests.log.crash.workload import Shape, Workload
+from tests.storage_faults.power_cut import PowerCuts, barest
+from tests.storage_faults.simulated import Operation, SimulatedFiles
 
 SECOND_LIFE_EVERY = 500
 """How many images pass until one of them lives on: the workload continues on it and the power is cut at every moment again."""

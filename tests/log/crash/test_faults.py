@@ -13,10 +13,12 @@ import pytest
 
 from headrace.log.files import EXHAUSTED_ERRNOS
 from headrace.log.partition import LogOptions
-from headrace.log.simulated import Fault
 from tests.conftest import Proof
 from tests.log.crash.trouble import endure
 from tests.log.crash.workload import Shape
+from tests.storage_faults.simulated import Fault
+
+pytestmark = pytest.mark.crash_images
 
 STEP = 1 if os.environ.get("HEADRACE_FAULTS") == "all" else 3
 SHAPE = Shape(
@@ -49,12 +51,15 @@ FULL = ("write_at", "allocate", "create", "make_dir", "rename", "sync", "sync_di
 """The calls that may find no room."""
 EXHAUSTED = ("open", "open_readonly", "create", "list", "make_dir", "rename", "remove", "write_at", "allocate", "sync_dir")
 """The calls that may find no descriptor or no memory. A sync of a file is not among them: what its failure leaves is unknown."""
+PARTS = 3
+"""The longest of these tests is divided, so that no worker ends alone with it: each part takes every third of the calls."""
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-def test_a_failing_disk_breaks_no_promise(lasting: bool, proof: Proof) -> None:
+def test_a_failing_disk_breaks_no_promise(lasting: bool, part: int, proof: Proof) -> None:
     sites: set[tuple[str, str]] = set()
-    for nth in itertools.count(1, STEP):
+    for nth in itertools.count(1 + part * STEP, PARTS * STEP):
         files, images = endure(SHAPE, STEPS, Fault("*", nth, error=errno.EIO, lasting=lasting))
         proof("crash images recovered", images)
         if not files.fired:

@@ -16,6 +16,8 @@ from tests.log.crash.shapes import SHAPES, SHORT
 from tests.log.crash.survival import survive
 from tests.log.crash.workload import Shape
 
+pytestmark = pytest.mark.crash_images
+
 SEEDS = int(os.environ.get("HEADRACE_CRASH_SEEDS", "1"))
 STEPS = int(os.environ.get("HEADRACE_CRASH_STEPS", "2"))
 

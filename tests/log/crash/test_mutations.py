@@ -16,6 +16,8 @@ from tests.log.crash.damage import WINDOW_BYTES, Original, Unit, inspect, origin
 from tests.log.crash.history import Anomaly
 from tests.log.crash.shapes import DAMAGED
 
+pytestmark = pytest.mark.crash_images
+
 PER_FILE = None if os.environ.get("HEADRACE_MUTATIONS") == "all" else 320
 """How many mutations of one sort a file gets in the normal run."""
 THOROUGH_EVERY = 8

@@ -18,8 +18,6 @@ import pytest
 from headrace.errors import BrokerError, DiskFull
 from headrace.log.journal import journal_path
 from headrace.log.partition import LogOptions
-from headrace.log.power_cut import barest
-from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.records import Ack, Run
 from tests.conftest import Proof
 from tests.log.crash.bugs import PLANTS
@@ -30,6 +28,10 @@ from tests.log.crash.test_mutations import hit
 from tests.log.crash.trouble import endure
 from tests.log.crash.workload import Shape
 from tests.log.stores import new_log, opened, put, staged, values
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import Fault, SimulatedFiles
+
+pytestmark = pytest.mark.crash_images
 
 Trial: TypeAlias = Callable[[], None]
 """Raises `Anomaly` when the code breaks a promise."""

@@ -8,9 +8,9 @@ import pytest
 
 from headrace.log.batch import build
 from headrace.log.journal import Journal, JournalStart, SyncFailed, read_journal
-from headrace.log.power_cut import barest
-from headrace.log.simulated import Fault, SimulatedFile, SimulatedFiles
 from headrace.records import Run
+from tests.storage_faults.power_cut import barest
+from tests.storage_faults.simulated import Fault, SimulatedFile, SimulatedFiles
 
 BATCH = build(1, 0, Run([b"value"]), now=0)
 
@@ -33,14 +33,14 @@ def test_a_frame_written_while_another_thread_syncs_is_synced_as_well(monkeypatc
         sync(file)
         if threading.current_thread() is keeper:
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(60)
 
     monkeypatch.setattr(SimulatedFile, "sync", slow)
     files = SimulatedFiles()
     journal = started(files)
     keeper = threading.Thread(target=journal.sync)
     keeper.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     journal.append([BATCH])
     leave.set()
     keeper.join()

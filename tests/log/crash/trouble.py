@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from headrace.errors import BrokerError, CorruptData, Unavailable
-from headrace.log.power_cut import PowerCuts
-from headrace.log.simulated import Fault, SimulatedFiles
 from headrace.log.store import Store
 from headrace.records import Ack, Appended
 from tests.log.crash.history import Anomaly, Event, Facts, Given, Part, adopt, deleted, deleting, judge, read_store
 from tests.log.crash.survival import recover
 from tests.log.crash.workload import Shape, Workload
+from tests.storage_faults.power_cut import PowerCuts
+from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 SOON = 12
 """So many operations after a fault, a power cut is still soon."""

@@ -9,10 +9,10 @@ from functools import partial
 
 from headrace.errors import BrokerError
 from headrace.log.partition import LogOptions
-from headrace.log.simulated import SimulatedFiles
 from headrace.log.store import LateRun, Store, StoreOptions
 from headrace.records import NEVER, Ack, AnyRun, Appended, ColumnRun, Headers, Record, Run
 from tests.log.crash.history import Anomaly, Facts, Given, Part, adopt, created, deleted, deleting, durable, forgotten, maintaining, staged
+from tests.storage_faults.simulated import SimulatedFiles
 
 KEY = bytes(range(32))
 NOW = 1_700_000_000_000

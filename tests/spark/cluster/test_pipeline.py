@@ -51,8 +51,8 @@ def priced(orders):
 
 
 @pytest.mark.cluster
-@pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(900)
+@pytest.mark.spark
+@pytest.mark.xdist_group("cluster")
 def test_a_pipeline_runs_on_a_cluster_and_goes_on_where_it_was(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text(PIPELINE, encoding="utf-8")

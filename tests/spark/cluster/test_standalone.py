@@ -15,8 +15,8 @@ KILLS = (("executor", "staging"), ("executor", "staged"))
 
 
 @pytest.mark.cluster
-@pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(900)
+@pytest.mark.spark
+@pytest.mark.xdist_group("cluster")
 def test_an_executor_that_dies_takes_no_row_with_it_and_leaves_none_behind(tmp_path: Path, proof: Proof) -> None:
     with Standalone(tmp_path / "cluster") as cluster:
         conf = {**cluster.conf, f"spark.executorEnv.{VARIABLE}": str(tmp_path / "job" / "traps")}

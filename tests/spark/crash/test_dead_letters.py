@@ -12,6 +12,8 @@ from headrace.bulk.client import BulkClient, Servers
 from headrace.errors import BrokerError
 from tests.spark.serving import BulkBroker
 
+pytestmark = pytest.mark.kill_loop
+
 MOMENTS = (0.03, 0.06, 0.12, 0.4)
 """Seconds into the moves at which the broker is killed."""
 RECORDS = 3_000
@@ -49,7 +51,6 @@ def kept(client: BulkClient) -> list[tuple[int, int]]:
     return [(int(row["value"]), int(origin)) for row, origin in zip(found, origins, strict=True)]
 
 
-@pytest.mark.timeout(300)
 def test_a_move_that_was_interrupted_is_finished_without_doubles(tmp_path: Path) -> None:
     done, interrupted = set[int](), 0
     for life, moment in enumerate(MOMENTS):

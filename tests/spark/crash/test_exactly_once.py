@@ -13,8 +13,9 @@ from tests.spark.crash.supervisor import IN_PLACE, OF_DRIVERS, kill_repeatedly, 
 KILLS = int(os.environ.get("HEADRACE_KILLS", "16"))
 
 
-@pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(120 + 40 * KILLS)
+@pytest.mark.spark
+@pytest.mark.kill_loop
+@pytest.mark.timeout(600 + 100 * KILLS)
 def test_every_row_arrives_once_and_in_order_however_often_driver_broker_and_workers_are_killed(tmp_path: Path, proof: Proof) -> None:
     outcome = kill_repeatedly(tmp_path, kills=KILLS, seed=1)
     proof("kill -9 under a Spark query", outcome.kills.total())

@@ -22,7 +22,7 @@ from tests.conftest import Proof
 from tests.spark.pipelines.test_running import publish, records
 from tests.spark.serving import BulkBroker, session_settings, shadow_home
 
-pytestmark = pytest.mark.timeout(900)  # five sessions of Spark are started, each of which takes its time on a busy machine
+pytestmark = pytest.mark.spark
 
 TOML = """
 [pipeline]

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from headrace.errors import InvalidRequest, LimitExceeded, WireError
+from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge, WireError
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder, decode_reply, encode_reply, encode_request, sniff, speaks_sdk
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate, frame, inflate
@@ -112,7 +112,7 @@ def test_a_payload_of_exactly_32_mib_is_read() -> None:
     for at in range(0, len(frame_bytes), 1 << 20):
         events += decoder.feed(frame_bytes[at : at + (1 << 20)])
     assert events == [ProduceRun("t", [value])]
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(RecordTooLarge, match=f"record of {len(value) + 1} bytes exceeds the limit of {len(value)} bytes"):
         encode_request(ProduceRun("t", [value + b"!"]))
 
 

@@ -32,7 +32,7 @@ def test_the_largest_value_is_taken_and_one_more_byte_is_skipped_and_refused() -
     assert list(decoder.feed(frames)) == [
         ConnectWriter(None),
         WriteRun("t", [b"aaaa"], [b"x" * 1_000]),
-        Refused(Reply.WRITE, b"bbbb", "message too large"),
+        Refused(Reply.WRITE, b"bbbb", "message too large: 1001 bytes, at most 1000"),
         WriteRun("t", [b"cccc"], [b"y"]),
     ]
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from headrace.bench.children import Address, child, parse_address, wait_until
 from headrace.bench.faults import BenchFailed, PeerMissing
 from headrace.bench.load import MARK, Chunk, Lane, Tick, chunk_records, connected, run
+from headrace.extras import needs
 
 STREAM = "bench"
 WINDOW = 8_000
@@ -174,10 +175,8 @@ def consume(address: Address, records: int, tick: Tick | None = None) -> float:
 
 def publish_with_client(address: Address, values: Sequence[bytes], records: int, *, window: int = WINDOW) -> float:
     """As `publish`, through `nats-py` the way its users do it: asynchronous publishes, a window of futures."""
-    try:
+    with needs("headrace bench compare"):
         import nats
-    except ImportError:
-        raise PeerMissing("nats-py is missing: pip install 'headrace[bench]' (or: pip install nats-py)") from None
     _create_stream(address, STREAM)
 
     async def main() -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.extras import needs
 from headrace.spark.pipelines.files import load
 from headrace.spark.pipelines.model import Pipeline, Restart, Sink, Source, Step
 
@@ -22,7 +23,8 @@ __all__ = ["Pipeline", "Restart", "Sink", "Source", "Step", "each", "load", "rej
 def __getattr__(name: str) -> Any:
     """`reject` and `each` need Arrow; who only lists pipelines does not."""
     if name in ("each", "reject"):
-        from headrace.spark.pipelines import rejection
+        with needs(f"headrace.spark.pipelines.{name}", "pyarrow"):
+            from headrace.spark.pipelines import rejection
 
         return getattr(rejection, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from headrace.errors import WireError
-from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
+from headrace.limits import FLYMQ_LOOP_INFLATED_BYTES_TOTAL, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq import transactions
 from headrace.wire.flymq.advanced_messages import TxnProduceRun
 from headrace.wire.flymq.fields import Reader
-from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, inflate
+from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
 from headrace.wire.flymq.messages import (
     Broken,
     Malformed,
+    Packed,
     ProduceRun,
     ReplyEvent,
     ReplyFrame,
@@ -126,10 +127,12 @@ class _Decoder(ABC, Generic[E]):
 
 
 class RequestDecoder(_Decoder[RequestEvent]):
-    """The server's side."""
+    """The server's side. A compressed payload of more than `inflated_bytes_max` comes out as `Packed`; without such a limit it is
+    unpacked here, however large."""
 
-    def __init__(self) -> None:
+    def __init__(self, inflated_bytes_max: int | None = None) -> None:
         super().__init__()
+        self.inflated_bytes_max = inflated_bytes_max
         self._stray_allowed = False
         self._inflated = 0
 
@@ -157,24 +160,39 @@ class RequestDecoder(_Decoder[RequestEvent]):
             if run is not None:
                 _add(events, run)
                 return ahead
-        if compressed and self._inflated >= FLYMQ_PAYLOAD_BYTES_MAX:
+        total_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else FLYMQ_LOOP_INFLATED_BYTES_TOTAL
+        if compressed and self._inflated >= total_max:
             self.more = True
             return position
         begin = position + HEADER_BYTES
         try:
             reader = Reader(self._inflate(buffer[begin:behind], compressed)) if compressed else Reader(buffer, begin, behind)
             _add(events, self._read(opcode, reader))
+        except InflatedTooLarge as error:
+            events.append(Malformed(opcode, str(error)) if self.inflated_bytes_max is None else Packed(opcode, buffer[begin:behind]))
+            self._stray_allowed = opcode == Opcode.PRODUCE
         except WireError as error:
             events.append(Malformed(opcode, str(error)))
         return behind
+
+    def unpacked(self, opcode: int, plain: bytes) -> RequestEvent:
+        """The request of a `Packed` frame, now that its payload is plain."""
+        allowed = self._stray_allowed  # the stream has gone on since
+        try:
+            return self._read(opcode, Reader(plain))
+        except WireError as error:
+            return Malformed(opcode, str(error))
+        finally:
+            self._stray_allowed = allowed
 
     def _inflate(self, payload: bytes, compression: int) -> bytes:
         """What one call of `feed` may unpack is bounded too: a piece of the stream can hold several bombs."""
         if compression != GZIP:
             raise WireError(f"compression {compression:#04x} is not supported")
-        charge = FLYMQ_PAYLOAD_BYTES_MAX
+        bytes_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else self.inflated_bytes_max
+        charge = bytes_max
         try:
-            plain = inflate(payload)
+            plain = inflate(payload, bytes_max)
             charge = len(plain)
         finally:
             self._inflated += charge

@@ -49,9 +49,14 @@ def frame(opcode: int, payload: bytes, flags: int = BINARY) -> bytes:
     return HEADER.pack(MAGIC, VERSION, opcode, flags, len(payload)) + payload
 
 
+class InflatedTooLarge(WireError):
+    """The payload grows beyond what it may."""
+
+
 def inflate(payload: bytes, bytes_max: int = FLYMQ_PAYLOAD_BYTES_MAX) -> bytes:
     """Undo gzip without ever holding more than `bytes_max` + 1 bytes of output.
 
+    Raises `InflatedTooLarge`, `WireError`.
     One gzip member is the whole payload: concatenated members would let a small frame ask for endless restarts.
     """
     stream = zlib.decompressobj(_GZIP_WINDOW)
@@ -60,7 +65,7 @@ def inflate(payload: bytes, bytes_max: int = FLYMQ_PAYLOAD_BYTES_MAX) -> bytes:
     except zlib.error as error:
         raise WireError("compressed payload is not gzip") from error
     if len(plain) > bytes_max:
-        raise WireError(f"compressed payload exceeds {bytes_max} bytes")
+        raise InflatedTooLarge(f"compressed payload exceeds {bytes_max} bytes")
     if not stream.eof:
         raise WireError("compressed payload is cut short")
     if stream.unused_data:

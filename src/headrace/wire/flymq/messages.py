@@ -37,6 +37,14 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A whole frame whose compressed payload is too large to be unpacked by the decoder. `RequestDecoder.unpacked` reads it afterwards."""
+
+    opcode: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The stream cannot be followed any further: close. `answer` is what to say in an ERROR frame first, if anything."""
 
@@ -355,7 +363,7 @@ Request: TypeAlias = (
     | SchemaRequest
     | AdvancedRequest
 )
-RequestEvent: TypeAlias = Request | UnknownOpcode | Malformed | Broken
+RequestEvent: TypeAlias = Request | UnknownOpcode | Malformed | Packed | Broken
 Reply: TypeAlias = (
     RecordMetadataRun
     | Consumed

@@ -12,11 +12,12 @@ Whatever is not of the usual shape (no partition, bytes after it, lying lengths)
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, RecordTooLarge
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq.fields import B32, I32, S16, Reader
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
@@ -211,11 +212,18 @@ def encode_run(run: ProduceRun) -> bytes:
         parts[1::4] = keys
         parts[2::4] = map(_LENGTH.pack, map(len, values))
         parts[3::4] = values
-    if not count or max(lengths) > FLYMQ_PAYLOAD_BYTES_MAX:
-        raise InvalidRequest(f"a run has records, and no payload exceeds {FLYMQ_PAYLOAD_BYTES_MAX} bytes")
+    check_sizes(lengths, extra)
     parts[0] = parts[0][4:]
     parts.append(_PARTITION.pack(partitions[-1]))
     return b"".join(parts)
+
+
+def check_sizes(sizes: Sequence[int], extra: int) -> None:
+    """The payloads of a run, `extra` bytes of each being neither key nor value. Raises `InvalidRequest`, `RecordTooLarge`."""
+    if not sizes:
+        raise InvalidRequest("a run has at least one record")
+    if max(sizes) > FLYMQ_PAYLOAD_BYTES_MAX:
+        raise RecordTooLarge(size_bytes=max(sizes) - extra, bytes_max=FLYMQ_PAYLOAD_BYTES_MAX - extra)
 
 
 def encode_metadata(run: RecordMetadataRun, opcode: int = Opcode.PRODUCE) -> bytes:

@@ -20,13 +20,13 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
-from headrace.errors import InvalidRequest
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq.advanced_messages import PlacedRun, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceRun, TxnRollback
 from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader, Trailing
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO
 from headrace.wire.flymq.opcodes import Opcode
+from headrace.wire.flymq.produce import check_sizes
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
@@ -106,8 +106,7 @@ def encode_run(run: TxnProduceRun) -> bytes:
         keys, partitions = run.keys or [None] * count, run.partitions or [AUTO] * count
         tails = [B32.write(key or b"") + _PARTITION.pack(partition) for key, partition in zip(keys, partitions, strict=True)]
         sizes = [len(field) + 4 + len(value) + len(tail) for value, tail in zip(values, tails, strict=True)]
-    if not count or max(sizes) > FLYMQ_PAYLOAD_BYTES_MAX:
-        raise InvalidRequest(f"a run has records, and no payload exceeds {FLYMQ_PAYLOAD_BYTES_MAX} bytes")
+    check_sizes(sizes, len(field) + (12 if tails else 4))
     width = 3 if tails else 2
     parts = [b""] * (width * count)
     parts[0::width] = map(_front_layout(len(field)).pack, repeat(_HEAD), sizes, repeat(field), map(len, values))

@@ -45,7 +45,7 @@ from headrace.wire.fujin.held import Decoder, Found
 
 EMPTY_NAME: Final = "writer topic len arg not provided"
 EMPTY_VALUE: Final = "write size arg not provided"
-TOO_LARGE: Final = "message too large"
+TOO_LARGE: Final = "message too large: {} bytes, at most {}"
 LONG_NAME: Final = "topic name too long"
 BAD_HEADERS: Final = "invalid headers"
 BAD_KIND: Final = "invalid reader type"
@@ -261,7 +261,7 @@ class RequestDecoder(Decoder[ClientMessage]):
         if isinstance(body, str):
             return self._over(Reply.WRITE, cid, body), position + 1
         assert body.value is _SKIPPED, "a good body makes a run"
-        return Refused(Reply.WRITE, cid, TOO_LARGE), body.end
+        return Refused(Reply.WRITE, cid, TOO_LARGE.format(body.size, self._message_bytes_max)), body.end
 
     def _body(self, buffer: bytes, begin: int) -> _Body | int | str:
         """Headers and value from `begin` on; where to look again if they are not whole; or what is wrong with them."""
@@ -305,8 +305,8 @@ class RequestDecoder(Decoder[ClientMessage]):
             return EMPTY_VALUE
         end = begin + int(size)
         if size > self._message_bytes_max:
-            return _Body(headers, _SKIPPED, end)
-        return _Body(headers, buffer[begin:end], end) if end <= len(buffer) else end
+            return _Body(headers, _SKIPPED, end, size)
+        return _Body(headers, buffer[begin:end], end, size) if end <= len(buffer) else end
 
     # Readers.
 
@@ -346,12 +346,12 @@ class RequestDecoder(Decoder[ClientMessage]):
 
 
 class _Body:
-    """Headers and value of a WRITE, and where it ends."""
+    """Headers and value of a WRITE, where it ends, and the size of its value."""
 
-    __slots__ = ("end", "headers", "value")
+    __slots__ = ("end", "headers", "size", "value")
 
-    def __init__(self, headers: Headers, value: bytes, end: int) -> None:
-        self.headers, self.value, self.end = headers, value, end
+    def __init__(self, headers: Headers, value: bytes, end: int, size: int) -> None:
+        self.headers, self.value, self.end, self.size = headers, value, end, size
 
 
 _SKIPPED: Final = b"\x00skipped"

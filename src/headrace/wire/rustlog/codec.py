@@ -147,17 +147,19 @@ _BINARY_ACCOUNTED_OVERHEAD: Final = 12
 """The original counts 12 bytes for each record beside its payload; the specification counts payloads only."""
 
 
-def fetch_reply(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], max_bytes: int) -> FetchReply | ErrorReply:
-    """As many of these records as the reader wants and one frame holds; at least one, or the error that says why not.
+def fetch_reply(
+    dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], max_bytes: int, reply_bytes_max: int = RUSTLOG_FRAME_BYTES_MAX
+) -> FetchReply | ErrorReply:
+    """As many of these records as the reader wants and `reply_bytes_max` holds; at least one, or the error that says why not. A single
+    record may fill a frame.
 
     The binary dialect sends no offsets, so there the reply also ends before the first gap.
     """
     assert values, "an empty reply needs the log's end, which only the broker knows"
     count = _wanted(dialect, values, max_bytes)
     if dialect is Dialect.BINARY:
-        count = min(_before_gap(offsets, count), _fitting_binary(values, count))
-    else:
-        count = _fitting_json(offsets, values, count)
+        count = _before_gap(offsets, count)
+    count = _fitting(dialect, offsets, values, count, reply_bytes_max) or _fitting(dialect, offsets, values, 1, RUSTLOG_FRAME_BYTES_MAX)
     if count == 0:
         alone = len(values[0]) + binary.RECORD_OVERHEAD_BYTES + binary.FETCH_REPLY_OVERHEAD_BYTES
         return refusals.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
@@ -182,12 +184,11 @@ def _before_gap(offsets: Sequence[int], count: int) -> int:
     return next((index for index in range(count) if offsets[index] != first + index), count)
 
 
-def _fitting_binary(values: Sequence[bytes], count: int) -> int:
-    return _within(values[:count], binary.RECORD_OVERHEAD_BYTES, RUSTLOG_FRAME_BYTES_MAX - binary.FETCH_REPLY_OVERHEAD_BYTES)
-
-
-def _fitting_json(offsets: Sequence[int], values: Sequence[bytes], count: int) -> int:
-    room = RUSTLOG_FRAME_BYTES_MAX - json.FETCH_REPLY_OVERHEAD_BYTES
+def _fitting(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], count: int, bytes_max: int) -> int:
+    """How many of the first `count` records a frame of `bytes_max` holds."""
+    if dialect is Dialect.BINARY:
+        return _within(values[:count], binary.RECORD_OVERHEAD_BYTES, bytes_max - binary.FETCH_REPLY_OVERHEAD_BYTES)
+    room = bytes_max - json.FETCH_REPLY_OVERHEAD_BYTES
     if json.records_bytes_at_most(values[:count]) <= room:
         return count
     return bisect_right(list(accumulate(map(json.record_bytes, offsets[:count], values[:count]))), room)
@@ -198,9 +199,13 @@ def produce_requests(dialect: Dialect, topic: str, partition: int, records: Sequ
     room = RUSTLOG_FRAME_BYTES_MAX - len(_encode_request[dialect](Produce(topic, partition, ())))
     requests: list[Produce] = []
     start = used = 0
-    for index, size in enumerate(map(_produced_record_bytes[dialect], records)):
+    for index, record in enumerate(records):
+        # What is larger as it is need not be counted in the dialect's own way, which may take seconds.
+        size = _produced_record_bytes[dialect](record) if len(record) <= room else len(record)
         if size > room:
-            raise LimitExceeded(f"record {index} has {len(records[index])} bytes and fits no {dialect.value} frame")
+            raise LimitExceeded(
+                f"record {index} of {len(record)} bytes takes {size} bytes or more in a {dialect.value} frame, which has room for {room}"
+            )
         used += size
         if used > room or index - start == RUSTLOG_PRODUCE_RECORDS_MAX:
             requests.append(Produce(topic, partition, records[start:index]))

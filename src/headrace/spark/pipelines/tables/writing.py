@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headrace.errors import ConfigError
+from headrace.extras import needs
 from headrace.spark.pipelines.model import Sink
 from headrace.spark.pipelines.tables import Table
 from headrace.spark.pipelines.tables.parts import write_parts
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 
 def open_table(sink: Sink, path: str) -> Table:
-    """The table of a sink; each kind imports its own library. Raises `ConfigError` if that is missing."""
-    try:
+    """The table of a sink; each kind imports its own library. Raises `MissingExtra` if that is not installed."""
+    with needs(f"sinks.{sink.name}: kind = {sink.kind!r}"):
         return _open_table(sink, path)
-    except ModuleNotFoundError as failure:
-        raise ConfigError(f"sinks.{sink.name}: kind = {sink.kind!r} needs {failure.name}: pip install 'headrace[tables]'") from None
 
 
 def _open_table(sink: Sink, path: str) -> Table:

@@ -1,7 +1,7 @@
 """The in-memory twin of the disk: it remembers every operation, and it fails when a plan says so.
 
 A test runs the log on `SimulatedFiles`, calls `mark` where an acknowledgement leaves, and afterwards asks
-`headrace.log.power_cut` which disks a power cut at any moment could have left behind.
+`tests.storage_faults.power_cut` which disks a power cut at any moment could have left behind.
 
 A file is an inode with a content; a path is a name that points to one. The two become durable apart from each other:
 `sync` is about the content, `sync_dir` about the names. Recovery that forgets one of them is found out here.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
-from headrace.log.simulated import Operation, SimulatedFiles, parent
+from tests.storage_faults.simulated import Operation, SimulatedFiles, parent
 
 SECTOR_BYTES: Final = 512
 """A disk writes a sector whole or not at all; everything larger may be torn."""

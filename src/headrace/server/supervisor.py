@@ -1,0 +1,30 @@
+"""Tell the supervisor of the process how far it is, in the protocol of systemd's `sd_notify`.
+
+    READY=1       every listener is open
+    STOPPING=1    the broker drains
+
+One datagram each, to the socket that `NOTIFY_SOCKET` names; without that variable nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+
+_log = logging.getLogger(__name__)
+
+
+def notify(state: str, environment: Mapping[str, str]) -> None:
+    """Send one state. A supervisor that does not listen must not stop the broker: the failure is logged."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    # A leading @ stands for the NUL byte of an abstract address.
+    path = f"\0{address[1:]}" if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)
+            sock.sendto(state.encode(), path)
+    except OSError as failure:
+        _log.warning("NOTIFY_SOCKET %s: %s", address, failure.strerror or failure)

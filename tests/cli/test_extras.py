@@ -1,0 +1,64 @@
+"""Every command without each of the extras: help works, and what needs a library names the extra that installs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import WRONG_USAGE
+from headrace.cli.reference import commands
+from headrace.extras import LIBRARIES
+
+ROOT = Path(__file__).parent.parent.parent
+EXTRAS = sorted({library.extra for library in LIBRARIES.values()})
+EVERYTHING = "all extras"
+
+NEEDED = {
+    "bulk": {"headrace serve --bulk", "headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive",
+             "headrace bench bulk", "headrace bench spark", "headrace demo"},
+    "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace bench spark",
+              "headrace demo"},
+    "tables": {"headrace demo"},
+    "quic": {"headrace serve --listen-quic", "headrace pub --door fujin", "headrace sub --door fujin", "headrace ping --door fujin",
+             "headrace bench publish --door fujin", "headrace bench consume --door fujin",
+             "headrace bench latency --door fujin", "headrace demo"},
+    "schemas": set(),
+    "bench": {"headrace bench latency", "headrace bench latency --door fujin", "headrace bench delayed", "headrace bench compare"},
+}  # fmt: skip
+"""The commands that end with the advice to install an extra. Without `schemas` it is the broker that says so, to whoever uses one."""
+
+
+def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]:
+    command = [sys.executable, "-m", "tests.cli.every_command", str(directory), *libraries]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return [(line, code, text) for line, code, text in json.loads(done.stdout.splitlines()[-1])]
+
+
+def kind_of(line: str) -> str:
+    """The command and the option that makes it import more, without the values."""
+    path = max((path for path, _ in commands() if line.startswith(f"{path} ") or line == path), key=len)
+    options = [option for option in ("--bulk", "--listen-quic", "--door fujin") if option in line]
+    return " ".join([path, *options])
+
+
+@pytest.mark.parametrize("extra", [*EXTRAS, EVERYTHING])
+def test_a_command_without_its_extra_says_in_one_line_which_one_to_install(tmp_path: Path, extra: str) -> None:
+    libraries = [name for name, library in LIBRARIES.items() if extra in (library.extra, EVERYTHING)]
+    advised = set()
+    for line, code, text in without(tmp_path, libraries):
+        assert "ModuleNotFoundError" not in text and "ImportError" not in text and "internal error" not in text, (line, text)
+        if line.endswith("--help"):
+            assert code == 0, (line, text)
+        elif "pip install" in text:
+            advised.add(kind_of(line))
+            assert code == WRONG_USAGE, (line, text)
+            assert text.count("\n") == 1 and text.endswith("]'\n"), (line, text)
+            assert extra == EVERYTHING or f"pip install 'headrace[{extra}]'" in text, (line, text)
+        else:
+            assert code != WRONG_USAGE, f"{line} did not get as far as its imports: {text}"
+    assert advised == (set().union(*NEEDED.values()) if extra == EVERYTHING else NEEDED[extra])

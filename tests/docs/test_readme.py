@@ -1,0 +1,62 @@
+"""The README keeps its claims: commands and options exist, versions and protocols are those of the package, no metaphors."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.reference import commands
+from headrace.server.config import QUIC_DOORS, TCP_DOORS, resolve
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_every_protocol_has_its_row_with_a_page_and_the_home_of_its_project() -> None:
+    rows = dict(
+        re.findall(r"^\| \[[\w ]+\]\(docs/protocols/(\w+)\.md\) \| \[[\w/.-]+\]\((https://github\.com/[\w/.-]+)\) \|", README, re.MULTILINE)
+    )
+    assert set(rows) == {*TCP_DOORS, *QUIC_DOORS}
+    assert len(set(rows.values())) == len(rows)
+
+
+def test_the_supported_pythons_are_those_of_the_package() -> None:
+    [said] = re.findall(r"Python (3\.\d+(?:, 3\.\d+)* or 3\.\d+)", README)
+    classified = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", text)]
+    assert re.findall(r"3\.\d+", said) == classified
+    assert PROJECT["requires-python"] == f">={classified[0]}"
+
+
+def test_the_extras_of_the_install_line_exist() -> None:
+    for listed in re.findall(r"pip install '\.\[([\w,]+)\]'", README):
+        assert set(listed.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("line", re.findall(r"`(headrace [a-z][^`]*)`", README))
+def test_every_command_that_is_said_to_reproduce_a_figure_exists(line: str) -> None:
+    known = {path: {flag for parameter in command.params for flag in parameter.opts} for path, command in commands()}
+    words = line.split()
+    path = next((" ".join(words[:length]) for length in (3, 2) if " ".join(words[:length]) in known), None)
+    assert path is not None, line
+    assert {word for word in words if word.startswith("-")} <= known[path], line
+
+
+def test_the_ports_of_the_table_are_the_defaults() -> None:
+    listen = resolve(file=None, environment={}, flags={}).config.listen
+    for bind in (*listen.tcp, *listen.bulk):
+        assert str(bind.address.port) in README
+
+
+def test_what_is_missing_is_said() -> None:
+    assert "no replication" in README
+    assert "does not exist yet" in README
+
+
+@pytest.mark.parametrize("word", ["door", "lane", "station", "house", "story", "wheel at", "reckon"])
+def test_the_words_are_those_of_the_field(word: str) -> None:
+    prose = re.sub(r"`[^`]*`", "", README)
+    assert not re.search(rf"\b{word}s?\b", prose, re.IGNORECASE)
