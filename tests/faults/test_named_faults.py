@@ -10,7 +10,7 @@ import pytest
 from tests.faults.harness import FaultyBroker, suffering
 from tests.faults.injection import Fault
 
-pytestmark = pytest.mark.xdist_group("named faults")
+pytestmark = [pytest.mark.kill_loop, pytest.mark.xdist_group("named faults")]
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,8 @@ def may_fence(fault: Fault) -> bool:
     return not fault.is_delay and (fault.calls in SYNCS or fault.error not in RETRIABLE) and fault.calls not in ("statfs", "accept4")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.kill_loop
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(-(-FAULTS // FAULTS_PER_BROKER)))
 def test_no_fault_of_the_system_costs_an_acknowledged_record(tmp_path: Path, seed: int, proof: Proof) -> None:
     rng = random.Random(f"faults {seed}")
