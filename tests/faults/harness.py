@@ -108,6 +108,8 @@ class FaultyBroker:
         self._broker: Broker | None = None
         self.address = ("", 0)
         self.lives = self.faults = self.manifests = 0
+        self.reached = 0
+        """Faults that strace has injected at least once; those of a start or a stop may come too late."""
 
     def __enter__(self) -> FaultyBroker:
         self.start()
@@ -222,6 +224,7 @@ class FaultyBroker:
         self.check_files()
 
     def _judge_order(self, trace: Path) -> None:
+        self.reached += fired(trace) > 0
         self.manifests += check_sync_order(read_trace(trace))
 
     def _until_fired(self, trace: Path, faults: tuple[Fault, ...]) -> None:
