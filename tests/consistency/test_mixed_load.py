@@ -47,7 +47,8 @@ def _names(history: History) -> set[str]:
     return {text.partition(":")[0] for text in anomalies(history)}
 
 
-@pytest.mark.timeout(max(600, 60 * KILLS))
+@pytest.mark.kill_loop
+@pytest.mark.timeout(max(1_200, 60 * KILLS))
 async def test_a_mixed_load_over_kills_leaves_a_history_that_may_have_been(tmp_path: Path, proof: Proof) -> None:
     workload = Workload(tmp_path, seed=1)
     await workload.run(KILLS)

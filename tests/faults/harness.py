@@ -35,6 +35,8 @@ PEERS: Final[tuple[type[Peer], ...]] = (Peer, FlyMqPeer, RustLogPeer, BlipMqPeer
 SECONDS_MAX: Final = 45.0
 """For everything that should be almost immediate on an idle machine."""
 ROUNDS_MAX: Final = 60
+NEW_TOPICS: Final = 4
+"""How many rounds use a topic that is new: only those make directories."""
 CLOCKED_SECONDS: Final = 0.6
 """The pause in the traffic after which maintenance does what it does by the clock, not by volume."""
 
@@ -106,6 +108,8 @@ class FaultyBroker:
         self._broker: Broker | None = None
         self.address = ("", 0)
         self.lives = self.faults = self.manifests = 0
+        self.reached = 0
+        """Faults that strace has injected at least once; those of a start or a stop may come too late."""
 
     def __enter__(self) -> FaultyBroker:
         self.start()
@@ -220,13 +224,14 @@ class FaultyBroker:
         self.check_files()
 
     def _judge_order(self, trace: Path) -> None:
+        self.reached += fired(trace) > 0
         self.manifests += check_sync_order(read_trace(trace))
 
     def _until_fired(self, trace: Path, faults: tuple[Fault, ...]) -> None:
         for round_number in range(ROUNDS_MAX):
             if fired(trace):
                 return
-            self.publish(new_topic=round_number == 0)
+            self.publish(new_topic=round_number < NEW_TOPICS)
             if not fired(trace):
                 time.sleep(CLOCKED_SECONDS if any(fault.calls == "statfs" for fault in faults) else 0.02)
         raise Stuck(f"{_named(faults)} was not reached in {ROUNDS_MAX} rounds")
@@ -253,7 +258,7 @@ class FaultyBroker:
     def publish(self, *, new_topic: bool = False) -> list[str]:
         """One round of all clients; the reasons of those that ended early."""
         if new_topic:
-            self.ledger.topics = [*self.ledger.topics, f"topic-{self.lives}-{self.faults}"]
+            self.ledger.topics = [*self.ledger.topics, f"topic-{len(self.ledger.topics)}"]
         topics = (*TOPICS, self.ledger.topics[-1])
         reasons = [client.publish(self.address, topics) for client in self.clients]
         return [reason for reason in reasons if reason]

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pytest
 
 from headrace.errors import BrokerError
 from headrace.flight.client import FlightClient, Servers
+from tests.crash.peer import Peer
 from tests.crash.serving import SMALL
-from tests.faults.harness import FaultyBroker, suffering
+from tests.faults.harness import SECONDS_MAX, FaultyBroker, suffering, until
 from tests.faults.injection import Fault, injected
+
+pytestmark = pytest.mark.kill_loop
 
 DESCRIPTORS: Final = 160
 IDLE_PEERS: Final = 2 * DESCRIPTORS
@@ -46,6 +50,15 @@ def limited(pid: int, kind: int, soft: int) -> Iterator[None]:
         resource.prlimit(pid, kind, before)
 
 
+def is_served(address: tuple[str, int]) -> bool:
+    try:
+        with Peer(address, timeout=SECONDS_MAX) as peer:
+            peer.ping()
+    except ConnectionError:
+        return False
+    return True
+
+
 def address_space_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     return pages * resource.getpagesize()
@@ -70,6 +83,7 @@ def test_idle_peers_that_use_up_the_descriptors_cost_nobody_else_anything(tmp_pa
                 for client, peer in writers:
                     client.publish_on(peer)  # rolls segments and journals, which takes descriptors
         connections.close()
+        until(lambda: is_served(subject.address), "the places of peers that left are not given to others")
         subject.must_be_healthy()
 
 

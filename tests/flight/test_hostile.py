@@ -17,7 +17,7 @@ from pyarrow import flight
 import headrace.flight.arrays
 import headrace.flight.writing
 from headrace.errors import InvalidRequest, LimitExceeded
-from headrace.flight.arrays import checked
+from headrace.flight.arrays import as_binary, checked
 from headrace.flight.client import FlightClient
 from headrace.flight.puts import LettersPut
 from headrace.flight.writing import Cutter, Target
@@ -87,6 +87,14 @@ def test_columns_that_lie_are_refused_by_name_and_nothing_is_written(
         put(stand, {"verb": "append", "topic": wide}, LIES[lie])
     assert [rows(flight_client, wide, partition) for partition in range(5)] == [[]] * 5
     assert flight_client.append(wide, [values(b"x")]).records == 1
+
+
+@pytest.mark.parametrize("rest", [0, 1, 3, 17])
+def test_a_buffer_of_views_may_be_longer_than_its_views(rest: int) -> None:
+    views = struct.pack("<i12s", 2, b"ok") * 3 + bytes(rest)
+    column = pa.Array.from_buffers(pa.binary_view(), 2, [None, pa.py_buffer(views)], offset=1)
+    assert checked(column, "value") is column
+    assert as_binary(column, "value").to_pylist() == [b"ok", b"ok"]
 
 
 def test_a_column_whose_name_is_no_text_is_refused() -> None:

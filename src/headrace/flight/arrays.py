@@ -93,8 +93,11 @@ def _unpacked_bytes(array: pa.Array) -> int:
 def _lengths(array: pa.Array) -> Int64s:
     if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
         # A view is 16 bytes, and the first four say how long it is; those of nulls say nothing.
-        views = array.buffers()[1]
-        lengths = np.frombuffer(views, np.int32)[array.offset * 4 : (array.offset + len(array)) * 4 : 4].astype(np.int64)
+        if not len(array):
+            return np.zeros(0, np.int64)  # it may have no buffer at all
+        end = (array.offset + len(array)) * 4
+        # The peer chooses how long the buffer is: what is behind the last view need not be a whole number.
+        lengths = np.frombuffer(array.buffers()[1], np.int32, count=end)[array.offset * 4 :: 4].astype(np.int64)
         return np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), lengths, 0) if array.null_count else lengths
     found: Int64s = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
