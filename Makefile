@@ -10,7 +10,7 @@ SERVE_ARGS ?=
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
 BENCH_ARGS ?= log
 FUZZ_ARGS ?= --seconds 600
-FILES ?= src tests examples
+FILES ?= src tests benchmarks examples
 
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev

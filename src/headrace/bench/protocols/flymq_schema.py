@@ -1,4 +1,4 @@
-"""Load for the FlyMQ protocol in JSON: to a topic that requires a JSON Schema, or, to compare, to one that does not."""
+"""Load for the FlyMQ protocol with JSON values, to a topic with or without a required JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.faults import BenchFailed
-from headrace.bench.protocols.contract import receive_exactly
-from headrace.bench.protocols.flymq import FlyMqLoad, payload_bytes
-from headrace.wire.flymq import decode_reply, encode_request
+from headrace.bench.protocols.flymq import FlyMqLoad, call
+from headrace.wire.flymq import encode_request
 from headrace.wire.flymq.advanced_messages import BrokerCall
-from headrace.wire.flymq.framing import HEADER_BYTES
-from headrace.wire.flymq.messages import Failure, ProduceBatch, ReplyFrame, Request
+from headrace.wire.flymq.messages import ProduceBatch
 from headrace.wire.flymq.schema_messages import RegisterSchema, SchemaWord
 
 _NAME: Final = "bench"
@@ -31,7 +28,7 @@ _SCHEMA: Final = {
 
 
 class FlyMqJsonLoad(FlyMqLoad):
-    """Values are JSON objects of the size asked for, or of the least there is."""
+    """Values are JSON objects of the requested size, or of the minimum size."""
 
     def __init__(self, *, required: bool) -> None:
         self._required = required
@@ -39,8 +36,8 @@ class FlyMqJsonLoad(FlyMqLoad):
     def open_topic(self, sock: socket.socket, topic: str) -> None:
         super().open_topic(sock, topic)
         if self._required:
-            _ask(sock, RegisterSchema(_NAME, SchemaWord("json"), json.dumps(_SCHEMA).encode()))
-            _ask(sock, BrokerCall("schema.require", json.dumps({"topic": topic, "name": _NAME}).encode()))
+            call(sock, RegisterSchema(_NAME, SchemaWord("json"), json.dumps(_SCHEMA).encode()))
+            call(sock, BrokerCall("schema.require", json.dumps({"topic": topic, "name": _NAME}).encode()))
 
     def publish(self, topic: str, values: Sequence[bytes], first: int) -> bytes:
         return encode_request(ProduceBatch(topic, [_object(first + index, len(value)) for index, value in enumerate(values)]))
@@ -49,11 +46,3 @@ class FlyMqJsonLoad(FlyMqLoad):
 def _object(number: int, size: int) -> bytes:
     start = b'{"id":%d,"name":"article %d","price":12.5,"note":"' % (number, number % 1_000)
     return start + b"x" * (size - len(start) - 2) + b'"}'
-
-
-def _ask(sock: socket.socket, request: Request) -> None:
-    sock.sendall(encode_request(request))
-    head = receive_exactly(sock, HEADER_BYTES)
-    reply = decode_reply(ReplyFrame(head[2], receive_exactly(sock, payload_bytes(head))))
-    if isinstance(reply, Failure):
-        raise BenchFailed(f"flymq: {reply.message}")
