@@ -58,6 +58,16 @@ def test_every_flag_in_a_headrace_line_of_the_documentation_exists(page: Path) -
                 assert word in known[path] | {"--help", "-h"}, f"{page.relative_to(ROOT)}: {path} has no {word}"
 
 
+NAMED_FILES = sorted(set(re.findall(r"`([\w/]+\.py|[\w/]+/)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("name", NAMED_FILES)
+def test_every_file_that_the_architecture_names_exists(name: str) -> None:
+    # A file may be named relative to a directory mentioned before it.
+    found = [path for base in ("src/headrace", "tests") for path in (ROOT / base).glob(f"**/{name.rstrip('/')}")]
+    assert found or (ROOT / name).exists()
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 

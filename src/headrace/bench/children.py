@@ -110,8 +110,8 @@ class Served:
 def serving(directory: Path, flags: Sequence[str] = (), *, profile: Path | None = None, environment: Mapping[str, str]) -> Iterator[Served]:
     """Run `headrace serve` on `directory/data` and a free loopback port, with further `flags` and settings in `environment`.
 
-    With `profile`, it runs under cProfile, which writes that file when the broker ends. The Flight endpoint is off unless `flags` name
-    it, because Arrow adds 80 MiB to the memory of the process.
+    With `profile`, it runs under cProfile, which writes that file when the broker ends. The Flight endpoint and QUIC are off unless
+    `flags` name them: Arrow adds 80 MiB to the memory of the process, and the default ports may be in use.
     """
     ready_file, log = directory / "ready.json", directory / "serve.log"
     ready_file.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def serving(directory: Path, flags: Sequence[str] = (), *, profile: Path | None 
     command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
     command += [*flags, "--ready-file", str(ready_file)]
     began = time.perf_counter()
-    with child(command, log, environment={"HEADRACE__LISTEN__FLIGHT": "", **environment}) as process:
+    with child(command, log, environment={"HEADRACE__LISTEN__FLIGHT": "", "HEADRACE__LISTEN__QUIC": "", **environment}) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
         yield Served(json.loads(ready_file.read_text("utf-8"))["protocols"], process.pid, time.perf_counter() - began)
 

@@ -63,7 +63,7 @@ def publish(
     """
     from headrace.bench import traffic
     from headrace.bench.protocols import PROTOCOLS as loads
-    from headrace.bench.publishing import Beside, figures_of, take_turns, ways_of
+    from headrace.bench.publishing import Compared, figures_of, take_turns, variants_of
 
     config: dict[str, NoteValue] = {
         "protocol": protocol_name,
@@ -74,8 +74,8 @@ def publish(
         "window": window,
     }
     chosen = options.Chosen(ack, server, key, profile)
-    beside = Beside(against_one, schema, transactions, access)
-    beside.check(protocol_name, connections, server)
+    compared = Compared(against_one, schema, transactions, access)
+    compared.check(protocol_name, connections, server)
     if protocol_name in QUIC_PROTOCOLS:
         _quic_only(server, window, against_one)
         _publish_over_quic(chosen, repeat, output, parent, config, streams)
@@ -85,9 +85,9 @@ def publish(
         target = brokers.enter_context(running.broker(chosen))
         plan = traffic.Traffic(loads[protocol_name], target.address, target.key, records, value_bytes, connections, window)
         traffic.warm_up(plan)
-        ways = ways_of(running, brokers, chosen, target, plan, beside)
-        take_turns(running, ways)
-        for figure in figures_of(ways, plan, beside):
+        variants = variants_of(running, brokers, chosen, target, plan, compared)
+        take_turns(running, variants)
+        for figure in figures_of(variants, plan, compared):
             running.report.add(figure)
 
 

@@ -10,10 +10,10 @@ from typing import Final
 import click
 
 from headrace.bench import traffic
-from headrace.bench.guarded import guarded_broker, load_of
+from headrace.bench.enforced import enforced_broker, load_of
 from headrace.bench.load import Chunk, LoadConnection, Tick, run, sample_values
 from headrace.bench.options import Bench, Chosen, Measured
-from headrace.bench.protocols.flymq_schema import FlyMqJsonLoad
+from headrace.bench.protocols.flymq import FlyMqJsonLoad
 from headrace.bench.protocols.flymq_transactions import IN_FLIGHT, transactions
 from headrace.bench.report import Figure, Target, cpu_note
 
@@ -30,7 +30,7 @@ ACCESS_TARGET: Final = Target(at_least=0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Compared:
     """Variant that plain publishing is compared with."""
 
     against_one: bool = False
@@ -51,7 +51,7 @@ class Beside:
 
 
 @dataclass(slots=True)
-class Way:
+class Variant:
     """One variant of publishing the same records."""
 
     figure: Figure
@@ -69,16 +69,16 @@ class Way:
         self.cpu_seconds += self.target.cpu_seconds() - before
 
 
-def take_turns(bench: Bench, ways: Sequence[Way]) -> None:
+def take_turns(bench: Bench, variants: Sequence[Variant]) -> None:
     """Run all variants `repeat` times, in alternating order, because writeback of one variant overlaps the next."""
     for turn in range(bench.repeat):
-        for way in ways if turn % 2 == 0 else reversed(ways):
-            way.once(bench, turn)
-    for way in (way for way in ways if way.is_cpu_shown):
-        way.figure.notes = cpu_note(way.cpu_seconds, way.plan.records * bench.repeat)
+        for variant in variants if turn % 2 == 0 else reversed(variants):
+            variant.once(bench, turn)
+    for variant in (variant for variant in variants if variant.is_cpu_shown):
+        variant.figure.notes = cpu_note(variant.cpu_seconds, variant.plan.records * bench.repeat)
 
 
-def ratio(name: str, above: Way, below: Way, target: Target | None) -> Figure:
+def ratio(name: str, above: Variant, below: Variant, target: Target | None) -> Figure:
     ratios = [one / other for one, other in zip(above.figure.runs, below.figure.runs, strict=True)]
     return Figure(name, "×", ratios, target)
 
@@ -98,49 +98,51 @@ def in_transactions(size: int) -> Callable[[traffic.Traffic, traffic.BenchTopic,
     return publish
 
 
-def ways_of(bench: Bench, brokers: ExitStack, chosen: Chosen, target: Measured, plan: traffic.Traffic, beside: Beside) -> list[Way]:
-    """Return plain publishing and the variant that `beside` names. Further brokers are stopped by `brokers`."""
+def variants_of(
+    bench: Bench, brokers: ExitStack, chosen: Chosen, target: Measured, plan: traffic.Traffic, compared: Compared
+) -> list[Variant]:
+    """Return plain publishing and the variant that `compared` names. Further brokers are stopped by `brokers`."""
     name = f"{plan.load.name} publish, {chosen.ack}"
-    plain = Way(Figure(f"{name}, {plan.connections} connections" if plan.connections > 1 else name, "records/s", []), target, plan)
+    plain = Variant(Figure(f"{name}, {plan.connections} connections" if plan.connections > 1 else name, "records/s", []), target, plan)
 
-    def other(words: str, changed: traffic.Traffic, on: Measured = target) -> Way:
-        return Way(Figure(f"{name}, {words}", "records/s", []), on, changed)
+    def other(words: str, changed: traffic.Traffic, on: Measured = target) -> Variant:
+        return Variant(Figure(f"{name}, {words}", "records/s", []), on, changed)
 
-    if beside.against_one:
+    if compared.against_one:
         return [plain, other("1 connection", replace(plan, connections=1))]
-    if beside.schema:
+    if compared.schema:
         plain.plan = replace(plan, load=FlyMqJsonLoad(required=False))
-        return [plain, other(f"{beside.schema} schema", replace(plan, load=FlyMqJsonLoad(required=True)))]
-    if beside.transactions:
-        staged = other(f"transactions of {beside.transactions}", plan)
-        staged.publish = in_transactions(beside.transactions)
-        window = IN_FLIGHT * beside.transactions
+        return [plain, other(f"{compared.schema} schema", replace(plan, load=FlyMqJsonLoad(required=True)))]
+    if compared.transactions:
+        staged = other(f"transactions of {compared.transactions}", plan)
+        staged.publish = in_transactions(compared.transactions)
+        window = IN_FLIGHT * compared.transactions
         return [plain, staged, other(f"{window:,} in flight", replace(plan, window=window))]
-    if beside.access:
-        running, password = brokers.enter_context(guarded_broker(bench.directory / beside.access, chosen.ack))
-        guarded = replace(plan, load=load_of(plan.load.name, password), address=running.address, key=running.key)
-        traffic.warm_up(guarded)
-        held = other(f"access {beside.access}", guarded, Measured(running.address, running.key, running))
-        held.is_cpu_shown = plan.load.name != "flymq"
-        return [plain, held]
+    if compared.access:
+        running, password = brokers.enter_context(enforced_broker(bench.directory / compared.access, chosen.ack))
+        enforced = replace(plan, load=load_of(plan.load.name, password), address=running.address, key=running.key)
+        traffic.warm_up(enforced)
+        checked = other(f"access {compared.access}", enforced, Measured(running.address, running.key, running))
+        checked.is_cpu_shown = plan.load.name != "flymq"
+        return [plain, checked]
     return [plain]
 
 
-def figures_of(ways: Sequence[Way], plan: traffic.Traffic, beside: Beside) -> list[Figure]:
+def figures_of(variants: Sequence[Variant], plan: traffic.Traffic, compared: Compared) -> list[Figure]:
     """Return the rate of each variant, and the ratios."""
-    plain, protocol = ways[0], plan.load.name
+    plain, protocol = variants[0], plan.load.name
     plain.figure.target = PUBLISH_TARGETS.get(protocol) if plan.connections == 1 else None
-    figures = [way.figure for way in ways]
-    if beside.schema:
-        figures.append(ratio(f"{protocol} publish: with a schema ÷ without", ways[1], plain, SCHEMA_TARGET))
-    if beside.against_one:
-        figures.append(ratio(f"{protocol} publish: {plan.connections} connections ÷ 1", plain, ways[1], AGAINST_ONE_TARGET))
-    if beside.transactions:
-        target = TRANSACTION_TARGET if beside.transactions >= TRANSACTION_RECORDS else None
-        figures.append(ratio(f"{protocol} publish: transactions of {beside.transactions} ÷ none", ways[1], plain, target))
+    figures = [variant.figure for variant in variants]
+    if compared.schema:
+        figures.append(ratio(f"{protocol} publish: with a schema ÷ without", variants[1], plain, SCHEMA_TARGET))
+    if compared.against_one:
+        figures.append(ratio(f"{protocol} publish: {plan.connections} connections ÷ 1", plain, variants[1], AGAINST_ONE_TARGET))
+    if compared.transactions:
+        target = TRANSACTION_TARGET if compared.transactions >= TRANSACTION_RECORDS else None
+        figures.append(ratio(f"{protocol} publish: transactions of {compared.transactions} ÷ none", variants[1], plain, target))
         figures.append(
-            ratio(f"{protocol} publish: transactions of {beside.transactions} ÷ none, as many in flight", ways[1], ways[2], None)
+            ratio(f"{protocol} publish: transactions of {compared.transactions} ÷ none, as many in flight", variants[1], variants[2], None)
         )
-    if beside.access:
-        figures.append(ratio(f"{protocol} publish: access {beside.access} ÷ open", ways[1], plain, ACCESS_TARGET))
+    if compared.access:
+        figures.append(ratio(f"{protocol} publish: access {compared.access} ÷ open", variants[1], plain, ACCESS_TARGET))
     return figures

@@ -37,7 +37,7 @@ class FlyMqUserLoad(FlyMqLoad):
 
 
 @contextmanager
-def guarded_broker(directory: Path, ack: str, profile: Path | None = None) -> Iterator[tuple[Broker, str]]:
+def enforced_broker(directory: Path, ack: str, profile: Path | None = None) -> Iterator[tuple[Broker, str]]:
     """Run the broker and yield it with the password of `bench`. `directory` must not exist yet."""
     directory.mkdir()
     admin, password = secrets.token_urlsafe(), secrets.token_urlsafe()
