@@ -1,5 +1,5 @@
-# `make` lists the verbs. Everything is installed into .venv; nothing is installed outside it but Debian packages that
-# are missing, and those only when make runs as root (else the command to run is printed).
+# `make` lists the targets. Everything is installed into .venv. Missing Debian packages are installed only as root; otherwise the
+# command to install them is printed.
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -8,9 +8,9 @@ DURATION ?=
 DEMO_ARGS ?=
 SERVE_ARGS ?=
 PYTEST_ARGS ?= -q -n 2 --dist loadgroup
-BENCH_ARGS ?= log
+BENCH_ARGS ?= publish
 FUZZ_ARGS ?= --seconds 600
-FILES ?= src tests examples
+FILES ?= src tests benchmarks examples
 
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
@@ -19,21 +19,21 @@ MANIFESTS := pyproject.toml hashes.txt tools/setup
 .DEFAULT_GOAL := help
 .PHONY: help run serve test test-quick fuzz lint format docs bench clean install
 
-help: ## list the verbs
-	@echo "make VERB [NAME=value ...]"
+help: ## list the targets
+	@echo "make TARGET [NAME=value ...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: $(RUN_STAMP) ## the whole story on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: ends by itself; DEMO_ARGS=...)
+run: $(RUN_STAMP) ## run the demo on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: stop after 60 s; DEMO_ARGS=...)
 	@$(BIN)/headrace demo examples/orders/pipeline.toml --data $(DATA) $(strip $(if $(DURATION),--duration $(DURATION)) $(DEMO_ARGS))
 
-serve: $(RUN_STAMP) ## the broker alone, with all protocols, on DATA=data (SERVE_ARGS=...)
+serve: $(RUN_STAMP) ## run only the broker, with all protocols, on DATA=data (SERVE_ARGS=...)
 	@$(BIN)/headrace serve --data $(DATA) --listen-quic 127.0.0.1:4848 $(SERVE_ARGS)
 
-test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part of it)
+test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part)
 	@tools/setup system strace java
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-quick: $(DEV_STAMP) ## the suite without Spark, kill loops and crash images: for daily work
+test-quick: $(DEV_STAMP) ## run the tests without Spark, kill loops and crash images, for daily work
 	@tools/setup system strace
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kill_loop and not crash_images"
 
@@ -41,26 +41,26 @@ fuzz: $(DEV_STAMP) ## fuzz all decoders, schema languages and Arrow input for te
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -q 'atheris>=3,<4'
 	@$(BIN)/python -m tests.fuzz.run $(FUZZ_ARGS)
 
-lint: $(DEV_STAMP) ## ruff (rules and format) and mypy --strict over sources and tests
+lint: $(DEV_STAMP) ## run ruff (rules and format) and mypy --strict
 	@$(BIN)/ruff check $(FILES)
 	@$(BIN)/ruff format --check $(FILES)
 	@$(BIN)/mypy $(FILES)
 
-format: $(DEV_STAMP) ## rewrite the sources as lint wants them (FILES="path ...": only these)
+format: $(DEV_STAMP) ## rewrite the sources as lint expects them (FILES="path ...": only these)
 	@$(BIN)/ruff check --fix-only $(FILES)
 	@$(BIN)/ruff format $(FILES)
 
-docs: $(DEV_STAMP) ## write the generated pages of docs/reference anew
+docs: $(DEV_STAMP) ## regenerate docs/reference
 	@$(BIN)/python -m headrace.cli.reference docs/reference
 
-bench: $(DEV_STAMP) ## measure (BENCH_ARGS="publish --protocol figg")
+bench: $(DEV_STAMP) ## run headrace bench (BENCH_ARGS="consume --protocol figg"); internals: .venv/bin/python -m benchmarks.log|flight|quic|spark
 	@$(BIN)/headrace bench $(BENCH_ARGS)
 
 install: $(DEV_STAMP) ## install everything a contributor needs into .venv
 
-clean: ## remove .venv, caches and build products (data/ stays)
+clean: ## remove .venv, caches and build products, but not data/
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN_STAMP): $(MANIFESTS)
 	@tools/setup system java

@@ -1,4 +1,4 @@
-"""`headrace bench …` as a user runs it: a real process, with everything it starts below one directory."""
+"""Run `headrace bench …` and `python -m benchmarks.…` as real processes with their files below one directory."""
 
 from __future__ import annotations
 
@@ -12,33 +12,38 @@ from typing import Any
 RUN_SECONDS_MAX = 120
 
 
+ROOT = Path(__file__).parent.parent.parent
+
+
 def command(*arguments: str, directory: Path) -> list[str]:
+    """Return the command line. A first argument `benchmarks.NAME` runs that module instead of `headrace bench`."""
+    if arguments[0].startswith("benchmarks."):
+        return [sys.executable, "-m", *arguments, "--dir", str(directory)]
     return [sys.executable, "-m", "headrace", "bench", *arguments, "--dir", str(directory)]
 
 
 def bench(*arguments: str, directory: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run to the end. `path` replaces the search path for programs."""
+    """Run one command. `path` replaces PATH."""
     environment = dict(os.environ) if path is None else {**os.environ, "PATH": path}
-    return subprocess.run(
-        command(*arguments, directory=directory), capture_output=True, text=True, timeout=RUN_SECONDS_MAX, env=environment, check=False
-    )
+    line = command(*arguments, directory=directory)
+    return subprocess.run(line, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, env=environment, check=False, cwd=ROOT)
 
 
 def measured(*arguments: str, directory: Path) -> dict[str, Any]:
-    """The JSON report of a run that has to succeed and to leave nothing behind."""
+    """Return the JSON report of a command that must succeed and remove its files."""
     done = bench(*arguments, "--repeat", "1", "-o", "json", directory=directory)
     assert done.returncode == 0, done.stderr
-    assert list(directory.iterdir()) == [], "the run left files behind"
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    assert list(directory.iterdir()) == [], "the benchmark left files"
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
-def values(told: dict[str, Any]) -> dict[str, float]:
-    return {figure["name"]: figure["value"] for figure in told["figures"]}
+def values(report: dict[str, Any]) -> dict[str, float]:
+    return {figure["name"]: figure["value"] for figure in report["figures"]}
 
 
 def processes_below(directory: Path) -> list[int]:
-    """Processes that were started with a path below the directory."""
+    """Return the processes whose command line contains the directory."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

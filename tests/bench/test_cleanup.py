@@ -1,4 +1,4 @@
-"""However a run ends, its processes and files are gone."""
+"""An interrupted benchmark stops its processes and removes its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_SECONDS = 60
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_takes_its_broker_and_its_files_with_it(sent: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_benchmark_stops_its_broker_and_removes_its_files(sent: signal.Signals, tmp_path: Path) -> None:
     words = command("latency", "--rate", "100", "--duration", "3600", directory=tmp_path)
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -26,11 +26,11 @@ def test_an_interrupted_run_takes_its_broker_and_its_files_with_it(sent: signal.
             time.sleep(0.02)
         assert len(processes_below(tmp_path)) == 2
         process.send_signal(sent)
-        _, said = process.communicate(timeout=DEADLINE_SECONDS)
+        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 130
-    assert said.strip() == "", "no traceback, no complaint"
+    assert errors.strip() == "", "no traceback, no message"
     assert processes_below(tmp_path) == []
     assert list(tmp_path.iterdir()) == []

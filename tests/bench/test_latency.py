@@ -1,4 +1,4 @@
-"""Latency counts from when a record was meant to be sent."""
+"""Latency counts from the intended send time of a record."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 
 import pytest
 
-from headrace.bench.latency import Answers, figures, open_loop, round_trips, summary
+from headrace.bench.latency import Replies, figures, open_loop, round_trips, summary
 from headrace.bench.protocols.figg import FiggLoad
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder
 from headrace.wire.figg.frames import PublishBatch, Role
 
 
-def answering(sock: socket.socket, stall_seconds: float) -> None:
-    """Acknowledge everything at once, but for one stall before the first answer."""
+def acknowledging(sock: socket.socket, stall_seconds: float) -> None:
+    """Acknowledge everything at once, except for one stall before the first acknowledgement."""
     decoder, stalled = Decoder(Role.SERVER), False
     while data := sock.recv(65536):
         for message in decoder.feed(data):
@@ -27,15 +27,15 @@ def answering(sock: socket.socket, stall_seconds: float) -> None:
             sock.sendall(encode.ack(message.seqs[-1]))
 
 
-def test_an_answer_covers_all_records_below_its_count() -> None:
-    answers = Answers(times=[0.010, 0.030], counts=[2, 3])
-    assert answers.latencies(0.001, 3) == pytest.approx([0.010, 0.009, 0.028])
+def test_a_reply_covers_all_records_below_its_count() -> None:
+    replies = Replies(times=[0.010, 0.030], counts=[2, 3])
+    assert replies.latencies(0.001, 3) == pytest.approx([0.010, 0.009, 0.028])
 
 
 def test_a_stall_shows_in_every_record_that_was_due_in_it() -> None:
     ours, theirs = socket.socketpair()
     stall, rate, records = 0.2, 1_000, 300
-    thread = threading.Thread(target=answering, args=(theirs, stall))
+    thread = threading.Thread(target=acknowledging, args=(theirs, stall))
     thread.start()
     try:
         latencies = open_loop(ours, FiggLoad(), "t", rate=rate, records=records, value_bytes=10)
@@ -48,9 +48,9 @@ def test_a_stall_shows_in_every_record_that_was_due_in_it() -> None:
         assert latencies[index] >= stall - index / rate - 0.001
 
 
-def test_round_trips_are_answered_one_by_one() -> None:
+def test_round_trips_are_acknowledged_one_by_one() -> None:
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=answering, args=(theirs, 0.0))
+    thread = threading.Thread(target=acknowledging, args=(theirs, 0.0))
     thread.start()
     try:
         times, probes = round_trips(ours, FiggLoad(), "t", count=20, value_bytes=10, probe=lambda: 0.5)

@@ -1,4 +1,4 @@
-"""The load generator against a peer in a thread: what it sends, what it holds back, how it fails."""
+"""The load generator against a peer in a thread: order, window, failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.load import MARK, Chunk, LoadConnection, chunk_records, run, sample_values
 from headrace.bench.protocols.figg import FiggLoad
 from headrace.wire.figg import encode
@@ -18,7 +18,7 @@ from headrace.wire.figg.frames import PublishBatch, Role
 
 
 class Peer:
-    """Answers every PUBLISH run with one cumulative ACK, when `answer` says so."""
+    """Answers PUBLISH batches with one cumulative ACK per `every` records."""
 
     def __init__(self, sock: socket.socket, *, every: int = 1, records_max: int = 1 << 60) -> None:
         self.sock, self.every, self.records_max = sock, every, records_max
@@ -78,7 +78,7 @@ def test_a_window_is_never_exceeded_and_never_runs_dry() -> None:
     assert serving.unanswered_max <= 100
 
 
-def test_several_lanes_share_one_loop() -> None:
+def test_one_loop_serves_several_connections() -> None:
     values = [b"%d" % index for index in range(1_000)]
     with peer(Peer) as (one, first), peer(Peer) as (two, second):
         run(
@@ -90,7 +90,7 @@ def test_several_lanes_share_one_loop() -> None:
     assert first.values == second.values == values
 
 
-def test_a_peer_that_goes_away_ends_the_run_with_how_far_it_came() -> None:
+def test_a_lost_peer_ends_the_benchmark() -> None:
     values = [b"%d" % index for index in range(2_000)]
     with peer(lambda sock: Peer(sock, records_max=10)) as (sock, _):
         with pytest.raises((BenchFailed, ConnectionError)):
@@ -118,8 +118,8 @@ def test_a_chunk_holds_whole_batches() -> None:
     assert chunk_records(128, 1_000, 500) == 500
 
 
-class Asking:
-    """A meter that answers each read with as much again, up to a limit."""
+class Echo:
+    """Meter that returns each read, up to a limit."""
 
     def __init__(self, wanted: int) -> None:
         self.count, self._wanted = 0, wanted
@@ -135,14 +135,14 @@ def echo(sock: socket.socket) -> None:
             sock.sendall(data)
 
 
-def test_answers_that_the_kernel_does_not_take_at_once_hold_nothing_up() -> None:
-    # Both directions fill up: a generator that waited with an answer until it is sent would wait for ever.
+def test_unsent_requests_do_not_block_reading() -> None:
+    # Both directions fill up: a generator that sent synchronously would deadlock.
     ours, theirs = socket.socketpair()
     wanted = 20_000_000
     thread = threading.Thread(target=echo, args=(theirs,))
     thread.start()
     try:
-        run([LoadConnection(ours, [Chunk(bytes(2_000_000), 0)], Asking(wanted), wanted)])
+        run([LoadConnection(ours, [Chunk(bytes(2_000_000), 0)], Echo(wanted), wanted)])
     finally:
         ours.close()
         thread.join(60)

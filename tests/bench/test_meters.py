@@ -1,4 +1,4 @@
-"""The meters see a stream in whatever pieces the kernel hands out, and must count it the same."""
+"""Meters count a stream the same however it is cut into reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.load import Meter, sample_values
 from headrace.bench.peers import nats, redis
 from headrace.bench.protocols import PROTOCOLS
@@ -29,7 +29,7 @@ from headrace.wire.rustlog import messages as rustlog
 
 
 def feed(meter: Meter, stream: bytes, cuts: list[int]) -> bytes:
-    """Hand over the stream in pieces, each in a buffer with rubbish behind it, as a reused buffer has."""
+    """Feed the stream in chunks, each followed by stale bytes, as in a reused buffer."""
     sent = b""
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         if end > begin:
@@ -37,7 +37,7 @@ def feed(meter: Meter, stream: bytes, cuts: list[int]) -> bytes:
     return sent
 
 
-def pieces(length: int, seed: int) -> list[int]:
+def cuts_of(length: int, seed: int) -> list[int]:
     dice = random.Random(seed)
     return sorted(dice.randrange(length) for _ in range(dice.randrange(1, 12)))
 
@@ -45,7 +45,7 @@ def pieces(length: int, seed: int) -> list[int]:
 FIGG_ACKS = encode.acks([0, 4, 5, 999])
 FIGG_HISTORY = encode.attached("bench", 0) + encode.data("bench", range(1, 21), sample_values(30, 20))
 NATS_ACKS = b"".join(b'MSG _I.a 2 %d\r\n{"stream":"bench", "seq":%d}\r\n' % (28 + len(str(seq)), seq) for seq in range(1, 121))
-REDIS_ANSWERS = b"".join(b"$15\r\n1794729371877-%d\r\n" % (index % 10) for index in range(50))
+REDIS_REPLIES = b"".join(b"$15\r\n1794729371877-%d\r\n" % (index % 10) for index in range(50))
 
 
 @pytest.mark.parametrize("cut", range(len(FIGG_ACKS)))
@@ -63,26 +63,26 @@ def test_figg_acks_byte_by_byte_never_count_an_ack_before_it_is_whole() -> None:
     assert seen == [0] * 15 + [1] * 16 + [5] * 16 + [6] * 16 + [1000]
 
 
-def test_a_figg_message_that_is_no_ack_is_refused() -> None:
+def test_a_figg_message_that_is_no_ack_is_an_error() -> None:
     with pytest.raises(BenchFailed, match="type 9"):
         FiggLoad().acks("bench").feed(bytearray(encode.pong(7)), 16)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_figg_history_in_any_pieces_counts_every_record(seed: int) -> None:
+def test_figg_history_in_any_chunks_counts_every_record(seed: int) -> None:
     meter = FiggLoad().consume("bench", 20, 30, 0).meter
-    feed(meter, FIGG_HISTORY, pieces(len(FIGG_HISTORY), seed))
+    feed(meter, FIGG_HISTORY, cuts_of(len(FIGG_HISTORY), seed))
     assert meter.count == 20
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_figg_history_with_a_gap_is_refused(seed: int) -> None:
+def test_figg_history_with_a_gap_is_an_error(seed: int) -> None:
     gap = encode.attached("bench", 0) + encode.data("bench", [*range(1, 20), 21], sample_values(30, 20))
-    with pytest.raises(BenchFailed, match="record 20 of the topic carries offset 21"):
-        feed(FiggLoad().consume("bench", 20, 30, 0).meter, gap, pieces(len(gap), seed))
+    with pytest.raises(BenchFailed, match="expected offset 20, got 21"):
+        feed(FiggLoad().consume("bench", 20, 30, 0).meter, gap, cuts_of(len(gap), seed))
 
 
-def test_figg_history_with_a_record_too_many_is_refused() -> None:
+def test_figg_history_with_a_record_too_many_is_an_error() -> None:
     with pytest.raises(BenchFailed, match="bytes more than 19 records"):
         feed(FiggLoad().consume("bench", 19, 30, 0).meter, FIGG_HISTORY, [])
 
@@ -95,9 +95,9 @@ def test_blipmq_pongs_count_to_the_records_before_the_last_ping() -> None:
         assert meter.count == 2_345
 
 
-def test_a_publish_that_blipmq_refuses_ends_the_run_in_its_words() -> None:
+def test_a_blipmq_error_ends_the_benchmark_with_its_text() -> None:
     refused = blipmq.nack(5, 413, "")
-    with pytest.raises(BenchFailed, match=r"blipmq: (refused|a frame)"):
+    with pytest.raises(BenchFailed, match=r"blipmq: (error|unexpected frame)"):
         feed(BlipMqLoad().acks("bench"), refused, [])
 
 
@@ -106,11 +106,11 @@ def deliveries(tags: range) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_blipmq_deliveries_are_acknowledged_and_polled_for_until_there_are_enough(seed: int) -> None:
+def test_blipmq_deliveries_are_acknowledged_and_polled_until_complete(seed: int) -> None:
     records = 4 * POLLS + 123
     plan = BlipMqLoad().consume("bench", records, 30, 9)
     stream = deliveries(range(1, records + 1))
-    sent = plan.request + feed(plan.meter, stream, pieces(len(stream), seed))
+    sent = plan.request + feed(plan.meter, stream, cuts_of(len(stream), seed))
     assert plan.meter.count == records
     acked = [cid for message in blipmq_messages(sent) if isinstance(message, AckBatch) for cid in message.cids]
     polled = sum(len(message.cids) for message in blipmq_messages(sent) if isinstance(message, PollBatch))
@@ -118,9 +118,9 @@ def test_blipmq_deliveries_are_acknowledged_and_polled_for_until_there_are_enoug
     assert records <= polled < records + POLLS
 
 
-def test_a_delivery_that_comes_again_ends_the_run() -> None:
+def test_a_redelivery_ends_the_benchmark() -> None:
     again = deliveries(range(1, 9)) + deliveries(range(8, 10))
-    with pytest.raises(BenchFailed, match="delivery 10 carries tag 9"):
+    with pytest.raises(BenchFailed, match="delivery 10 has tag 9"):
         feed(BlipMqLoad().consume("bench", 10, 30, 9).meter, again, [])
 
 
@@ -132,13 +132,13 @@ FLYMQ_REPLIES = encode_reply(Opcode.PRODUCE, RecordMetadataBatch("bench", [0] * 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_flymq_replies_in_any_pieces_are_all_counted(seed: int) -> None:
+def test_flymq_replies_in_any_chunks_are_all_counted(seed: int) -> None:
     meter = FlyMqLoad().acks("bench")
-    feed(meter, FLYMQ_REPLIES, pieces(len(FLYMQ_REPLIES), seed))
+    feed(meter, FLYMQ_REPLIES, cuts_of(len(FLYMQ_REPLIES), seed))
     assert meter.count == 9
 
 
-def test_a_produce_that_flymq_refuses_ends_the_run() -> None:
+def test_a_flymq_error_ends_the_benchmark() -> None:
     refused = encode_failure(Failure("no room for this record on the disk, says the broker"), FlyMqDialect.SPEC)
     with pytest.raises(BenchFailed, match="no room"):
         feed(FlyMqLoad().acks("bench"), refused, [])
@@ -185,47 +185,47 @@ PAGES: dict[str, type[FlyMqPages | RustLogPages]] = {"flymq": FlyMqPages, "rustl
 
 @pytest.mark.parametrize("protocol", PAGES)
 @pytest.mark.parametrize("most", [PAGE_RECORDS_MAX, 3_777])
-def test_pages_are_asked_for_until_all_records_have_come_once(protocol: str, most: int) -> None:
+def test_pages_are_requested_until_every_record_arrived_once(protocol: str, most: int) -> None:
     records, server, seed = 3 * PAGE_RECORDS_MAX + 17, PAGES[protocol](most), 0
     plan = PROTOCOLS[protocol].consume("bench", records, 30, 0)
     requests = plan.request
     while requests:
         seed += 1
         stream = server.answer(requests)
-        requests = feed(plan.meter, stream, pieces(len(stream), seed))
+        requests = feed(plan.meter, stream, cuts_of(len(stream), seed))
     assert plan.meter.count == records
 
 
 @pytest.mark.parametrize("protocol", PAGES)
-def test_a_fetch_that_is_refused_ends_the_run_in_the_words_of_the_broker(protocol: str) -> None:
+def test_a_failed_fetch_ends_the_benchmark_with_the_text_of_the_broker(protocol: str) -> None:
     with pytest.raises(BenchFailed, match="the topic has burnt down"):
         feed(PROTOCOLS[protocol].consume("bench", 10, 30, 0).meter, PAGES[protocol].refusal, [])
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("seed", range(10))
-def test_rustlog_batches_in_any_pieces_are_all_counted(dialect: Dialect, seed: int) -> None:
+def test_rustlog_batches_in_any_chunks_are_all_counted(dialect: Dialect, seed: int) -> None:
     meter = PROTOCOLS["rustlog"].acks("bench")
     sizes = [BATCH_RECORDS, BATCH_RECORDS, 17]
     stream = b"".join([rustlog_reply(dialect, rustlog.ProduceReply(range(3, 3 + size))) for size in sizes])
-    feed(meter, stream, pieces(len(stream), seed))
+    feed(meter, stream, cuts_of(len(stream), seed))
     assert meter.count == sum(sizes)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_nats_acks_in_any_pieces_count_to_the_last_sequence_number(seed: int) -> None:
+def test_nats_acks_in_any_chunks_count_to_the_last_sequence_number(seed: int) -> None:
     meter = nats.AckMeter()
-    feed(meter, NATS_ACKS, pieces(len(NATS_ACKS), seed))
+    feed(meter, NATS_ACKS, cuts_of(len(NATS_ACKS), seed))
     assert meter.count == 120
 
 
-def test_a_publish_that_nats_refuses_ends_the_run() -> None:
+def test_a_nats_error_ends_the_benchmark() -> None:
     refused = b'MSG _I.a 2 60\r\n{"error":{"code":429,"description":"too many requests"}}\r\n'
     with pytest.raises(BenchFailed, match="too many requests"):
         nats.AckMeter().feed(bytearray(refused), len(refused))
 
 
-def test_a_nats_pull_asks_again_for_each_batch_that_came_whole() -> None:
+def test_a_nats_pull_requests_the_next_batch_after_each_whole_one() -> None:
     meter = nats.PullMeter(b"NEXT")
     stream = b"\0" * (2 * nats.PULL_BATCH + 1)
     assert feed(meter, stream, [5, nats.PULL_BATCH]) == b"NEXTNEXT"
@@ -233,18 +233,18 @@ def test_a_nats_pull_asks_again_for_each_batch_that_came_whole() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_redis_answers_in_any_pieces_are_all_counted(seed: int) -> None:
+def test_redis_replies_in_any_chunks_are_all_counted(seed: int) -> None:
     meter = redis.ReplyMeter()
-    feed(meter, REDIS_ANSWERS, pieces(len(REDIS_ANSWERS), seed))
+    feed(meter, REDIS_REPLIES, cuts_of(len(REDIS_REPLIES), seed))
     assert meter.count == 50
 
 
 @pytest.mark.parametrize("stream", [b"-OOM no room\r\n", b"$3\r\n1-1\r\n-OOM no room\r\n"])
-def test_an_error_of_redis_ends_the_run(stream: bytes) -> None:
+def test_a_redis_error_ends_the_benchmark(stream: bytes) -> None:
     with pytest.raises(BenchFailed, match="redis-server: -OOM no room"):
         redis.ReplyMeter().feed(bytearray(stream), len(stream))
 
 
 def test_a_page_of_redis_is_followed_by_the_one_after_its_last_identifier() -> None:
     page = b"".join(b"*2\r\n$3\r\n7-%d\r\n*2\r\n$1\r\nv\r\n$2\r\n\0x\r\n" % (index % 10) for index in range(redis.PAGE))
-    assert feed(redis.PageMeter(), page, pieces(len(page), 1)) == redis.page_after(b"(7-9")
+    assert feed(redis.PageMeter(), page, cuts_of(len(page), 1)) == redis.page_after(b"(7-9")

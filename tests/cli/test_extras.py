@@ -19,9 +19,8 @@ EVERYTHING = "all extras"
 
 NEEDED = {
     "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive",
-             "headrace bench flight", "headrace bench spark", "headrace demo"},
-    "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace bench spark",
-              "headrace demo"},
+             "headrace demo"},
+    "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace demo"},
     "tables": {"headrace demo"},
     "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin", "headrace ping --protocol fujin",
              "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",

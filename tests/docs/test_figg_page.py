@@ -1,4 +1,4 @@
-"""The Figg page is true: its hex decodes to what stands beside it, its code runs, its names exist."""
+"""The Figg page is correct: its hex decodes to its captions, its code runs, its names exist."""
 
 from __future__ import annotations
 

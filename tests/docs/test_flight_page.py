@@ -1,4 +1,4 @@
-"""The page about the Flight endpoint is true: its examples run in their order and print what it says."""
+"""The page about the Flight endpoint is correct: its examples run in order and print the shown output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "flight.md").read_text(en
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_every_example_prints_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_example_prints_the_output_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(EXAMPLES) == PAGE.count("```python") == 6
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0") as broker:
         protocols = broker.ready["protocols"]

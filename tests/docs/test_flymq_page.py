@@ -1,4 +1,4 @@
-"""The FlyMQ page is true: its conversations take place as printed, its code runs, its limits are ours."""
+"""The FlyMQ page is correct: its exchanges run as printed, its code runs, its limits match the code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_reply_is_one_whole_frame(frame: bytes, caption: str) -> None:
         assert text.encode() in frame
 
 
-async def test_the_conversations_take_place_as_printed() -> None:
+async def test_the_exchanges_run_as_printed() -> None:
     async with house() as home:
         peer = home.peer()
         for (request, caption), (reply, _) in zip(REQUESTS, REPLIES, strict=True):
@@ -65,7 +65,7 @@ async def test_the_conversations_take_place_as_printed() -> None:
             assert peer.wire.sent[said:] == reply, caption
 
 
-def test_every_opcode_that_is_spoken_has_an_example_and_a_row() -> None:
+def test_every_supported_opcode_has_an_example_and_a_row() -> None:
     shown = {frame[2] for frame, _ in REQUESTS}
     assert shown <= SPOKEN
     assert shown >= SPOKEN
@@ -73,7 +73,7 @@ def test_every_opcode_that_is_spoken_has_an_example_and_a_row() -> None:
     assert rows == {opcode: Opcode(opcode).name for opcode in SPOKEN}
 
 
-def test_every_opcode_of_the_specification_is_spoken() -> None:
+def test_every_opcode_of_the_specification_is_supported() -> None:
     assert SPECIFIED == SPOKEN
 
 
@@ -96,7 +96,7 @@ def test_every_opcode_of_the_specification_is_spoken() -> None:
         ("up to 1,000, all or none", limits.DEAD_LETTERS_REPLAYED_MAX),
     ],
 )
-def test_every_number_the_page_gives_is_the_one_in_force(text: str, number: int) -> None:
+def test_every_number_on_the_page_matches_the_code(text: str, number: int) -> None:
     assert text in PAGE
     found = re.search(r"([\d,]+)(?: (KiB|MiB))?(?: bytes)?", text)
     assert found is not None

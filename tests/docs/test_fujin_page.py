@@ -1,4 +1,4 @@
-"""The Fujin page is true: its examples are what sessions say, its names exist, its limits are those of the code."""
+"""The Fujin page is correct: sessions reply as its examples show, its names exist, its limits match the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def frames(line: str) -> tuple[str, bytes]:
     return found[1], bytes.fromhex(found[2])
 
 
-async def test_the_dialogues_are_what_sessions_say() -> None:
+async def test_sessions_reply_as_the_page_shows() -> None:
     assert len(DIALOGUES) == 3
     async with fujin_protocol() as protocol:
         for dialogue in DIALOGUES:

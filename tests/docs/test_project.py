@@ -1,4 +1,4 @@
-"""The house keeps its word: verbs are listed, scripts can be run, constraints cover what is installed."""
+"""Project files: make targets are listed, scripts parse, constraints cover all requirements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_make_without_a_verb_lists_every_verb_with_a_text() -> None:
+def test_make_without_a_target_lists_every_target_with_a_text() -> None:
     done = subprocess.run(["make", "-C", str(ROOT), "--no-print-directory"], capture_output=True, text=True, timeout=60, check=True)
     listed = {line.split()[0] for line in done.stdout.splitlines()[1:] if len(line.split()) > 1}
     [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -21,7 +21,7 @@ def test_make_without_a_verb_lists_every_verb_with_a_text() -> None:
     assert {"help", "run", "test", "lint", "format", "bench", "clean"} <= listed
 
 
-def test_a_duration_reaches_the_story() -> None:
+def test_a_duration_reaches_the_demo() -> None:
     command = ["make", "-C", str(ROOT), "-n", "--assume-old=.venv/.installed-run", "run", "DURATION=60", "DEMO_ARGS=--rate 7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "headrace demo examples/orders/pipeline.toml --data data --duration 60 --rate 7" in done.stdout
@@ -63,7 +63,7 @@ def setup(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complete
     )
 
 
-def test_an_unsupported_python_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
+def test_an_unsupported_python_fails_with_the_supported_ones(tmp_path: Path) -> None:
     newer = tmp_path / "python"
     newer.write_text("#!/bin/sh\necho 3.99\n")
     newer.chmod(0o755)
@@ -73,7 +73,7 @@ def test_an_unsupported_python_is_refused_with_the_supported_ones(tmp_path: Path
 
 
 def test_an_interrupted_installation_is_started_over(tmp_path: Path) -> None:
-    # A Python whose `venv` makes an environment without packages; pip there is a stub that notes how it was called.
+    # A Python whose `venv` creates an environment without packages; its pip is a stub that records its calls.
     calls, venv = tmp_path / "calls", tmp_path / "venv"
     stub = tmp_path / "python"
     stub.write_text(
@@ -103,7 +103,7 @@ def test_a_bare_environment_has_no_home_no_caches_and_no_secrets() -> None:
     )
     seen = dict(line.split("=", 1) for line in done.stdout.splitlines())
     assert seen.keys() == {"PATH", "HOME", "PYTHONNOUSERSITE", "PIP_CERT"}
-    assert not Path(seen["HOME"]).exists(), "the home directory lives as long as the command"
+    assert not Path(seen["HOME"]).exists(), "the home directory is removed with the command"
 
 
 def test_every_library_of_the_core_and_of_the_checks_is_constrained() -> None:
@@ -116,7 +116,7 @@ def test_every_library_of_the_core_and_of_the_checks_is_constrained() -> None:
 
 
 def test_the_system_setup_names_the_command_when_it_may_not_install(tmp_path: Path) -> None:
-    # A PATH with an `id` that is nobody: as for a user without the right to install.
+    # A PATH whose `id` reports an ordinary user, who may not install packages.
     for program in ("sh", "printf"):
         (tmp_path / program).symlink_to(Path("/bin") / program)
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")

@@ -1,4 +1,4 @@
-"""The README keeps its claims: commands and options exist, versions and protocols are those of the package, no metaphors."""
+"""The README matches the package: commands, options, versions, protocols and words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def test_every_protocol_has_its_row_with_a_page_and_the_home_of_its_project() -> None:
+def test_every_protocol_has_a_row_with_its_page_and_its_upstream_project() -> None:
     rows = dict(
         re.findall(r"^\| \[[\w ]+\]\(docs/protocols/(\w+)\.md\) \| \[[\w/.-]+\]\((https://github\.com/[\w/.-]+)\) \|", README, re.MULTILINE)
     )
@@ -25,9 +25,9 @@ def test_every_protocol_has_its_row_with_a_page_and_the_home_of_its_project() ->
 
 
 def test_the_supported_pythons_are_those_of_the_package() -> None:
-    [said] = re.findall(r"Python (3\.\d+(?:, 3\.\d+)* or 3\.\d+)", README)
+    [listed] = re.findall(r"Python (3\.\d+(?:, 3\.\d+)* or 3\.\d+)", README)
     classified = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", text)]
-    assert re.findall(r"3\.\d+", said) == classified
+    assert re.findall(r"3\.\d+", listed) == classified
     assert PROJECT["requires-python"] == f">={classified[0]}"
 
 
@@ -37,7 +37,7 @@ def test_the_extras_of_the_install_line_exist() -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"`(headrace [a-z][^`]*)`", README))
-def test_every_command_that_is_said_to_reproduce_a_figure_exists(line: str) -> None:
+def test_every_command_that_reproduces_a_figure_exists(line: str) -> None:
     known = {path: {flag for parameter in command.params for flag in parameter.opts} for path, command in commands()}
     words = line.split()
     path = next((" ".join(words[:length]) for length in (3, 2) if " ".join(words[:length]) in known), None)
@@ -51,7 +51,7 @@ def test_the_ports_of_the_table_are_the_defaults() -> None:
         assert str(bind.address.port) in README
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_features_are_named() -> None:
     assert "no replication" in README
     assert "does not exist yet" in README
 

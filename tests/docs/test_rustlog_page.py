@@ -1,4 +1,4 @@
-"""The RustLog page is true: its conversations take place as printed, its code runs, its limits are ours."""
+"""The RustLog page is correct: its exchanges run as printed, its code runs, its limits match the code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONVERSATION = list(
 )
 
 
-async def test_every_request_of_the_page_is_answered_as_the_page_says() -> None:
+async def test_every_request_of_the_page_gets_the_reply_on_the_page() -> None:
     async with house() as home:
         peer = home.connect()
         for request, reply in zip(CONVERSATION[::2], CONVERSATION[1::2], strict=True):

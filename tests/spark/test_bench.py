@@ -1,4 +1,4 @@
-"""`headrace bench spark`, small: every figure is measured, and what it measures has really happened. Here because Spark's session is."""
+"""`python -m benchmarks.spark` with small sizes. These tests are here because they need the shared Spark session."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.bench import spark_ceiling
-from headrace.bench.spark import SEVEN, VALUE, Latency, Pair, SparkPlan, Stage, latency_figures, measured
+from benchmarks import spark_ceiling
+from benchmarks.spark import SEVEN, VALUE, Latency, Pair, SparkPlan, Workload, latency_figures, measured
 from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
@@ -20,15 +20,15 @@ PLAN = SparkPlan(rows=4_000, value_bytes=100, per_trigger=1_000, seconds=1.0)
 
 
 @pytest.fixture
-def stage(spark: SparkSession, tmp_path: Path) -> Iterator[Stage]:
+def stage(spark: SparkSession, tmp_path: Path) -> Iterator[Workload]:
     spark_ceiling.register(spark)
     with FlightBroker(tmp_path / "broker") as broker:
-        made = Stage(spark, broker.address, tmp_path, PLAN)
+        made = Workload(spark, broker.address, tmp_path, PLAN)
         yield made
         made.close()
 
 
-def test_topic_and_ceiling_hold_the_same_rows_of_the_same_columns(stage: Stage) -> None:
+def test_topic_and_ceiling_hold_the_same_rows_of_the_same_columns(stage: Workload) -> None:
     for source in (stage.ours(SEVEN), stage.ceiling(SEVEN)):
         options = {name: value for name, value in source.items() if name not in ("maxOffsetsPerTrigger", "perTrigger")}
         frame = stage.spark.read.load(**options)
@@ -37,7 +37,7 @@ def test_topic_and_ceiling_hold_the_same_rows_of_the_same_columns(stage: Stage) 
         assert frame.schema.names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
 
 
-def test_a_measured_write_is_in_the_topic(stage: Stage) -> None:
+def test_a_measured_write_is_in_the_topic(stage: Workload) -> None:
     sink = stage.our_sink()
     assert stage.batch_write(sink) > 0
     assert stage.stream_read(stage.ceiling(VALUE), sink) > 0
@@ -45,7 +45,7 @@ def test_a_measured_write_is_in_the_topic(stage: Stage) -> None:
     assert sum(partition.end for partition in state.partitions) == 2 * PLAN.rows
 
 
-def test_every_part_gives_its_figures(stage: Stage) -> None:
+def test_every_part_gives_its_figures(stage: Workload) -> None:
     figures = {figure.name: figure for figure in measured(stage, ("stream", "latency"), 1, lambda name: nullcontext())}
     assert [name for name, figure in figures.items() if figure.target is not None] == [
         "stream read, value, 1,000 rows a trigger ÷ ceiling",

@@ -1,4 +1,4 @@
-"""The programs a run starts: the broker and its peers, each in a process of its own, all of them gone when the run ends."""
+"""Child processes of a benchmark: the broker and its peers. All are stopped when the benchmark ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.programs import last_line, started, stop
 
 START_SECONDS_MAX = 60.0
@@ -30,7 +30,7 @@ Address = tuple[str, int]
 
 @contextmanager
 def workspace(parent: Path | None) -> Iterator[Path]:
-    """A directory for the files of a run, removed at its end, however it ends. A SIGTERM ends it as Ctrl-C does."""
+    """Yield a directory that is removed at the end in every case. SIGTERM is handled like Ctrl-C."""
 
     def interrupted(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -46,7 +46,7 @@ def workspace(parent: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def child(command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A running program that is stopped at the end: asked first, killed if it does not listen."""
+    """Run a program and stop it at the end: with SIGTERM, then with SIGKILL."""
     process = started(command, log, environment)
     try:
         yield process
@@ -55,7 +55,7 @@ def child(command: Sequence[str], log: Path, *, environment: Mapping[str, str] |
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, what: str) -> None:
-    """Wait for a child to be ready; say why if it died first."""
+    """Wait for a child to become ready. Raises `BenchFailed` with its last line of output if it ends first."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while not ready():
         if process.poll() is not None:
@@ -67,29 +67,29 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A Headrace broker that answers."""
+    """Running Headrace broker."""
 
     address: Address
     pid: int
     start_seconds: float
-    """From the start of the process until every protocol was open."""
+    """From the start of the process until all listeners are open."""
     key: bytes
-    """The API key of its BlipMQ protocol."""
+    """BlipMQ API key."""
 
     def resident_bytes(self) -> int:
-        """Physical memory of the process now (its resident set)."""
+        """Return the resident set size of the process."""
         with open(f"/proc/{self.pid}/status", encoding="ascii") as lines:
             for line in lines:
                 if line.startswith("VmRSS:"):
                     return int(line.split()[1]) * 1024
-        raise BenchFailed(f"process {self.pid} shows no resident set")
+        raise BenchFailed(f"/proc/{self.pid}/status has no VmRSS line")
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self.pid)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process so far, in user and kernel mode."""
+    """Return the CPU time of all threads of a process so far, user and kernel mode."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as status:
         fields = status.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -97,31 +97,29 @@ def cpu_seconds(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A process of `headrace serve` whose protocols are open."""
+    """Process of `headrace serve` whose listeners are open."""
 
     protocols: Mapping[str, Sequence[str]]
-    """By kind, as the ready file names them."""
+    """Addresses by kind, as in the ready file."""
     pid: int
     start_seconds: float
-    """From the start of the process until every protocol was open."""
+    """From the start of the process until all listeners are open."""
 
 
 @contextmanager
-def serving(
-    directory: Path, protocols: Sequence[str] = (), *, profile: Path | None = None, environment: Mapping[str, str]
-) -> Iterator[Served]:
-    """`headrace serve` on `directory/data`, on a free loopback port, with more `protocols` as its flags say, and settings by `environment`.
+def serving(directory: Path, flags: Sequence[str] = (), *, profile: Path | None = None, environment: Mapping[str, str]) -> Iterator[Served]:
+    """Run `headrace serve` on `directory/data` and a free loopback port, with further `flags` and settings in `environment`.
 
-    `profile` runs it under cProfile, which writes there when the broker ends. Only who asks for it has the Flight endpoint: Arrow would be
-    80 MiB of what is measured elsewhere.
+    With `profile`, it runs under cProfile, which writes that file when the broker ends. The Flight endpoint and QUIC are off unless
+    `flags` name them: Arrow adds 80 MiB to the memory of the process, and the default ports may be in use.
     """
     ready_file, log = directory / "ready.json", directory / "serve.log"
     ready_file.unlink(missing_ok=True)
     profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
     command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
-    command += [*protocols, "--ready-file", str(ready_file)]
+    command += [*flags, "--ready-file", str(ready_file)]
     began = time.perf_counter()
-    with child(command, log, environment={"HEADRACE__LISTEN__FLIGHT": "", **environment}) as process:
+    with child(command, log, environment={"HEADRACE__LISTEN__FLIGHT": "", "HEADRACE__LISTEN__QUIC": "", **environment}) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
         yield Served(json.loads(ready_file.read_text("utf-8"))["protocols"], process.pid, time.perf_counter() - began)
 
@@ -135,10 +133,9 @@ def broker(
     environment: Mapping[str, str] | None = None,
     key_owner: str = "blipmq",
 ) -> Iterator[Broker]:
-    """A broker for the protocols over TCP; `ack` is the promise of topics made while it runs, `environment` holds further settings.
+    """Run a broker for the protocols over TCP. `ack` applies to topics created while it runs; `environment` holds further settings.
 
-    BlipMQ deliveries may wait long for their ACK: a machine that stalls for the usual 100 ms must not turn a measurement of deliveries
-    into one of redeliveries.
+    The BlipMQ retry backoff is 60 s, so that a stalled machine does not cause redeliveries.
     """
     key = secrets.token_urlsafe()
     settings = {
@@ -153,7 +150,7 @@ def broker(
 
 
 def parse_address(text: str) -> Address:
-    """`HOST:PORT`, where an IPv6 host stands in brackets."""
+    """Parse `HOST:PORT`, with an IPv6 host in brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit():
         raise BenchFailed(f"{text!r} is not HOST:PORT")

@@ -1,7 +1,7 @@
-"""Headrace beside other brokers: same machine, same minute, same load generator, same values.
+"""Comparison of Headrace with other brokers: same machine, same load generator, same values.
 
-Every round starts each server anew on an empty directory, publishes, then reads everything back; rounds alternate between the
-servers, so that a slow minute of the machine hits all of them. A ratio is taken within its round, never across rounds.
+Every round starts each server on an empty directory, publishes, then reads everything back. Rounds alternate between the servers, so that
+a slow period of the machine affects all of them. Each ratio is taken within one round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PEERS = ("nats", "redis")
 CLIENT_RECORDS_MAX = 50_000
-"""The Python client of a peer is so much slower that fewer records say the same."""
+"""The Python client of a peer is much slower, so fewer records are enough."""
 _OURS = "headrace "
 TARGETS = {
     ("publish", "figg"): Target(at_least=1.5),
@@ -38,12 +38,12 @@ TARGETS = {
     ("consume", "figg"): Target(at_least=2.0),
     ("consume", "flymq"): Target(at_least=2.0),
 }
-"""Ratios to NATS JetStream with its default sync, over raw sockets."""
+"""Minimum ratios to NATS JetStream with its default sync, over raw sockets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """What every contender has to do."""
+class Comparison:
+    """Workload of every candidate."""
 
     records: int
     value_bytes: int
@@ -51,48 +51,48 @@ class Contest:
 
 
 @dataclass(slots=True)
-class Contender:
-    """One server in one setting: a round yields its figures by name, in records a second."""
+class Candidate:
+    """One server with one configuration. A round returns its rates by name, in records per second."""
 
     name: str
-    round: Callable[[Contest, Tick], dict[str, float]]
+    round: Callable[[Comparison, Tick], dict[str, float]]
     runs: dict[str, list[float]] = field(default_factory=dict)
 
 
-def contenders(protocols: Iterable[ProtocolLoad], against: Iterable[str]) -> list[Contender]:
-    """Headrace through each of the protocols, then the peers. Raises `PeerMissing` before anything is measured."""
-    found = [Contender(f"{_OURS}{load.name}", _headrace(load)) for load in protocols]
+def candidates(protocols: Iterable[ProtocolLoad], against: Iterable[str]) -> list[Candidate]:
+    """Return Headrace with each of the protocols, then the peers. Raises `PeerMissing` before anything is measured."""
+    found = [Candidate(f"{_OURS}{load.name}", _headrace(load)) for load in protocols]
     for name in against:
         if name == "nats":
             with needs("headrace bench compare", "nats"):
                 nats.server_binary()
-            found += [Contender("nats jetstream", _nats), Contender("nats jetstream, nats-py", _nats_client)]
+            found += [Candidate("nats jetstream", _nats), Candidate("nats jetstream, nats-py", _nats_client)]
         else:
             redis.server_binary()
-            found += [Contender(f"redis streams, {sync}", _redis(sync)) for sync in ("everysec", "always")]
+            found += [Candidate(f"redis streams, {sync}", _redis(sync)) for sync in ("everysec", "always")]
     return found
 
 
-def rounds(contest: Contest, found: list[Contender], repeat: int, steps: Steps) -> None:
-    """Every contender, `repeat` times over."""
+def rounds(comparison: Comparison, found: list[Candidate], repeat: int, steps: Steps) -> None:
+    """Run every candidate `repeat` times."""
     for turn in range(repeat):
-        for contender in found:
-            with steps.step(f"{contender.name} {turn + 1}/{repeat}", contest.records) as tick:
-                for name, rate in contender.round(contest, tick).items():
-                    contender.runs.setdefault(name, []).append(rate)
+        for candidate in found:
+            with steps.step(f"{candidate.name} {turn + 1}/{repeat}", comparison.records) as tick:
+                for name, rate in candidate.round(comparison, tick).items():
+                    candidate.runs.setdefault(name, []).append(rate)
 
 
-def figures(found: list[Contender]) -> list[Figure]:
-    """All rates, then the ratio of each protocol to each peer."""
-    shown = [Figure(f"{contender.name} {name}", "records/s", runs) for contender in found for name, runs in contender.runs.items()]
-    ours = [contender for contender in found if contender.name.startswith(_OURS)]
-    for contender in ours:
+def figures(found: list[Candidate]) -> list[Figure]:
+    """Return all rates, then the ratio of each protocol to each peer."""
+    shown = [Figure(f"{candidate.name} {name}", "records/s", runs) for candidate in found for name, runs in candidate.runs.items()]
+    ours = [candidate for candidate in found if candidate.name.startswith(_OURS)]
+    for candidate in ours:
         for peer in found:
             if peer in ours:
                 continue
-            for name in [name for name in contender.runs if name in peer.runs]:
-                ratios = [mine / theirs for mine, theirs in zip(contender.runs[name], peer.runs[name], strict=True)]
-                shown.append(Figure(f"{name}: {contender.name} ÷ {peer.name}", "×", ratios, _target(name, contender.name, peer.name)))
+            for name in [name for name in candidate.runs if name in peer.runs]:
+                ratios = [mine / theirs for mine, theirs in zip(candidate.runs[name], peer.runs[name], strict=True)]
+                shown.append(Figure(f"{name}: {candidate.name} ÷ {peer.name}", "×", ratios, _target(name, candidate.name, peer.name)))
     return shown
 
 
@@ -100,44 +100,44 @@ def _target(name: str, ours: str, peer: str) -> Target | None:
     return TARGETS.get((name, ours.removeprefix(_OURS))) if peer == "nats jetstream" else None
 
 
-def _headrace(load: ProtocolLoad) -> Callable[[Contest, Tick], dict[str, float]]:
-    def once(contest: Contest, tick: Tick) -> dict[str, float]:
-        with _fresh(contest.directory / "headrace") as directory, broker(directory) as running:
-            plan = traffic.Traffic(load, running.address, running.key, contest.records, contest.value_bytes)
+def _headrace(load: ProtocolLoad) -> Callable[[Comparison, Tick], dict[str, float]]:
+    def once(comparison: Comparison, tick: Tick) -> dict[str, float]:
+        with _fresh(comparison.directory / "headrace") as directory, broker(directory) as running:
+            plan = traffic.Traffic(load, running.address, running.key, comparison.records, comparison.value_bytes)
             traffic.warm_up(plan)
-            place = traffic.new_topic(plan, readers=int(load.reads_history))
-            seconds = traffic.publish(plan, place, tick)
+            topic = traffic.new_topic(plan, readers=int(load.reads_history))
+            seconds = traffic.publish(plan, topic, tick)
             if not load.reads_history:
-                # Nobody subscribes to what is measured, as nobody does at the other servers: the reader gets a topic of its own.
-                place = traffic.new_topic(plan, readers=1)
-                traffic.publish(plan, place)
-            return {"publish": contest.records / seconds, "consume": contest.records / traffic.consume(plan, place, tick)}
+                # The measured topic has no subscription, as on the other servers: the reader gets its own topic.
+                topic = traffic.new_topic(plan, readers=1)
+                traffic.publish(plan, topic)
+            return {"publish": comparison.records / seconds, "consume": comparison.records / traffic.consume(plan, topic, tick)}
 
     return once
 
 
-def _nats(contest: Contest, tick: Tick) -> dict[str, float]:
-    with _fresh(contest.directory / "nats") as directory, nats.server(directory) as address:
-        values = sample_values(contest.value_bytes)
-        nats.publish(address, values, min(traffic.WARM_UP_RECORDS, contest.records), stream="warm-up")
+def _nats(comparison: Comparison, tick: Tick) -> dict[str, float]:
+    with _fresh(comparison.directory / "nats") as directory, nats.server(directory) as address:
+        values = sample_values(comparison.value_bytes)
+        nats.publish(address, values, min(traffic.WARM_UP_RECORDS, comparison.records), stream="warm-up")
         return {
-            "publish": contest.records / nats.publish(address, values, contest.records, tick=tick),
-            "consume": contest.records / nats.consume(address, contest.records, tick),
+            "publish": comparison.records / nats.publish(address, values, comparison.records, tick=tick),
+            "consume": comparison.records / nats.consume(address, comparison.records, tick),
         }
 
 
-def _nats_client(contest: Contest, tick: Tick) -> dict[str, float]:
-    records = min(contest.records, CLIENT_RECORDS_MAX)
-    with _fresh(contest.directory / "nats-py") as directory, nats.server(directory) as address:
-        return {"publish": records / nats.publish_with_client(address, sample_values(contest.value_bytes), records)}
+def _nats_client(comparison: Comparison, tick: Tick) -> dict[str, float]:
+    records = min(comparison.records, CLIENT_RECORDS_MAX)
+    with _fresh(comparison.directory / "nats-py") as directory, nats.server(directory) as address:
+        return {"publish": records / nats.publish_with_client(address, sample_values(comparison.value_bytes), records)}
 
 
-def _redis(appendfsync: str) -> Callable[[Contest, Tick], dict[str, float]]:
-    def once(contest: Contest, tick: Tick) -> dict[str, float]:
-        with _fresh(contest.directory / "redis") as directory, redis.server(directory, appendfsync) as address:
+def _redis(appendfsync: str) -> Callable[[Comparison, Tick], dict[str, float]]:
+    def once(comparison: Comparison, tick: Tick) -> dict[str, float]:
+        with _fresh(comparison.directory / "redis") as directory, redis.server(directory, appendfsync) as address:
             return {
-                "publish": contest.records / redis.publish(address, sample_values(contest.value_bytes), contest.records, tick),
-                "consume": contest.records / redis.consume(address, contest.records, tick),
+                "publish": comparison.records / redis.publish(address, sample_values(comparison.value_bytes), comparison.records, tick),
+                "consume": comparison.records / redis.consume(address, comparison.records, tick),
             }
 
     return once
@@ -145,7 +145,7 @@ def _redis(appendfsync: str) -> Callable[[Contest, Tick], dict[str, float]]:
 
 @contextmanager
 def _fresh(directory: Path) -> Iterator[Path]:
-    """An empty directory, removed at the end so that rounds do not share dirty pages or fill the disk."""
+    """Yield an empty directory and remove it at the end, so that rounds do not share dirty pages or fill the disk."""
     directory.mkdir()
     try:
         yield directory

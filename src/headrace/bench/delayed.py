@@ -1,8 +1,8 @@
-"""How late delayed messages are: from the time a message was due to its arrival at a reader that is pushed.
+"""Lateness of delayed messages: from the delivery time of a message to its arrival at a Figg reader.
 
-Messages are handed in one by one through FlyMQ and read through Figg, by the same process and so by the same clock as the broker's. The
-load is a client of its own in a process of its own, which publishes to another topic as fast as it can. Meanwhile a thread here sleeps,
-writes and syncs over and over: how late that is, is the machine's own part.
+This process publishes the messages one by one through FlyMQ and reads them through Figg, with the clock of the broker's machine. The load
+is another process that publishes to another topic at full speed. Meanwhile a thread sleeps, writes and syncs in a loop: its lateness is
+the machine's own part.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bench.children import Address, child
-from headrace.bench.faults import BenchFailed
+from headrace.bench.disk import SyncProbe
+from headrace.bench.errors import BenchFailed
 from headrace.bench.latency import summary
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Tick, connected
 from headrace.bench.protocols.figg import FiggLoad
-from headrace.bench.raw import SyncProbe
 from headrace.bench.report import Figure, Target
 from headrace.programs import last_line
 from headrace.wire.figg import encode as figg_encode
@@ -34,77 +34,79 @@ from headrace.wire.flymq.advanced_messages import ProduceDelayed, Scheduled
 from headrace.wire.flymq.messages import Failure, ReplyFrame
 
 LATE_TARGET: Final = Target(at_most=50.0)
-"""Milliseconds, of the latest of all."""
+"""Milliseconds, for the latest message."""
 LOAD_RECORDS: Final = 500_000
-"""Of one turn of the load; it begins anew until it is stopped."""
+"""Records of one repetition of the load, which repeats until it is stopped."""
 _PULSE_SECONDS: Final = 0.01
 _PULSES_MAX: Final = 60_000
 _PULSE_BYTES: Final = 512
 
 
 @dataclass(slots=True)
-class Post:
-    """What was handed in, when it was due and when it came, by its number."""
+class Deliveries:
+    """Delivery time and arrival of each message, by its number."""
 
     due_ms: dict[int, int] = field(default_factory=dict)
-    came_ms: dict[int, float] = field(default_factory=dict)
+    arrived_ms: dict[int, float] = field(default_factory=dict)
 
     def lateness(self) -> list[float]:
-        """Seconds of each. Raises `BenchFailed` for one that came early."""
-        late = [(self.came_ms[number] - due) / 1e3 for number, due in sorted(self.due_ms.items())]
+        """Return the lateness of each message in seconds. Raises `BenchFailed` for an early one."""
+        late = [(self.arrived_ms[number] - due) / 1e3 for number, due in sorted(self.due_ms.items())]
         if min(late) < 0:
-            raise BenchFailed(f"a delayed message came {-min(late) * 1e3:.1f} ms before its time")
+            raise BenchFailed(f"a delayed message arrived {-min(late) * 1e3:.1f} ms before its delivery time")
         return late
 
 
 def lateness(address: Address, topic: str, *, messages: int, rate: float, delay_ms: int, tick: Tick | None = None) -> list[float]:
-    """Seconds from its time to its arrival, of each of so many messages, `rate` of which are handed in a second."""
-    with connected(address, 2) as (desk, reader):
+    """Publish `messages` delayed messages at `rate` per second and return the lateness of each in seconds."""
+    with connected(address, 2) as (producer, reader):
         FiggLoad().open_topic(reader, topic)
         reader.sendall(figg_encode.attach(topic, 0))
-        return _exchange(desk, reader, topic, messages, rate, delay_ms, tick).lateness()
+        return _exchange(producer, reader, topic, messages, rate, delay_ms, tick).lateness()
 
 
-def _exchange(desk: socket.socket, reader: socket.socket, topic: str, messages: int, rate: float, delay_ms: int, tick: Tick | None) -> Post:
-    post, replies = Post(), ReplyDecoder()
+def _exchange(
+    producer: socket.socket, reader: socket.socket, topic: str, messages: int, rate: float, delay_ms: int, tick: Tick | None
+) -> Deliveries:
+    deliveries, replies = Deliveries(), ReplyDecoder()
     arrivals: FiggDecoder[ServerMessage] = FiggDecoder(Role.CLIENT)
     began, sent, heard = time.monotonic(), 0, time.monotonic()
-    while len(post.came_ms) < messages:
+    while len(deliveries.arrived_ms) < messages:
         now = time.monotonic()
         while sent < messages and sent / rate <= now - began:
-            desk.sendall(encode_request(ProduceDelayed(topic, b"%d" % sent, delay_ms)))
+            producer.sendall(encode_request(ProduceDelayed(topic, b"%d" % sent, delay_ms)))
             sent += 1
-        readable, _, _ = select.select([desk, reader], [], [], max(0.0, began + sent / rate - now) if sent < messages else 0.25)
+        readable, _, _ = select.select([producer, reader], [], [], max(0.0, began + sent / rate - now) if sent < messages else 0.25)
         if reader in readable:
-            _arrived(post, arrivals, reader)
-        if desk in readable:
-            _accepted(post, replies, desk)
+            _arrived(deliveries, arrivals, reader)
+        if producer in readable:
+            _accepted(deliveries, replies, producer)
         if readable:
             heard = now
         elif now - heard > STALL_SECONDS:
-            raise BenchFailed(f"no message for {STALL_SECONDS:.0f} s ({len(post.came_ms)} of {messages} came)")
+            raise BenchFailed(f"no message for {STALL_SECONDS:.0f} s ({len(deliveries.arrived_ms)} of {messages} arrived)")
         if tick is not None:
-            tick(len(post.came_ms))
-    while len(post.due_ms) < messages:
-        _accepted(post, replies, desk)
-    return post
+            tick(len(deliveries.arrived_ms))
+    while len(deliveries.due_ms) < messages:
+        _accepted(deliveries, replies, producer)
+    return deliveries
 
 
-def _arrived(post: Post, arrivals: FiggDecoder[ServerMessage], reader: socket.socket) -> None:
+def _arrived(deliveries: Deliveries, arrivals: FiggDecoder[ServerMessage], reader: socket.socket) -> None:
     data, now_ms = _received(reader), time.time() * 1e3
     for message in arrivals.feed(data):
         if isinstance(message, DataBatch):
-            post.came_ms |= dict.fromkeys(map(int, message.values), now_ms)
+            deliveries.arrived_ms |= dict.fromkeys(map(int, message.values), now_ms)
 
 
-def _accepted(post: Post, replies: ReplyDecoder, desk: socket.socket) -> None:
-    for frame in replies.feed(_received(desk)):
+def _accepted(deliveries: Deliveries, replies: ReplyDecoder, producer: socket.socket) -> None:
+    for frame in replies.feed(_received(producer)):
         reply = decode_reply(frame) if isinstance(frame, ReplyFrame) else frame
         if isinstance(reply, Failure):
             raise BenchFailed(f"flymq: {reply.message}")
         if not isinstance(reply, Scheduled):
-            raise BenchFailed(f"flymq: a delayed message was answered by {reply}")
-        post.due_ms[len(post.due_ms)] = reply.deliver_at
+            raise BenchFailed(f"flymq: expected Scheduled in reply to a delayed message, got {reply}")
+        deliveries.due_ms[len(deliveries.due_ms)] = reply.deliver_at
 
 
 def _received(sock: socket.socket) -> bytes:
@@ -115,7 +117,7 @@ def _received(sock: socket.socket) -> bytes:
 
 
 class Pulse(threading.Thread):
-    """What a timer and a write + fdatasync take on this machine at the same time. Used as a context."""
+    """Context manager that measures a timer plus a write + fdatasync in a loop."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)
@@ -141,24 +143,24 @@ class Pulse(threading.Thread):
 
 @contextlib.contextmanager
 def loaded(address: Address, directory: Path) -> Iterator[None]:
-    """Somebody publishes at full speed meanwhile."""
+    """Publish at full speed from another process."""
     host, port = address
     log = directory / "load.log"
     command = [sys.executable, "-m", "headrace", "bench", "publish", "--protocol", "flymq", "--server", f"{host}:{port}"]
     with child([*command, "--records", str(LOAD_RECORDS), "--repeat", "100", "--dir", str(directory)], log) as process:
         yield
         if process.poll() is not None:
-            raise BenchFailed(f"the load ended by itself: {last_line(log)}")
+            raise BenchFailed(f"the load process ended early: {last_line(log)}")
 
 
 def figures(quiet: list[list[float]], busy: list[list[float]], machine: list[list[float]]) -> list[Figure]:
-    """The latest message of each run, with percentiles over all runs."""
+    """Return the lateness of the latest message of each repetition, with percentiles over all of them."""
 
     def figure(name: str, runs: list[list[float]], target: Target | None) -> Figure:
         return Figure(name, "ms, the latest", [max(run) * 1e3 for run in runs], target, summary([late for run in runs for late in run]))
 
     return [
-        figure("delayed messages, nothing else to do", quiet, None),
+        figure("delayed messages, idle broker", quiet, None),
         figure("delayed messages, another client at full speed", busy, LATE_TARGET),
         figure("the machine's timer, write + fdatasync at that time", machine, None),
     ]

@@ -1,4 +1,4 @@
-"""What a figure was measured on: a number without its machine is a rumour."""
+"""Description of the machine and software of a measurement. Every report includes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from headrace import __version__
-from headrace.bench.raw import sync_times
+from headrace.bench.disk import sync_times
 from headrace.bench.report import percentile
 
 SYNC_PROBES = 200
@@ -20,7 +20,7 @@ SYNC_PROBE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The machine and the software, as they were when the run began."""
+    """Machine and software at the start of a benchmark."""
 
     date: str
     headrace: str
@@ -33,19 +33,19 @@ class Facts:
     directory: str
     filesystem: str
     fdatasync_p50_ms: float
-    """One 4 KiB write into a preallocated file and its fdatasync: the least that a durable answer can take here."""
+    """One 4 KiB write into a preallocated file plus fdatasync: the lower bound of a durable acknowledgement."""
     fdatasync_p99_ms: float
     load_average: float
-    """Over the last minute, before the run: other work on the machine makes every figure worse."""
+    """Of the minute before the benchmark."""
 
     @property
     def keeps_files(self) -> bool:
-        """False where the directory is in memory: nothing measured there says anything about durability."""
+        """False for a directory in memory, where durable figures are meaningless."""
         return self.filesystem not in ("tmpfs", "ramfs")
 
 
 def gather(directory: Path) -> Facts:
-    """Look at the machine; `directory` is where the run keeps its files."""
+    """Collect the facts. `directory` is the workspace of the benchmark."""
     times = sorted(sync_times(directory, SYNC_PROBE_BYTES, SYNC_PROBES))
     return Facts(
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,39 +1,34 @@
-"""Load for the Fujin protocol, beside what its QUIC library can do without a broker.
+"""Load for the Fujin protocol over QUIC.
 
-The load generator is the library, too, in this process: whatever it costs, it costs both. Frames are built before the clock starts, and
-answers are counted by their bytes.
+Frames are built before the clock starts, and replies are counted by their bytes. The load generator uses the broker's QUIC library, so a
+rate includes the cost of the library on both sides; `benchmarks/quic.py` measures that part alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import uvloop
 
-from headrace.bench.children import Address, child, parse_address, serving, wait_until
-from headrace.bench.faults import BenchFailed
+from headrace.bench.children import Address, parse_address, serving
+from headrace.bench.errors import BenchFailed
 from headrace.bench.latency import summary
 from headrace.bench.load import STALL_SECONDS, sample_values
-from headrace.bench.quic_raw import COUNT
-from headrace.bench.report import Figure, NoteValue, Target, percentile
+from headrace.bench.report import Figure, percentile
 from headrace.net.quic.endpoint import ClientEndpoint, ClientTls
-from headrace.programs import last_line
 from headrace.wire.fujin import ALPN, ReaderKind, encode
 
-SHARE_TARGET = Target(at_least=0.5)
-"""Of the raw ceiling."""
+WARM_UP_RECORDS = 20_000
 _CHUNK_RECORDS = 1_000
 _AHEAD_BYTES = 1024 * 1024
-"""Sent and not acknowledged by the transport: enough to keep it busy."""
+"""Bytes sent and not acknowledged by the transport, which keep it busy."""
 _OK_BYTES = len(encode.written([bytes(4)]))
 _Result = TypeVar("_Result")
 
@@ -46,9 +41,14 @@ class QuicTraffic:
     streams: int = 1
     """On each connection."""
 
+    @property
+    def stream_records(self) -> int:
+        """Records of one stream."""
+        return self.records // (self.connections * self.streams)
+
 
 class Connection:
-    """Answers pings, and counts what comes on each stream."""
+    """Answers pings and counts the bytes received on each stream."""
 
     def __init__(self, endpoint: ClientEndpoint) -> None:
         self._endpoint, self.carrier = endpoint, endpoint.carrier
@@ -88,13 +88,13 @@ class Connection:
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             if self.reason is not None:
-                raise BenchFailed(f"the connection was lost: {self.reason}")
+                raise BenchFailed(f"connection lost: {self.reason}")
             self.changed.clear()
             try:
                 async with asyncio.timeout(STALL_SECONDS):
                     await self.changed.wait()
             except TimeoutError:
-                raise BenchFailed(f"no answer for {STALL_SECONDS:.0f} s") from None
+                raise BenchFailed(f"no reply for {STALL_SECONDS:.0f} s") from None
 
     async def send_all(self, stream: int, chunks: Sequence[bytes]) -> None:
         for chunk in chunks:
@@ -118,23 +118,13 @@ def on_loop(work: Awaitable[_Result]) -> _Result:
 
 @contextmanager
 def quic_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[tuple[Address, int]]:
-    """`headrace serve` with a QUIC address: where it is, and its process."""
+    """Run `headrace serve` with a QUIC listener and yield its address and process id."""
     with serving(directory, ("--listen-quic", "127.0.0.1:0"), profile=profile, environment={"HEADRACE__STORAGE__ACK": ack}) as served:
         yield parse_address(served.protocols["quic"][0]), served.pid
 
 
-@contextmanager
-def raw_peer(directory: Path) -> Iterator[Address]:
-    log = directory / "raw.log"
-    with child([sys.executable, "-m", "headrace.bench.quic_raw", str(directory)], log) as process:
-        wait_until(lambda: log.stat().st_size > 0, process, log, "the raw QUIC peer")
-        try:
-            yield parse_address(json.loads(last_line(log))["address"])
-        except json.JSONDecodeError:
-            raise BenchFailed(f"the raw QUIC peer says: {last_line(log)}") from None
-
-
-def _chunks(topic: str, records: int, value_bytes: int) -> list[bytes]:
+def frame_chunks(topic: str, records: int, value_bytes: int) -> list[bytes]:
+    """Encode the WRITE frames of all records, in chunks of `_CHUNK_RECORDS`."""
     values = sample_values(value_bytes, _CHUNK_RECORDS)
     cids = [number.to_bytes(4, "big") for number in range(_CHUNK_RECORDS)]
     whole = encode.writes(topic, cids, values)
@@ -142,13 +132,13 @@ def _chunks(topic: str, records: int, value_bytes: int) -> list[bytes]:
     return [whole] * (records // _CHUNK_RECORDS) + ([encode.writes(topic, cids[:rest], values[:rest])] if rest else [])
 
 
-async def _over_all(address: Address, traffic: QuicTraffic, work: Callable[[Connection, int, int], Awaitable[None]]) -> float:
-    """Seconds for `work(connection, index, records)` on every stream at once."""
+async def on_all_streams(address: Address, traffic: QuicTraffic, work: Callable[[Connection, int], Awaitable[None]]) -> float:
+    """Return the seconds of `work(connection, index)` on all streams at once."""
     count = traffic.connections * traffic.streams
     connections = [await Connection.open(address) for _ in range(traffic.connections)]
     began = time.perf_counter()
     try:
-        await asyncio.gather(*(work(connections[index % traffic.connections], index, traffic.records // count) for index in range(count)))
+        await asyncio.gather(*(work(connections[index % traffic.connections], index) for index in range(count)))
         return time.perf_counter() - began
     finally:
         for connection in connections:
@@ -156,59 +146,38 @@ async def _over_all(address: Address, traffic: QuicTraffic, work: Callable[[Conn
 
 
 async def publish(address: Address, topic: str, traffic: QuicTraffic) -> float:
-    """Seconds until every record is acknowledged."""
-    chunks = _chunks(topic, traffic.records // (traffic.connections * traffic.streams), traffic.value_bytes)
+    """Return the seconds until every record is acknowledged."""
+    chunks = frame_chunks(topic, traffic.stream_records, traffic.value_bytes)
 
-    async def work(connection: Connection, index: int, records: int) -> None:
+    async def work(connection: Connection, index: int) -> None:
         stream = connection.carrier.open_stream()
         connection.carrier.send(stream, encode.connect_writer())
         await connection.send_all(stream, chunks)
-        await connection.until(lambda: connection.counts.get(stream, 0) >= records * _OK_BYTES)
+        await connection.until(lambda: connection.counts.get(stream, 0) >= traffic.stream_records * _OK_BYTES)
 
-    return await _over_all(address, traffic, work)
-
-
-async def publish_raw(address: Address, traffic: QuicTraffic) -> float:
-    """The same bytes into a sink that only reads."""
-    chunks = _chunks("bench-0123abcd", traffic.records // (traffic.connections * traffic.streams), traffic.value_bytes)
-
-    async def work(connection: Connection, index: int, records: int) -> None:
-        stream = connection.carrier.open_stream()
-        connection.carrier.send(stream, COUNT.pack(sum(map(len, chunks))))
-        await connection.send_all(stream, chunks)
-        await connection.until(lambda: connection.counts.get(stream, 0) > 0)
-
-    return await _over_all(address, traffic, work)
+    return await on_all_streams(address, traffic, work)
 
 
 async def consume(address: Address, topics: Sequence[str], traffic: QuicTraffic) -> float:
-    """Seconds until each stream has been pushed a topic of its own, with auto commit."""
+    """Return the seconds until each stream has received its own topic, pushed with auto commit."""
 
-    async def work(connection: Connection, index: int, records: int) -> None:
+    async def work(connection: Connection, index: int) -> None:
         stream = connection.carrier.open_stream()
         connection.carrier.send(stream, encode.connect_reader(ReaderKind.PUSH, True, topics[index]))
-        await connection.until(lambda: connection.counts.get(stream, 0) >= _pushed_bytes(records, traffic.value_bytes))
+        await connection.until(lambda: connection.counts.get(stream, 0) >= pushed_bytes(traffic.stream_records, traffic.value_bytes))
 
-    return await _over_all(address, traffic, work)
-
-
-async def consume_raw(address: Address, traffic: QuicTraffic) -> float:
-    async def work(connection: Connection, index: int, records: int) -> None:
-        stream, size = connection.carrier.open_stream(), _pushed_bytes(records, traffic.value_bytes)
-        connection.carrier.send(stream, COUNT.pack(0) + COUNT.pack(size))
-        await connection.until(lambda: connection.counts.get(stream, 0) >= size)
-
-    return await _over_all(address, traffic, work)
+    return await on_all_streams(address, traffic, work)
 
 
-def _pushed_bytes(records: int, value_bytes: int) -> int:
+def pushed_bytes(records: int, value_bytes: int) -> int:
+    """Return the bytes a reader receives for `records` pushed records."""
     return len(encode.reader_connected()) + records * len(encode.messages(None, [bytes(value_bytes)]))
 
 
 async def round_trips(
     address: Address, topic: str, count: int, value_bytes: int, probe: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Seconds of `count` records, one at a time; and of a probe of the machine after each, so that both see the same minute of it."""
+    """Return the seconds of `count` records sent one at a time, and of a disk probe after each record."""
     connection = await Connection.open(address)
     (value,) = sample_values(value_bytes, 1)
     frame = encode.writes(topic, [bytes(4)], [value])
@@ -232,17 +201,16 @@ def new_topic() -> str:
     return f"bench-{secrets.token_hex(4)}"
 
 
-def share_figures(name: str, rates: list[float], ceilings: list[float], notes: dict[str, NoteValue]) -> list[Figure]:
-    """A rate, the ceiling beside it, and what part of it that is."""
-    return [
-        Figure(name, "records/s", rates, None, notes),
-        Figure(f"raw QUIC, {name.partition(',')[0].removeprefix('fujin ')}", "records/s", ceilings),
-        Figure(f"{name} ÷ raw", "×", [rate / ceiling for rate, ceiling in zip(rates, ceilings, strict=True)], SHARE_TARGET),
-    ]
+def filled_topics(address: Address, traffic: QuicTraffic) -> list[str]:
+    """Publish the records of `traffic` to one new topic per stream and return the topics."""
+    topics = [new_topic() for _ in range(traffic.connections * traffic.streams)]
+    for topic in topics:
+        on_loop(publish(address, topic, replace(traffic, records=traffic.stream_records, connections=1, streams=1)))
+    return topics
 
 
 def latency_figures(ack: str, trips: list[list[float]], machine: list[list[float]]) -> list[Figure]:
-    """No target: the round trip of QUIC itself, two passes through a Python library, is in it."""
+    """Return the figures of the round trips. They have no target, because they include two passes through the QUIC library."""
 
     def medians(runs: list[list[float]]) -> list[float]:
         return [percentile(sorted(times), 50) * 1e3 for times in runs]

@@ -1,10 +1,9 @@
-"""How long an answer takes.
+"""Reply times.
 
-*Open loop*: records are sent at fixed times whether or not earlier ones have been answered, and each latency counts from the
-time the record was *meant* to be sent. A broker that stalls for a second thus shows that second in every record that was due in
-it, not in one; a client that waits for answers before it sends would hide it (coordinated omission).
+*Open loop*: sends records at fixed times, whether or not earlier ones are acknowledged. Each latency counts from the intended send time,
+so a stall of one second shows in every record that was due in it. A client that waits for replies would hide it (coordinated omission).
 
-*Round trips*: one record at a time, the next after the answer. To be read beside the machine's own write + fdatasync.
+*Round trips*: sends one record at a time. Compare them with the machine's own write + fdatasync.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Meter, Tick, sample_values
 from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.extras import needs
 
 RECORD_OVERHEAD_BYTES = 156
-"""What a journal adds to the value of a lone record, about: the machine is asked to write as much as the broker has to."""
+"""Approximate journal overhead of a single record, so that the disk probe writes as many bytes as the broker."""
 ROUND_TRIP_TARGET = Target(at_most=0.3)
 """Milliseconds above the machine's own write + fdatasync."""
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
@@ -32,31 +31,31 @@ _HIGHEST_MICROSECONDS = 120 * 1_000_000
 _DIGITS = 3
 _PR_SET_TIMERSLACK = 29
 _LINE_SIZE_MAX = 4_000
-"""Records that are sent in one go after a stall; the rest follow at once."""
+"""Records sent at once after a stall."""
 
 
 @dataclass(slots=True)
-class Answers:
-    """When which records were answered: `counts[i]` records were by `times[i]` (seconds since the start)."""
+class Replies:
+    """Acknowledgements over time: `counts[i]` records were acknowledged by `times[i]` (seconds since the start)."""
 
     times: list[float]
     counts: list[int]
 
     def latencies(self, interval: float, records: int) -> list[float]:
-        """Seconds from the intended time of each record to its answer."""
+        """Return the seconds from the intended time of each record to its acknowledgement."""
         return [self.times[bisect_right(self.counts, index)] - index * interval for index in range(records)]
 
 
 def open_loop(
     sock: socket.socket, load: ProtocolLoad, topic: str, *, rate: int, records: int, value_bytes: int, tick: Tick | None = None
 ) -> list[float]:
-    """The latency of each of `records` records sent at `rate` a second."""
+    """Return the latency of each of `records` records sent at `rate` per second."""
     values = sample_values(value_bytes)
     frames = [load.publish(topic, [values[index % len(values)]], index) for index in range(records)]
     meter, buffer = load.acks(topic), bytearray(READ_BYTES)
-    answers = Answers([], [])
+    replies = Replies([], [])
     interval = 1.0 / rate
-    sent, told = 0, 0.0
+    sent, ticked = 0, 0.0
     _sleep_precisely()
     began = time.perf_counter()
     while meter.count < records:
@@ -69,22 +68,22 @@ def open_loop(
         readable, _, _ = select.select([sock], [], [], wait)
         if readable:
             _receive(sock, buffer, meter)
-            answers.times.append(time.perf_counter() - began)
-            answers.counts.append(meter.count)
+            replies.times.append(time.perf_counter() - began)
+            replies.counts.append(meter.count)
         elif sent == records:
-            raise BenchFailed(f"no answer for {STALL_SECONDS:.0f} s ({meter.count} of {records} records answered)")
-        if tick is not None and now - told > 0.25:
-            told = now
+            raise BenchFailed(f"no reply for {STALL_SECONDS:.0f} s ({meter.count} of {records} records acknowledged)")
+        if tick is not None and now - ticked > 0.25:
+            ticked = now
             tick(meter.count)
-    return answers.latencies(interval, records)
+    return replies.latencies(interval, records)
 
 
 def round_trips(
     sock: socket.socket, load: ProtocolLoad, topic: str, *, count: int, value_bytes: int, probe: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Seconds of `count` publishes, each one sent when the one before it was answered; and of a probe of the machine after each.
+    """Return the seconds of `count` publishes sent one at a time, and of a disk probe after each.
 
-    They take turns so that both see the same minute of a machine that may have other work to do.
+    They alternate so that other work on the machine affects both.
     """
     (value,) = sample_values(value_bytes, 1)
     frames = [load.publish(topic, [value], index) for index in range(count)]
@@ -103,12 +102,12 @@ def round_trips(
 def _receive(sock: socket.socket, buffer: bytearray, meter: Meter) -> None:
     size = sock.recv_into(buffer)
     if size == 0:
-        raise BenchFailed("the connection was closed")
+        raise BenchFailed("the broker closed the connection")
     meter.feed(buffer, size)
 
 
 def _sleep_precisely() -> None:
-    """Ask the kernel not to round our waits up by its usual 50 µs; where it cannot, latencies show up to that much more."""
+    """Set the timer slack to 1 ns. Where this fails, latencies are up to 50 µs higher."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     except (OSError, AttributeError):
@@ -116,7 +115,7 @@ def _sleep_precisely() -> None:
 
 
 def summary(latencies: list[float]) -> dict[str, NoteValue]:
-    """Percentiles in ms, and the whole histogram encoded so that runs can be merged later."""
+    """Return percentiles in ms and the encoded histogram, which can be merged with others."""
     with needs("headrace bench latency"):
         from hdrh.histogram import HdrHistogram
     histogram = HdrHistogram(1, _HIGHEST_MICROSECONDS, _DIGITS)
@@ -131,7 +130,7 @@ def summary(latencies: list[float]) -> dict[str, NoteValue]:
 def figures(
     protocol: str, ack: str, rate: int, open_loops: list[list[float]], trips: list[list[float]], machine: list[list[float]]
 ) -> list[Figure]:
-    """Median latencies of the runs, with percentiles over all of them."""
+    """Return the median latency of each repetition, with percentiles over all of them."""
 
     def medians(runs: list[list[float]]) -> list[float]:
         return [percentile(sorted(times), 50) * 1e3 for times in runs]

@@ -1,9 +1,8 @@
-"""The load generator: raw sockets, prebuilt frames, and next to no work per record.
+"""Load generator: raw sockets, prebuilt frames and minimal work per record.
 
-A client that encodes, parses and allocates would measure itself, above all on a machine where it shares two cores with the
-broker. So everything that is sent is built before the clock starts, and what comes back is only counted: by its bytes, by the
-last acknowledgement in a read, or by one marker byte. All lanes of a run are served by one epoll loop in this process, which is
-never the broker's.
+A client that encodes, parses and allocates would measure itself. Therefore all frames are built before the clock starts, and replies are
+only counted: by their bytes, by the last acknowledgement in a read, or by one marker byte. One epoll loop in this process serves all
+connections; the broker is another process.
 """
 
 from __future__ import annotations
@@ -18,53 +17,53 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 
 READ_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
-"""What one send hands to the kernel: large enough that the loop's own cost per record vanishes."""
+"""Bytes of one send: large enough to make the loop's cost per record negligible."""
 STALL_SECONDS = 60.0
-"""No progress for so long means that the peer has stopped answering."""
+"""The benchmark fails after this time without progress."""
 TICK_SECONDS = 0.25
 MARK = b"\0"
-"""Stands once in each value and nowhere else in what a peer sends, where records are counted by it."""
+"""Occurs once in each value and nowhere else in the frames of a peer that is counted by it."""
 
 Tick = Callable[[int], None]
-"""Told now and then how many records are done."""
+"""Called periodically with the number of records done."""
 
 
 class Meter(Protocol):
-    """Counts what a connection has received. One per connection."""
+    """Counts the records that one connection has received."""
 
     @property
     def count(self) -> int:
         """Records acknowledged or delivered so far."""
 
     def feed(self, received: bytearray, size: int) -> bytes:
-        """Look at the first `size` bytes of the buffer; what it returns is sent back (a pull protocol asks for more)."""
+        """Count the first `size` bytes of the buffer and return the bytes to send next (requests of a pull protocol)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Frames that are sent in one go."""
+    """Frames sent together."""
 
     frames: bytes
     records: int
 
 
 class LoadConnection:
-    """One connection of a run: what it has to send, and its meter."""
+    """One connection with its unsent chunks and its meter."""
 
     __slots__ = ("_chunks", "_position", "meter", "records", "sent", "sock", "window")
 
     def __init__(self, sock: socket.socket, chunks: Sequence[Chunk], meter: Meter, records: int, *, window: int = 0) -> None:
         self.sock, self.meter, self.records = sock, meter, records
         self.window = window
-        """Records that may be unacknowledged; 0 leaves it to TCP."""
+        """Maximum unacknowledged records; 0: limited by TCP only."""
         self.sent = 0
         self._chunks = deque(chunks)
         self._position = 0
-        """In the first chunk."""
+        """Position in the first chunk."""
 
     @property
     def done(self) -> bool:
@@ -77,7 +76,7 @@ class LoadConnection:
         return not self.window or self._position > 0 or self.sent - self.meter.count + self._chunks[0].records <= self.window
 
     def send(self) -> None:
-        """Hand the kernel what it takes and the window allows."""
+        """Send as much as the socket and the window accept."""
         while self.may_send:
             chunk = self._chunks[0]
             try:
@@ -96,69 +95,71 @@ class LoadConnection:
         except BlockingIOError:
             return
         if size == 0:
-            raise BenchFailed(f"the connection was closed after {self.meter.count} of {self.records} records")
-        answer = self.meter.feed(buffer, size)
-        if answer:
-            # Never waited for: a peer that waits for us to read what it sends would wait for ever.
-            self._chunks.append(Chunk(answer, 0))
+            raise BenchFailed(f"the peer closed the connection after {self.meter.count} of {self.records} records")
+        request = self.meter.feed(buffer, size)
+        if request:
+            # Queued, not sent synchronously: both sides would block if the peer waits for us to read.
+            self._chunks.append(Chunk(request, 0))
             self.send()
         elif self.window:
             self.send()
 
 
-def run(lanes: Sequence[LoadConnection], tick: Tick | None = None) -> float:
-    """Serve all lanes until each has its records; the seconds from the first byte to the last acknowledgement or delivery."""
+def run(connections: Sequence[LoadConnection], tick: Tick | None = None) -> float:
+    """Serve all connections until each has its records. Return the seconds from the first byte to the last acknowledgement or delivery."""
     poll = select.epoll()
-    by_fd = {lane.sock.fileno(): lane for lane in lanes}
+    by_fd = {connection.sock.fileno(): connection for connection in connections}
     buffer = bytearray(READ_BYTES)
     writable = select.EPOLLIN | select.EPOLLOUT
-    asked: dict[int, int] = {}
-    for fd, lane in by_fd.items():
-        lane.sock.setblocking(False)
-        asked[fd] = writable if lane.may_send else select.EPOLLIN
-        poll.register(fd, asked[fd])
-    unfinished = len(lanes)
+    registered: dict[int, int] = {}
+    for fd, connection in by_fd.items():
+        connection.sock.setblocking(False)
+        registered[fd] = writable if connection.may_send else select.EPOLLIN
+        poll.register(fd, registered[fd])
+    unfinished = len(connections)
     began = time.perf_counter()
     due = began + TICK_SECONDS
     try:
         while unfinished:
             events = poll.poll(STALL_SECONDS)
             if not events:
-                raise BenchFailed(f"no answer for {STALL_SECONDS:.0f} s ({sum(lane.meter.count for lane in lanes)} records done)")
+                raise BenchFailed(
+                    f"no reply for {STALL_SECONDS:.0f} s ({sum(connection.meter.count for connection in connections)} records done)"
+                )
             for fd, event in events:
-                lane = by_fd[fd]
+                connection = by_fd[fd]
                 if event & ~select.EPOLLOUT:
-                    lane.receive(buffer)
+                    connection.receive(buffer)
                 if event & select.EPOLLOUT:
-                    lane.send()
-                if lane.done:
+                    connection.send()
+                if connection.done:
                     poll.unregister(fd)
                     unfinished -= 1
                     continue
-                wanted = writable if lane.may_send else select.EPOLLIN
-                if wanted != asked[fd]:
-                    asked[fd] = wanted
+                wanted = writable if connection.may_send else select.EPOLLIN
+                if wanted != registered[fd]:
+                    registered[fd] = wanted
                     poll.modify(fd, wanted)
             if tick is not None and time.perf_counter() >= due:
                 due += TICK_SECONDS
-                tick(sum(lane.meter.count for lane in lanes))
+                tick(sum(connection.meter.count for connection in connections))
         return time.perf_counter() - began
     finally:
         poll.close()
-        for lane in lanes:
-            lane.sock.setblocking(True)
+        for connection in connections:
+            connection.sock.setblocking(True)
 
 
 @contextmanager
 def connected(address: tuple[str, int], count: int = 1) -> Iterator[list[socket.socket]]:
-    """That many TCP connections, closed at the end."""
+    """Open `count` TCP connections and close them at the end."""
     socks: list[socket.socket] = []
     try:
         for _ in range(count):
             try:
                 sock = socket.create_connection(address, timeout=STALL_SECONDS)
             except OSError as failure:
-                raise BenchFailed(f"{address[0]}:{address[1]} refuses the connection: {failure.strerror or failure}") from None
+                raise BenchFailed(f"cannot connect to {address[0]}:{address[1]}: {failure.strerror or failure}") from None
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             socks.append(sock)
         yield socks
@@ -168,17 +169,14 @@ def connected(address: tuple[str, int], count: int = 1) -> Iterator[list[socket.
 
 
 def sample_values(size_bytes: int, count: int = 1000) -> list[bytes]:
-    """Values for a run: printable, not compressible to nothing, each with exactly one `MARK`. The same ones in every run."""
-    dice = random.Random(size_bytes)
+    """Return deterministic pseudo-random values, each with exactly one `MARK`."""
+    generator = random.Random(size_bytes)
     alphabet = b"abcdefghijklmnopqrstuvwxyz0123456789"
-    return [MARK + bytes(dice.choices(alphabet, k=size_bytes - 1)) for _ in range(count)]
+    return [MARK + bytes(generator.choices(alphabet, k=size_bytes - 1)) for _ in range(count)]
 
 
 def chunk_records(frame_bytes: int, window: int, batch_records: int = 1) -> int:
-    """How many records make a chunk: `CHUNK_BYTES` worth, but at least four chunks to a window so that it never runs dry.
-
-    Always whole batches, and at least one.
-    """
+    """Return the records of a chunk: `CHUNK_BYTES`, but at most a quarter of the window, in whole batches, at least one."""
     records = max(1, CHUNK_BYTES // frame_bytes)
     if window:
         records = min(records, window // 4)

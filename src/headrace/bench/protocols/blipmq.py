@@ -1,8 +1,8 @@
 """Load for the BlipMQ protocol: PUBLISH with QoS 1, confirmed by PONGs; POLLs answered by deliveries, which are ACKed.
 
-BlipMQ does not answer a PUBLISH. A PING is answered when all publishes before it are durable, so each piece that is sent ends with
-one, whose id is the number of records before it. A subscription sees what is published after it. Its delivery tags count from 1, so
-all ACKs are built beforehand, and a delivery that came twice would show in the tags.
+BlipMQ does not acknowledge a PUBLISH. A PING is answered when all publishes before it are durable, so each chunk ends with a PING whose
+id is the number of records before it. A subscription receives records published after it. Its delivery tags count from 1, so all ACKs
+are built beforehand, and a redelivery shows in the tags.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Acks, Stream
 from headrace.wire.blipmq import Decoder, FrameType, Nack, encoder
 from headrace.wire.blipmq.frames import HEAD, HEAD_BYTES
 
 POLLS: Final = 1_000
-"""POLLs sent in one go; twice as many are under way, of the 5,000 deliveries that may wait for their ACK."""
+"""POLLs sent together. Twice as many are in flight; the broker allows 5,000 unacknowledged deliveries."""
 _REPLY = struct.Struct(">IBQQ")
 assert len(encoder.ack(0, 0)) == _REPLY.size
 
@@ -33,13 +33,13 @@ class BlipMqLoad:
 
     def handshake(self, sock: socket.socket, key: bytes) -> None:
         if not key:
-            raise BenchFailed("blipmq asks for an API key: --blipmq-key file:PATH")
+            raise BenchFailed("blipmq needs an API key: --blipmq-key file:PATH")
         sock.sendall(encoder.hello(1) + encoder.auth(2, key))
         _accepted(sock)
         _accepted(sock)
 
     def open_topic(self, sock: socket.socket, topic: str) -> None:
-        """Subscribing makes a topic, too. With QoS 0 it costs the broker a number."""
+        """Create the topic by subscribing with QoS 0."""
         sock.sendall(encoder.subscribe(3, topic, 0))
         _accepted(sock)
 
@@ -61,14 +61,14 @@ class BlipMqLoad:
 
 
 class Polls(Stream):
-    """Counts deliveries. When as many have come as are polled for in one go, they are acknowledged and as many POLLs follow."""
+    """Counts deliveries. Every `POLLS` deliveries it sends their ACKs and as many POLLs."""
 
     def __init__(self, records: int, frame_bytes: int, subscription: int) -> None:
         super().__init__(records, frame_bytes, HEAD_BYTES, _check_tag)
         self.polls = encoder.polls(subscription, range(POLLS))
         self._acks = [encoder.acks(subscription, range(first, min(first + POLLS, records + 1))) for first in range(1, records + 1, POLLS)]
         self._acknowledged = 0
-        """Of the pieces in `_acks`."""
+        """Chunks of `_acks` that were sent."""
         self._polled = 2 * POLLS
 
     def feed(self, received: bytearray, size: int) -> bytes:
@@ -85,7 +85,7 @@ class Polls(Stream):
 
 
 def _accepted(sock: socket.socket) -> int:
-    """The subscription in an ACK; a NACK ends the run in its own words."""
+    """Return the subscription of an ACK. Raises `BenchFailed` with the text of a NACK."""
     head = receive_exactly(sock, HEAD_BYTES)
     length, kind, _cid = HEAD.unpack(head)
     reply = head + receive_exactly(sock, length + 4 - HEAD_BYTES)
@@ -106,11 +106,11 @@ def _check_tag(head: bytes, number: int) -> None:
     if kind != FrameType.PUBLISH:
         raise _unexpected(head)
     if tag != number + 1:
-        raise BenchFailed(f"blipmq: delivery {number + 1} carries tag {tag}: a message came again, or was left out")
+        raise BenchFailed(f"blipmq: delivery {number + 1} has tag {tag}: a message was redelivered or lost")
 
 
 def _unexpected(frame: bytes) -> BenchFailed:
     for message in Decoder().feed(frame):
         if isinstance(message, Nack):
-            return BenchFailed(f"blipmq: refused with {message.code}: {message.text}")
-    return BenchFailed(f"blipmq: a frame that was not expected begins with {frame[:HEAD_BYTES].hex()}")
+            return BenchFailed(f"blipmq: error {message.code}: {message.text}")
+    return BenchFailed(f"blipmq: unexpected frame {frame[:HEAD_BYTES].hex()}")

@@ -1,7 +1,7 @@
-"""What the load generator has to know about a protocol.
+"""Interface between the load generator and a protocol.
 
-A new protocol is one module with one class of this shape, named in `headrace.bench.protocols.PROTOCOLS`. Frames are built before the clock
-starts; a meter then does as little as it can per read.
+A new protocol is one module with one class of this shape, listed in `headrace.bench.protocols.PROTOCOLS`. Frames are built before the
+clock starts; a meter does minimal work per read.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.load import Meter
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumePlan:
-    """How one connection reads a topic."""
+    """First request and meter of one connection that reads a topic."""
 
     request: bytes
     """Sent when the clock starts."""
@@ -25,39 +25,39 @@ class ConsumePlan:
 
 
 class ProtocolLoad(Protocol):
-    """The load of one wire protocol. It keeps no state of its own: each connection has its meter."""
+    """Load of one wire protocol. Stateless: each connection has its meter."""
 
     name: str
     batch_records: int
-    """Records of one request that publishes; 1 where each record is a frame of its own."""
+    """Records of one publish request."""
     reads_history: bool
-    """Whether a reader finds what was published before it came; if not, it has to `subscribe` first."""
+    """Whether a reader receives records published before it connected; if not, it must `subscribe` first."""
 
     def handshake(self, sock: socket.socket, key: bytes) -> None:
-        """Whatever the protocol says before the first request. The socket blocks. `key` is for protocols that ask for one."""
+        """Complete the handshake on a blocking socket. `key` is the API key of protocols that need one."""
 
     def open_topic(self, sock: socket.socket, topic: str) -> None:
-        """Make the topic before the clock starts, as is done for every other broker too."""
+        """Create the topic before the clock starts."""
 
     def subscribe(self, sock: socket.socket, topic: str) -> int:
-        """The number that `consume` needs of a reader that is to read what is published from now on; 0 where none is needed."""
+        """Subscribe to records published from now on and return the id for `consume`; 0 where none is needed."""
 
     def publish(self, topic: str, values: Sequence[bytes], first: int) -> bytes:
-        """The frames that publish these values; the first record of the call is number `first` (from 0) of its connection."""
+        """Encode the frames that publish these values; `first` is the index of the first record on its connection."""
 
     def acks(self, topic: str) -> Meter:
-        """Counts acknowledged records."""
+        """Return a meter that counts acknowledged records."""
 
     def consume(self, topic: str, records: int, value_bytes: int, subscription: int) -> ConsumePlan:
-        """Read the topic from its start; it holds exactly `records` records of `value_bytes` each."""
+        """Plan to read the whole topic, which holds exactly `records` records of `value_bytes` each."""
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytes:
-    """So many bytes of a set-up phase."""
+    """Receive `size` bytes during set-up."""
     received = b""
     while len(received) < size:
-        piece = sock.recv(size - len(received))
-        if not piece:
-            raise BenchFailed(f"the connection was closed during the set-up, after {received!r}")
-        received += piece
+        chunk = sock.recv(size - len(received))
+        if not chunk:
+            raise BenchFailed(f"the peer closed the connection during set-up, after {received!r}")
+        received += chunk
     return received

@@ -1,7 +1,7 @@
 """Load for the Figg protocol: PUBLISH answered by cumulative ACKs, ATTACH answered by a stream of DATA.
 
-An ACK covers every sequence number up to its own, so only the last one of a read is looked at. All DATA frames of a run have the
-same size, so a consumer only counts bytes, and looks at the offset of the last frame to see that nothing was left out.
+An ACK covers every sequence number up to its own, so only the last one of a read is decoded. All DATA frames have the same size, so a
+consumer only counts bytes and checks the offset of the last frame.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Acks, Stream
 from headrace.wire.figg import encode
@@ -28,10 +28,10 @@ class FiggLoad:
     reads_history = True
 
     def handshake(self, sock: socket.socket, key: bytes) -> None:
-        """Figg has none."""
+        """Do nothing: Figg has no handshake."""
 
     def open_topic(self, sock: socket.socket, topic: str) -> None:
-        """Attaching makes a topic, too."""
+        """Create the topic by attaching to it."""
         sock.sendall(encode.attach(topic, 0))
         receive_exactly(sock, len(encode.attached(topic, 0)))
         sock.sendall(encode.detach(topic))
@@ -56,12 +56,12 @@ class FiggLoad:
 def _acknowledged(frame: bytes, _number: int) -> int:
     kind, _version, _size, seq = _ACK_FRAME.unpack(frame)
     if kind != Kind.ACK:
-        raise BenchFailed(f"figg: message type {kind} where an ACK was expected")
+        raise BenchFailed(f"figg: expected an ACK, got message type {kind}")
     return int(seq) + 1
 
 
 def _check_offset(head: bytes, number: int) -> None:
-    """Figg names the offset *after* a record: the first record of a topic carries 1."""
+    """Check the offset of a record. Figg sends the offset *after* a record: the first record has 1."""
     (offset,) = NUMBER.unpack(head[-NUMBER.size :])
     if offset != number + 1:
-        raise BenchFailed(f"figg: record {number + 1} of the topic carries offset {offset}")
+        raise BenchFailed(f"figg: expected offset {number + 1}, got {offset}")

@@ -1,25 +1,51 @@
 """Load for the FlyMQ protocol: PRODUCE with a reply for each, FETCH page by page.
 
-The replies to PRODUCE all have one size and, up to the numbers at their end, the same bytes: they are counted by their bytes, and
-the last one of a read is compared with what it has to begin with.
+All replies to PRODUCE have the same size and, except for the numbers at the end, the same bytes. They are counted by their bytes, and the
+start of the last one in a read is checked.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Acks, Pages, page_records
 from headrace.wire.flymq import Opcode, decode_reply, encode_reply, encode_request
+from headrace.wire.flymq.advanced_messages import BrokerCall
 from headrace.wire.flymq.fetching import RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.framing import HEADER, HEADER_BYTES
-from headrace.wire.flymq.messages import AUTO, CreateTopic, Done, Failure, Fetch, ProduceBatch, RecordMetadataBatch, ReplyFrame
+from headrace.wire.flymq.messages import (
+    AUTO,
+    CreateTopic,
+    Done,
+    Failure,
+    Fetch,
+    ProduceBatch,
+    RecordMetadataBatch,
+    Reply,
+    ReplyFrame,
+    Request,
+)
+from headrace.wire.flymq.schema_messages import RegisterSchema, SchemaWord
 
 _OFFSET: Final = struct.Struct(">Q")
+_SCHEMA_NAME: Final = "bench"
+_SCHEMA: Final = {
+    "type": "object",
+    "required": ["id", "name"],
+    "properties": {
+        "id": {"type": "integer", "minimum": 0},
+        "name": {"type": "string", "maxLength": 40},
+        "price": {"type": "number"},
+        "note": {"type": "string"},
+    },
+    "additionalProperties": False,
+}
 
 
 class FlyMqLoad:
@@ -30,14 +56,12 @@ class FlyMqLoad:
     reads_history = True
 
     def handshake(self, sock: socket.socket, key: bytes) -> None:
-        """FlyMQ has none."""
+        """Do nothing: FlyMQ without a login has no handshake."""
 
     def open_topic(self, sock: socket.socket, topic: str) -> None:
-        sock.sendall(encode_request(CreateTopic(topic, 1)))
-        head = receive_exactly(sock, HEADER_BYTES)
-        reply = decode_reply(ReplyFrame(head[2], receive_exactly(sock, payload_bytes(head))))
+        reply = call(sock, CreateTopic(topic, 1))
         if not isinstance(reply, Done) or not reply.success:
-            raise BenchFailed(f"flymq: CREATE_TOPIC was answered by {reply}")
+            raise BenchFailed(f"flymq: CREATE_TOPIC failed: {reply}")
 
     def subscribe(self, sock: socket.socket, topic: str) -> int:
         return 0
@@ -51,7 +75,7 @@ class FlyMqLoad:
 
         def counted(frame: bytes, number: int) -> int:
             if not frame.startswith(front):
-                raise BenchFailed(f"flymq: a reply that is no RecordMetadata: {frame!r}")
+                raise BenchFailed(f"flymq: expected RecordMetadata, got {frame!r}")
             return number + 1
 
         return Acks(len(example), counted)
@@ -65,14 +89,47 @@ class FlyMqLoad:
         return ConsumePlan(meter.first_requests(), meter)
 
 
+class FlyMqJsonLoad(FlyMqLoad):
+    """FlyMQ with JSON objects as values, to a topic with or without a required JSON Schema."""
+
+    def __init__(self, *, required: bool) -> None:
+        self._required = required
+
+    def open_topic(self, sock: socket.socket, topic: str) -> None:
+        super().open_topic(sock, topic)
+        if self._required:
+            call(sock, RegisterSchema(_SCHEMA_NAME, SchemaWord("json"), json.dumps(_SCHEMA).encode()))
+            call(sock, BrokerCall("schema.require", json.dumps({"topic": topic, "name": _SCHEMA_NAME}).encode()))
+
+    def publish(self, topic: str, values: Sequence[bytes], first: int) -> bytes:
+        return encode_request(ProduceBatch(topic, [_object(first + index, len(value)) for index, value in enumerate(values)]))
+
+
+def _object(number: int, size: int) -> bytes:
+    start = b'{"id":%d,"name":"article %d","price":12.5,"note":"' % (number, number % 1_000)
+    return start + b"x" * (size - len(start) - 2) + b'"}'
+
+
+def call(sock: socket.socket, request: Request) -> Reply:
+    """Send one request on a blocking socket and return its reply. Raises `BenchFailed` for an error."""
+    sock.sendall(encode_request(request))
+    head = receive_exactly(sock, HEADER_BYTES)
+    reply = decode_reply(ReplyFrame(head[2], receive_exactly(sock, payload_bytes(head))))
+    if isinstance(reply, Failure):
+        raise BenchFailed(f"flymq: {reply.message}")
+    return reply
+
+
 def payload_bytes(head: bytes) -> int:
     return int(HEADER.unpack(head)[4])
 
 
 def _next_offset(head: bytes, end: bytes) -> int:
-    """It stands at the end of a page."""
+    """Return the next offset, which is the last field of a page."""
     opcode = head[2]
     if opcode == Opcode.FETCH:
         return int(_OFFSET.unpack(end[-_OFFSET.size :])[0])
     reply = decode_reply(ReplyFrame(opcode, end)) if opcode == Opcode.ERROR else None
-    raise BenchFailed(f"flymq: refused: {reply.message}" if isinstance(reply, Failure) else f"flymq: opcode {opcode:#04x} answers a FETCH")
+    raise BenchFailed(
+        f"flymq: {reply.message}" if isinstance(reply, Failure) else f"flymq: expected a reply to FETCH, got opcode {opcode:#04x}"
+    )

@@ -1,7 +1,7 @@
-"""What the protocols' meters have in common: they look at no more of a stream than they must.
+"""Meters of the protocols. They decode as little of a stream as possible.
 
-`Acks` and `Stream` are for frames of one size. Of each read they look at one frame, the last one, and count the rest by their bytes.
-`Replies` walks over replies that say how long they are, and keeps only the end of each; `Pages` asks for the next one when one has come.
+`Acks` and `Stream` are for frames of one size: they decode the last frame of each read and count the others by their bytes. `Replies`
+parses length-prefixed replies and keeps only the end of each; `Pages` requests the next page when one is complete.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 
 PAGE_RECORDS_MAX: Final = 5_000
-"""Records a page asks for."""
+"""Maximum records of a page."""
 PAGE_BYTES_MAX: Final = 1024 * 1024
-PAGES_UNDER_WAY: Final = 2
+PAGES_IN_FLIGHT: Final = 2
 _END_BYTES: Final = 512
-"""Of a reply: enough for an offset at its end, or for the words of an error."""
+"""Kept end of a reply: enough for a trailing offset or an error text."""
 
 
 class _EqualFrames:
-    """Finds the last frame whose first `head_bytes` have come, in a stream of frames of one size."""
+    """Finds the last frame whose first `head_bytes` were received, in a stream of frames of one size."""
 
     def __init__(self, frame_bytes: int, head_bytes: int, skipped_bytes: int) -> None:
         self._frame_bytes, self._head_bytes, self._skipped_bytes = frame_bytes, head_bytes, skipped_bytes
         self._seen_bytes = 0
         self._tail = b""
-        """The end of the last read, as long as a head."""
+        """Last `head_bytes` of the previous read."""
 
     def _last_head(self, received: bytearray, size: int) -> tuple[int, bytes] | None:
-        """The frame's number (from 0) and its head; None if this read has completed no head."""
+        """Return the frame's index and head; None if this read completed no head."""
         before, self._seen_bytes = self._seen_bytes, self._seen_bytes + size
         number, _ = divmod(self._seen_bytes - self._skipped_bytes - self._head_bytes, self._frame_bytes)
         begin = self._skipped_bytes + number * self._frame_bytes - before
@@ -47,7 +47,7 @@ class _EqualFrames:
 
 
 class Acks(_EqualFrames):
-    """Counts acknowledgements of one size: `counted` takes the last whole one and its number, and says how many records are covered."""
+    """Counts acknowledgements of one size. `counted` returns the records covered by the last whole one, given its bytes and index."""
 
     def __init__(self, frame_bytes: int, counted: Callable[[bytes, int], int]) -> None:
         super().__init__(frame_bytes, frame_bytes, 0)
@@ -63,7 +63,7 @@ class Acks(_EqualFrames):
 
 
 class Stream(_EqualFrames):
-    """Counts records of one size by their bytes. `check` takes the head of the last one and its number, and raises if it is another's."""
+    """Counts records of one size by their bytes. `check` validates the head and index of the last one."""
 
     def __init__(
         self, records: int, frame_bytes: int, head_bytes: int, check: Callable[[bytes, int], None], *, skipped_bytes: int = 0
@@ -79,7 +79,7 @@ class Stream(_EqualFrames):
         last = self._last_head(received, size)
         extra = self._seen_bytes - self._skipped_bytes - self._records * self._frame_bytes
         if extra > 0:
-            raise BenchFailed(f"{extra} bytes more than {self._records} records")
+            raise BenchFailed(f"received {extra} bytes more than {self._records} records")
         if last is not None:
             number, head = last
             self._check(head, number)
@@ -87,7 +87,7 @@ class Stream(_EqualFrames):
 
 
 class Replies:
-    """Walks over replies. A subclass says what one means: `_came` gets its head and its end, and may answer with a request."""
+    """Parses replies. A subclass implements `_on_reply`, which receives head and end of a reply and may return a request."""
 
     def __init__(self, head_bytes: int, rest_bytes: Callable[[bytes], int], *, end_bytes: int = _END_BYTES) -> None:
         self.count = 0
@@ -96,7 +96,7 @@ class Replies:
         self._left = 0
 
     def feed(self, received: bytearray, size: int) -> bytes:
-        answers, at = b"", 0
+        requests, at = b"", 0
         while at < size:
             if len(self._head) < self._head_bytes:
                 begun, at = at, min(size, at + self._head_bytes - len(self._head))
@@ -109,15 +109,15 @@ class Replies:
                 self._end = (self._end + received[max(begun, at - self._end_bytes) : at])[-self._end_bytes :]
             if self._left == 0 and len(self._head) == self._head_bytes:
                 head, end, self._head, self._end = self._head, self._end, b"", b""
-                answers += self._came(head, end)
-        return answers
+                requests += self._on_reply(head, end)
+        return requests
 
-    def _came(self, head: bytes, end: bytes) -> bytes:
+    def _on_reply(self, head: bytes, end: bytes) -> bytes:
         raise NotImplementedError
 
 
 class Pages(Replies):
-    """Reads a topic from its start, page by page, two of them under way. A page that comes short is asked for again from where it ended."""
+    """Reads a topic page by page, two in flight. The rest of a short page is requested again."""
 
     def __init__(
         self,
@@ -132,31 +132,31 @@ class Pages(Replies):
         super().__init__(head_bytes, rest_bytes)
         self._records, self._page_records = records, page_records
         self._request, self._next_offset = request, next_offset
-        self._asked: deque[tuple[int, int]] = deque()
-        self._asked_to = 0
+        self._requested: deque[tuple[int, int]] = deque()
+        self._requested_to = 0
 
     def first_requests(self) -> bytes:
-        return b"".join(self._next_page() for _ in range(PAGES_UNDER_WAY))
+        return b"".join(self._next_page() for _ in range(PAGES_IN_FLIGHT))
 
-    def _came(self, head: bytes, end: bytes) -> bytes:
-        begin, wanted = self._asked.popleft()
+    def _on_reply(self, head: bytes, end: bytes) -> bytes:
+        begin, wanted = self._requested.popleft()
         following = self._next_offset(head, end)
         got = following - begin
         if not 0 < got <= wanted:
-            raise BenchFailed(f"a page of {wanted} records from offset {begin} ended at {following}")
+            raise BenchFailed(f"page from offset {begin}: expected at most {wanted} records, got next offset {following}")
         self.count += got
-        return self._ask(following, wanted - got) if got < wanted else self._next_page()
+        return self._request_page(following, wanted - got) if got < wanted else self._next_page()
 
     def _next_page(self) -> bytes:
-        begin = self._asked_to
-        self._asked_to = min(begin + self._page_records, self._records)
-        return self._ask(begin, self._asked_to - begin) if self._asked_to > begin else b""
+        begin = self._requested_to
+        self._requested_to = min(begin + self._page_records, self._records)
+        return self._request_page(begin, self._requested_to - begin) if self._requested_to > begin else b""
 
-    def _ask(self, begin: int, count: int) -> bytes:
-        self._asked.append((begin, count))
+    def _request_page(self, begin: int, count: int) -> bytes:
+        self._requested.append((begin, count))
         return self._request(begin, count)
 
 
 def page_records(record_bytes: int) -> int:
-    """Records of a page, of that many bytes each on the wire."""
+    """Return the records of a page, given the bytes of a record on the wire."""
     return max(1, min(PAGE_RECORDS_MAX, PAGE_BYTES_MAX // record_bytes))

@@ -1,6 +1,6 @@
 """Load for the RustLog protocol: Produce in batches of 500, Fetch page by page, in either dialect.
 
-The binary dialect is what the original's client speaks; the JSON of the specification writes each byte as a number.
+The original client uses the binary dialect. The JSON of the specification encodes each byte as a number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Pages, Replies, page_records
 from headrace.limits import RUSTLOG_FRAME_BYTES_MAX
@@ -21,9 +21,9 @@ from headrace.wire.rustlog.messages import CreateTopic, CreateTopicReply, Fetch,
 
 BATCH_RECORDS: Final = 500
 _ACCOUNTED_OVERHEAD_BYTES: Final = {Dialect.BINARY: 12, Dialect.JSON: 0}
-"""What each record adds to the bytes that a Fetch may return, in the way of the dialect."""
+"""Bytes per record that count against the limit of a Fetch."""
 _WIRE_FACTOR: Final = {Dialect.BINARY: 1, Dialect.JSON: 4}
-"""Bytes on the wire for each byte of a value, about."""
+"""Approximate bytes on the wire per byte of a value."""
 _OFFSET: Final = struct.Struct(">Q")
 _BINARY_FETCHED: Final = 2
 _JSON_NEXT_OFFSET: Final = re.compile(rb'"next_offset":([0-9]+)\}\}$')
@@ -40,14 +40,14 @@ class RustLogLoad:
         self._dialect = dialect
 
     def handshake(self, sock: socket.socket, key: bytes) -> None:
-        """RustLog has none."""
+        """Do nothing: RustLog has no handshake."""
 
     def open_topic(self, sock: socket.socket, topic: str) -> None:
         sock.sendall(encode_request(self._dialect, CreateTopic(topic, 1)))
         head = receive_exactly(sock, LENGTH.size)
         reply = _decoded(receive_exactly(sock, _payload_bytes(head)))
         if not isinstance(reply, CreateTopicReply) or not reply.success:
-            raise BenchFailed(f"rustlog: CreateTopic was answered by {reply}")
+            raise BenchFailed(f"rustlog: CreateTopic failed: {reply}")
 
     def subscribe(self, sock: socket.socket, topic: str) -> int:
         return 0
@@ -71,15 +71,15 @@ class RustLogLoad:
 
 
 class Produced(Replies):
-    """Counts the records of each reply to a Produce: there is one for hundreds of records, so it is decoded."""
+    """Counts the records of each Produce reply. One reply covers hundreds of records, so it is decoded."""
 
     def __init__(self) -> None:
         super().__init__(LENGTH.size, _payload_bytes, end_bytes=RUSTLOG_FRAME_BYTES_MAX)
 
-    def _came(self, head: bytes, end: bytes) -> bytes:
+    def _on_reply(self, head: bytes, end: bytes) -> bytes:
         reply = _decoded(end)
         if not isinstance(reply, ProduceReply):
-            raise BenchFailed(f"rustlog: Produce was answered by {reply}")
+            raise BenchFailed(f"rustlog: Produce failed: {reply}")
         self.count += len(reply.offsets)
         return b""
 
@@ -94,10 +94,10 @@ def _decoded(payload: bytes) -> Reply:
 
 
 def _next_offset(head: bytes, end: bytes) -> int:
-    """It stands at the end of a page, in both dialects."""
+    """Return the next offset, which is at the end of a page in both dialects."""
     found = _JSON_NEXT_OFFSET.search(end)
     if found is not None:
         return int(found[1])
     if len(end) < _payload_bytes(head) or end[0] == _BINARY_FETCHED:
         return int(_OFFSET.unpack(end[-_OFFSET.size :])[0])
-    raise BenchFailed(f"rustlog: Fetch was answered by {_decoded(end)}")
+    raise BenchFailed(f"rustlog: Fetch failed: {_decoded(end)}")

@@ -1,7 +1,7 @@
-"""What Spark reads from topics and writes to them, beside the most it takes from any Python source and gives to any Python sink.
+"""Benchmark of Spark over topics, beside the ceiling of any Python source and sink: `python -m benchmarks.spark`.
 
-Every figure takes turns with its ceiling in the same session, and the ratio is taken within each turn: a machine that slows down slows
-both. The first turn of each kind is not counted, so that workers are there and code is compiled.
+Every figure alternates with its ceiling in the same session, and each ratio is taken within a turn, so a slow machine slows both. The
+first turn of each kind is not counted: it starts the Python workers and compiles code.
 """
 
 from __future__ import annotations
@@ -19,24 +19,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.bench.faults import BenchFailed
+from benchmarks import main, spark_ceiling
+from benchmarks.flight import flight_broker
+from benchmarks.spark_ceiling import NAME as CEILING
+from headrace.bench import options
+from headrace.bench.errors import BenchFailed
 from headrace.bench.report import Figure, NoteValue, Target, percentile
-from headrace.bench.spark_ceiling import NAME as CEILING
 from headrace.flight.client import FlightClient, Servers
+from headrace.spark import session
 
+PARTS = ["batch", "stream", "sink", "latency"]
 READ_TARGET, STREAM_TARGET, SINK_TARGET = Target(at_least=0.8), Target(at_least=0.8), Target(at_least=0.7)
 LATENCY_TARGET: Final = Target(at_most=30.0)
 SEVEN: Final = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
 VALUE: Final = "value binary"
 PARTITIONS: Final = 2
 ARRIVALS_PER_SECOND: Final = 100
-_PULSE_SECONDS: Final = 0.02
+_ARRIVAL_SECONDS: Final = 0.02
 _WARM_BATCHES: Final = 5
-_LOOK_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +51,12 @@ class SparkPlan:
     value_bytes: int
     per_trigger: int
     seconds: float
-    """How long micro-batches of few rows are watched."""
+    """Duration of the measurement of small micro-batches."""
 
 
 @dataclass(slots=True)
 class Pair:
-    """Turns of ours and of the ceiling."""
+    """Rates of Headrace and of the ceiling, turn by turn."""
 
     name: str
     target: Target | None
@@ -58,16 +64,16 @@ class Pair:
     ceiling: list[float] = field(default_factory=list)
 
     def figures(self) -> list[Figure]:
-        share = [own / most for own, most in zip(self.ours, self.ceiling, strict=True)]
+        ratios = [own / most for own, most in zip(self.ours, self.ceiling, strict=True)]
         return [
             Figure(self.name, "rows/s", self.ours),
             Figure(f"{self.name}: ceiling", "rows/s", self.ceiling),
-            Figure(f"{self.name} ÷ ceiling", "×", share, self.target),
+            Figure(f"{self.name} ÷ ceiling", "×", ratios, self.target),
         ]
 
 
-class Stage:
-    """A session, a topic that is full, and room for checkpoints."""
+class Workload:
+    """A Spark session, a filled topic, and a directory for checkpoints."""
 
     def __init__(self, spark: SparkSession, address: str, directory: Path, plan: SparkPlan) -> None:
         self.spark, self.address, self.directory, self.plan = spark, address, directory, plan
@@ -86,8 +92,6 @@ class Stage:
             self.client.append(topic, (values.slice(0, min(65_536, rows - at)) for at in range(0, rows, 65_536)), partition=partition)
         return topic
 
-    # What is read from: a topic, or constant batches.
-
     def ours(self, schema: str) -> dict[str, Any]:
         options = {"servers": self.address, "subscribe": self.topic, "startingOffsets": "earliest"}
         return {"format": "headrace", "schema": schema, **options, "maxOffsetsPerTrigger": self.plan.per_trigger}
@@ -103,12 +107,12 @@ class Stage:
         return self.plan.rows / seconds
 
     def stream_read(self, source: dict[str, Any], sink: dict[str, Any] | None = None) -> float:
-        """Rows a second from the second micro-batch on."""
+        """Return rows per second from the second micro-batch on."""
         query = self._writer(source, sink).trigger(availableNow=True).start()
         query.awaitTermination()
         steady = [progress for progress in query.recentProgress if progress["numInputRows"]][1:]
         if not steady:
-            raise BenchFailed("one micro-batch took all: more rows, or fewer per trigger, are needed")
+            raise BenchFailed("one micro-batch read all rows: raise --rows or lower --per-trigger")
         return float(1000 * sum(p["numInputRows"] for p in steady) / sum(p["durationMs"]["triggerExecution"] for p in steady))
 
     def batch_write(self, sink: dict[str, Any]) -> float:
@@ -122,53 +126,53 @@ class Stage:
         return {"format": "headrace", "servers": self.address, "topic": topic}
 
     def _writer(self, source: dict[str, Any], sink: dict[str, Any] | None) -> Any:
-        """A query from here to there, or to nowhere, with a checkpoint of its own."""
+        """Return a query from the source to the sink (default: noop) with its own checkpoint."""
         format, *options = (sink or {"format": "noop"}).items()
         checkpoint = self.directory / f"checkpoint-{secrets.token_hex(4)}"
         frame = self.spark.readStream.load(**source)
         return frame.writeStream.format(format[1]).options(**dict(options)).option("checkpointLocation", str(checkpoint))
 
     def rate_micro_batch(self) -> float:
-        """Spark's own source, without Python: rows a second from the second micro-batch on."""
+        """Return rows per second of Spark's own source, without Python, from the second micro-batch on."""
         source = {"format": "rate-micro-batch", "rowsPerBatch": self.plan.per_trigger, "numPartitions": PARTITIONS}
         found = self._batches(source, None, _WARM_BATCHES, 0.0)
         return float(1000 * sum(p["numInputRows"] for p in found) / sum(p["durationMs"]["triggerExecution"] for p in found))
 
-    # Few rows at a time.
-
     def latency(self, is_ours: bool, sink: dict[str, Any] | None = None) -> Latency:
-        """Micro-batches over rows that trickle in: how long each takes, and how old its first row is when it ends."""
+        """Measure small micro-batches: the duration of each, and the age of its first row when it ends."""
         if is_ours:
-            topic = f"trickle-{secrets.token_hex(4)}"
+            topic = f"arrivals-{secrets.token_hex(4)}"
             self.client.create_topic(topic)
             source: dict[str, Any] = {"format": "headrace", "servers": self.address, "subscribe": topic, "startingOffsets": "earliest"}
-            with trickle(self.client, topic, self.plan.value_bytes) as born:
+            with arrivals(self.client, topic, self.plan.value_bytes) as arrived:
 
-                def born_at(offset: int) -> float:
-                    return born[bisect_right(born, offset, key=lambda row: row[0]) - 1][1]
+                def arrived_at(offset: int) -> float:
+                    return arrived[bisect_right(arrived, offset, key=lambda row: row[0]) - 1][1]
 
-                return self._watched({**source, "schema": VALUE}, sink, topic, born_at)
+                return self._small_batches({**source, "schema": VALUE}, sink, topic, arrived_at)
         rate = {"size": self.plan.value_bytes, "perSecond": ARRIVALS_PER_SECOND}
-        return self._watched({"format": CEILING, "schema": VALUE, **rate}, sink, "constant", None)
+        return self._small_batches({"format": CEILING, "schema": VALUE, **rate}, sink, "constant", None)
 
-    def _watched(self, source: dict[str, Any], sink: dict[str, Any] | None, topic: str, born: Callable[[int], float] | None) -> Latency:
+    def _small_batches(
+        self, source: dict[str, Any], sink: dict[str, Any] | None, topic: str, arrived_at: Callable[[int], float] | None
+    ) -> Latency:
         latency = Latency()
         for progress in self._batches(source, sink, _WARM_BATCHES, self.plan.seconds):
             duration = progress["durationMs"]
             latency.work_ms.append(float(duration["triggerExecution"] - duration.get("latestOffset", 0)))
-            if born is not None:
+            if arrived_at is not None:
                 first = int((_json(progress["sources"][0]["startOffset"]) or {}).get(topic, {}).get("0", 0))
                 ended = datetime.datetime.fromisoformat(progress["timestamp"]).timestamp() * 1000 + duration["triggerExecution"]
-                latency.age_ms.append(ended - born(first))
+                latency.age_ms.append(ended - arrived_at(first))
         return latency
 
     def _batches(self, source: dict[str, Any], sink: dict[str, Any] | None, skipped: int, seconds: float) -> list[Any]:
-        """The progress of micro-batches that had rows, without the first ones: those of so many seconds, and one at least."""
+        """Return the progress of micro-batches with rows within `seconds`, without the first `skipped` ones; at least one."""
         query = self._writer(source, sink).start()
         found: dict[int, Any] = {}
         deadline = None
         while deadline is None or time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             if query.exception() is not None:
                 raise BenchFailed(f"the stream ended: {query.exception()}")
             for progress in query.recentProgress:
@@ -183,9 +187,9 @@ class Stage:
 @dataclass(slots=True)
 class Latency:
     work_ms: list[float] = field(default_factory=list)
-    """Of each micro-batch, without the wait for rows."""
+    """Duration of each micro-batch, without the wait for rows."""
     age_ms: list[float] = field(default_factory=list)
-    """Of its first row when it ended."""
+    """Age of the first row of each micro-batch when it ended."""
 
     def figure(self, name: str) -> Figure:
         ordered = sorted(self.work_ms)
@@ -197,23 +201,23 @@ class Latency:
 
 
 @contextmanager
-def trickle(flight_client: FlightClient, topic: str, value_bytes: int) -> Iterator[list[tuple[int, float]]]:
-    """Rows one by one, about a hundred a second; yields (offset, Unix ms of its acknowledgement) of each."""
-    born: list[tuple[int, float]] = []
-    over = threading.Event()
-    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * value_bytes] * int(ARRIVALS_PER_SECOND * _PULSE_SECONDS), pa.binary())})
+def arrivals(flight_client: FlightClient, topic: str, value_bytes: int) -> Iterator[list[tuple[int, float]]]:
+    """Append about a hundred rows per second. Yields a growing list of (first offset, Unix ms of the acknowledgement)."""
+    arrived: list[tuple[int, float]] = []
+    stopped = threading.Event()
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * value_bytes] * int(ARRIVALS_PER_SECOND * _ARRIVAL_SECONDS), pa.binary())})
 
-    def drip() -> None:
-        while not over.wait(_PULSE_SECONDS):
+    def append() -> None:
+        while not stopped.wait(_ARRIVAL_SECONDS):
             placed = flight_client.append(topic, [batch], partition=0).placements[0]
-            born.append((placed[1], time.time() * 1000))
+            arrived.append((placed[1], time.time() * 1000))
 
-    thread = threading.Thread(target=drip, name="trickle", daemon=True)
+    thread = threading.Thread(target=append, name="arrivals", daemon=True)
     thread.start()
     try:
-        yield born
+        yield arrived
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
@@ -233,30 +237,30 @@ def _json(text: object) -> Any:
     return json.loads(text) if isinstance(text, str) else text
 
 
-def measured(stage: Stage, parts: tuple[str, ...], repeat: int, step: Callable[[str], Any]) -> Iterator[Figure]:
-    """All figures of the parts asked for. `step` says what is being done."""
-    plan = stage.plan
+def measured(workload: Workload, parts: tuple[str, ...], repeat: int, step: Callable[[str], Any]) -> Iterator[Figure]:
+    """Measure the named parts. `step` is called with the name of each step."""
+    plan = workload.plan
     kinds: dict[str, list[tuple[Pair, Callable[[], float], Callable[[], float]]]] = {"batch": [], "stream": [], "sink": []}
     for columns, schema in (("value", VALUE), ("seven columns", SEVEN)):
-        ours, most = stage.ours(schema), stage.ceiling(schema)
+        ours, most = workload.ours(schema), workload.ceiling(schema)
         kinds["batch"].append(
-            (Pair(f"batch read, {columns}", READ_TARGET), partial(stage.batch_read, ours), partial(stage.batch_read, most))
+            (Pair(f"batch read, {columns}", READ_TARGET), partial(workload.batch_read, ours), partial(workload.batch_read, most))
         )
         name = f"stream read, {columns}, {plan.per_trigger:,} rows a trigger"
-        kinds["stream"].append((Pair(name, STREAM_TARGET), partial(stage.stream_read, ours), partial(stage.stream_read, most)))
+        kinds["stream"].append((Pair(name, STREAM_TARGET), partial(workload.stream_read, ours), partial(workload.stream_read, most)))
     kinds["sink"].append(
         (
             Pair("batch write, durable", SINK_TARGET),
-            lambda: stage.batch_write(stage.our_sink()),
-            lambda: stage.batch_write({"format": CEILING}),
+            lambda: workload.batch_write(workload.our_sink()),
+            lambda: workload.batch_write({"format": CEILING}),
         )
     )
-    constant = stage.ceiling(VALUE)
+    constant = workload.ceiling(VALUE)
     kinds["sink"].append(
         (
             Pair(f"stream write, durable, {plan.per_trigger:,} rows a trigger", SINK_TARGET),
-            lambda: stage.stream_read(constant, stage.our_sink()),
-            lambda: stage.stream_read(constant, {"format": CEILING}),
+            lambda: workload.stream_read(constant, workload.our_sink()),
+            lambda: workload.stream_read(constant, {"format": CEILING}),
         )
     )
     for part in parts:
@@ -264,10 +268,10 @@ def measured(stage: Stage, parts: tuple[str, ...], repeat: int, step: Callable[[
             yield from _in_turns(pair, ours_once, ceiling_once, repeat, step)
     if "stream" in parts:
         with step("Spark's own rate-micro-batch"):
-            yield Figure("rate-micro-batch → noop, without Python", "rows/s", [stage.rate_micro_batch()])
+            yield Figure("rate-micro-batch → noop, without Python", "rows/s", [workload.rate_micro_batch()])
     if "latency" in parts:
         with step("micro-batches of few rows"):
-            yield from latency_figures(stage.latency(True), stage.latency(False), stage.latency(True, stage.our_sink()))
+            yield from latency_figures(workload.latency(True), workload.latency(False), workload.latency(True, workload.our_sink()))
 
 
 def _in_turns(
@@ -281,3 +285,38 @@ def _in_turns(
             pair.ceiling.append(ceiling())
             pair.ours.append(ours())
     yield from pair.figures()
+
+
+@click.command()
+@options.common
+@options.size()
+@click.option("--rows", type=click.IntRange(1_000), default=4_000_000, show_default=True, help="Rows of one turn.")
+@click.option("--per-trigger", type=click.IntRange(1_000), default=1_000_000, show_default=True, help="Rows of one micro-batch.")
+@click.option("--seconds", type=click.FloatRange(1), default=10.0, show_default=True, help="Duration of the part `latency`.")
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Measure only this part; may be repeated.")
+@click.option("--master", metavar="URL", default="local[2]", show_default=True, help="Spark master.")
+def spark(
+    value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, per_trigger: int, seconds: float, only: tuple[str, ...],
+    master: str,
+) -> None:  # fmt: skip
+    """Measure Spark over topics, beside the ceiling of any Python source and sink.
+
+    batch: a topic into noop. stream: the same in micro-batches. sink: constant rows into a topic, durable. latency: micro-batches of
+    about a hundred arriving rows per second. The ceilings are a source of constant batches and a writer that only counts.
+    """
+    config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "per_trigger": per_trigger, "master": master}
+    plan = SparkPlan(rows, value_bytes, per_trigger, seconds)
+    with options.measuring("spark", repeat, output, parent, config) as bench, flight_broker(bench.directory, "durable", None) as endpoint:
+        running = session("headrace benchmarks", master, **{"spark.log.level": "OFF"})
+        spark_ceiling.register(running)
+        workload = Workload(running, endpoint.address, bench.directory, plan)
+        try:
+            for figure in measured(workload, only or tuple(PARTS), repeat, lambda name: bench.steps.step(name, 1)):
+                bench.report.add(figure)
+        finally:
+            workload.close()
+            running.stop()
+
+
+if __name__ == "__main__":
+    main(spark, "spark")

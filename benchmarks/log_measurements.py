@@ -1,7 +1,4 @@
-"""The log itself, without a network: appends, reads, recovery, and what touching many partitions costs.
-
-The figures made of these measurements are in `headrace.bench.logfigures`.
-"""
+"""Measurements of the storage layer without a network: appends, reads, recovery, flushes to many partitions."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.bench.children import child
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.load import Tick, sample_values
 from headrace.engine.contract import Appended, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
@@ -29,12 +26,12 @@ from headrace.storage.store import StoreOptions
 
 TOPIC = "bench"
 READ_BYTES_MAX = 8 * 1024 * 1024
-RUNS_IN_FLIGHT = 64
-"""Runs that wait for their flush at once: what one busy connection, or many small ones, keep staged."""
-RUN_POOL = 64
-"""Distinct runs that are appended in turn, so that the values do not all sit in the processor's cache."""
-COLUMN_RUN_POOL = 16
-"""The same for runs of columns, each of which is a whole batch."""
+BATCHES_IN_FLIGHT = 64
+"""Batches that wait for their flush at once, as those of a busy connection do."""
+BATCH_POOL = 64
+"""Distinct batches that are appended in turn, so that the values do not all fit into the processor's cache."""
+COLUMN_BATCH_POOL = 16
+"""The same for column batches."""
 FLUSH_ROUNDS = 30
 FILL_SECONDS_MAX = 1_200.0
 
@@ -43,11 +40,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """Sizes of a run of `bench log`."""
+    """Sizes of one benchmark."""
 
     records: int
     value_bytes: int
-    run_records: int
+    batch_records: int
     log_bytes: int
     partitions: int
 
@@ -57,7 +54,7 @@ def clock() -> int:
 
 
 def on_loop(main: Coroutine[Any, Any, T]) -> T:
-    """On the loop that the broker uses."""
+    """Run on the same kind of event loop as the broker."""
     try:
         import uvloop
     except ImportError:
@@ -70,35 +67,37 @@ def open_engine(directory: Path, options: StoreOptions | None = None) -> Embedde
     return EmbeddedEngine(DiskFiles(directory), options or StoreOptions(), clock=clock)
 
 
-def run_pool(value_bytes: int, run_records: int) -> list[RecordBatch]:
+def batch_pool(value_bytes: int, batch_records: int) -> list[RecordBatch]:
     values = sample_values(value_bytes)
-    fresh = [bytes(bytearray(values[index % len(values)])) for index in range(RUN_POOL * run_records)]
-    return [RecordBatch(fresh[first : first + run_records]) for first in range(0, len(fresh), run_records)]
+    fresh = [bytes(bytearray(values[index % len(values)])) for index in range(BATCH_POOL * batch_records)]
+    return [RecordBatch(fresh[first : first + batch_records]) for first in range(0, len(fresh), batch_records)]
 
 
-def column_run_records(value_bytes: int) -> int:
-    """How many records fill a batch."""
+def column_batch_records(value_bytes: int) -> int:
+    """Return the number of records that fill a batch."""
     return max(BATCH_BYTES_TARGET // value_bytes, 1)
 
 
-def column_run_pool(value_bytes: int) -> list[ColumnBatch]:
-    values, count = sample_values(value_bytes), column_run_records(value_bytes)
+def column_batch_pool(value_bytes: int) -> list[ColumnBatch]:
+    values, count = sample_values(value_bytes), column_batch_records(value_bytes)
     return [
         ColumnBatch.of(RecordBatch([values[(first + index) % len(values)] for index in range(count)]))
-        for first in range(0, COLUMN_RUN_POOL * count, count)
+        for first in range(0, COLUMN_BATCH_POOL * count, count)
     ]
 
 
-async def append(engine: EmbeddedEngine, runs: Sequence[AnyBatch], records: int, *, partitions: int = 1, tick: Tick | None = None) -> int:
-    """Append at least `records` records durably, run by run, `RUNS_IN_FLIGHT` at a time; how many it were."""
+async def append(
+    engine: EmbeddedEngine, batches: Sequence[AnyBatch], records: int, *, partitions: int = 1, tick: Tick | None = None
+) -> int:
+    """Append at least `records` records durably, `BATCHES_IN_FLIGHT` batches at a time, and return their number."""
     waiting: deque[asyncio.Future[list[Appended]]] = deque()
     done = turn = 0
     while done < records or waiting:
         if done < records:
-            run = runs[turn % len(runs)]
-            waiting.append(engine.append([Write(TOPIC, turn % partitions, run)]))
-            done, turn = done + len(run), turn + 1
-        if len(waiting) >= RUNS_IN_FLIGHT or done >= records:
+            batch = batches[turn % len(batches)]
+            waiting.append(engine.append([Write(TOPIC, turn % partitions, batch)]))
+            done, turn = done + len(batch), turn + 1
+        if len(waiting) >= BATCHES_IN_FLIGHT or done >= records:
             await waiting.popleft()
             if tick is not None and turn % 256 == 0:
                 tick(done)
@@ -106,21 +105,21 @@ async def append(engine: EmbeddedEngine, runs: Sequence[AnyBatch], records: int,
 
 
 async def measure_append(directory: Path, plan: LogPlan, tick: Tick, *, columns: bool = False) -> float:
-    """Records a second, in runs of the plan or as columns."""
+    """Return records per second, in batches of the plan or as columns."""
     engine = open_engine(directory)
     await engine.open()
     try:
         await engine.create_topic(TOPIC, 1, TopicConfig())
-        runs: Sequence[AnyBatch] = column_run_pool(plan.value_bytes) if columns else run_pool(plan.value_bytes, plan.run_records)
+        batches: Sequence[AnyBatch] = column_batch_pool(plan.value_bytes) if columns else batch_pool(plan.value_bytes, plan.batch_records)
         began = time.perf_counter()
-        done = await append(engine, runs, plan.records, tick=tick)
+        done = await append(engine, batches, plan.records, tick=tick)
         return done / (time.perf_counter() - began)
     finally:
         await engine.close()
 
 
 async def measure_reads(directory: Path) -> tuple[float, float]:
-    """Records a second of what `measure_append` left behind: as columns, then as one object per value."""
+    """Return records per second of reading what `measure_append` wrote: as columns, then as one object per value."""
     engine = open_engine(directory)
     await engine.open()
     try:
@@ -149,7 +148,7 @@ async def _read_all(engine: EmbeddedEngine, *, columns: bool) -> float:
 
 
 async def measure_spread(directory: Path, partitions: int, value_bytes: int, each: int) -> tuple[float, float]:
-    """Median seconds of a flush with `each` records for each partition, and of one with the same records for one partition."""
+    """Return the median seconds of a flush of `each` records per partition, and of one of the same records to one partition."""
     engine = open_engine(directory)
     await engine.open()
     try:
@@ -173,7 +172,7 @@ async def measure_spread(directory: Path, partitions: int, value_bytes: int, eac
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A log that lost its process to SIGKILL with a full journal."""
+    """A log whose process was killed with a full journal."""
 
     directory: Path
     partitions: int
@@ -182,23 +181,23 @@ class Filled:
 
 
 def fill_and_kill(directory: Path, partitions: int, plan: LogPlan) -> Filled:
-    """Have a child fill a log, then kill it between two breaths."""
-    said = directory.with_suffix(".said")
-    numbers = (plan.log_bytes, partitions, plan.value_bytes, plan.run_records)
-    with child([sys.executable, "-m", "headrace.bench.fill", str(directory), *map(str, numbers)], said) as process:
+    """Start a child that fills a log, then kill it with SIGKILL."""
+    printed = directory.with_suffix(".out")
+    numbers = (plan.log_bytes, partitions, plan.value_bytes, plan.batch_records)
+    with child([sys.executable, "-m", "benchmarks.log_fill", str(directory), *map(str, numbers)], printed) as process:
         deadline = time.monotonic() + FILL_SECONDS_MAX
-        while not said.read_bytes().endswith(b"}\n"):
+        while not printed.read_bytes().endswith(b"}\n"):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise BenchFailed(f"filling a log failed: {last_line(said)}")
+                raise BenchFailed(f"filling a log failed: {last_line(printed)}")
             time.sleep(0.05)
         process.kill()
         process.wait()
-    told = json.loads(last_line(said))
-    return Filled(directory, partitions, told["records"], told["journal_bytes"])
+    filled = json.loads(last_line(printed))
+    return Filled(directory, partitions, filled["records"], filled["journal_bytes"])
 
 
 async def measure_recovery(filled: Filled) -> float:
-    """Seconds until the log is open again, with every acknowledged record in it."""
+    """Return the seconds until the log is open with every acknowledged record in it."""
     engine = open_engine(filled.directory)
     began = time.perf_counter()
     await engine.open()
@@ -206,7 +205,7 @@ async def measure_recovery(filled: Filled) -> float:
     try:
         found = sum(engine.bounds(TOPIC, partition).end for partition in range(filled.partitions))
         if found < filled.records:
-            raise BenchFailed(f"{filled.records - found} acknowledged records are gone after recovery")
+            raise BenchFailed(f"{filled.records - found} acknowledged records are missing after recovery")
         return seconds
     finally:
         await engine.close()

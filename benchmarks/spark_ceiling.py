@@ -1,6 +1,6 @@
-"""The most that Spark takes from a Python source, and gives to a Python sink: constant batches, made once, and rows that are only counted.
+"""Ceiling of Spark's Python sources and sinks: a source of constant prebuilt batches, and a sink that only counts rows.
 
-What `format("headrace")` reaches beside these is what reading from a broker and writing to one cost.
+The difference between `format("headrace")` and these is the cost of the broker.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def register(spark: SparkSession) -> None:
 
 @dataclass
 class Rows(InputPartition):
-    """So many rows for one task."""
+    """Number of rows for one task."""
 
     count: int
 
 
 class ConstantSource(DataSource):
-    """Options: `rows` (all there are), `size` of a value, `perTrigger`, `perSecond` (then rows come with time, without an end)."""
+    """Source with the options `rows`, `size` of a value, `perTrigger` and `perSecond` (rows arrive at this rate without end)."""
 
     @classmethod
     def name(cls) -> str:
@@ -86,16 +86,16 @@ def _constant(schema: StructType, size: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name]() for name in schema.names], schema=to_arrow_schema(schema, timezone="UTC"))
 
 
-def _batches(schema: StructType, size: int, asked: InputPartition) -> Iterator[pa.RecordBatch]:
+def _batches(schema: StructType, size: int, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     batch = _constant(schema, size)
-    left = asked.count if isinstance(asked, Rows) else 0
+    left = partition.count if isinstance(partition, Rows) else 0
     while left > 0:
         yield batch if left >= BATCH_ROWS else batch.slice(0, left)
         left -= BATCH_ROWS
 
 
 def _halves(count: int) -> list[Rows]:
-    """Two tasks, as a topic of two partitions has; a single row needs only one."""
+    """Split rows over two tasks, as many as a topic of two partitions has."""
     return [Rows(part) for part in (count // 2, count - count // 2) if part]
 
 
@@ -119,7 +119,7 @@ class ConstantStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"constant": {"0": 0}}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """There is nothing to look up: the end is known."""
+        """Do nothing: the end is known."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._per_trigger) if self._per_trigger else ReadAllAvailable()

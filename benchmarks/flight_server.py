@@ -1,6 +1,6 @@
-"""A bare Flight server: it serves ready-made batches from memory, and sinks what it is sent. Nothing that keeps records can be faster.
+"""Bare Flight server: serves prebuilt batches from memory and discards what it receives.
 
-python -m headrace.bench.flight_raw ROWS VALUE_BYTES ROWS_PER_BATCH      prints {"address": "127.0.0.1:4711"}
+python -m benchmarks.flight_server ROWS VALUE_BYTES ROWS_PER_BATCH      prints {"address": "127.0.0.1:4711"}
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyarrow import flight
 
 
 def sample(value_bytes: int, rows: int) -> pa.RecordBatch:
-    """So many values of the same size, none of which compresses."""
+    """Return a batch of `rows` incompressible values of one size."""
     content = np.random.default_rng(1).integers(0, 256, rows * value_bytes, dtype=np.uint8)
     ends = np.arange(0, rows * value_bytes + 1, value_bytes, dtype=np.int32)
     values = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(content)])
@@ -22,7 +22,7 @@ def sample(value_bytes: int, rows: int) -> pa.RecordBatch:
 
 
 class BareServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Any ticket gives all rows; any put is read to its end."""
+    """Answers every ticket with all rows and reads every put to its end."""
 
     def __init__(self, rows: int, value_bytes: int, batch_rows: int) -> None:
         batch = sample(value_bytes, batch_rows)

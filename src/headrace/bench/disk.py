@@ -1,4 +1,4 @@
-"""What the machine itself can do, measured in the same run: no broker can be faster than its disk and its memory."""
+"""Disk probes: the sync times of the machine itself, the lower bound of a durable acknowledgement."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-_COPY_BYTES = 64 * 1024 * 1024
-
 
 class SyncProbe:
-    """A preallocated file into which one write after the other is synced.
+    """Preallocated file for synced writes.
 
-    `filled` writes zeros over the whole file first. A file that is only reserved pays at each sync for turning reserved
-    extents into written ones; one that is overwritten does not, and shows how fast the disk itself is.
+    `filled` writes zeros over the whole file first. In a file that is only reserved, each sync also converts reserved extents into
+    written ones.
     """
 
     def __init__(self, directory: Path, size_bytes: int, count: int, *, filled: bool = False) -> None:
@@ -28,7 +26,7 @@ class SyncProbe:
         os.fsync(self._fd)
 
     def once(self) -> float:
-        """Seconds of one pwrite and its fdatasync."""
+        """Return the seconds of one pwrite and its fdatasync."""
         began = time.perf_counter()
         os.pwrite(self._fd, self._payload, self._position)
         os.fdatasync(self._fd)
@@ -41,7 +39,7 @@ class SyncProbe:
 
 
 def sync_times(directory: Path, size_bytes: int, count: int, *, filled: bool = False) -> list[float]:
-    """Seconds of `count` appends of `size_bytes`, one after the other."""
+    """Return the seconds of each of `count` appends of `size_bytes`."""
     with closing(SyncProbe(directory, size_bytes, count, filled=filled)) as probe:
         return [probe.once() for _ in range(count)]
 
@@ -51,15 +49,3 @@ def _write_zeros(fd: int, size_bytes: int) -> None:
     position = 0
     while position < size_bytes:
         position += os.pwrite(fd, zeros[: size_bytes - position], position)
-
-
-def copy_rate() -> float:
-    """Bytes a second that one core copies from memory to memory."""
-    source, target = memoryview(bytes(_COPY_BYTES)), memoryview(bytearray(_COPY_BYTES))
-    target[:] = source
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        target[:] = source
-        times.append(time.perf_counter() - began)
-    return _COPY_BYTES / min(times)

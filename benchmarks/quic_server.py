@@ -1,7 +1,7 @@
-"""`python -m headrace.bench.quic_raw DIRECTORY`: a QUIC peer without a broker, the most that the same library could do.
+"""QUIC server without a broker, the ceiling of the library: `python -m benchmarks.quic_server DIRECTORY`.
 
-It says where it listens, as JSON, and waits to be ended. A stream begins with a u64: how many bytes will come. When they have come, they
-are answered with one byte. A stream that begins with a 0 and a second u64 is sent so many bytes.
+Prints its address as JSON and serves until it is stopped. A stream begins with a u64, the number of bytes that follow; when all have
+arrived, the server sends one byte. On a stream that begins with 0 and a second u64, the server sends that many bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from headrace.sessions.contract import Link
 from headrace.wire.fujin import ALPN, encode
 
 COUNT = struct.Struct(">Q")
-_PIECE = bytes(128 * 1024)
+_CHUNK = bytes(128 * 1024)
 
 
 class RawSession:
-    """Reads what it is sent, or sends what it was asked for; nothing else."""
+    """Reads all that arrives, or sends the requested number of bytes."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -51,9 +51,9 @@ class RawSession:
 
     def drained(self) -> None:
         while self._to_send and self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:
-            piece = _PIECE[: self._to_send]
-            self._to_send -= len(piece)
-            self._link.send(piece)
+            chunk = _CHUNK[: self._to_send]
+            self._to_send -= len(chunk)
+            self._link.send(chunk)
 
     def finished(self) -> None:
         self._link.close("finished", error=False)

@@ -1,7 +1,7 @@
-"""A broker whose rules are looked at, for the benchmark of what that costs.
+"""Broker with enforced access, to measure the cost of authorization.
 
-Its user `bench` may publish, read and create by its role and by rules, beside a few hundred rules about others, as a broker in use would
-have them. Protocols with a login log in as that user; to the others it is the listener's principal.
+Its user `bench` may publish, read and create by its roles and rules. 200 rules about other users make the rule set realistic. Protocols
+with a login log in as `bench`; for the others it is the listener's principal.
 """
 
 from __future__ import annotations
@@ -15,23 +15,19 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bench.children import Address, Broker, broker
-from headrace.bench.faults import BenchFailed
+from headrace.bench.errors import BenchFailed
 from headrace.bench.load import connected
 from headrace.bench.protocols import PROTOCOLS, ProtocolLoad
-from headrace.bench.protocols.contract import receive_exactly
-from headrace.bench.protocols.flymq import FlyMqLoad, payload_bytes
-from headrace.wire.flymq import decode_reply, encode_request
+from headrace.bench.protocols.flymq import FlyMqLoad, call
 from headrace.wire.flymq.access_messages import AccessCall, Auth, AuthReply, UserCreate
-from headrace.wire.flymq.framing import HEADER_BYTES
-from headrace.wire.flymq.messages import Failure, Reply, ReplyFrame, Request
 
 USER: Final = "bench"
 RULES: Final = 200
-"""About others."""
+"""Rules about other users."""
 
 
 class FlyMqUserLoad(FlyMqLoad):
-    """FlyMQ behind a login."""
+    """FlyMQ with a login."""
 
     def __init__(self, password: str) -> None:
         self._password = password
@@ -41,8 +37,8 @@ class FlyMqUserLoad(FlyMqLoad):
 
 
 @contextmanager
-def guarded_broker(directory: Path, ack: str, profile: Path | None = None) -> Iterator[tuple[Broker, str]]:
-    """The broker, and the password of `bench`. `directory` must not exist yet."""
+def enforced_broker(directory: Path, ack: str, profile: Path | None = None) -> Iterator[tuple[Broker, str]]:
+    """Run the broker and yield it with the password of `bench`. `directory` must not exist yet."""
     directory.mkdir()
     admin, password = secrets.token_urlsafe(), secrets.token_urlsafe()
     file = directory / "admin-password"
@@ -55,25 +51,25 @@ def guarded_broker(directory: Path, ack: str, profile: Path | None = None) -> It
         "HEADRACE__RUSTLOG__PRINCIPAL": USER,
     }
     with broker(directory, ack=ack, profile=profile, environment=environment, key_owner=USER) as running:
-        _furnish(running.address, admin, password)
+        _create_user_and_rules(running.address, admin, password)
         yield running, password
 
 
 def load_of(protocol: str, password: str) -> ProtocolLoad:
-    """The load of a protocol for the user `bench`."""
+    """Return the load of a protocol for the user `bench`."""
     return FlyMqUserLoad(password) if protocol == "flymq" else PROTOCOLS[protocol]
 
 
 def log_in(sock: socket.socket, user: str, password: str) -> None:
-    reply = _ask(sock, Auth(user, password))
+    reply = call(sock, Auth(user, password))
     if not isinstance(reply, AuthReply) or not reply.success:
-        raise BenchFailed(f"flymq: the login as {user} was refused")
+        raise BenchFailed(f"flymq: login as {user} failed")
 
 
-def _furnish(address: Address, admin: str, password: str) -> None:
+def _create_user_and_rules(address: Address, admin: str, password: str) -> None:
     with connected(address) as (sock,):
         log_in(sock, "admin", admin)
-        _ask(sock, UserCreate(USER, password, roles=["producer", "consumer"]))
+        call(sock, UserCreate(USER, password, roles=["producer", "consumer"]))
         _rule(sock, f"user:{USER}", "topic", "bench-")
         for index in range(RULES):
             _rule(sock, f"user:other-{index}", "topic", f"other-{index}-")
@@ -81,13 +77,4 @@ def _furnish(address: Address, admin: str, password: str) -> None:
 
 def _rule(sock: socket.socket, subject: str, kind: str, prefix: str) -> None:
     body = {"subject": subject, "actions": ["create", "publish", "read"], "kind": kind, "match": "prefix", "name": prefix}
-    _ask(sock, AccessCall("rule.add", json.dumps(body).encode()))
-
-
-def _ask(sock: socket.socket, request: Request) -> Reply:
-    sock.sendall(encode_request(request))
-    head = receive_exactly(sock, HEADER_BYTES)
-    reply = decode_reply(ReplyFrame(head[2], receive_exactly(sock, payload_bytes(head))))
-    if isinstance(reply, Failure):
-        raise BenchFailed(f"flymq: {reply.message}")
-    return reply
+    call(sock, AccessCall("rule.add", json.dumps(body).encode()))

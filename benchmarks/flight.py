@@ -1,0 +1,195 @@
+"""Benchmark of the Flight endpoint beside a bare Flight server: `python -m benchmarks.flight`.
+
+Both servers are child processes, and the same plain Flight client connects to both, so Arrow and gRPC cost both the same.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+from pyarrow import flight as arrow_flight
+
+from benchmarks import main
+from benchmarks.flight_server import sample
+from headrace.bench import options
+from headrace.bench.children import child, cpu_seconds, serving, wait_until
+from headrace.bench.errors import BenchFailed
+from headrace.bench.report import Figure, NoteValue, Target, cpu_note
+from headrace.programs import last_line
+
+READ_TARGET = Target(at_least=5_000_000)
+APPEND_TARGET = Target(at_least=3_000_000)
+FRACTION_TARGET = Target(at_least=0.5)
+"""Of the bare server."""
+COLUMNS = ("value",)
+
+
+@dataclass(frozen=True, slots=True)
+class FlightTraffic:
+    rows: int
+    value_bytes: int
+    batch_rows: int
+    """Rows of one record batch that the client sends."""
+
+
+@dataclass(slots=True)
+class FlightRates:
+    """Rows per second of each turn, and the broker's CPU seconds."""
+
+    append: list[float] = field(default_factory=list)
+    bare_append: list[float] = field(default_factory=list)
+    read: list[float] = field(default_factory=list)
+    bare_read: list[float] = field(default_factory=list)
+    append_cpu: float = 0.0
+    read_cpu: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    address: str
+    pid: int
+
+
+@contextmanager
+def flight_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[Endpoint]:
+    """Run `headrace serve` with a Flight endpoint."""
+    with serving(directory, ("--listen-flight", "127.0.0.1:0"), profile=profile, environment={"HEADRACE__STORAGE__ACK": ack}) as served:
+        yield Endpoint(served.protocols["flight"][0], served.pid)
+
+
+@contextmanager
+def bare_server(directory: Path, traffic: FlightTraffic) -> Iterator[str]:
+    log = directory / "bare.log"
+    sizes = [str(number) for number in (traffic.rows, traffic.value_bytes, traffic.batch_rows)]
+    with child([sys.executable, "-m", "benchmarks.flight_server", *sizes], log) as process:
+        wait_until(lambda: log.stat().st_size > 0, process, log, "the bare Flight server")
+        try:
+            yield json.loads(last_line(log))["address"]
+        except json.JSONDecodeError:
+            raise BenchFailed(f"the bare Flight server printed no address: {last_line(log)}") from None
+
+
+class Peer:
+    """A plain Flight client."""
+
+    def __init__(self, address: str) -> None:
+        self._client = arrow_flight.FlightClient(f"grpc+tcp://{address}")
+
+    def create(self, topic: str) -> None:
+        list(self._client.do_action(arrow_flight.Action("create_topic", json.dumps({"name": topic}).encode())))
+
+    def put(self, topic: str, traffic: FlightTraffic) -> float:
+        """Return the seconds from the first row to the reply that all rows are stored."""
+        batch = sample(traffic.value_bytes, min(traffic.batch_rows, traffic.rows))
+        descriptor = arrow_flight.FlightDescriptor.for_path(topic)
+        began = time.perf_counter()
+        writer, replies = self._client.do_put(descriptor, batch.schema)
+        with writer:
+            left = traffic.rows
+            while left > 0:
+                writer.write_batch(batch if left >= batch.num_rows else batch.slice(0, left))
+                left -= batch.num_rows
+            writer.done_writing()
+            reply = replies.read()
+        seconds = time.perf_counter() - began
+        if reply is None or str(traffic.rows).encode() not in reply.to_pybytes():
+            raise BenchFailed(f"put of {traffic.rows} rows: expected a reply with that number, got {reply}")
+        return seconds
+
+    def get(self, topic: str, traffic: FlightTraffic) -> float:
+        """Return the seconds until the last row has arrived."""
+        ticket = arrow_flight.Ticket(json.dumps({"topic": topic, "columns": COLUMNS}).encode())
+        began, rows = time.perf_counter(), 0
+        for chunk in _chunks(self._client.do_get(ticket)):
+            rows += chunk.num_rows
+        seconds = time.perf_counter() - began
+        if rows != traffic.rows:
+            raise BenchFailed(f"get of {topic}: expected {traffic.rows} rows, got {rows}")
+        return seconds
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _chunks(reader: Any) -> Iterator[pa.RecordBatch]:
+    while True:
+        try:
+            yield reader.read_chunk().data
+        except StopIteration:
+            return
+
+
+def turn(endpoint: Endpoint, bare: str, traffic: FlightTraffic, rates: FlightRates) -> None:
+    """Write and read once through both servers."""
+    ours, theirs, topic = Peer(endpoint.address), Peer(bare), f"bench-{secrets.token_hex(4)}"
+    try:
+        ours.create(topic)
+        rates.bare_append.append(traffic.rows / theirs.put(topic, traffic))
+        before = cpu_seconds(endpoint.pid)
+        rates.append.append(traffic.rows / ours.put(topic, traffic))
+        between = cpu_seconds(endpoint.pid)
+        rates.bare_read.append(traffic.rows / theirs.get(topic, traffic))
+        settled = cpu_seconds(endpoint.pid)
+        rates.read.append(traffic.rows / ours.get(topic, traffic))
+        rates.append_cpu += between - before
+        rates.read_cpu += cpu_seconds(endpoint.pid) - settled
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def figures(ack: str, traffic: FlightTraffic, rates: FlightRates) -> list[Figure]:
+    """Return each rate, that of the bare server, and the ratio. The targets apply to 100-byte values."""
+    usual = traffic.value_bytes == 100
+    rows = traffic.rows * len(rates.read)
+    shown: list[Figure] = []
+    for name, own, bare, target, cpu in (
+        ("flight read", rates.read, rates.bare_read, READ_TARGET, rates.read_cpu),
+        (f"flight append, {ack}", rates.append, rates.bare_append, APPEND_TARGET, rates.append_cpu),
+    ):
+        notes: dict[str, NoteValue] = cpu_note(cpu, rows)
+        shown += [
+            Figure(name, "rows/s", own, target if usual else None, notes),
+            Figure(f"bare Flight {name.split()[1].rstrip(',')}", "rows/s", bare),
+            Figure(f"{name} ÷ bare", "×", [rate / ceiling for rate, ceiling in zip(own, bare, strict=True)], FRACTION_TARGET),
+        ]
+    return shown
+
+
+@click.command()
+@options.common
+@options.size()
+@click.option("--rows", type=click.IntRange(1), default=5_000_000, show_default=True, help="Rows of a turn.")
+@click.option("--batch", "batch_rows", type=click.IntRange(1), default=65_536, show_default=True, help="Rows of a record batch.")
+@options.ack()
+@options.profile()
+def flight(
+    value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, batch_rows: int, ack: str, profile: Path | None
+) -> None:
+    """Append and read through the Flight endpoint, beside a bare Flight server.
+
+    The bare server serves prebuilt record batches from memory and discards what it receives.
+    """
+    config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "batch_rows": batch_rows, "ack": ack}
+    traffic, rates = FlightTraffic(rows, value_bytes, batch_rows), FlightRates()
+    with options.measuring("flight", repeat, output, parent, config) as bench:
+        with flight_broker(bench.directory, ack, profile) as endpoint, bare_server(bench.directory, traffic) as bare:
+            for number in range(repeat):
+                with bench.steps.step(f"turn {number + 1}/{repeat}", rows):
+                    turn(endpoint, bare, traffic, rates)
+        for figure in figures(ack, traffic, rates):
+            bench.report.add(figure)
+
+
+if __name__ == "__main__":
+    main(flight, "flight")
