@@ -160,7 +160,7 @@ async def test_a_broker_that_does_not_answer_exits_with_6(shell: Shell) -> None:
     [
         ("topic", "delete", "t"),
         ("group", "delete", "g"),
-        ("group", "reset", "g", "t", "--to-end"),
+        ("group", "reset", "g", "t", "--to-latest"),
         ("dlq", "purge", "t"),
         ("dlq", "replay", "t", "--all"),
         ("delayed", "cancel", "1-1"),
@@ -187,10 +187,10 @@ async def test_a_group_is_listed_moved_and_forgotten(shell: Shell) -> None:
     for partition in (0, 1):
         await broker.publish(DEV, "t", RecordBatch([b"x"] * 5), partition=partition)
     await broker.commit(DEV, "g", {("t", 0): 2})
-    dry = await shell.json("group", "reset", "g", "t", "--to-end", "--dry-run")
+    dry = await shell.json("group", "reset", "g", "t", "--to-latest", "--dry-run")
     assert [(row["partition"], row["before"], row["after"]) for row in dry] == [(0, 2, 5), (1, None, 5)]
     assert broker.committed(DEV, "g", "t", 0) == 2, "nothing has moved"
-    await shell.json("group", "reset", "g", "t", "--to-end", "--yes")
+    await shell.json("group", "reset", "g", "t", "--to-latest", "--yes")
     assert await shell.json("group", "lag", "g") == [{"group": "g", "topic": "t", "partitions": 2, "lag": 0}]
     await shell.json("group", "reset", "g", "t", "--partition", "1", "--to-offset", "3", "--yes")
     await shell.json("group", "reset", "g", "t", "--partition", "0", "--to-offset", "99", "--yes")
@@ -210,7 +210,7 @@ async def test_a_group_is_moved_to_a_time(shell: Shell) -> None:
     moved = await shell.json("group", "reset", "g", "t", "--to-datetime", "2023-11-14T22:13:21Z", "--yes")
     assert [row["after"] for row in moved] == [1]
     assert (await shell("group", "reset", "g", "t", "--to-datetime", "yesterday")).code == 2
-    assert (await shell("group", "reset", "g", "t", "--to-start", "--to-end")).code == 2
+    assert (await shell("group", "reset", "g", "t", "--to-earliest", "--to-latest")).code == 2
 
 
 # Dead letters and delayed messages.

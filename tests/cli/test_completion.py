@@ -53,7 +53,9 @@ def test_bash_completes_commands_of_a_group_options_and_their_values() -> None:
 def test_the_names_of_commands_are_completed_without_importing_them() -> None:
     ask = "import sys; from headrace.cli import cli; from click import Context; cli.shell_complete(Context(cli), ''); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
-    loaded = [name for name in done.stdout.split() if name.startswith("headrace.") and name.split(".")[1] not in ("cli", "errors", "extras")]
+    loaded = [
+        name for name in done.stdout.split() if name.startswith("headrace.") and name.split(".")[1] not in ("cli", "errors", "extras")
+    ]
     assert loaded == []
 
 

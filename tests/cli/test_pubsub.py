@@ -125,7 +125,7 @@ async def test_lines_are_published_as_they_are_typed() -> None:
 async def test_values_are_printed_as_asked(output: str, wanted: bytes) -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b'{"id": 1}', b"plain", b"\xff", b"too many"])
-        done = await run(server, "sub", "demo", "--from", "start", "-n", "3", "-o", output)
+        done = await run(server, "sub", "demo", "--from", "earliest", "-n", "3", "-o", output)
         assert (done.code, done.out, done.err) == (0, wanted, "")
 
 
@@ -169,7 +169,7 @@ async def test_an_offset_that_is_not_there_is_told() -> None:
 async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
     async with figg_server() as server:
         await fill(server, "demo", values)
-        async with running(server, "sub", "demo", "--from", "start") as process:
+        async with running(server, "sub", "demo", "--from", "earliest") as process:
             assert process.stdout is not None
             await process.stdout.readexactly(10)
             process.stdout._transport.close()  # type: ignore[attr-defined]  # the only way to close our end of the pipe
@@ -219,7 +219,7 @@ async def test_no_broker_is_one_clear_line_with_a_hint(command: list[str]) -> No
 async def test_a_lost_connection_is_told_and_sought_again() -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b"a"])
-        async with running(server, "sub", "demo", "--from", "start", "-n", "2") as process:
+        async with running(server, "sub", "demo", "--from", "earliest", "-n", "2") as process:
             assert process.stdout is not None
             assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"a\n"
             await server.restart()

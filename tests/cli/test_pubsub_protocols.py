@@ -77,7 +77,7 @@ def test_lines_published_through_a_protocol_are_fetched_through_another(broker: 
 @peers
 def test_a_topic_is_followed_through_a_protocol_as_objects(broker: Broker, topic: str, peer: Peer) -> None:
     created(broker, topic)
-    start = ["--from", "start"] if peer.reads_history else []
+    start = ["--from", "earliest"] if peer.reads_history else []
     with subprocess.Popen(
         [sys.executable, "-m", "headrace", "sub", topic, "-n", "2", "-o", "json", *start, *through(peer)],
         stdout=subprocess.PIPE,
@@ -113,7 +113,7 @@ def test_receipts_are_told_where_the_protocol_tells_them(broker: Broker, topic: 
 def test_what_a_group_was_printed_is_committed_and_no_more(broker: Broker, topic: str) -> None:
     done(run(broker, "pub", topic, *through("flymq"), given=b"a\nb\nc\nd\n"))
     for protocol, wanted in (("flymq", b"a\nb\n"), ("rustlog", b"c\n")):
-        arguments = ["sub", topic, "--group", "g", "--from", "start", "-n", str(wanted.count(b"\n")), *through(protocol)]
+        arguments = ["sub", topic, "--group", "g", "--from", "earliest", "-n", str(wanted.count(b"\n")), *through(protocol)]
         assert done(run(broker, *arguments)) == wanted
     assert done(run(broker, "fetch", topic, "--group", "g", *through("flymq"))) == b"d\n"
 
@@ -121,7 +121,7 @@ def test_what_a_group_was_printed_is_committed_and_no_more(broker: Broker, topic
 async def test_an_interrupt_commits_what_was_printed(broker: Broker, topic: str) -> None:
     done(run(broker, "pub", topic, *through("flymq"), given=b"a\nb\n"))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace", "sub", topic, "--group", "g", "--from", "start", *through("flymq")),
+        *(sys.executable, "-m", "headrace", "sub", topic, "--group", "g", "--from", "earliest", *through("flymq")),
         stdout=asyncio.subprocess.PIPE,
         env=environment(broker),
     )
@@ -217,7 +217,7 @@ def test_a_protocol_that_has_no_offsets_goes_on_behind_what_was_printed(broker: 
         (["pub", "t", "x", "--key", "k", "--protocol", "figg"], "Figg does not support keys; flymq:// has"),
         (["pub", "t", "x", "--partition", "1", "--protocol", "blipmq"], "BlipMQ does not support partitions"),
         (["sub", "t", "--group", "g", "--protocol", "figg"], "Figg does not support groups; flymq:// and rustlog:// do"),
-        (["sub", "t", "--from", "start", "--protocol", "blipmq"], "BlipMQ does not support reading what was published before"),
+        (["sub", "t", "--from", "earliest", "--protocol", "blipmq"], "BlipMQ does not support reading what was published before"),
         (["pub", "t", "x", "--api-key", "env:SECRET", "--protocol", "flymq"], "flymq does not support API keys"),
         (["sub", "t", "--from", "5m", "--protocol", "rustlog"], "the rustlog protocol cannot look up times"),
     ],

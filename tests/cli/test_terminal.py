@@ -93,7 +93,7 @@ def read_all(source: int) -> bytes:
 
 
 def commands(broker: Broker, topic: str, count: int) -> dict[str, list[str]]:
-    subscribe = ["sub", topic, "--protocol", "flymq", "--from", "start", "-n", str(count)]
+    subscribe = ["sub", topic, "--protocol", "flymq", "--from", "earliest", "-n", str(count)]
     fetch = ["fetch", topic, "--protocol", "flymq"]
     return {"sub": subscribe, "fetch": fetch}
 

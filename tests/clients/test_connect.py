@@ -227,7 +227,7 @@ async def test_a_server_that_never_answers_is_a_failed_connection_and_nothing_el
 async def test_an_acknowledged_message_moves_its_group_forward_only(broker: Broker, topic: str, protocol: str) -> None:
     async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         await client.publish_many(topic, [b"%d" % number for number in range(5)])
-        subscription = await client.subscribe(topic, "start", group="g")
+        subscription = await client.subscribe(topic, "earliest", group="g")
         messages = [await anext(subscription) for _ in range(4)]
         assert await messages[2].ack()
         assert await messages[0].ack()
@@ -263,7 +263,7 @@ async def test_an_acknowledged_delivery_does_not_come_again(broker: Broker, topi
 async def test_without_a_group_there_is_nothing_to_settle(broker: Broker, topic: str, protocol: str) -> None:
     async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         await client.publish(topic, b"a")
-        subscription = await client.subscribe(topic, "start")
+        subscription = await client.subscribe(topic, "earliest")
         message = await anext(subscription)
         for settle in (message.ack, message.nack, subscription.commit):
             with pytest.raises(headrace.NothingToSettle):
@@ -302,7 +302,7 @@ LACKING = [
     ("figg", "subscribe", ("t",), {"group": "g"}, "flymq:// and rustlog:// do"),
     ("figg", "subscribe", ("t", datetime.now(UTC)), {}, "flymq:// does"),
     ("rustlog", "subscribe", ("t", datetime.now(UTC)), {"partition": 0}, "flymq:// does"),
-    ("blipmq", "subscribe", ("t", "start"), {}, "flymq:// and rustlog:// do"),
+    ("blipmq", "subscribe", ("t", "earliest"), {}, "flymq:// and rustlog:// do"),
     ("blipmq", "subscribe", ("t",), {"partition": 1}, "flymq:// has keys and partitions"),
 ]
 
@@ -401,7 +401,7 @@ def test_the_synchronous_client_has_the_same_verbs(broker: Broker, peer: Peer) -
     url, api_key = f"{peer.protocol}://{broker.address}", API_KEY if peer.needs_api_key else None
     with headrace.sync.connect(url, api_key=api_key) as client:
         subscription = client.subscribe(
-            topic, "start" if peer.reads_history else "end", settlement="auto" if peer.needs_settlement else "explicit"
+            topic, "earliest" if peer.reads_history else "latest", settlement="auto" if peer.needs_settlement else "explicit"
         )
         assert subscription.next(timeout=0.05) is None
         assert client.publish(topic, b"a").topic == topic
@@ -426,7 +426,7 @@ def test_the_synchronous_client_settles_and_seeks(broker: Broker) -> None:
         receipt = client.publish(topic, b"a", key=b"k", partition=1)
         assert (receipt.topic, receipt.partition, receipt.offset) == (topic, 1, 0)
         client.publish_many(topic, [b"b", b"c"], partition=1)
-        subscription = client.subscribe(topic, "start", group="g")
+        subscription = client.subscribe(topic, "earliest", group="g")
         assert client.ack(next(subscription))
         assert client.committed(topic, group="g", partition=1) == 1
         subscription.seek(2, partition=1)
@@ -437,7 +437,7 @@ def test_the_synchronous_client_settles_and_seeks(broker: Broker) -> None:
         assert [message.value for message in client.fetch(topic, group="g", partition=1)] == [b"b", b"c"]
         assert client.seek(topic, group="g", partition=1, offset=0) == 0
         assert client.offset_for_time(topic, 0, partition=1) == 0
-        batches = client.subscribe(topic, "start", partition=1).batches()
+        batches = client.subscribe(topic, "earliest", partition=1).batches()
         assert next(batches).values == [b"a", b"b", b"c"]
         with pytest.raises(headrace.NotSupported):
             client.nack(next(client.subscribe(topic, 0, group="h", partition=1)))

@@ -54,7 +54,7 @@ class FakeClient(ReconnectingClient):
         self.opened.set()
         self._opened()
 
-    def _part(self) -> None:
+    def _disconnected(self) -> None:
         self._is_connected = False
         self.opened.clear()
 

@@ -8,13 +8,15 @@ import pytest
 from rich.console import Console
 
 from headrace.demo.orders import Total
-from headrace.demo.screen import Scene, Screen, line
+from headrace.demo.screen import DemoState, Screen, line
 from headrace.demo.traffic import ProtocolTraffic, Traffic
 
 
-def scene() -> Scene:
+def scene() -> DemoState:
     traffic = Traffic({"figg": ProtocolTraffic("figg://127.0.0.1:9092", 1_200, 99.6)}, [b"x"] * 1_200)
-    return Scene(traffic, "orders are sent", {"2025-11-15T12:00Z": Total("2025-11-15T12:00Z", 1_180, 123_456)}, 12, ("headrace sub demo",))
+    return DemoState(
+        traffic, "orders are sent", {"2025-11-15T12:00Z": Total("2025-11-15T12:00Z", 1_180, 123_456)}, 12, ("headrace sub demo",)
+    )
 
 
 def test_where_nobody_looks_a_line_now_and_then_says_what_happens() -> None:

@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 from headrace.demo.orders import DEAD_LETTER_TOPIC, TOPIC, TOTALS_TOPIC, Maker, Sums
-from headrace.demo.verification import reckon
+from headrace.demo.verification import verify
 from headrace.errors import UnknownTopic
 from headrace.flight.client import FlightClient
 
@@ -69,7 +69,7 @@ class Story:
         write_deltalake(str(self.table), pa.Table.from_pylist([row]), mode="overwrite")
 
     def verdicts(self) -> list[bool]:
-        return [check.holds for check in reckon(cast(FlightClient, FakeBulk(self.topics)), self.sent, self.table)]
+        return [check.holds for check in verify(cast(FlightClient, FakeBulk(self.topics)), self.sent, self.table)]
 
 
 @pytest.fixture

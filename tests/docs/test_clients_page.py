@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.connect import SCHEMES, supports
-from headrace.clients.unsupported import PartialClient
+from headrace.clients.unsupported import BaseClient
 from tests.protocols.peers import API_KEY, WAIT_SECONDS, serving
 
 ROOT = Path(__file__).parent.parent.parent
@@ -59,7 +59,7 @@ def rows() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("verb", [name for name in vars(PartialClient) if inspect.iscoroutinefunction(getattr(PartialClient, name))])
+@pytest.mark.parametrize("verb", [name for name in vars(BaseClient) if inspect.iscoroutinefunction(getattr(BaseClient, name))])
 def test_the_table_says_yes_where_the_client_has_the_verb(verb: str) -> None:
     assert [cell != "no" for cell in rows()[verb]] == [supports(protocol, verb) for protocol in COLUMNS]
 

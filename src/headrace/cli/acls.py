@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headrace.cli import NOT_ALLOWED
-from headrace.cli.administration import Desk, Row, confirm, desk_options, yes_option
+from headrace.cli.administration import Admin, Row, confirm, admin_options, yes_option
 from headrace.cli.grants import ACTION_LIST, ACTIONS, RESOURCE, RESOURCE_HELP, SCOPE, shown
 from headrace.clients.flymq.client import FlyMqClient
 
@@ -34,15 +34,15 @@ _deny = click.option("--deny", is_flag=True, help="The rule denies instead of al
 
 @acl.command("list")
 @click.option("--for-user", metavar="NAME", help="Only rules that name this user.")
-@desk_options
-def list_rules(for_user: str | None, desk: Desk) -> int:
+@admin_options
+def list_rules(for_user: str | None, admin: Admin) -> int:
     """List rules."""
 
     async def work(client: FlyMqClient) -> int:
         rules = [rule for rule in await client.manage("rule.list") if for_user is None or rule["subject"] == f"user:{for_user}"]
-        return desk.show([_row(rule) for rule in rules], columns=_COLUMNS)
+        return admin.show([_row(rule) for rule in rules], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("create", epilog=RESOURCE_HELP)
@@ -52,18 +52,18 @@ def list_rules(for_user: str | None, desk: Desk) -> int:
 @_for_role
 @_for_everybody
 @_deny
-@desk_options
+@admin_options
 def create_rule(
-    actions: list[str], resource: dict[str, str], for_user: str | None, for_role: str | None, for_everybody: bool, deny: bool, desk: Desk
+    actions: list[str], resource: dict[str, str], for_user: str | None, for_role: str | None, for_everybody: bool, deny: bool, admin: Admin
 ) -> int:
     """Add a rule: ACTIONS (read,publish or all) on RESOURCE are allowed, or denied."""
     rule = {"subject": _subject(for_user, for_role, for_everybody), "effect": "deny" if deny else "allow", "actions": actions, **resource}
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("rule.add", **rule)
-        return desk.show([_row(rule)], columns=_COLUMNS)
+        return admin.show([_row(rule)], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("delete", epilog=RESOURCE_HELP)
@@ -74,7 +74,7 @@ def create_rule(
 @_for_everybody
 @_deny
 @yes_option
-@desk_options
+@admin_options
 def delete_rule(
     actions: list[str],
     resource: dict[str, str],
@@ -83,7 +83,7 @@ def delete_rule(
     for_everybody: bool,
     deny: bool,
     yes: bool,
-    desk: Desk,
+    admin: Admin,
 ) -> int:
     """Take ACTIONS out of a rule; one without actions is gone."""
     rule = {"subject": _subject(for_user, for_role, for_everybody), "effect": "deny" if deny else "allow", "actions": actions, **resource}
@@ -91,18 +91,18 @@ def delete_rule(
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("rule.remove", **rule)
-        desk.tell("rule deleted")
+        admin.tell("rule deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("check", epilog=RESOURCE_HELP)
 @click.argument("name", metavar="USER")
 @click.argument("action", type=click.Choice(ACTIONS))
 @click.argument("resource", type=RESOURCE)
-@desk_options
-def check(name: str, action: str, resource: dict[str, str], desk: Desk) -> int:
+@admin_options
+def check(name: str, action: str, resource: dict[str, str], admin: Admin) -> int:
     """Say whether USER may do ACTION on RESOURCE; the exit code says it too: 0 yes, 4 no."""
     if resource["match"] == "prefix":
         raise click.UsageError("check asks about one resource, not about a prefix")
@@ -110,18 +110,18 @@ def check(name: str, action: str, resource: dict[str, str], desk: Desk) -> int:
     async def work(client: FlyMqClient) -> int:
         reply = await client.manage("rule.check", user=name, action=action, kind=resource["kind"], name=resource["name"])
         allowed = bool(reply["allowed"])
-        desk.show(
+        admin.show(
             [{"user": name, "action": action, "resource": shown(resource), "allowed": allowed}],
             columns=("user", "action", "resource", "allowed"),
         )
         return 0 if allowed else NOT_ALLOWED
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("roles")
-@desk_options
-def list_roles(desk: Desk) -> int:
+@admin_options
+def list_roles(admin: Admin) -> int:
     """List roles and what they allow."""
 
     async def work(client: FlyMqClient) -> int:
@@ -134,41 +134,41 @@ def list_roles(desk: Desk) -> int:
             }
             for role in roles
         ]
-        return desk.show(rows, columns=("name", "grants", "description"))
+        return admin.show(rows, columns=("name", "grants", "description"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("role", epilog=RESOURCE_HELP)
 @click.argument("name")
 @click.option("--grant", "grants", multiple=True, type=SCOPE, help="What it allows, such as read,publish@topic:orders.*; may be repeated.")
 @click.option("--description", default="", help="What it is for.")
-@desk_options
-def put_role(name: str, grants: Sequence[dict[str, object]], description: str, desk: Desk) -> int:
+@admin_options
+def put_role(name: str, grants: Sequence[dict[str, object]], description: str, admin: Admin) -> int:
     """Create a role, or give it other grants."""
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("role.put", name=name, grants=list(grants), description=description)
-        desk.tell(f"{name}: {len(grants)} grants")
+        admin.tell(f"{name}: {len(grants)} grants")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("delete-role")
 @click.argument("name")
 @yes_option
-@desk_options
-def delete_role(name: str, yes: bool, desk: Desk) -> int:
+@admin_options
+def delete_role(name: str, yes: bool, admin: Admin) -> int:
     """Delete a role and the rules about it; its holders lose what it gave."""
     confirm(f"Delete the role {name}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("role.delete", name=name)
-        desk.tell(f"{name}: deleted")
+        admin.tell(f"{name}: deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 def _kind(grant: dict[str, str]) -> str:

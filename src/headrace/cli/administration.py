@@ -21,11 +21,11 @@ from headrace.cli.servers import Server, flymq_options
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.server.units import parse_duration, parse_size
 
-__all__ = ["DURATION", "MOMENT", "SIZE", "Desk", "Row", "confirm", "desk_options", "moment", "yes_option"]
+__all__ = ["DURATION", "MOMENT", "SIZE", "Admin", "Row", "confirm", "admin_options", "moment", "yes_option"]
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Admin:
     """The broker to look after, and how to print what it says."""
 
     server: Server
@@ -61,17 +61,17 @@ class Desk:
             click.echo(one_line(text), err=True)
 
 
-def desk_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds the options; the command gets what they mean as `desk`."""
+def admin_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds the options; the command gets what they mean as `admin`."""
 
     @flymq_options
     @click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print it.")
     @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long the broker may take.")
     @functools.wraps(command)
-    def with_desk(*arguments: object, server: Server, output: str, timeout: int, **rest: object) -> int:
-        return command(*arguments, desk=Desk(server, output, timeout / 1000), **rest)
+    def with_admin(*arguments: object, server: Server, output: str, timeout: int, **rest: object) -> int:
+        return command(*arguments, admin=Admin(server, output, timeout / 1000), **rest)
 
-    return with_desk
+    return with_admin
 
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from headrace.cli import terminal
-from headrace.cli.administration import MOMENT, Desk, Row, desk_options, moment
+from headrace.cli.administration import MOMENT, Admin, Row, admin_options, moment
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.limits import AUDIT_QUERY_EVENTS_MAX
 from headrace.wire.flymq.access_messages import AuditEvent, AuditQuery
@@ -24,7 +24,7 @@ def audit() -> None:
 def _query_options(command: Callable[..., int]) -> Callable[..., int]:
     """Which events; the command gets it as `query`."""
 
-    @click.option("--from", "start", type=MOMENT, default=0, help="Only events at or after this time.")
+    @click.option("--from", "earliest", type=MOMENT, default=0, help="Only events at or after this time.")
     @click.option("--to", "end", type=MOMENT, default=0, help="Only events before this time.")
     @click.option("--type", "types", multiple=True, help="Only this type: login, denial, topic, group, user, role, acl, key, audit.")
     @click.option("--by", metavar="NAME", default="", help="Only what this user did.")
@@ -55,31 +55,31 @@ def _query_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @audit.command("list")
 @_query_options
-@desk_options
-def list_events(query: AuditQuery, desk: Desk) -> int:
+@admin_options
+def list_events(query: AuditQuery, admin: Admin) -> int:
     """Print events, the oldest first."""
 
     async def work(client: FlyMqClient) -> int:
         page = await client.audit(query)
         if page.more:
-            desk.tell(f"the newest {len(page.events)} of {page.total}")
-        return desk.show([_row(event) for event in reversed(page.events)], columns=_COLUMNS)
+            admin.tell(f"the newest {len(page.events)} of {page.total}")
+        return admin.show([_row(event) for event in reversed(page.events)], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @audit.command("export")
 @click.option("--format", type=click.Choice(["json", "csv"]), default="json", show_default=True, help="The format of the file.")
 @_query_options
-@desk_options
-def export(format: str, query: AuditQuery, desk: Desk) -> int:
+@admin_options
+def export(format: str, query: AuditQuery, admin: Admin) -> int:
     """Write events to standard output as one file, the newest first."""
 
     async def work(client: FlyMqClient) -> int:
         terminal.write(await client.export_audit(query, format))
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 def _row(event: AuditEvent) -> Row:

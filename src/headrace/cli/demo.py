@@ -34,7 +34,7 @@ def demo(
     """
     from rich.console import Console
 
-    from headrace.demo.demo import Plot, tell
+    from headrace.demo.demo import DemoOptions, tell
 
-    plot = Plot(pipeline, data, duration, rate, listen, listen_quic, listen_flight)
+    plot = DemoOptions(pipeline, data, duration, rate, listen, listen_quic, listen_flight)
     return 0 if tell(plot, Console()) else 1

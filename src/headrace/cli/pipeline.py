@@ -46,7 +46,7 @@ def session_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option(
         "--servers",
         metavar="HOST:PORT",
-        envvar="HEADRACE_BULK",
+        envvar="HEADRACE_FLIGHT",
         show_envvar=True,
         help="The Flight endpoint of the broker, instead of the file's.",
     )

@@ -354,8 +354,8 @@ async def _print(subscription: Subscription, start: Start | None, count: int | N
         nonlocal told
         for gap in subscription.gaps[told:]:
             told += 1
-            if not quiet and not (start == "start" and gap.asked == 0):
-                click.echo(f"{subscription.topic}: offset {gap.asked} is not there; starting at {gap.got}", err=True)
+            if not quiet and not (start == "start" and gap.expected == 0):
+                click.echo(f"{subscription.topic}: offset {gap.expected} is not there; starting at {gap.actual}", err=True)
 
     if output == "table":
         terminal.write(TABLE_HEAD.encode())

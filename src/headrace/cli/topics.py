@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.administration import DURATION, SIZE, Desk, Row, confirm, desk_options, yes_option
+from headrace.cli.administration import DURATION, SIZE, Admin, Row, confirm, admin_options, yes_option
 from headrace.clients.flymq.client import FlyMqClient
 
 _COLUMNS = ("name", "partitions", "records", "end")
@@ -59,27 +59,27 @@ def _shape_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @topic.command("list")
-@desk_options
-def list_topics(desk: Desk) -> int:
+@admin_options
+def list_topics(admin: Admin) -> int:
     """List topics."""
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show([_row(found) for found in await client.call("topic.list")], columns=_COLUMNS)
+        return admin.show([_row(found) for found in await client.call("topic.list")], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("describe")
 @click.argument("name")
-@desk_options
-def describe_topic(name: str, desk: Desk) -> int:
+@admin_options
+def describe_topic(name: str, admin: Admin) -> int:
     """Show the partitions and the settings of a topic."""
 
     async def work(client: FlyMqClient) -> int:
         found = await client.call("topic.describe", topic=name)
-        if desk.output != "table":
-            return desk.show([found], columns=list(found))
-        desk.show(
+        if admin.output != "table":
+            return admin.show([found], columns=list(found))
+        admin.show(
             [
                 {"partition": number, "first": held["first"], "end": held["end"], "records": held["end"] - held["first"]}
                 for number, held in enumerate(found["partitions"])
@@ -87,56 +87,56 @@ def describe_topic(name: str, desk: Desk) -> int:
             columns=("partition", "first", "end", "records"),
         )
         click.echo()
-        return desk.show([{"setting": key, "value": value} for key, value in found["config"].items()], columns=("setting", "value"))
+        return admin.show([{"setting": key, "value": value} for key, value in found["config"].items()], columns=("setting", "value"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("create")
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="How many partitions it has.")
 @_shape_options
-@desk_options
-def create_topic(name: str, partitions: int, config: dict[str, object], desk: Desk) -> int:
+@admin_options
+def create_topic(name: str, partitions: int, config: dict[str, object], admin: Admin) -> int:
     """Create a topic. It is an error if there is one."""
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show([_row(await client.call("topic.create", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
+        return admin.show([_row(await client.call("topic.create", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("alter")
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(min=1), help="How many partitions it has from now on: never fewer than before.")
 @_shape_options
-@desk_options
-def alter_topic(name: str, partitions: int | None, config: dict[str, object], desk: Desk) -> int:
+@admin_options
+def alter_topic(name: str, partitions: int | None, config: dict[str, object], admin: Admin) -> int:
     """Add partitions to a topic, or change its settings. What is not named stays."""
     if partitions is None and not config:
         raise click.UsageError("nothing to alter: name a setting")
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show([_row(await client.call("topic.alter", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
+        return admin.show([_row(await client.call("topic.alter", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("delete")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @yes_option
-@desk_options
-def delete_topics(names: Sequence[str], yes: bool, desk: Desk) -> int:
+@admin_options
+def delete_topics(names: Sequence[str], yes: bool, admin: Admin) -> int:
     """Delete topics with all their records, and what groups have committed in them."""
     confirm(f"Delete {', '.join(names)} and all their records?", yes)
 
     async def work(client: FlyMqClient) -> int:
         for name in names:
             await client.call("topic.delete", topic=name)
-            desk.tell(f"{name}: deleted")
+            admin.tell(f"{name}: deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 def _row(found: dict[str, Any]) -> Row:

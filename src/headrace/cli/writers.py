@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headrace.cli.administration import Desk, confirm, desk_options, moment, yes_option
+from headrace.cli.administration import Admin, confirm, admin_options, moment, yes_option
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.errors import UnknownStage
 
@@ -15,22 +15,22 @@ def writer() -> None:
 
 
 @writer.command("list")
-@desk_options
-def list_writers(desk: Desk) -> int:
+@admin_options
+def list_writers(admin: Admin) -> int:
     """List the writers that have published, with the last version of each."""
 
     async def work(client: FlyMqClient) -> int:
         rows = [{**row, "at": moment(row["at"])} for row in await client.call("writer.list")]
-        return desk.show(rows, columns=("writer", "version", "at", "epoch", "is_publishing"))
+        return admin.show(rows, columns=("writer", "version", "at", "epoch", "is_publishing"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @writer.command("forget")
 @click.argument("name", metavar="WRITER")
 @yes_option
-@desk_options
-def forget(name: str, yes: bool, desk: Desk) -> int:
+@admin_options
+def forget(name: str, yes: bool, admin: Admin) -> int:
     """Forget a writer: what it publishes next is published, even if it was before.
 
     What it has staged is dropped, and a publication that is under way in several appends is given up where it is.
@@ -39,10 +39,10 @@ def forget(name: str, yes: bool, desk: Desk) -> int:
 
     async def work(client: FlyMqClient) -> int:
         await client.call("writer.forget", writer=name)
-        desk.tell(f"{name}: forgotten")
+        admin.tell(f"{name}: forgotten")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @click.group()
@@ -51,21 +51,21 @@ def stage() -> None:
 
 
 @stage.command("list")
-@desk_options
-def list_stages(desk: Desk) -> int:
+@admin_options
+def list_stages(admin: Admin) -> int:
     """List what waits to be published, by handle."""
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show(await client.call("stage.list"), columns=("handle", "writer", "records", "size_bytes", "age_ms", "is_sealed"))
+        return admin.show(await client.call("stage.list"), columns=("handle", "writer", "records", "size_bytes", "age_ms", "is_sealed"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @stage.command("drop")
 @click.argument("handles", nargs=-1, required=True, metavar="HANDLE...")
 @yes_option
-@desk_options
-def drop(handles: tuple[str, ...], yes: bool, desk: Desk) -> int:
+@admin_options
+def drop(handles: tuple[str, ...], yes: bool, admin: Admin) -> int:
     """Drop what was staged under these handles; its writer will have to stage it again."""
     confirm(f"Drop {len(handles)} stages?" if len(handles) > 1 else f"Drop stage {handles[0]}?", yes)
 
@@ -73,7 +73,7 @@ def drop(handles: tuple[str, ...], yes: bool, desk: Desk) -> int:
         dropped = (await client.call("stage.drop", handles=list(handles)))["dropped"]
         if not dropped:
             raise UnknownStage(handles[0])
-        desk.tell(f"{dropped} dropped")
+        admin.tell(f"{dropped} dropped")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)

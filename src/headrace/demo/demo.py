@@ -23,9 +23,9 @@ from rich.console import Console
 
 from headrace.demo.children import DemoFailed, Program
 from headrace.demo.orders import DEAD_LETTER_TOPIC, TOPIC, TOTALS_TOPIC, Sums, read_totals
-from headrace.demo.screen import Scene, Screen
+from headrace.demo.screen import DemoState, Screen
 from headrace.demo.traffic import ProtocolTraffic, Traffic, publish
-from headrace.demo.verification import reckon, values_of
+from headrace.demo.verification import verify, values_of
 from headrace.errors import HeadraceError
 from headrace.flight.client import FlightClient, Servers
 
@@ -35,7 +35,7 @@ _KEY_VARIABLE: Final = "HEADRACE_DEMO_BLIPMQ_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
+class DemoOptions:
     """What the command line says about one telling."""
 
     pipeline: Path
@@ -49,7 +49,7 @@ class Plot:
     serve_arguments: tuple[str, ...] = ()
 
 
-def tell(plot: Plot, console: Console) -> bool:
+def tell(plot: DemoOptions, console: Console) -> bool:
     """Whether everything added up. Raises `DemoFailed`."""
     work = plot.data
     work.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def tell(plot: Plot, console: Console) -> bool:
             try:
                 addresses = _addresses(protocols)
                 traffic = Traffic({name: ProtocolTraffic(url) for name, url in addresses.items()})
-                scene = Scene(traffic, hints=_hints(plot, protocols))
+                scene = DemoState(traffic, hints=_hints(plot, protocols))
                 teller = _Teller(plot, scene, flight_client, (broker, pipeline))
                 with Screen(console, scene) as screen:
                     asyncio.run(teller.send(addresses, key, screen.show))
@@ -79,7 +79,7 @@ def tell(plot: Plot, console: Console) -> bool:
 class _Teller:
     """Sends, watches and waits."""
 
-    def __init__(self, plot: Plot, scene: Scene, flight_client: FlightClient, programs: tuple[Program, ...]) -> None:
+    def __init__(self, plot: DemoOptions, scene: DemoState, flight_client: FlightClient, programs: tuple[Program, ...]) -> None:
         self._plot, self._scene, self._client, self._programs = plot, scene, flight_client, programs
         self._seen: dict[int, int] = {}
 
@@ -137,7 +137,7 @@ class _Teller:
             time.sleep(LOOK_SECONDS)
 
 
-def _start_broker(plot: Plot, work: Path, key: str) -> Program:
+def _start_broker(plot: DemoOptions, work: Path, key: str) -> Program:
     ready = work / "ready.json"
     ready.unlink(missing_ok=True)
     listen = [argument for address in plot.listen for argument in ("--listen", address)]
@@ -146,7 +146,7 @@ def _start_broker(plot: Plot, work: Path, key: str) -> Program:
     return Program("the broker", arguments, work / "broker.log", {"HEADRACE__BLIPMQ__KEYS": f"env:{_KEY_VARIABLE}", _KEY_VARIABLE: key})
 
 
-def _start_pipeline(plot: Plot, work: Path, flight_client: str) -> Program:
+def _start_pipeline(plot: DemoOptions, work: Path, flight_client: str) -> Program:
     """A copy runs: what it writes lies beside its file, and that belongs to the data."""
     file = work / plot.pipeline.name
     shutil.copyfile(plot.pipeline, file)
@@ -171,7 +171,7 @@ def _banner(broker: Program) -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith(("headrace ", "  ")) and "shown this once" not in line)
 
 
-def _hints(plot: Plot, protocols: dict[str, list[str]]) -> tuple[str, ...]:
+def _hints(plot: DemoOptions, protocols: dict[str, list[str]]) -> tuple[str, ...]:
     """Commands as they can be pasted: with addresses only where they are not the usual ones."""
     headrace = "headrace" if shutil.which("headrace") else os.path.relpath(sys.argv[0])
     server = "" if protocols["tcp"][0] == "127.0.0.1:9092" else f" --server flymq://{protocols['tcp'][0]}"
@@ -188,7 +188,7 @@ def _hints(plot: Plot, protocols: dict[str, list[str]]) -> tuple[str, ...]:
 
 
 def _conclude(console: Console, flight_client: FlightClient, traffic: Traffic, table: Path) -> bool:
-    checks = reckon(flight_client, traffic.values, table)
+    checks = verify(flight_client, traffic.values, table)
     console.print("the reckoning:", highlight=False)
     for check in checks:
         console.print(f"  {'yes' if check.holds else 'NO '}  {check.claim}: {check.numbers}", highlight=False, soft_wrap=True)
@@ -196,4 +196,4 @@ def _conclude(console: Console, flight_client: FlightClient, traffic: Traffic, t
     return all(check.holds for check in checks)
 
 
-__all__ = ["DemoFailed", "Plot", "tell"]
+__all__ = ["DemoFailed", "DemoOptions", "tell"]

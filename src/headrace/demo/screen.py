@@ -20,7 +20,7 @@ MINUTES_SHOWN: Final = 6
 
 
 @dataclass(slots=True)
-class Scene:
+class DemoState:
     """What is going on."""
 
     traffic: Traffic
@@ -38,7 +38,7 @@ class Scene:
 class Screen:
     """Call `show` as often as you like."""
 
-    def __init__(self, console: Console, scene: Scene) -> None:
+    def __init__(self, console: Console, scene: DemoState) -> None:
         self._console, self._scene = console, scene
         # A dumb terminal cannot move its cursor: nothing of a live display would appear on it.
         is_live = console.is_terminal and not console.is_dumb_terminal
@@ -65,14 +65,14 @@ class Screen:
             self._console.print(line(self._scene, time.monotonic() - self._began), highlight=False, soft_wrap=True)
 
 
-def line(scene: Scene, seconds: float) -> str:
+def line(scene: DemoState, seconds: float) -> str:
     protocols = "  ".join(f"{name} {protocol.acknowledged:,}" for name, protocol in scene.traffic.protocols.items())
     latest = f", latest minute {scene.totals[max(scene.totals)].orders:,}" if scene.totals else ""
     counted = f"{scene.counted:,} counted by the pipeline{latest}, {scene.dead_letters:,} dead letters"
     return f"{seconds:4.0f} s  {scene.phase}  |  {scene.traffic.acknowledged:,} orders: {protocols}  |  {counted}"
 
 
-def picture(scene: Scene, seconds: float) -> RenderableType:
+def picture(scene: DemoState, seconds: float) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{seconds:.0f} s  {scene.phase}", style="bold"), _protocols(scene.traffic)]
     if scene.totals:
         parts.append(_totals(scene))
@@ -92,7 +92,7 @@ def _protocols(traffic: Traffic) -> Table:
     return table
 
 
-def _totals(scene: Scene) -> Table:
+def _totals(scene: DemoState) -> Table:
     table = Table("minute (UTC)", title=f"Spark counts them by minute into {TOTALS_TOPIC} and a Delta table", title_justify="left")
     table.add_column("orders", justify="right")
     table.add_column("amount", justify="right")

@@ -40,7 +40,7 @@ def values_of(flight_client: FlightClient, topic: str, start: dict[int, int] | N
             start[number] = bounds.end
 
 
-def reckon(flight_client: FlightClient, sent: Iterable[bytes], table: Path) -> list[Check]:
+def verify(flight_client: FlightClient, sent: Iterable[bytes], table: Path) -> list[Check]:
     """All checks. `sent` is every record that was acknowledged in this run."""
     kept = Counter(value for value in values_of(flight_client, TOPIC) if value is not None)
     expected = Sums()

@@ -69,7 +69,7 @@ async def test_a_subscription_resumes_behind_the_last_message() -> None:
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy) as client, figg_client(_server) as writer:
         await writer.publish_many("t", [b"%d" % index for index in range(5_000)])
         proxy.cut_after_answer_bytes = 20_000
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         seen = []
         for position in range(5_100):
             if position == 5_000:
@@ -83,7 +83,7 @@ async def test_a_subscription_resumes_behind_the_last_message() -> None:
 async def test_a_subscription_without_messages_resumes_where_it_was_attached() -> None:
     async with behind_a_proxy() as (server, proxy), figg_client(proxy) as client, figg_client(server) as writer:
         await writer.publish("t", b"old")
-        subscription = await client.subscribe("t", "end")
+        subscription = await client.subscribe("t", "latest")
         proxy.refusing = True
         proxy.cut()
         await until(lambda: not client.is_connected)
@@ -97,7 +97,7 @@ async def test_an_attach_that_got_no_answer_is_sent_again() -> None:
     async with behind_a_proxy() as (server, proxy), figg_client(proxy) as client, figg_client(server) as writer:
         await writer.publish("t", b"v")
         proxy.hold_answers()
-        subscribing = asyncio.ensure_future(client.subscribe("t", "start"))
+        subscribing = asyncio.ensure_future(client.subscribe("t", "earliest"))
         await asyncio.sleep(0.02)
         proxy.cut()
         proxy.release_answers()
@@ -107,11 +107,11 @@ async def test_an_attach_that_got_no_answer_is_sent_again() -> None:
 async def test_a_resume_that_lands_elsewhere_is_told() -> None:
     async with figg_server() as server, figg_client(server) as client:
         await client.publish_many("t", [b"a", b"b", b"c"])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         for _ in range(3):
             await anext(subscription)
         await server.broker.delete_topic(WHO, "t")
-        await until(lambda: subscription.gaps == [Gap(asked=3, got=0)])
+        await until(lambda: subscription.gaps == [Gap(expected=3, actual=0)])
         await client.publish("t", b"new life")
         assert (await anext(subscription)).value == b"new life"
 
@@ -166,7 +166,7 @@ async def test_a_connection_byte_by_byte_is_a_connection() -> None:
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy) as client:
         proxy.piece_bytes = 1
         await client.publish_many("t", [b"%d" % index for index in range(20)])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert [(await anext(subscription)).value for _ in range(20)] == [b"%d" % index for index in range(20)]
 
 
@@ -267,7 +267,7 @@ async def test_a_subscriber_that_never_reads_costs_a_bounded_amount_and_does_not
         _, stuck = await asyncio.open_connection(server.host, server.port)
         stuck.write(encode.attach("t", 0))
         await until(lambda: server.counters.accepted == 2)
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         for _ in range(40):
             await server.broker.publish(WHO, "t", RecordBatch([bytes(10_000)] * 100), partition=0)
         for offset in range(4_000):

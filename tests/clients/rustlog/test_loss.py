@@ -84,7 +84,7 @@ async def test_requests_keep_their_order_over_a_new_connection() -> None:
 async def test_a_subscription_goes_on_over_cut_connections_without_loss_or_repetition() -> None:
     async with asyncio.timeout(WAIT_SECONDS), serving() as server, await server.client() as writer, await server.client() as reader:
         await writer.create_topic("t")
-        subscription = await reader.subscribe("t", "start")
+        subscription = await reader.subscribe("t", "earliest")
         seen: list[bytes] = []
         for turn in range(5):
             await writer.publish_many("t", [b"%d.%d" % (turn, index) for index in range(3)])

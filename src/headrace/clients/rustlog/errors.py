@@ -1,4 +1,4 @@
-"""What a RustLog server's error means to a user: by its code in the binary dialect, by its text in JSON, which has no codes."""
+"""Errors of a RustLog server: matched by code in the binary dialect, by text in JSON, which has no codes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.wire.rustlog import Request
-from headrace.wire.rustlog import errors as refusals
+from headrace.wire.rustlog import errors as codes
 from headrace.wire.rustlog.messages import ErrorReply
 
 _OUT_OF_RANGE: Final = re.compile(r"offset out of range: requested (\d+), partition base (\d+)$")
 _NOT_AUTHORIZED: Final = re.compile(r"not authorized: (.*) may not (\w+) (.*)$", re.DOTALL)
 _END_UNKNOWN: Final = 2**63 - 1
-"""The server names the first offset and not the end."""
+"""The server reports the first offset but not the end offset."""
 
 
-def raise_refusal(request: Request, error: ErrorReply) -> NoReturn:
-    """Raise the shared word for what the server said, or `Refused` with its own."""
+def raise_error(request: Request, error: ErrorReply) -> NoReturn:
+    """Raise the matching broker error, or `Refused` with the server's text."""
     text, code = error.message, error.code
     topic, partition = getattr(request, "topic", ""), getattr(request, "partition", 0)
-    if code == refusals.NO_PARTITION or (code == 0 and text.startswith(refusals.JSON_NO_PARTITION)):
+    if code == codes.NO_PARTITION or (code == 0 and text.startswith(codes.JSON_NO_PARTITION)):
         raise UnknownPartition(topic, partition)
     if found := _OUT_OF_RANGE.search(text):
         raise OffsetOutOfRange(wanted=int(found[1]), first=int(found[2]), end=_END_UNKNOWN)
-    if code == refusals.TOPIC_EXISTS or (code == 0 and text == refusals.topic_exists(topic).message):
+    if code == codes.TOPIC_EXISTS or (code == 0 and text == codes.topic_exists(topic).message):
         raise TopicExists(topic)
     if text.startswith("DescribeTopic failed: "):
         raise UnknownTopic(topic)
@@ -46,6 +46,6 @@ def raise_refusal(request: Request, error: ErrorReply) -> NoReturn:
         raise InvalidRequest(text)
     if found := _NOT_AUTHORIZED.match(text):
         raise NotAuthorized(principal=found[1], action=found[2], resource=found[3])
-    if code == refusals.UNAVAILABLE:
+    if code == codes.UNAVAILABLE:
         raise Unavailable(text)
     raise Refused(code=code, text=text)
