@@ -5,7 +5,7 @@
     async with headrace.connect("flymq://127.0.0.1") as client:
         receipt = await client.publish("demo", b"hello")
 
-The names below are imported when they are first used: `import headrace` alone stays cheap, for the command line above all.
+The names below are imported on first use: `import headrace` alone stays cheap, above all for the command line.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _MODULES: Final = {
     "headrace.clients.sync": ("SyncClient", "SyncSubscription"),
     "headrace.errors": ("HeadraceError",),
 }
-_MODULE_OF: Final = {name: home for home, names in _MODULES.items() for name in names}
+_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 
-# Hidden from type checkers, which would take any misspelt name for one that is found here.
+# Hidden from type checkers, which would otherwise accept any misspelt name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

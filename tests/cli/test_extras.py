@@ -18,18 +18,18 @@ EXTRAS = sorted({library.extra for library in LIBRARIES.values()})
 EVERYTHING = "all extras"
 
 NEEDED = {
-    "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive",
-             "headrace bench flight", "headrace bench spark", "headrace demo"},
+    "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check",
+               "headrace pipeline archive", "headrace bench flight", "headrace bench spark", "headrace demo"},
     "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace bench spark",
               "headrace demo"},
     "tables": {"headrace demo"},
-    "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin", "headrace ping --protocol fujin",
-             "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
+    "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin",
+             "headrace ping --protocol fujin", "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
              "headrace bench latency --protocol fujin", "headrace demo"},
     "schemas": set(),
     "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench delayed", "headrace bench compare"},
 }  # fmt: skip
-"""The commands that end with the advice to install an extra. Without `schemas` it is the broker that says so, to whoever uses one."""
+"""Commands that fail with the advice to install an extra. The extra `schemas` is reported by the broker instead."""
 
 
 def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]:

@@ -177,7 +177,7 @@ def test_a_query_is_one_line_where_there_is_no_terminal(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("\n") == 1
     with Watch("p", quiet=True) as watch:
         watch.show([state])
-        watch.say("hello")
+        watch.message("hello")
     assert capsys.readouterr().err == ""
 
 

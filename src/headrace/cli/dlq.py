@@ -1,4 +1,4 @@
-"""`headrace dlq`: the dead letters of a running broker."""
+"""`headrace dlq`: dead letters of a running broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from headrace.cli.administration import Admin, Row, confirm, admin_options, moment, yes_option
+from headrace.cli.administration import Admin, Row, admin_options, confirm, moment, yes_option
 from headrace.clients.flymq.advanced import DeadLetter
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.errors import UnknownMessage
@@ -24,7 +24,7 @@ def dlq() -> None:
 @dlq.command("list")
 @admin_options
 def list_dead_letters(admin: Admin) -> int:
-    """List the topics that have dead letters, and how many wait."""
+    """List topics with their number of dead letters."""
 
     async def work(client: FlyMqClient) -> int:
         return admin.show(await client.call("dlq.list"), columns=("topic", "waiting"))
@@ -34,12 +34,12 @@ def list_dead_letters(admin: Admin) -> int:
 
 @dlq.command("fetch")
 @click.argument("topic")
-@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many.")
-@click.option("--after", metavar="ID", default="", help="Show those behind this one.")
-@click.option("--replayed", is_flag=True, help="Show those that were replayed, too.")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this number.")
+@click.option("--after", metavar="ID", default="", help="Show dead letters after this one.")
+@click.option("--replayed", is_flag=True, help="Include replayed dead letters.")
 @admin_options
 def fetch(topic: str, count: int, after: str, replayed: bool, admin: Admin) -> int:
-    """Show the dead letters of a topic, the oldest first."""
+    """Show the dead letters of a topic, oldest first."""
 
     async def work(client: FlyMqClient) -> int:
         rows: list[Row] = []
@@ -58,13 +58,13 @@ def fetch(topic: str, count: int, after: str, replayed: bool, admin: Admin) -> i
 @dlq.command("replay")
 @click.argument("topic")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All that wait now.")
+@click.option("--all", "everything", is_flag=True, help="Replay all dead letters.")
 @yes_option
 @admin_options
 def replay(topic: str, ids: Sequence[str], everything: bool, yes: bool, admin: Admin) -> int:
-    """Publish dead letters to their topic again, with their keys and headers."""
+    """Publish dead letters to their topic again with their keys and headers."""
     if bool(ids) == everything:
-        raise click.UsageError("name the dead letters to replay, or say --all")
+        raise click.UsageError("give the ids of dead letters, or --all")
     if everything:
         confirm(f"Replay all dead letters of {topic}?", yes)
 
@@ -84,14 +84,14 @@ def replay(topic: str, ids: Sequence[str], everything: bool, yes: bool, admin: A
 @yes_option
 @admin_options
 def purge(topic: str, yes: bool, admin: Admin) -> int:
-    """Forget all dead letters of a topic."""
-    confirm(f"Forget all dead letters of {topic}?", yes)
+    """Delete all dead letters of a topic."""
+    confirm(f"Delete all dead letters of {topic}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         if topic not in {row["topic"] for row in await client.call("dlq.list")}:
             raise UnknownMessage(f"topic {topic} has no dead letters")
         await client.purge_dead_letters(topic)
-        admin.tell(f"{topic}: no dead letters are left")
+        admin.message(f"{topic}: dead letters deleted")
         return 0
 
     return admin.run(work)
@@ -121,7 +121,7 @@ def _row(letter: DeadLetter) -> Row:
 
 
 def _text(content: bytes) -> str:
-    """As text, or in base64 and marked so."""
+    """Return text, or base64 with a prefix."""
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.administration import MOMENT, Admin, Row, confirm, admin_options, moment, yes_option
+from headrace.cli.administration import MOMENT, Admin, Row, admin_options, confirm, moment, yes_option
 from headrace.clients.errors import UnknownGroup
 from headrace.clients.flymq.client import FlyMqClient
 
@@ -34,7 +34,7 @@ def list_groups(admin: Admin) -> int:
 @click.argument("name", metavar="GROUP")
 @admin_options
 def describe_group(name: str, admin: Admin) -> int:
-    """Show what a group has committed, partition by partition."""
+    """Show the committed offsets of a group by partition."""
 
     async def work(client: FlyMqClient) -> int:
         rows = [{"group": name, **row} for row in await client.call("group.lag", group=name)]
@@ -45,10 +45,10 @@ def describe_group(name: str, admin: Admin) -> int:
 
 @group.command("lag")
 @click.argument("name", metavar="GROUP")
-@click.option("--topic", help="In this topic only.")
+@click.option("--topic", help="Only this topic.")
 @admin_options
 def lag(name: str, topic: str | None, admin: Admin) -> int:
-    """Show how many records a group has still to read, topic by topic."""
+    """Show how many records a group has not read, by topic."""
 
     async def work(client: FlyMqClient) -> int:
         rows = [row for row in await _by_topic(client, name) if topic in (None, row["topic"])]
@@ -62,12 +62,12 @@ def lag(name: str, topic: str | None, admin: Admin) -> int:
 @group.command("reset")
 @click.argument("name", metavar="GROUP")
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(min=0), help="Move it in this partition only.")
-@click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
-@click.option("--to-datetime", type=MOMENT, help="To the first record at or after a date and time.")
-@click.option("--to-earliest", is_flag=True, help="To the first record there is.")
-@click.option("--to-latest", is_flag=True, help="To the end: only what is yet to come.")
-@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="Move to this offset.")
+@click.option("--to-datetime", type=MOMENT, help="Move to the first record at or after a date and time.")
+@click.option("--to-earliest", is_flag=True, help="Move to the first record.")
+@click.option("--to-latest", is_flag=True, help="Move to the end: only new records.")
+@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @yes_option
 @admin_options
 def reset(
@@ -82,12 +82,12 @@ def reset(
     yes: bool,
     admin: Admin,
 ) -> int:
-    """Move a group in a topic: it will read on from there."""
+    """Set the committed offsets of a group in a topic."""
     chosen = [to_offset is not None, to_datetime is not None, to_earliest, to_latest]
     if sum(chosen) != 1:
-        raise click.UsageError("say where to: one of --to-offset, --to-datetime, --to-earliest, --to-latest")
+        raise click.UsageError("give one of --to-offset, --to-datetime, --to-earliest, --to-latest")
     where = f"offset {to_offset}" if to_offset is not None else moment(to_datetime) if to_datetime is not None else ""
-    where = where or ("the start" if to_earliest else "the end")
+    where = where or ("the earliest record" if to_earliest else "the end")
     if not dry_run:
         confirm(f"Move group {name} in topic {topic} to {where}?", yes)
 
@@ -121,12 +121,12 @@ def reset(
 @yes_option
 @admin_options
 def delete_group(name: str, yes: bool, admin: Admin) -> int:
-    """Forget a group and all it has committed."""
+    """Delete a group and its committed offsets."""
     confirm(f"Delete group {name} and its offsets in all topics?", yes)
 
     async def work(client: FlyMqClient) -> int:
         await client.call("group.delete", group=name)
-        admin.tell(f"{name}: deleted")
+        admin.message(f"{name}: deleted")
         return 0
 
     return admin.run(work)

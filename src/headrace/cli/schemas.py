@@ -1,4 +1,4 @@
-"""`headrace schema`: the registry of a running broker, and which topics require what."""
+"""`headrace schema`: schema registry of a running broker and the requirements of topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from headrace.cli import CONFLICT, terminal
-from headrace.cli.administration import Admin, confirm, admin_options, moment, yes_option
+from headrace.cli.administration import Admin, admin_options, confirm, moment, yes_option
 from headrace.clients.flymq.client import FlyMqClient
 
 _COLUMNS = ("name", "version", "type", "compatibility", "created")
@@ -18,9 +18,11 @@ _TYPES: Final = ("json", "avro", "protobuf")
 _MODES: Final = ("none", "backward", "forward", "full")
 _BY_SUFFIX: Final = {".json": "json", ".avsc": "avro", ".proto": "protobuf", ".desc": "protobuf", ".binpb": "protobuf"}
 
-_type_option = click.option("--type", type=click.Choice(_TYPES), help="Its language; by default what the file's name says.")
-_mode_option = click.option("--compatibility", type=click.Choice(_MODES), help="What versions must keep to from now on; backward at first.")
-_version_option = click.option("--version", type=click.IntRange(min=0), default=0, help="The version; by default the latest.")
+_type_option = click.option("--type", type=click.Choice(_TYPES), help="Schema language; default: by the file's suffix.")
+_mode_option = click.option(
+    "--compatibility", type=click.Choice(_MODES), help="Compatibility mode of further versions; initially backward."
+)
+_version_option = click.option("--version", type=click.IntRange(min=0), default=0, help="Schema version; default: the latest.")
 
 
 @click.group()
@@ -31,7 +33,7 @@ def schema() -> None:
 def _language(type: str | None, file: BinaryIO) -> str:
     found = type or _BY_SUFFIX.get(PurePath(str(getattr(file, "name", ""))).suffix)
     if found is None:
-        raise click.UsageError("the file's name does not tell the language of the schema: name it with --type")
+        raise click.UsageError("the schema language is unknown from the file's suffix: give --type")
     return found
 
 
@@ -55,7 +57,7 @@ def list_schemas(admin: Admin) -> int:
 @_version_option
 @admin_options
 def describe_schema(name: str, version: int, admin: Admin) -> int:
-    """Show a schema: its versions, the topics that require it, its definition."""
+    """Show the versions, requiring topics and definition of a schema."""
 
     async def work(client: FlyMqClient) -> int:
         found = _row(await client.call("schema.describe", name=name, version=version))
@@ -95,14 +97,14 @@ def register_schema(name: str, file: BinaryIO, type: str | None, compatibility: 
 @_mode_option
 @admin_options
 def check_schema(name: str, file: BinaryIO, type: str | None, compatibility: str | None, admin: Admin) -> int:
-    """Say whether FILE could be the next version of a schema, and if not, why. Nothing is changed."""
+    """Check whether FILE could be the next version of a schema, without registering it."""
     language, definition = _language(type, file), file.read()
     binary = base64.b64encode(definition).decode()
 
     async def work(client: FlyMqClient) -> int:
         found = await client.call("schema.check", name=name, type=language, binary=binary, compatibility=compatibility or "")
         admin.show([{"conflict": text} for text in found["conflicts"]], columns=("conflict",))
-        admin.tell(f"{name}: {'not compatible' if found['conflicts'] else 'compatible'}")
+        admin.message(f"{name}: {'not compatible' if found['conflicts'] else 'compatible'}")
         return CONFLICT if found["conflicts"] else 0
 
     return admin.run(work)
@@ -113,7 +115,7 @@ def check_schema(name: str, file: BinaryIO, type: str | None, compatibility: str
 @click.argument("file", type=click.File("rb"))
 @admin_options
 def validate_value(name: str, file: BinaryIO, admin: Admin) -> int:
-    """Say whether the bytes of FILE are a value that fits the latest version of a schema."""
+    """Check whether the content of FILE is valid under the latest version of a schema."""
     value = file.read()
 
     async def work(client: FlyMqClient) -> int:
@@ -128,14 +130,14 @@ def validate_value(name: str, file: BinaryIO, admin: Admin) -> int:
 @click.argument("topic")
 @click.argument("name")
 @_version_option
-@click.option("--dead-letter", is_flag=True, help="Keep what does not fit among the dead letters instead of refusing it.")
+@click.option("--dead-letter", is_flag=True, help="Dead-letter invalid records instead of rejecting them.")
 @admin_options
 def require_schema(topic: str, name: str, version: int, dead_letter: bool, admin: Admin) -> int:
-    """Let a topic take only records that fit a schema, through every protocol."""
+    """Require a schema for the records of a topic, through every protocol."""
 
     async def work(client: FlyMqClient) -> int:
         await client.require_schema(topic, name, version=version, on_invalid="dead_letter" if dead_letter else "reject")
-        admin.tell(f"{topic}: requires {name}{f' v{version}' if version else ''}")
+        admin.message(f"{topic}: requires {name}{f' v{version}' if version else ''}")
         return 0
 
     return admin.run(work)
@@ -145,11 +147,11 @@ def require_schema(topic: str, name: str, version: int, dead_letter: bool, admin
 @click.argument("topic")
 @admin_options
 def release_schema(topic: str, admin: Admin) -> int:
-    """Let a topic take any record again."""
+    """Remove the schema requirement of a topic."""
 
     async def work(client: FlyMqClient) -> int:
         await client.release_schema(topic)
-        admin.tell(f"{topic}: requires nothing")
+        admin.message(f"{topic}: requires no schema")
         return 0
 
     return admin.run(work)
@@ -157,17 +159,17 @@ def release_schema(topic: str, admin: Admin) -> int:
 
 @schema.command("delete")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--version", type=click.IntRange(min=0), default=0, help="The version; by default all.")
+@click.option("--version", type=click.IntRange(min=0), default=0, help="Schema version; default: all.")
 @yes_option
 @admin_options
 def delete_schemas(names: Sequence[str], version: int, yes: bool, admin: Admin) -> int:
-    """Delete schemas, or one version. What a topic requires stays."""
+    """Delete schemas or one version. A required schema cannot be deleted."""
     confirm(f"Delete {f'version {version}' if version else 'all versions'} of {', '.join(names)}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         for name in names:
             await client.delete_schema(name, version)
-            admin.tell(f"{name}: deleted")
+            admin.message(f"{name}: deleted")
         return 0
 
     return admin.run(work)

@@ -1,10 +1,10 @@
-"""`headrace writer` and `headrace stage`: exactly-once writers of a running broker, and what they have staged."""
+"""`headrace writer` and `headrace stage`: exactly-once writers of a running broker and their staged records."""
 
 from __future__ import annotations
 
 import click
 
-from headrace.cli.administration import Admin, confirm, admin_options, moment, yes_option
+from headrace.cli.administration import Admin, admin_options, confirm, moment, yes_option
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.errors import UnknownStage
 
@@ -17,7 +17,7 @@ def writer() -> None:
 @writer.command("list")
 @admin_options
 def list_writers(admin: Admin) -> int:
-    """List the writers that have published, with the last version of each."""
+    """List writers with the last published version of each."""
 
     async def work(client: FlyMqClient) -> int:
         rows = [{**row, "at": moment(row["at"])} for row in await client.call("writer.list")]
@@ -31,15 +31,15 @@ def list_writers(admin: Admin) -> int:
 @yes_option
 @admin_options
 def forget(name: str, yes: bool, admin: Admin) -> int:
-    """Forget a writer: what it publishes next is published, even if it was before.
+    """Forget the version of a writer: its next publication is never taken for a repeated one.
 
-    What it has staged is dropped, and a publication that is under way in several appends is given up where it is.
+    Drops its staged records and aborts an incomplete publication.
     """
-    confirm(f"Forget what {name} has published?", yes)
+    confirm(f"Forget the published version of {name}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         await client.call("writer.forget", writer=name)
-        admin.tell(f"{name}: forgotten")
+        admin.message(f"{name}: forgotten")
         return 0
 
     return admin.run(work)
@@ -47,13 +47,13 @@ def forget(name: str, yes: bool, admin: Admin) -> int:
 
 @click.group()
 def stage() -> None:
-    """Manage what exactly-once writers have staged: list, drop."""
+    """Manage staged records of exactly-once writers: list, drop."""
 
 
 @stage.command("list")
 @admin_options
 def list_stages(admin: Admin) -> int:
-    """List what waits to be published, by handle."""
+    """List staged records by handle."""
 
     async def work(client: FlyMqClient) -> int:
         return admin.show(await client.call("stage.list"), columns=("handle", "writer", "records", "size_bytes", "age_ms", "is_sealed"))
@@ -66,14 +66,14 @@ def list_stages(admin: Admin) -> int:
 @yes_option
 @admin_options
 def drop(handles: tuple[str, ...], yes: bool, admin: Admin) -> int:
-    """Drop what was staged under these handles; its writer will have to stage it again."""
+    """Drop the staged records of these handles. The writer has to stage them again."""
     confirm(f"Drop {len(handles)} stages?" if len(handles) > 1 else f"Drop stage {handles[0]}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         dropped = (await client.call("stage.drop", handles=list(handles)))["dropped"]
         if not dropped:
             raise UnknownStage(handles[0])
-        admin.tell(f"{dropped} dropped")
+        admin.message(f"{dropped} dropped")
         return 0
 
     return admin.run(work)

@@ -147,8 +147,8 @@ async def test_a_server_that_falls_silent_is_left() -> None:
 async def test_an_idle_connection_is_probed_and_a_dead_one_found() -> None:
     async with asyncio.timeout(WAIT_SECONDS), scripted(served) as script:
         async with await connected(script, replace(FAST, probe_seconds=0.01)) as client:
-            heard = client._heard_at
-            await until(lambda: client._heard_at > heard + 0.03)
+            heard = client._received_at
+            await until(lambda: client._received_at > heard + 0.03)
         assert script.asked == [] and script.connections == 1
 
 

@@ -29,7 +29,7 @@ from headrace.clients.flymq.access import AccessCalls
 from headrace.clients.flymq.advanced import AdvancedCalls
 from headrace.clients.flymq.errors import error_of
 from headrace.clients.flymq.login import Login
-from headrace.clients.flymq.requests import Call, Calls, Places, Publication, PendingRequest, ConnectionDialect
+from headrace.clients.flymq.requests import Call, Calls, ConnectionDialect, PendingRequest, Places, Publication
 from headrace.clients.flymq.schemas import SchemaCalls
 from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
@@ -317,7 +317,7 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         }
 
     async def ping(self) -> None:
-        """Returns when the server has answered: there is no ping in FlyMQ, but a pending every server answers."""
+        """Wait for one reply from the server, to a request that every server answers: FlyMQ has no ping."""
         self._check_open()
         pending = PendingRequest(_PROBE, encode_request(_PROBE))
         await self._enter(pending)
