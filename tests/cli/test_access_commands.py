@@ -94,7 +94,7 @@ def test_a_user_from_beginning_to_end(admin: Admin) -> None:
         (("user", "delete", "admin"), {}, 2, "--yes"),
         (("user", "delete", "admin", "--yes"), {}, 1, "cannot delete your own account"),
         (("user", "alter", "admin"), {}, 2, "nothing to alter"),
-        (("acl", "create", "fly", "topic:x", "--for-everybody"), {}, 2, "'fly' is none of"),
+        (("acl", "create", "fly", "topic:x", "--for-everybody"), {}, 2, "'fly' is invalid; expected one of"),
         (("acl", "create", "read", "x", "--for-everybody"), {}, 2, "is not KIND:NAME"),
         (("acl", "create", "read", "topic:x"), {}, 2, "give one of --for-user"),
         (("acl", "delete", "read", "topic:x", "--for-everybody", "--yes"), {}, 3, "not found"),

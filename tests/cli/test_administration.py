@@ -150,7 +150,7 @@ async def test_a_broker_that_does_not_answer_exits_with_6(shell: Shell) -> None:
     assert ended.code == 0, "the schedule is not held up by its topic"
     shell.server.home.engine.hold("__delayed")
     ended = await shell("delayed", "publish", "t", "x", "--in", "1h", "--timeout", "300ms")
-    assert (ended.code, ended.err) == (6, "headrace: the broker did not answer within 0.3 s\n")
+    assert (ended.code, ended.err) == (6, "headrace: the broker did not reply within 0.3 s\n")
     shell.server.home.engine.release("__delayed")
     shell.server.home.engine.release("t")
 
@@ -173,7 +173,7 @@ async def test_what_destroys_asks_and_without_a_terminal_wants_yes(shell: Shell,
     await _bury(shell, b"a")
     await shell.server.home.broker.commit(DEV, "g", {("t", 0): 0})
     ended = await shell(*command)
-    assert ended.code == 2 and "Say --yes" in ended.err
+    assert ended.code == 2 and "Give --yes" in ended.err
     assert shell.server.home.broker.committed(DEV, "g", "t", 0) == 0
     assert shell.server.home.broker.dead_letter_counts(DEV) == {"t": 1}
 

@@ -126,7 +126,7 @@ def test_an_unknown_run_is_not_found_and_the_known_are_named(tmp_path: Path) -> 
 def test_a_run_that_is_over_cannot_be_stopped(tmp_path: Path) -> None:
     ran(tmp_path)
     done = headrace("pipeline", "stop", "copy")
-    assert "copy: does not run (finished)" in done.stderr
+    assert "copy: is not running (finished)" in done.stderr
 
 
 def test_a_run_whose_process_is_gone_is_lost_whoever_has_its_number_now(tmp_path: Path) -> None:

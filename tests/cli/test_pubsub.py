@@ -162,7 +162,7 @@ async def test_an_offset_that_is_not_there_is_told() -> None:
         async with running(server, "sub", "demo", "--from", "99", "-n", "1") as process:
             assert process.stderr is not None
             line = await asyncio.wait_for(process.stderr.readline(), WAIT_SECONDS)
-            assert line == b"demo: offset 99 is not there; starting at 1\n"
+            assert line == b"demo: offset 99 does not exist; starting at 1\n"
 
 
 @pytest.mark.parametrize("values", [[bytes(1_000)] * 2_000, [bytes(20)]], ids=["in the middle", "when all is read"])
@@ -183,14 +183,14 @@ async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
 async def test_a_time_is_refused_with_the_reason(time: str) -> None:
     done = await run(None, "sub", "demo", "--from", time)
     assert done.code == 2
-    assert "the figg protocol cannot look up times; give start, end or an offset" in done.err
+    assert "the figg protocol does not support times; use earliest, latest or an offset" in done.err
     assert len(done.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     "arguments, complaint",
     [
-        (["sub", "demo", "--from", "yesterday"], "none of start, end, an offset or a time"),
+        (["sub", "demo", "--from", "yesterday"], "invalid; expected earliest, latest, an offset or a time"),
         (["sub", "demo", "--server", "nowhere"], "is not HOST:PORT"),
         (["sub", "demo", "-n", "0"], "0 is not in the range"),
         (["pub", "demo", "message", "--file", "-"], "give either messages or --file"),
@@ -226,4 +226,4 @@ async def test_a_lost_connection_is_told_and_sought_again() -> None:
             await fill(server, "demo", [b"b"])
             done = await ended(process)
             assert (done.code, done.out) == (0, b"b\n")
-            assert "; connecting again\n" in done.err
+            assert "; reconnecting\n" in done.err

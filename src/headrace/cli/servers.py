@@ -197,7 +197,7 @@ def _private_line(path: Path, option: str) -> str:
     except OSError as failure:
         raise ConfigError(f"{option}: {path}: {failure.strerror or failure}") from None
     if stat.S_ISREG(mode) and mode & 0o007:
-        raise ConfigError(f"{option}: {path} is readable by other users (mode {mode & 0o777:o}); run chmod 600")
+        raise ConfigError(f"{option}: {path} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
     text = content.decode("utf-8", "replace").strip()
     if not text:
         raise ConfigError(f"{option}: {path} is empty")

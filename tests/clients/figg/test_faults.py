@@ -223,7 +223,7 @@ async def test_a_server_that_talks_nonsense_is_left_and_sought_again() -> None:
     options = FiggOptions(backoff=PROMPT, on_state=lambda state, reason: told.append(reason))
     async with figg_server() as server:
         async with FaultProxy("127.0.0.1", port) as proxy, figg_client(proxy, options) as client:
-            await until(lambda: any("cannot be understood" in reason for reason in told))
+            await until(lambda: any("undecodable bytes" in reason for reason in told))
             proxy._target = (server.host, server.port)
             await asyncio.wait_for(client.publish("t", b"v"), 60)
     absurd.close()

@@ -74,7 +74,7 @@ async def test_a_refused_login_is_told_in_the_server_s_words() -> None:
 
 async def test_a_server_that_does_not_answer_a_login_is_given_up() -> None:
     async with Server(None) as server:
-        with pytest.raises(ConnectFailed, match="no answer to the login within 1 s"):
+        with pytest.raises(ConnectFailed, match="no reply to the login within 1 s"):
             await FlyMqClient.connect("127.0.0.1", server.port, replace(OPTIONS, connect_seconds=1.0))
 
 

@@ -127,7 +127,7 @@ async def test_a_server_that_cannot_be_understood_is_left_and_tried_again(nonsen
         async with await connected(script, options) as client:
             await client.publish("t", b"1")
             await until(lambda: script.connections == 2)
-        assert "cannot be understood" in next(reason for state, reason in states if state is ConnectionState.DISCONNECTED)
+        assert "undecodable bytes" in next(reason for state, reason in states if state is ConnectionState.DISCONNECTED)
 
 
 async def test_a_server_that_falls_silent_is_left() -> None:
