@@ -1,4 +1,4 @@
-"""Headrace: a durable message log that speaks several wire protocols.
+"""Headrace: a durable message log with several wire protocols.
 
     import headrace
 

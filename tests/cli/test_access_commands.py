@@ -1,4 +1,4 @@
-"""`headrace user|acl|key|audit` against a broker that enforces access, and what becomes of the secrets on the way."""
+"""`headrace user|acl|key|audit` against a broker that enforces access, without leaking secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENFORCED = ("--set", "access.mode=enforced")
 
 
 class Admin:
-    """A person at a terminal, logged in or not."""
+    """Runs commands, logged in or not."""
 
     def __init__(self, directory: Path, broker: BrokerProcess) -> None:
         self.directory, self.broker = directory, broker
@@ -178,16 +178,16 @@ def test_records_need_a_login_too(admin: Admin) -> None:
 
 
 def command_lines() -> Iterator[bytes]:
-    """What everybody on this machine can see of every process."""
+    """Return the command lines of all processes, which every user can read."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             yield path.read_bytes()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has ended
 
 
 def test_no_secret_is_in_a_log_an_answer_the_configuration_the_process_list_or_on_disk(admin: Admin) -> None:
-    """Runs last: everything above has passed secrets around."""
+    """Runs last, after the tests that pass secrets."""
     assert not any(map(shows, command_lines()))
     stored = b"".join(path.read_bytes() for path in admin.broker.data.rglob("*") if path.is_file())
     assert not shows(stored)

@@ -1,4 +1,4 @@
-"""Every command without each of the extras: help works, and what needs a library names the extra that installs it."""
+"""Every command without each extra: help works, and a command that needs a library names the extra."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]
 
 
 def kind_of(line: str) -> str:
-    """The command and the option that makes it import more, without the values."""
+    """Return the command and the option that makes it import more, without values."""
     path = max((path for path, _ in commands() if line.startswith(f"{path} ") or line == path), key=len)
     options = [option for option in ("--listen-flight", "--listen-quic", "--protocol fujin") if option in line]
     return " ".join([path, *options])

@@ -1,4 +1,4 @@
-"""`headrace ping`: one answer through each protocol, and an exit code for a health check."""
+"""`headrace ping`: one reply through each protocol, and exit codes for health checks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_quiet_says_nothing(broker: BrokerProcess) -> None:
 
 def test_no_broker_is_exit_code_5() -> None:
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else gets the port
+        holder.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and the port stays reserved
         done = ping("--server", f"127.0.0.1:{holder.getsockname()[1]}")
     assert done.returncode == UNAVAILABLE
     assert "cannot connect" in done.stderr and done.stderr.count("\n") == 1

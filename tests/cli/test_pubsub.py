@@ -122,7 +122,7 @@ async def test_lines_are_published_as_they_are_typed() -> None:
         ("hex", b"7b226964223a20317d\n706c61696e\nff\n"),
     ],
 )
-async def test_values_are_printed_as_asked(output: str, wanted: bytes) -> None:
+async def test_values_are_printed_in_the_chosen_format(output: str, wanted: bytes) -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b'{"id": 1}', b"plain", b"\xff", b"too many"])
         done = await run(server, "sub", "demo", "--from", "earliest", "-n", "3", "-o", output)
@@ -156,7 +156,7 @@ async def test_reading_starts_at_an_offset_and_follows_until_interrupted() -> No
             assert (done.code, done.out, done.err) == (130, b"", "")
 
 
-async def test_an_offset_that_is_not_there_is_told() -> None:
+async def test_a_missing_offset_is_reported() -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b"a"])
         async with running(server, "sub", "demo", "--from", "99", "-n", "1") as process:
@@ -180,7 +180,7 @@ async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("time", ["5m", "2026-11-15", "2026-11-15T07:49:00Z"])
-async def test_a_time_is_refused_with_the_reason(time: str) -> None:
+async def test_a_time_is_rejected_with_the_reason(time: str) -> None:
     done = await run(None, "sub", "demo", "--from", time)
     assert done.code == 2
     assert "the figg protocol does not support times; use earliest, latest or an offset" in done.err
@@ -216,7 +216,7 @@ async def test_no_broker_is_one_clear_line_with_a_hint(command: list[str]) -> No
     )
 
 
-async def test_a_lost_connection_is_told_and_sought_again() -> None:
+async def test_a_lost_connection_is_reported_and_the_client_reconnects() -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b"a"])
         async with running(server, "sub", "demo", "--from", "earliest", "-n", "2") as process:

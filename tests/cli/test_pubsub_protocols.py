@@ -69,8 +69,8 @@ def created(broker: Broker, topic: str, partitions: int = 1) -> None:
 @peers
 def test_lines_published_through_a_protocol_are_fetched_through_another(broker: Broker, topic: str, peer: Peer) -> None:
     created(broker, topic)
-    told = run(broker, "pub", topic, *through(peer), given=b"one\n\n\xff\xfe\n")
-    assert told.stderr.decode().startswith(f"{topic}: 3 records acknowledged in ")
+    published = run(broker, "pub", topic, *through(peer), given=b"one\n\n\xff\xfe\n")
+    assert published.stderr.decode().startswith(f"{topic}: 3 records acknowledged in ")
     assert done(run(broker, "fetch", topic, *through("rustlog"))) == b"one\n\n\xff\xfe\n"
 
 
@@ -86,7 +86,7 @@ def test_a_topic_is_followed_through_a_protocol_as_objects(broker: Broker, topic
     ) as process:
         try:
             with headrace.sync.connect(f"flymq://{broker.address}") as client:
-                # A protocol that knows no past has to be subscribed before: publish until the first has come.
+                # A protocol without history must subscribe first: publish until the first record arrives.
                 out = None
                 while out is None:
                     client.publish(topic, b'{"id": 1}', key=b"k")
@@ -103,9 +103,9 @@ def test_a_topic_is_followed_through_a_protocol_as_objects(broker: Broker, topic
     assert {row["key"] for row in rows} == {"k" if peer.reads_keys else None}
 
 
-def test_receipts_are_told_where_the_protocol_tells_them(broker: Broker, topic: str) -> None:
-    told = run(broker, "pub", topic, "hello", "--key", "k", *through("flymq"))
-    assert told.stderr.decode().startswith(f"{topic}[0]@0: 1 record acknowledged in ")
+def test_receipts_are_printed_if_the_protocol_reports_them(broker: Broker, topic: str) -> None:
+    published = run(broker, "pub", topic, "hello", "--key", "k", *through("flymq"))
+    assert published.stderr.decode().startswith(f"{topic}[0]@0: 1 record acknowledged in ")
     [row] = [json.loads(line) for line in done(run(broker, "pub", topic, "again", "-o", "json", *through("rustlog"))).splitlines()]
     assert row == {"topic": topic, "partition": 0, "offset": 1, "timestamp": None}
 
@@ -134,7 +134,7 @@ async def test_an_interrupt_commits_what_was_printed(broker: Broker, topic: str)
         assert await client.committed(topic, group="g") == 2
 
 
-def test_fetched_records_are_printed_as_asked(broker: Broker, topic: str) -> None:
+def test_fetched_records_are_printed_in_the_chosen_format(broker: Broker, topic: str) -> None:
     done(run(broker, "pub", topic, "x", "--key", "k\x1b", *through("flymq")))
     done(run(broker, "pub", topic, *through("flymq"), given=b"\xff\n"))
     fetch = ["fetch", topic, *through("flymq"), "-o"]

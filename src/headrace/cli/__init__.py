@@ -142,7 +142,7 @@ def _nearest(word: str) -> str:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="headrace %(version)s")
 def cli() -> None:
-    """A durable message log that speaks several wire protocols: acknowledged means on disk."""
+    """Durable message log with several wire protocols. Acknowledged records are on disk."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -26,9 +26,7 @@ def _query_options(command: Callable[..., int]) -> Callable[..., int]:
 
     @click.option("--from", "earliest", type=MOMENT, default=0, help="Only events at or after this time.")
     @click.option("--to", "end", type=MOMENT, default=0, help="Only events before this time.")
-    @click.option(
-        "--type", "types", multiple=True, help="Only events of this type: login, denial, topic, group, user, role, acl, key, audit."
-    )
+    @click.option("--type", "types", multiple=True, help="Only this type: login, denial, topic, group, user, role, acl, key, audit.")
     @click.option("--by", metavar="NAME", default="", help="Only events of this user.")
     @click.option("--resource", default="", help="Only events on this resource, such as user:ann.")
     @click.option("--result", type=click.Choice(["success", "failure", "allowed", "denied"]), help="Only events with this result.")

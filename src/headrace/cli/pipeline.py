@@ -88,9 +88,7 @@ def run(file: Path, once: bool, checkpoint: str | None, master: str, conf: dict[
 @click.option("--to", "target", metavar="KIND:DIR", required=True, help="delta:DIR, iceberg:DIR or parquet:DIR.")
 @click.option("--format", "value_format", metavar="FORMAT", default="raw", show_default=True, help="raw, string, json, avro or protobuf.")
 @click.option("--schema", metavar="DDL", help="Columns of a value if the topic requires no schema: 'id long, at timestamp'.")
-@click.option(
-    "--starting", metavar="WHERE", default="earliest", show_default=True, help="Start position of a new archive: earliest or latest."
-)
+@click.option("--starting", metavar="WHERE", default="earliest", show_default=True, help="Start of a new archive: earliest or latest.")
 @_run_options
 @session_options
 def archive(
@@ -157,7 +155,9 @@ def status(name: str | None, output: str) -> int:
 
     found = [find(name)] if name else [each for each in runs() if each["state"] in ("starting", "running", "stopping")]
     rows: list[Row] = [
-        {"pipeline": each["name"], "run": each["state"], "sink": query.pop("name"), **query} for each in found for query in each["queries"]
+        {"pipeline": each["name"], "execution": each["state"], "sink": query.pop("name"), **query}
+        for each in found
+        for query in each["queries"]
     ]
     if output == "table" and name:
         [one] = found

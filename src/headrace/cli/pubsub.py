@@ -76,16 +76,12 @@ _output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="ra
 @click.command()
 @click.argument("topic")
 @click.argument("messages", metavar="[MESSAGE]...", nargs=-1)
-@click.option(
-    "-f", "--file", type=click.File("rb"), help="Publish the lines of this file; - is standard input, the default without a MESSAGE."
-)
+@click.option("-f", "--file", type=click.File("rb"), help="Publish the lines of this file; - is standard input, the default.")
 @click.option("--whole", is_flag=True, help="Publish the file or standard input as one record instead of one per line.")
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of times to publish each MESSAGE.")
 @click.option("--key", help="Key of every record, if the protocol has keys.")
 @_partition
-@click.option(
-    "-o", "--output", type=click.Choice(["json", "jsonl"]), help="Print partition and offset of each record, one JSON object per line."
-)
+@click.option("-o", "--output", type=click.Choice(["json", "jsonl"]), help="Print the receipts, one JSON object per line.")
 @server_options
 def pub(
     topic: str,
@@ -152,7 +148,12 @@ def sub(topic: str, start: Start | None, count: int | None, group: str | None, p
 @click.option("--group", help="Begin at the committed offset of this group if it is higher than --from. Does not commit.")
 @click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="Partition to read.")
 @click.option(
-    "-o", "--output", type=click.Choice(OUTPUTS), default="raw", show_default=True, help=f"{OUTPUTS_TEXT} json: one array of objects."
+    "-o",
+    "--output",
+    type=click.Choice(OUTPUTS),
+    default="raw",
+    show_default=True,
+    help=OUTPUTS_TEXT.replace("json, jsonl:", "json: one array of objects. jsonl:"),
 )
 @server_options
 def fetch(topic: str, start: Start, count: int, group: str | None, partition: int, output: str, server: Server) -> int:

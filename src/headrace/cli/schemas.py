@@ -19,9 +19,7 @@ _MODES: Final = ("none", "backward", "forward", "full")
 _BY_SUFFIX: Final = {".json": "json", ".avsc": "avro", ".proto": "protobuf", ".desc": "protobuf", ".binpb": "protobuf"}
 
 _type_option = click.option("--type", type=click.Choice(_TYPES), help="Schema language; default: by the file's suffix.")
-_mode_option = click.option(
-    "--compatibility", type=click.Choice(_MODES), help="Compatibility mode of further versions; initially backward."
-)
+_mode_option = click.option("--compatibility", type=click.Choice(_MODES), help="Mode for further versions; initially backward.")
 _version_option = click.option("--version", type=click.IntRange(min=0), default=0, help="Schema version; default: the latest.")
 
 

@@ -18,12 +18,7 @@ from headrace.cli.rows import OUTPUTS, show_rows
 
 @click.command()
 @click.argument("query")
-@click.option(
-    "--format",
-    "value_format",
-    type=click.Choice(["json", "avro", "protobuf"]),
-    help="Format of values; default: that of the topic's schema.",
-)
+@click.option("--format", "value_format", type=click.Choice(["json", "avro", "protobuf"]), help="Format of values; default: by schema.")
 @click.option("--schema", metavar="DDL", help="Columns of a value if the topic requires no schema: 'id long, amount double'.")
 @click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Print at most this number of rows.")
 @click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format.")

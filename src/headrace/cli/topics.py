@@ -28,9 +28,7 @@ def _shape_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option("--retention-size", "retention_bytes", type=SIZE, help="Retention size per partition; 0 is unlimited.")
     @click.option("--segment-size", "segment_bytes", type=SIZE, help="Size of a segment file.")
     @click.option("--ttl", "ttl_ms", type=DURATION, help="Time to live of records; 0 is unlimited.")
-    @click.option(
-        "--dead-letter-expired/--drop-expired", "dead_letter_expired", default=None, help="Dead-letter expired records, or drop them."
-    )
+    @click.option("--dead-letter-expired/--drop-expired", "dead_letter_expired", default=None, help="Dead-letter expired records.")
     @click.option("--compress/--no-compress", "compress", default=None, help="Compress batches on disk.")
     @functools.wraps(command)
     def shaped(

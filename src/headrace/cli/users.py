@@ -44,13 +44,7 @@ def describe_user(name: str, admin: Admin) -> int:
 
 @user.command("create")
 @click.argument("name")
-@click.option(
-    "--role",
-    "roles",
-    multiple=True,
-    metavar="ROLE",
-    help="Role of the user: admin, producer, consumer, guest or a custom role; may be repeated.",
-)
+@click.option("--role", "roles", multiple=True, metavar="ROLE", help="Role: admin, producer, consumer, guest or a custom role; repeatable.")
 @click.option("--new-password-file", metavar="PATH", help="File with the password; - is standard input. Default: prompt.")
 @click.option("--no-password", is_flag=True, help="The user needs a certificate or an API key.")
 @click.option("--disabled", is_flag=True, help="Create the user disabled.")

@@ -102,19 +102,19 @@ class Connecting:
 
     async def _connect(self) -> Client:
         """Connect and wait for a reply: a server of another protocol, or one that requires a certificate, hangs up instead."""
-        greeting = _Greeting(self._on_state)
+        first_reply = _FirstReply(self._on_state)
         address, scheme = self._address, SCHEMES[self._address.scheme]
         kind = _load(address.scheme, scheme.client)
         login = {"api_key": self._api_key} if scheme.has_login else {}
-        options = dataclasses.replace(self._options, on_state=greeting.tell)
+        options = dataclasses.replace(self._options, on_state=first_reply.on_state)
         client = cast(Client, await kind.connect(address.host, address.port, options=options, **login))
-        failure = await greeting.await_answer(client, self._seconds)
+        failure = await first_reply.wait(client, self._seconds)
         if failure is not None:
             raise ConnectFailed(host=address.host, port=address.port, reason=f"{failure}; is it a {address.scheme} server?")
         return client
 
 
-class _Greeting:
+class _FirstReply:
     """Delay state changes until the server has replied, so that a failed first connection is not reported."""
 
     def __init__(self, on_state: OnState) -> None:
@@ -122,7 +122,7 @@ class _Greeting:
         self._held_back: list[tuple[ConnectionState, str]] | None = []
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def tell(self, state: ConnectionState, reason: str) -> None:
+    def on_state(self, state: ConnectionState, reason: str) -> None:
         if self._held_back is None:
             self._on_state(state, reason)
             return
@@ -130,19 +130,19 @@ class _Greeting:
         if state is ConnectionState.DISCONNECTED and not self._ended.done():
             self._ended.set_result(reason)
 
-    async def await_answer(self, client: Client, seconds: float) -> str | None:
+    async def wait(self, client: Client, seconds: float) -> str | None:
         """Wait for a reply. Returns why there is none, and closes the client in that case."""
-        answered = asyncio.ensure_future(client.ping())
+        reply = asyncio.ensure_future(client.ping())
         try:
-            await asyncio.wait((answered, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not answered.done() or answered.exception() is not None:
+            await asyncio.wait((reply, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done() or reply.exception() is not None:
                 client.abandon()
                 return self._ended.result() if self._ended.done() else f"no reply within {seconds:g} s"
         except BaseException:
             client.abandon()
             raise
         finally:
-            answered.cancel()
+            reply.cancel()
             self._ended.cancel()
         held_back, self._held_back = self._held_back or [], None
         for state, reason in held_back:

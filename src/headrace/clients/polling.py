@@ -166,7 +166,7 @@ class PollingSubscription:
                 return batch
             empty_reads += 1
             if empty_reads % len(self._turns) == 0:
-                await self._pause(self._idle_seconds(rounds))
+                await pause(self._idle_seconds(rounds), self._closed)
                 rounds += 1
         return None
 
@@ -190,9 +190,11 @@ class PollingSubscription:
             return batch if batch.values else None
         return None
 
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closed.wait()
-        except TimeoutError:
-            pass
+
+async def pause(seconds: float, closed: asyncio.Event) -> None:
+    """Wait until `closed` is set, at most `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await closed.wait()
+    except TimeoutError:
+        pass

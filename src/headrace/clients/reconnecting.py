@@ -94,6 +94,11 @@ class ReconnectingClient(BaseClient, ABC):
             except HeadraceError:
                 continue  # unreachable or login rejected: both may be temporary
 
+    async def flush(self) -> None:
+        """Wait until every request sent so far has a reply. Raises `ClientClosed`."""
+        await self._outstanding.emptied()
+        self._check_open()
+
     async def close(self, timeout: float = 10.0) -> None:
         """Wait for outstanding requests, then close.
 
@@ -144,7 +149,7 @@ class StreamClient(ReconnectingClient):
     def _receive(self, data: bytes) -> None: ...
 
     async def _connect(self, seconds: float, tls: TlsOptions | None) -> Stream:
-        """Raises `ConnectFailed`."""
+        """Open a stream. Raises `ConnectFailed`."""
         return await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=seconds, tls=tls)
 
     def _schedule(self, seconds: float, callback: Callable[[], None]) -> None:

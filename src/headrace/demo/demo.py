@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
-from headrace.demo.children import DemoFailed, Program
 from headrace.demo.orders import DEAD_LETTER_TOPIC, TOPIC, TOTALS_TOPIC, Sums, read_totals
 from headrace.demo.screen import DemoState, Screen
 from headrace.demo.traffic import ProtocolTraffic, Traffic, publish
 from headrace.demo.verification import values_of, verify
 from headrace.errors import HeadraceError
 from headrace.flight.client import FlightClient, Servers
+from headrace.programs import last_line, started, stop
 
+START_SECONDS_MAX: Final = 60.0
+STOP_SECONDS_MAX: Final = 30.0
+_POLL_SECONDS: Final = 0.05
 CATCH_UP_SECONDS_MAX: Final = 180.0
 UPDATE_SECONDS: Final = 0.5
 _KEY_VARIABLE: Final = "HEADRACE_DEMO_BLIPMQ_KEY"
@@ -95,17 +99,8 @@ class _Demo:
         prefix = secrets.token_hex(3)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(stop, show))
-            group.create_task(
-                publish(
-                    addresses,
-                    self._state.traffic,
-                    stop,
-                    prefix=prefix,
-                    per_second=self._options.per_second,
-                    api_key=key,
-                    seed=time.time_ns(),
-                )
-            )
+            rate, seed = self._options.per_second, time.time_ns()
+            group.create_task(publish(addresses, self._state.traffic, stop, prefix=prefix, per_second=rate, api_key=key, seed=seed))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
@@ -204,4 +199,44 @@ def _conclude(console: Console, flight_client: FlightClient, traffic: Traffic, t
     return all(check.holds for check in checks)
 
 
-__all__ = ["DemoFailed", "DemoOptions", "run_demo"]
+class DemoFailed(HeadraceError):
+    """A child process failed. The text names it and its log."""
+
+
+class Program:
+    """A running `headrace` command."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.name, self.log = name, log
+        self._process = started([sys.executable, "-m", "headrace", *arguments], log, environment)
+
+    def check_alive(self) -> None:
+        """Raise `DemoFailed` if the process has ended."""
+        if self._process.poll() is not None:
+            raise DemoFailed(f"{self.name} ended with exit code {self._process.returncode}: {last_line(self.log)} (see {self.log})")
+
+    def wait_for_file(self, ready: Path) -> Any:
+        """Wait for the ready file and return its content. Raises `DemoFailed`."""
+        self._wait(ready.exists)
+        return json.loads(ready.read_text("utf-8"))
+
+    def wait_for_output(self, text: str) -> str:
+        """Wait until the output contains `text` and return it. Raises `DemoFailed`."""
+        self._wait(lambda: text in self.output)
+        return self.output
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text("utf-8", "replace")
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not condition():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"{self.name} was not ready after {START_SECONDS_MAX:.0f} s (see {self.log})")
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the process and its children: Spark starts several."""
+        stop(self._process, STOP_SECONDS_MAX)

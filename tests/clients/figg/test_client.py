@@ -1,4 +1,4 @@
-"""The Figg client against a real listener, on good days."""
+"""The Figg client against a real listener."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_a_subscription_may_start_anywhere(start: int, first: int) -> None
         assert (await anext(subscription)).offset == first
 
 
-async def test_runs_give_columns() -> None:
+async def test_batches_give_columns() -> None:
     async with figg_server() as server, figg_client(server) as client:
         await client.publish_many("t", [b"%d" % index for index in range(5_000)])
         offsets: list[int] = []

@@ -61,7 +61,7 @@ async def test_a_client_of_either_dialect_is_understood_and_the_originals_on_eve
             await client.fetch("none", 0)
 
 
-async def test_a_filter_runs_on_the_server_and_the_connection_goes_on_as_before() -> None:
+async def test_the_server_applies_the_filter_and_the_connection_stays_usable() -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"%d" % number for number in range(100)])
         assert [message.offset for message in await client.fetch("t", 0, pattern="^.7$")] == [17, 27, 37, 47, 57, 67, 77, 87, 97]
@@ -149,7 +149,7 @@ async def test_a_record_no_frame_can_hold_is_refused_before_it_is_sent() -> None
         assert (await client.publish("t", b"v")).offset == 0
 
 
-async def test_a_refusal_inside_a_run_is_raised_and_the_others_are_kept() -> None:
+async def test_an_error_inside_a_batch_is_raised_and_the_other_records_are_written() -> None:
     async with serving() as server, await server.client() as client:
         future = await client.send_many("t", [b"1", b"2", b"3"], key={b"2": bytes(65_537)}.get)
         with pytest.raises(RecordTooLarge):
@@ -170,7 +170,7 @@ async def test_a_subscription_brings_history_and_then_what_comes() -> None:
 
 
 @pytest.mark.parametrize(("start", "first"), [("earliest", b"0"), ("latest", b"new"), (3, b"3")])
-async def test_a_subscription_starts_where_it_is_told(start: str, first: bytes) -> None:
+async def test_a_subscription_begins_at_its_start_position(start: str, first: bytes) -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"%d" % number for number in range(5)])
         subscription = await client.subscribe("t", start)  # type: ignore[arg-type]  # the parameters are right one by one
@@ -236,7 +236,7 @@ async def test_a_subscription_may_seek() -> None:
             subscription.seek(0, partition=4)
 
 
-async def test_runs_are_the_fast_way_and_a_filter_applies_to_them() -> None:
+async def test_the_filter_applies_to_batches() -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"even" if number % 2 == 0 else b"odd" for number in range(10)])
         subscription = await client.subscribe("t", "earliest", pattern="even")
@@ -300,7 +300,7 @@ async def test_topics_are_created_listed_and_deleted() -> None:
         assert await client.topics() == ["a"]
 
 
-async def test_states_are_told_and_a_server_that_is_not_there_is_an_error() -> None:
+async def test_state_changes_are_reported_and_an_unreachable_server_is_an_error() -> None:
     states: list[ConnectionState] = []
     async with serving() as server:
         client = await server.client(replace(FAST, on_state=lambda state, reason: states.append(state)))

@@ -121,7 +121,7 @@ async def test_topics_are_created_listed_and_described(client: RustLogClient) ->
     assert "messages_produced_total 1\n" in await client.metrics()
 
 
-async def test_what_the_server_refuses_has_its_shared_name(client: RustLogClient) -> None:
+async def test_a_server_error_is_raised_as_the_matching_broker_error(client: RustLogClient) -> None:
     with pytest.raises(UnknownPartition, match="'nowhere' has no partition 3"):
         await client.publish("nowhere", b"a", partition=3)
     with pytest.raises(UnknownPartition):
@@ -217,7 +217,7 @@ async def test_without_a_partition_the_binary_dialect_follows_all_of_them(server
         }
 
 
-async def test_runs_are_the_same_messages_in_columns(client: RustLogClient) -> None:
+async def test_batches_are_the_same_messages_in_columns(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b", b"c"])
     subscription = await client.subscribe("t", "earliest")
     async for batch in subscription.batches():
@@ -236,7 +236,7 @@ async def test_seeking_drops_what_was_fetched_and_goes_on_elsewhere(client: Rust
     assert (await anext(subscription)).value == b"a"
 
 
-async def test_a_group_commits_what_it_was_given_when_told_to(client: RustLogClient) -> None:
+async def test_a_group_commits_delivered_messages_on_commit(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b", b"c"])
     first = await client.subscribe("t", "earliest", group="g")
     assert [(await anext(first)).value for _ in range(2)] == [b"a", b"b"]
@@ -299,7 +299,7 @@ async def test_closing_the_client_ends_its_subscriptions(server: Server) -> None
     await client.close()
 
 
-async def test_states_are_told(server: Server) -> None:
+async def test_state_changes_are_reported(server: Server) -> None:
     states: list[ConnectionState] = []
     client = await server.client(replace(FAST, on_state=lambda state, reason: states.append(state)))
     await client.close()

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from headrace.clients.errors import NotSupported
 from headrace.clients.messages import Gap, Message, MessageBatch, Settlement
+from headrace.clients.polling import pause
 from headrace.clients.unsupported import READERS
 
 BATCH_SECONDS: Final = 0.05
@@ -181,18 +182,11 @@ class Subscription:
         while not self._queue and not self._is_closed:
             await self._poller.poll(self, self._batch)
             if not self._queue and not self._is_closed:
-                await self._pause(idle)
+                await pause(idle, self._closed)
                 idle = min(idle * 2, IDLE_SECONDS_MAX)
         if self._batch_began is None:
             self._batch_began, self._batch_count = asyncio.get_running_loop().time(), len(self._queue)
         return not self._is_closed
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closed.wait()
-        except TimeoutError:
-            pass
 
     def _adapt(self) -> None:
         """Adapt the size of the next poll to the time that the last messages took."""

@@ -144,11 +144,6 @@ class FiggClient(StreamClient):
             await last
         return count
 
-    async def flush(self) -> None:
-        """Wait until every record published so far is acknowledged. Raises `ClientClosed`."""
-        await self._window.emptied()
-        self._check_open()
-
     async def _publish(self, topic: str, values: list[bytes]) -> Unacknowledged:
         self._check_open()
         _check_topic(topic)

@@ -149,11 +149,6 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
             await asyncio.shield(publication.done)
         return count
 
-    async def flush(self) -> None:
-        """Wait until every request sent so far has a reply. Raises `ClientClosed`."""
-        await self._calls.emptied()
-        self._check_open()
-
     async def _send(self, topic: str, values: list[bytes], keys: list[bytes | None] | None, partition: int | None) -> Publication:
         self._check_open()
         partitions = None if partition is None else [partition] * len(values)

@@ -144,11 +144,6 @@ class FujinClient(ReconnectingClient):
             await done
         return count
 
-    async def flush(self) -> None:
-        """Wait until every write so far has a reply."""
-        await self._window.emptied()
-        self._check_open()
-
     def transaction(self) -> Transaction:
         """Return a transaction: `async with client.transaction() as tx: await tx.publish(…)`."""
         self._check_open()

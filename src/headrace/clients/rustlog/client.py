@@ -27,8 +27,7 @@ from headrace.clients.errors import NotSupported
 from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.request_reply import RequestReplyClient, check_seek, check_settlement, poll_pause
-from headrace.clients.rustlog.errors import raise_error
-from headrace.clients.rustlog.requests import Call, Calls
+from headrace.clients.rustlog.requests import Call, Calls, raise_error
 from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
 from headrace.errors import OffsetOutOfRange, WireError
@@ -156,11 +155,6 @@ class RustLogClient(RequestReplyClient):
                 await self._offsets([under_way.popleft()])
         await self._offsets(under_way)
         return count
-
-    async def flush(self) -> None:
-        """Wait until every request sent so far has a reply. Raises `ClientClosed`."""
-        await self._calls.emptied()
-        self._check_open()
 
     def _check_keyless(self, key: Key) -> None:
         if key is not None:
