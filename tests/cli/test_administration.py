@@ -127,7 +127,7 @@ async def test_the_exit_code_tells_the_kind_of_failure(shell: Shell, unused_tcp_
     assert (await shell("topic", "create", "two words")).code == 1
     assert (await shell("topic", "alter", "t")).code == 2
     unreachable = await shell("topic", "list", port=unused_tcp_port)
-    assert unreachable.code == 5 and "is the broker running there?" in unreachable.err
+    assert unreachable.code == 5 and "start a broker with headrace serve" in unreachable.err
 
 
 @pytest.fixture

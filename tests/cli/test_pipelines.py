@@ -170,7 +170,7 @@ def test_a_checkpoint_elsewhere_has_its_status_here(entries: Path) -> None:
 def test_a_query_is_one_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     state = QueryState("out", "running", 3, 1200, 10.0, 2000.4, 250, 7, 12, 2048)
     assert line_of(state) == ("out: running, batch 3, 1,200 rows, in 10/s, processed 2,000/s, 250 ms, lag 7, state 12 rows in 2.0 KiB")
-    assert line_of(QueryState("out", "waiting", failures=2, error="no\nluck")) == r"out: failed (2), will be started again: no\nluck"
+    assert line_of(QueryState("out", "waiting", failures=2, error="no\nluck")) == r"out: failed (2), will restart: no\nluck"
     with Watch("p", quiet=False) as watch:
         for _ in range(3):
             watch.show([state])

@@ -194,7 +194,7 @@ async def test_a_time_is_rejected_with_the_reason(time: str) -> None:
         (["sub", "demo", "--server", "nowhere"], "is not HOST:PORT"),
         (["sub", "demo", "-n", "0"], "0 is not in the range"),
         (["pub", "demo", "message", "--file", "-"], "give either messages or --file"),
-        (["pub", "demo", "--count", "2"], "--count repeats messages"),
+        (["pub", "demo", "--count", "2"], "--count requires a MESSAGE argument"),
         (["pub"], "Missing argument 'TOPIC'"),
     ],
 )
@@ -211,8 +211,8 @@ async def test_no_broker_is_one_clear_line_with_a_hint(command: list[str]) -> No
     done = await run(None, *command, "--server", f"127.0.0.1:{port}")
     assert (done.code, done.out) == (5, b"")
     assert done.err == (
-        f"headrace: cannot connect to 127.0.0.1:{port}: connection refused; is the broker running there? "
-        "(headrace serve; --server names another)\n"
+        f"headrace: cannot connect to 127.0.0.1:{port}: connection refused; start a broker with "
+        "headrace serve, or give another address with --server\n"
     )
 
 

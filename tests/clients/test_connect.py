@@ -270,6 +270,14 @@ async def test_without_a_group_there_is_nothing_to_settle(broker: Broker, topic:
                 await settle()
 
 
+@pytest.mark.parametrize("protocol", ["figg", "flymq", "rustlog"])
+async def test_an_unknown_start_position_is_an_error_that_names_the_known_ones(broker: Broker, topic: str, protocol: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
+        await client.publish(topic, b"a")
+        with pytest.raises(ValueError, match="'start': expected 'earliest', 'latest', an offset"):
+            await client.subscribe(topic, "start")  # type: ignore[arg-type]  # the error under test
+
+
 async def test_a_time_is_a_start_where_the_protocol_looks_up_times(broker: Broker, topic: str) -> None:
     async with asyncio.timeout(WAIT_SECONDS), broker.connect("flymq") as client:
         await client.publish(topic, b"a")

@@ -24,7 +24,7 @@ def audit() -> None:
 def _query_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that select events; the command receives them as `query`."""
 
-    @click.option("--from", "earliest", type=MOMENT, default=0, help="Only events at or after this time.")
+    @click.option("--from", "start", type=MOMENT, default=0, help="Only events at or after this time.")
     @click.option("--to", "end", type=MOMENT, default=0, help="Only events before this time.")
     @click.option("--type", "types", multiple=True, help="Only this type: login, denial, topic, group, user, role, acl, key, audit.")
     @click.option("--by", metavar="NAME", default="", help="Only events of this user.")

@@ -20,6 +20,12 @@ Key: TypeAlias = bytes | Callable[[bytes], bytes | None] | None
 """Key of all records, or a function from value to key."""
 
 
+def check_start(start: object) -> None:
+    """Raise `ValueError` for a text that is not a start position."""
+    if isinstance(start, str) and start not in ("earliest", "latest"):
+        raise ValueError(f"start position {start!r}: expected 'earliest', 'latest', an offset or a datetime")
+
+
 class Settler(Protocol):
     """Settles the messages that a subscription or a fetch has delivered."""
 

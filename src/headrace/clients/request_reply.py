@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Protocol
 
 from headrace.clients.backoff import Backoff
-from headrace.clients.messages import OnState, Start
+from headrace.clients.messages import OnState, Start, check_start
 from headrace.clients.reconnecting import Outstanding, StreamClient
 
 
@@ -73,14 +73,13 @@ class RequestReplyClient(StreamClient):
 
     async def _place(self, topic: str, partition: int, start: Start) -> int:
         """Return the offset of a start position."""
+        check_start(start)
         if isinstance(start, int):
             return start
         if isinstance(start, datetime):
             return await self.offset_for_time(topic, int(start.timestamp() * 1000), partition=partition)
         if start == "earliest":
             return await self.first_offset(topic, partition=partition)
-        if start != "latest":
-            raise ValueError(f"start position {start!r}: expected 'earliest', 'latest', an offset or a datetime")
         return await self.end_offset(topic, partition=partition)
 
     async def _next_to_read(self, topic: str, partition: int, offset: Start, group: str | None) -> int:

@@ -22,7 +22,7 @@ from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import AlreadySubscribed, ClientClosed, NotSupported
 from headrace.clients.figg.subscription import PARTITION, Subscription
-from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start
+from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start, check_start
 from headrace.clients.reconnecting import StreamClient
 from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
@@ -180,6 +180,7 @@ class FiggClient(StreamClient):
         if not isinstance(start, str | int):
             raise self._unsupported("offset_for_time", "looking up times", "flymq:// does, on the same topics")
         self._check_open()
+        check_start(start)
         _check_topic(topic)
         if topic in self._subscriptions:
             raise AlreadySubscribed(topic)
