@@ -180,7 +180,7 @@ def test_a_url_names_the_protocol(broker: Broker, topic: str) -> None:
     url = f"flymq://{broker.address}"
     done(run(None, "pub", topic, "x", "--server", url))
     assert done(run(None, "fetch", topic, HEADRACE_SERVER=url)) == b"x\n"
-    assert "speaks flymq, not figg" in refused(run(None, "fetch", topic, "--protocol", "figg", HEADRACE_SERVER=url), 2)
+    assert "figg contradicts the protocol flymq" in refused(run(None, "fetch", topic, "--protocol", "figg", HEADRACE_SERVER=url), 2)
 
 
 def test_a_key_comes_from_a_file_or_a_variable_or_with_a_warning(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_protocol_that_has_no_offsets_goes_on_behind_what_was_printed(broker: 
         (["sub", "t", "--group", "g", "--protocol", "figg"], "Figg does not support groups; flymq:// and rustlog:// do"),
         (["sub", "t", "--from", "earliest", "--protocol", "blipmq"], "BlipMQ does not support reading what was published before"),
         (["pub", "t", "x", "--api-key", "env:SECRET", "--protocol", "flymq"], "flymq does not support API keys"),
-        (["sub", "t", "--from", "5m", "--protocol", "rustlog"], "the rustlog protocol cannot look up times"),
+        (["sub", "t", "--from", "5m", "--protocol", "rustlog"], "the rustlog protocol does not support times"),
     ],
 )
 def test_what_a_protocol_cannot_do_is_one_line_that_says_what_can(broker: Broker, arguments: list[str], complaint: str) -> None:
