@@ -1,11 +1,11 @@
-"""Headrace: a durable message log that speaks several wire protocols.
+"""Headrace: a durable message log with several wire protocols.
 
     import headrace
 
     async with headrace.connect("flymq://127.0.0.1") as client:
         receipt = await client.publish("demo", b"hello")
 
-The names below are imported when they are first used: `import headrace` alone stays cheap, for the command line above all.
+The names below are imported on first use: `import headrace` alone stays cheap, above all for the command line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.clients.sync import SyncSubscription as SyncSubscription
     from headrace.errors import HeadraceError as HeadraceError
 
-_HOMES: Final = {
+_MODULES: Final = {
     "headrace.clients.api": ("Client", "Subscription"),
     "headrace.clients.backoff": ("exponential",),
     "headrace.clients.connect": ("connect",),
@@ -59,17 +59,17 @@ _HOMES: Final = {
     "headrace.clients.sync": ("SyncClient", "SyncSubscription"),
     "headrace.errors": ("HeadraceError",),
 }
-_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 
-# Hidden from type checkers, which would take any misspelt name for one that is found here.
+# Hidden from type checkers, which would otherwise accept any misspelt name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name == "sync":
             found: object = importlib.import_module("headrace.clients.sync")
-        elif name in _HOME_OF:
-            found = getattr(importlib.import_module(_HOME_OF[name]), name)
+        elif name in _MODULE_OF:
+            found = getattr(importlib.import_module(_MODULE_OF[name]), name)
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = found
@@ -77,4 +77,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF, "sync"])
+    return sorted([*globals(), *_MODULE_OF, "sync"])

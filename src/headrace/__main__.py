@@ -1,4 +1,4 @@
-"""`python -m headrace` is `headrace`."""
+"""Entry point of `python -m headrace`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def lines(directory: Path) -> Iterator[tuple[str, list[str]]]:
         "headrace schema check": [["x", file, "--type", "avro"]],
         "headrace fetch": [["x", "--protocol", "flymq"]],
         "headrace topic alter": [["x", "--retention", "1d"]],
-        "headrace group reset": [["x", "x", "--to-start", "--yes"]],
+        "headrace group reset": [["x", "x", "--to-earliest", "--yes"]],
         "headrace dlq replay": [["x", "--all", "--yes"]],
         "headrace delayed publish": [["x", "x", "--in", "1s"]],
         "headrace user alter": [["x", "--enable"]],
@@ -126,7 +126,7 @@ def report(directory: Path, libraries: Sequence[str]) -> list[tuple[str, int, st
     """Return (command line, exit code, stderr) for the help and the work of every command."""
     (directory / "file").write_text("{}")
     (directory / "file").chmod(0o600)
-    os.environ.update(HEADRACE_SERVER=DEAD_SERVER, HEADRACE_BULK=DEAD_SERVER, HOME=str(directory), PATH=str(directory))
+    os.environ.update(HEADRACE_SERVER=DEAD_SERVER, HEADRACE_FLIGHT=DEAD_SERVER, HOME=str(directory), PATH=str(directory))
     os.environ.pop("JAVA_HOME", None)
     os.chdir(directory)
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"x\n"))

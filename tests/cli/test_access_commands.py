@@ -1,4 +1,4 @@
-"""`headrace user|acl|key|audit` against a broker that enforces access, and what becomes of the secrets on the way."""
+"""`headrace user|acl|key|audit` against a broker that enforces access, without leaking secrets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SECOND_PASSWORD = secret("second-password")
 ENFORCED = ("--set", "access.mode=enforced")
 
 
-class Desk:
-    """A person at a terminal, logged in or not."""
+class Admin:
+    """Runs commands, logged in or not."""
 
     def __init__(self, directory: Path, broker: BrokerProcess) -> None:
         self.directory, self.broker = directory, broker
@@ -59,29 +59,29 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     directory = tmp_path_factory.mktemp("access")
     password = directory / "admin-password"
     password.touch(0o600)
     password.write_text(ADMIN_PASSWORD)
     arguments = (*ENFORCED, "--set", f"access.admin_password_file={password}", "--set", "logging.level=debug")
     with BrokerProcess(directory, *arguments) as broker:
-        yield Desk(directory, broker)
+        yield Admin(directory, broker)
 
 
-def test_a_user_from_beginning_to_end(desk: Desk) -> None:
-    made = desk.run("user", "create", "ann", "--role", "producer", "--new-password-file", "-", stdin=ANN_PASSWORD + "\n")
+def test_a_user_from_beginning_to_end(admin: Admin) -> None:
+    made = admin.run("user", "create", "ann", "--role", "producer", "--new-password-file", "-", stdin=ANN_PASSWORD + "\n")
     assert made.returncode == 0, made.stderr
-    assert [(row["name"], row["roles"]) for row in desk.rows("user", "list")] == [("admin", ["admin"]), ("ann", ["producer"])]
-    assert desk.rows("user", "describe", "ann", user="ann", password=ANN_PASSWORD)[0]["permissions"] == ["write"]
-    assert desk.run("user", "alter", "ann", "--role", "consumer", "--disable").returncode == 0
-    assert desk.run("user", "describe", "ann", user="ann", password=ANN_PASSWORD).returncode == 4
-    assert desk.run("user", "alter", "ann", "--enable").returncode == 0
-    changed = desk.run("user", "password", "ann", "--new-password-file", "-", stdin=SECOND_PASSWORD + "\n")
+    assert [(row["name"], row["roles"]) for row in admin.rows("user", "list")] == [("admin", ["admin"]), ("ann", ["producer"])]
+    assert admin.rows("user", "describe", "ann", user="ann", password=ANN_PASSWORD)[0]["permissions"] == ["write"]
+    assert admin.run("user", "alter", "ann", "--role", "consumer", "--disable").returncode == 0
+    assert admin.run("user", "describe", "ann", user="ann", password=ANN_PASSWORD).returncode == 4
+    assert admin.run("user", "alter", "ann", "--enable").returncode == 0
+    changed = admin.run("user", "password", "ann", "--new-password-file", "-", stdin=SECOND_PASSWORD + "\n")
     assert changed.returncode == 0, changed.stderr
-    assert desk.run("user", "describe", "ann", user="ann", password=SECOND_PASSWORD).returncode == 0
-    assert desk.run("user", "delete", "ann", "--yes").returncode == 0
-    assert desk.run("user", "describe", "ann").returncode == 3
+    assert admin.run("user", "describe", "ann", user="ann", password=SECOND_PASSWORD).returncode == 0
+    assert admin.run("user", "delete", "ann", "--yes").returncode == 0
+    assert admin.run("user", "describe", "ann").returncode == 3
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_user_from_beginning_to_end(desk: Desk) -> None:
         (("user", "delete", "admin"), {}, 2, "--yes"),
         (("user", "delete", "admin", "--yes"), {}, 1, "cannot delete your own account"),
         (("user", "alter", "admin"), {}, 2, "nothing to alter"),
-        (("acl", "create", "fly", "topic:x", "--for-everybody"), {}, 2, "'fly' is none of"),
+        (("acl", "create", "fly", "topic:x", "--for-everybody"), {}, 2, "'fly' is invalid; expected one of"),
         (("acl", "create", "read", "x", "--for-everybody"), {}, 2, "is not KIND:NAME"),
         (("acl", "create", "read", "topic:x"), {}, 2, "give one of --for-user"),
         (("acl", "delete", "read", "topic:x", "--for-everybody", "--yes"), {}, 3, "not found"),
@@ -104,59 +104,59 @@ def test_a_user_from_beginning_to_end(desk: Desk) -> None:
     ],
 )
 def test_a_failure_is_one_line_and_its_kind_is_the_exit_code(
-    desk: Desk, arguments: tuple[str, ...], login: dict[str, str], code: int, words: str
+    admin: Admin, arguments: tuple[str, ...], login: dict[str, str], code: int, words: str
 ) -> None:
-    done = desk.run(*arguments, **login)
+    done = admin.run(*arguments, **login)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert words in done.stderr and done.stderr.startswith("headrace: ") and done.stderr.count("\n") == 1
 
 
-def test_rules_are_made_checked_and_taken_away(desk: Desk) -> None:
+def test_rules_are_made_checked_and_taken_away(admin: Admin) -> None:
     def check(resource: str) -> int:
-        return desk.run("acl", "check", "bob", "read", resource).returncode
+        return admin.run("acl", "check", "bob", "read", resource).returncode
 
     assert check("topic:orders.eu") == 4
-    desk.run("acl", "create", "read,describe", "topic:orders.*", "--for-user", "bob")
-    desk.run("acl", "create", "read", "topic:orders.secret", "--for-everybody", "--deny")
+    admin.run("acl", "create", "read,describe", "topic:orders.*", "--for-user", "bob")
+    admin.run("acl", "create", "read", "topic:orders.secret", "--for-everybody", "--deny")
     assert [check(f"topic:{name}") for name in ("orders.eu", "orders.secret", "orders")] == [0, 4, 4]
-    assert desk.rows("acl", "list", "--for-user", "bob") == [
+    assert admin.rows("acl", "list", "--for-user", "bob") == [
         {"effect": "allow", "subject": "user:bob", "actions": ["describe", "read"], "resource": "topic:orders.*"}
     ]
-    desk.run("acl", "create", "read", "topic:star\\*", "--for-user", "bob")
+    admin.run("acl", "create", "read", "topic:star\\*", "--for-user", "bob")
     assert [check("topic:star\\*"), check("topic:stars")] == [0, 4]
-    desk.run("acl", "delete", "read,describe", "topic:orders.*", "--for-user", "bob", "--yes")
+    admin.run("acl", "delete", "read,describe", "topic:orders.*", "--for-user", "bob", "--yes")
     assert check("topic:orders.eu") == 4
-    assert desk.run("acl", "role", "clerk", "--grant", "read@topic:orders*", "--description", "reads").returncode == 0
-    assert "clerk" in {row["name"] for row in desk.rows("acl", "roles")}
-    assert desk.run("acl", "delete-role", "clerk", "--yes").returncode == 0
+    assert admin.run("acl", "role", "clerk", "--grant", "read@topic:orders*", "--description", "reads").returncode == 0
+    assert "clerk" in {row["name"] for row in admin.rows("acl", "roles")}
+    assert admin.run("acl", "delete-role", "clerk", "--yes").returncode == 0
 
 
-def test_a_key_is_shown_once_and_then_never(desk: Desk) -> None:
-    desk.run("user", "create", "lorry", "--no-password", "--role", "producer")
-    (made,) = desk.rows("key", "create", "lorry", "--scope", "publish@topic:gps*", "--expires-in", "1h", "--description", "no. 7")
+def test_a_key_is_shown_once_and_then_never(admin: Admin) -> None:
+    admin.run("user", "create", "lorry", "--no-password", "--role", "producer")
+    (made,) = admin.rows("key", "create", "lorry", "--scope", "publish@topic:gps*", "--expires-in", "1h", "--description", "no. 7")
     key, id = str(made["key"]), str(made["id"])
-    (listed,) = desk.rows("key", "list", "--owner", "lorry")
+    (listed,) = admin.rows("key", "list", "--owner", "lorry")
     assert (listed["id"], listed["scopes"], listed["in_force"]) == (id, ["publish@topic:gps*"], True)
     everything = "".join(
-        desk.run(*words).stdout for words in (("key", "list"), ("key", "describe", id), ("audit", "list"), ("audit", "export"))
+        admin.run(*words).stdout for words in (("key", "list"), ("key", "describe", id), ("audit", "list"), ("audit", "export"))
     )
     assert id in everything and key not in everything and key.rpartition("_")[2] not in everything
-    assert desk.run("key", "alter", id, "--expires-in", "0").returncode == 0
-    (altered,) = desk.rows("key", "alter", id, "--scope", "publish@topic:gps", "--scope", "read@topic:orders*")
+    assert admin.run("key", "alter", id, "--expires-in", "0").returncode == 0
+    (altered,) = admin.rows("key", "alter", id, "--scope", "publish@topic:gps", "--scope", "read@topic:orders*")
     assert altered["scopes"] == ["publish@topic:gps", "read@topic:orders*"]
-    assert desk.rows("key", "alter", id, "--no-scopes")[0]["scopes"] == []
-    assert desk.run("key", "alter", id, "--no-scopes", "--scope", "read@topic:x").returncode == 2
-    assert desk.rows("topic", "list", user=id, password=key) == [], "a key logs in too"
-    assert desk.run("key", "revoke", id, "--yes").returncode == 0
-    assert desk.rows("key", "describe", id)[0]["in_force"] is False
-    assert desk.run("key", "delete", id, "--yes").returncode == 0
-    assert desk.run("key", "describe", id).returncode == 3
+    assert admin.rows("key", "alter", id, "--no-scopes")[0]["scopes"] == []
+    assert admin.run("key", "alter", id, "--no-scopes", "--scope", "read@topic:x").returncode == 2
+    assert admin.rows("topic", "list", user=id, password=key) == [], "a key logs in too"
+    assert admin.run("key", "revoke", id, "--yes").returncode == 0
+    assert admin.rows("key", "describe", id)[0]["in_force"] is False
+    assert admin.run("key", "delete", id, "--yes").returncode == 0
+    assert admin.run("key", "describe", id).returncode == 3
 
 
-def test_the_audit_log_tells_who_did_what(desk: Desk) -> None:
-    desk.run("user", "create", "temporary", "--no-password")
-    desk.run("user", "list", password=secret("wrong-password"))
-    (row,) = desk.rows("audit", "list", "--type", "user", "--resource", "user:temporary")
+def test_the_audit_log_tells_who_did_what(admin: Admin) -> None:
+    admin.run("user", "create", "temporary", "--no-password")
+    admin.run("user", "list", password=secret("wrong-password"))
+    (row,) = admin.rows("audit", "list", "--type", "user", "--resource", "user:temporary")
     assert (row["user"], row["action"], row["protocol"], row["address"], row["result"]) == (
         "admin",
         "create",
@@ -164,34 +164,34 @@ def test_the_audit_log_tells_who_did_what(desk: Desk) -> None:
         "127.0.0.1",
         "success",
     )
-    assert desk.rows("audit", "list", "--type", "login", "--result", "failure", "--by", "admin")
-    lines = list(csv.DictReader(desk.run("audit", "export", "--format", "csv", "-n", "3").stdout.splitlines()))
+    assert admin.rows("audit", "list", "--type", "login", "--result", "failure", "--by", "admin")
+    lines = list(csv.DictReader(admin.run("audit", "export", "--format", "csv", "-n", "3").stdout.splitlines()))
     assert len(lines) == 3 and lines[0]["user"] == "admin"
 
 
-def test_records_need_a_login_too(desk: Desk) -> None:
-    assert desk.run("topic", "create", "gps").returncode == 0
-    assert desk.run("pub", "gps", "hello", "--protocol", "flymq", user="").returncode == 4
-    assert desk.run("pub", "gps", "hello", "--protocol", "flymq").returncode == 0
-    assert desk.run("fetch", "gps", "--from", "start", "--protocol", "flymq").stdout == "hello\n"
-    assert desk.run("pub", "gps", "hello", "--protocol", "rustlog", user="").returncode != 0
+def test_records_need_a_login_too(admin: Admin) -> None:
+    assert admin.run("topic", "create", "gps").returncode == 0
+    assert admin.run("pub", "gps", "hello", "--protocol", "flymq", user="").returncode == 4
+    assert admin.run("pub", "gps", "hello", "--protocol", "flymq").returncode == 0
+    assert admin.run("fetch", "gps", "--from", "earliest", "--protocol", "flymq").stdout == "hello\n"
+    assert admin.run("pub", "gps", "hello", "--protocol", "rustlog", user="").returncode != 0
 
 
 def command_lines() -> Iterator[bytes]:
-    """What everybody on this machine can see of every process."""
+    """Return the command lines of all processes, which every user can read."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             yield path.read_bytes()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has ended
 
 
-def test_no_secret_is_in_a_log_an_answer_the_configuration_the_process_list_or_on_disk(desk: Desk) -> None:
-    """Runs last: everything above has passed secrets around."""
+def test_no_secret_is_in_a_log_an_answer_the_configuration_the_process_list_or_on_disk(admin: Admin) -> None:
+    """Runs last, after the tests that pass secrets."""
     assert not any(map(shows, command_lines()))
-    stored = b"".join(path.read_bytes() for path in desk.broker.data.rglob("*") if path.is_file())
+    stored = b"".join(path.read_bytes() for path in admin.broker.data.rglob("*") if path.is_file())
     assert not shows(stored)
-    code, out, errors = desk.broker.stop()
+    code, out, errors = admin.broker.stop()
     assert code == 0
     assert not shows(out + errors)
     assert "hr_" not in errors

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a real process, its streams, its exit code."""
+"""The command line as a real process: streams and exit codes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_version_as_json_names_what_it_runs_on() -> None:
     assert {"pyarrow", "pyspark", "java"} <= facts.keys()
 
 
-def test_a_defect_is_one_line_unless_the_traceback_is_asked_for() -> None:
+def test_a_defect_is_one_line_unless_the_traceback_is_requested() -> None:
     script = (
         "import headrace.cli as c, types, sys\n"
         "m = types.ModuleType('planted')\n"
@@ -137,7 +137,7 @@ def test_a_command_whose_library_is_absent_names_the_extra(monkeypatch: pytest.M
 
 def test_a_reader_that_goes_away_is_no_news() -> None:
     shell = f"{sys.executable} -m headrace config explain | head -n 1; echo ${{PIPESTATUS[0]}}"
-    environment = {"PATH": "/usr/bin:/bin"}  # without a locale that this machine may not have: bash would warn of it
+    environment = {"PATH": "/usr/bin:/bin"}  # without a locale, which may not be installed: bash would warn
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=environment, timeout=60, check=True)
     first, status = done.stdout.splitlines()
     assert first.startswith("storage.path")

@@ -1,4 +1,4 @@
-"""Completion as a shell asks for it: the script, and the answers to its questions."""
+"""Shell completion: the script and its completions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def script(shell: str) -> str:
 
 
 def completed(*words: str) -> list[str]:
-    """What bash offers when the tabulator is pressed behind the last of the words."""
+    """Return the completions of bash after the last word."""
     line = " ".join(f"'{word}'" for word in words)
     press = f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _headrace_completion headrace; printf "%s\\n" "${{COMPREPLY[@]}}"'
     load = 'eval "$(headrace completion bash)"; complete -p headrace >&2'

@@ -1,4 +1,4 @@
-"""Every command without each of the extras: help works, and what needs a library names the extra that installs it."""
+"""Every command without each extra: help works, and a command that needs a library names the extra."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ EXTRAS = sorted({library.extra for library in LIBRARIES.values()})
 EVERYTHING = "all extras"
 
 NEEDED = {
-    "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive",
-             "headrace demo"},
+    "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check",
+               "headrace pipeline archive", "headrace demo"},
     "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace demo"},
     "tables": {"headrace demo"},
-    "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin", "headrace ping --protocol fujin",
-             "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
+    "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin",
+             "headrace ping --protocol fujin", "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
              "headrace bench latency --protocol fujin", "headrace demo"},
     "schemas": set(),
     "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench delayed", "headrace bench compare"},
 }  # fmt: skip
-"""The commands that end with the advice to install an extra. Without `schemas` it is the broker that says so, to whoever uses one."""
+"""Commands that fail with the advice to install an extra. The extra `schemas` is reported by the broker instead."""
 
 
 def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]:
@@ -39,7 +39,7 @@ def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]
 
 
 def kind_of(line: str) -> str:
-    """The command and the option that makes it import more, without the values."""
+    """Return the command and the option that makes it import more, without values."""
     path = max((path for path, _ in commands() if line.startswith(f"{path} ") or line == path), key=len)
     options = [option for option in ("--listen-flight", "--listen-quic", "--protocol fujin") if option in line]
     return " ".join([path, *options])

@@ -1,4 +1,4 @@
-"""`headrace ping`: one answer through each protocol, and an exit code for a health check."""
+"""`headrace ping`: one reply through each protocol, and exit codes for health checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_broker_answers_through_every_protocol(broker: BrokerProcess, protocol
     [address] = protocols["quic" if protocol == "fujin" else "tcp"]
     done = ping("--server", f"{protocol}://{address}")
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf"{protocol}://{address} answered in \d+\.\d ms\n", done.stdout)
+    assert re.fullmatch(rf"{protocol}://{address} replied in \d+\.\d ms\n", done.stdout)
 
 
 def test_quiet_says_nothing(broker: BrokerProcess) -> None:
@@ -49,7 +49,7 @@ def test_quiet_says_nothing(broker: BrokerProcess) -> None:
 
 def test_no_broker_is_exit_code_5() -> None:
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else gets the port
+        holder.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and the port stays reserved
         done = ping("--server", f"127.0.0.1:{holder.getsockname()[1]}")
     assert done.returncode == UNAVAILABLE
     assert "cannot connect" in done.stderr and done.stderr.count("\n") == 1
@@ -60,4 +60,4 @@ def test_a_broker_that_does_not_answer_is_exit_code_6() -> None:
         port = silent.getsockname()[1]
         done = ping("--server", f"127.0.0.1:{port}", "--timeout", "200ms")
     assert (done.returncode, done.stdout) == (TOO_SLOW, "")
-    assert done.stderr == f"headrace: figg://127.0.0.1:{port} did not answer within 0.2 s\n"
+    assert done.stderr == f"headrace: figg://127.0.0.1:{port} did not reply within 0.2 s\n"

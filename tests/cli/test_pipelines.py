@@ -1,4 +1,4 @@
-"""`headrace pipeline` and `headrace sql` where no Spark is needed: files that are wrong, runs that are over, a broker that is away."""
+"""`headrace pipeline` and `headrace sql` without Spark: invalid files, ended executions, an unreachable broker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_wrong_key_is_one_line_with_file_and_line(tmp_path: Path) -> None:
         assert done.stderr == "headrace: p.toml:6: sinks.b.moed: unknown key; did you mean mode?\n"
 
 
-def test_a_broker_that_is_away_is_told_before_spark_starts(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(SMALL)
     for arguments in (("pipeline", "run", "p.toml"), ("pipeline", "check", "p.toml"), ("sql", "select 1")):
         done = process(tmp_path, *arguments, "--servers", "127.0.0.1:1")
@@ -76,7 +76,7 @@ def test_a_setting_without_a_value_is_refused(tmp_path: Path) -> None:
     assert "--conf spark.x: expected KEY=VALUE" in str(done.exception)
 
 
-def test_runs_are_listed_with_what_became_of_them(tmp_path: Path) -> None:
+def test_executions_are_listed_with_their_state(tmp_path: Path) -> None:
     assert json.loads(headrace("pipeline", "list", "-o", "json").stdout) == []
     ran(tmp_path, "copy", lag=5, rows_total=10)
     ran(tmp_path, "gone", "failed")
@@ -91,11 +91,11 @@ def test_runs_are_listed_with_what_became_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["copy", "{directory}/copy", "{directory}/copy.toml"])
-def test_a_run_is_found_by_name_checkpoint_and_file(by: str, tmp_path: Path) -> None:
+def test_an_execution_is_found_by_name_checkpoint_and_file(by: str, tmp_path: Path) -> None:
     ran(tmp_path, input_rate=2.5, rows_total=10, batch=3)
     done = headrace("pipeline", "status", by.format(directory=tmp_path), "-o", "json")
     [row] = json.loads(done.stdout)
-    assert (row["pipeline"], row["run"], row["sink"], row["input_rate"], row["rows_total"], row["batch"]) == (
+    assert (row["pipeline"], row["execution"], row["sink"], row["input_rate"], row["rows_total"], row["batch"]) == (
         "copy",
         "finished",
         "out",
@@ -116,20 +116,20 @@ def test_a_status_for_people_fits_a_terminal(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_an_unknown_run_is_not_found_and_the_known_are_named(tmp_path: Path) -> None:
+def test_an_unknown_execution_is_not_found_and_the_known_are_named(tmp_path: Path) -> None:
     ran(tmp_path)
     with pytest.raises(UnknownExecution, match="no pipeline orders has run here; there is copy"):
         find("orders")
     assert process(tmp_path, "pipeline", "status", "orders").returncode == 3
 
 
-def test_a_run_that_is_over_cannot_be_stopped(tmp_path: Path) -> None:
+def test_an_ended_execution_cannot_be_stopped(tmp_path: Path) -> None:
     ran(tmp_path)
     done = headrace("pipeline", "stop", "copy")
-    assert "copy: does not run (finished)" in done.stderr
+    assert "copy: is not running (finished)" in done.stderr
 
 
-def test_a_run_whose_process_is_gone_is_lost_whoever_has_its_number_now(tmp_path: Path) -> None:
+def test_an_execution_whose_process_ended_is_lost_even_if_its_pid_is_reused(tmp_path: Path) -> None:
     run = ran(tmp_path, state="running")
     assert find("copy")["state"] == "running"
     file = run.directory / "status.json"
@@ -138,10 +138,10 @@ def test_a_run_whose_process_is_gone_is_lost_whoever_has_its_number_now(tmp_path
     file.write_text(json.dumps({**status, "born": status["born"] - 1}))
     assert find("copy")["state"] == "lost"
     file.write_text(json.dumps({**status, "host": "elsewhere", "born": 1}))
-    assert find("copy")["state"] == "running", "nobody can tell from here"
+    assert find("copy")["state"] == "running", "another host's process cannot be checked"
 
 
-def test_a_wish_to_stop_is_seen_by_the_run_and_forgotten_by_the_next(tmp_path: Path) -> None:
+def test_a_stop_request_ends_the_execution_and_not_the_next_one(tmp_path: Path) -> None:
     with Execution("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
         run.write("running", [], now_ms=0)
         before = run.is_stop_wanted
@@ -151,7 +151,7 @@ def test_a_wish_to_stop_is_seen_by_the_run_and_forgotten_by_the_next(tmp_path: P
         assert not run.is_stop_wanted
 
 
-def test_two_runs_on_one_checkpoint_are_in_conflict(tmp_path: Path) -> None:
+def test_two_executions_on_one_checkpoint_conflict(tmp_path: Path) -> None:
     with Execution("copy", str(tmp_path / "copy"), file="", now_ms=0) as run:
         run.write("running", [], now_ms=0)
         with pytest.raises(AlreadyRunning, match=f"pipeline copy runs already \\(pid {os.getpid()}\\)"):
@@ -170,14 +170,14 @@ def test_a_checkpoint_elsewhere_has_its_status_here(entries: Path) -> None:
 def test_a_query_is_one_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     state = QueryState("out", "running", 3, 1200, 10.0, 2000.4, 250, 7, 12, 2048)
     assert line_of(state) == ("out: running, batch 3, 1,200 rows, in 10/s, processed 2,000/s, 250 ms, lag 7, state 12 rows in 2.0 KiB")
-    assert line_of(QueryState("out", "waiting", failures=2, error="no\nluck")) == r"out: failed (2), will be started again: no\nluck"
+    assert line_of(QueryState("out", "waiting", failures=2, error="no\nluck")) == r"out: failed (2), will restart: no\nluck"
     with Watch("p", quiet=False) as watch:
         for _ in range(3):
             watch.show([state])
     assert capsys.readouterr().err.count("\n") == 1
     with Watch("p", quiet=True) as watch:
         watch.show([state])
-        watch.say("hello")
+        watch.message("hello")
     assert capsys.readouterr().err == ""
 
 

@@ -122,10 +122,10 @@ async def test_lines_are_published_as_they_are_typed() -> None:
         ("hex", b"7b226964223a20317d\n706c61696e\nff\n"),
     ],
 )
-async def test_values_are_printed_as_asked(output: str, wanted: bytes) -> None:
+async def test_values_are_printed_in_the_chosen_format(output: str, wanted: bytes) -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b'{"id": 1}', b"plain", b"\xff", b"too many"])
-        done = await run(server, "sub", "demo", "--from", "start", "-n", "3", "-o", output)
+        done = await run(server, "sub", "demo", "--from", "earliest", "-n", "3", "-o", output)
         assert (done.code, done.out, done.err) == (0, wanted, "")
 
 
@@ -156,20 +156,20 @@ async def test_reading_starts_at_an_offset_and_follows_until_interrupted() -> No
             assert (done.code, done.out, done.err) == (130, b"", "")
 
 
-async def test_an_offset_that_is_not_there_is_told() -> None:
+async def test_a_missing_offset_is_reported() -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b"a"])
         async with running(server, "sub", "demo", "--from", "99", "-n", "1") as process:
             assert process.stderr is not None
             line = await asyncio.wait_for(process.stderr.readline(), WAIT_SECONDS)
-            assert line == b"demo: offset 99 is not there; starting at 1\n"
+            assert line == b"demo: offset 99 does not exist; starting at 1\n"
 
 
 @pytest.mark.parametrize("values", [[bytes(1_000)] * 2_000, [bytes(20)]], ids=["in the middle", "when all is read"])
 async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
     async with figg_server() as server:
         await fill(server, "demo", values)
-        async with running(server, "sub", "demo", "--from", "start") as process:
+        async with running(server, "sub", "demo", "--from", "earliest") as process:
             assert process.stdout is not None
             await process.stdout.readexactly(10)
             process.stdout._transport.close()  # type: ignore[attr-defined]  # the only way to close our end of the pipe
@@ -180,21 +180,21 @@ async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("time", ["5m", "2026-11-15", "2026-11-15T07:49:00Z"])
-async def test_a_time_is_refused_with_the_reason(time: str) -> None:
+async def test_a_time_is_rejected_with_the_reason(time: str) -> None:
     done = await run(None, "sub", "demo", "--from", time)
     assert done.code == 2
-    assert "the figg protocol cannot look up times; give start, end or an offset" in done.err
+    assert "the figg protocol does not support times; use earliest, latest or an offset" in done.err
     assert len(done.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     "arguments, complaint",
     [
-        (["sub", "demo", "--from", "yesterday"], "none of start, end, an offset or a time"),
+        (["sub", "demo", "--from", "yesterday"], "invalid; expected earliest, latest, an offset or a time"),
         (["sub", "demo", "--server", "nowhere"], "is not HOST:PORT"),
         (["sub", "demo", "-n", "0"], "0 is not in the range"),
         (["pub", "demo", "message", "--file", "-"], "give either messages or --file"),
-        (["pub", "demo", "--count", "2"], "--count repeats messages"),
+        (["pub", "demo", "--count", "2"], "--count requires a MESSAGE argument"),
         (["pub"], "Missing argument 'TOPIC'"),
     ],
 )
@@ -211,19 +211,19 @@ async def test_no_broker_is_one_clear_line_with_a_hint(command: list[str]) -> No
     done = await run(None, *command, "--server", f"127.0.0.1:{port}")
     assert (done.code, done.out) == (5, b"")
     assert done.err == (
-        f"headrace: cannot connect to 127.0.0.1:{port}: connection refused; is the broker running there? "
-        "(headrace serve; --server names another)\n"
+        f"headrace: cannot connect to 127.0.0.1:{port}: connection refused; start a broker with "
+        "headrace serve, or give another address with --server\n"
     )
 
 
-async def test_a_lost_connection_is_told_and_sought_again() -> None:
+async def test_a_lost_connection_is_reported_and_the_client_reconnects() -> None:
     async with figg_server() as server:
         await fill(server, "demo", [b"a"])
-        async with running(server, "sub", "demo", "--from", "start", "-n", "2") as process:
+        async with running(server, "sub", "demo", "--from", "earliest", "-n", "2") as process:
             assert process.stdout is not None
             assert await asyncio.wait_for(process.stdout.readline(), WAIT_SECONDS) == b"a\n"
             await server.restart()
             await fill(server, "demo", [b"b"])
             done = await ended(process)
             assert (done.code, done.out) == (0, b"b\n")
-            assert "; connecting again\n" in done.err
+            assert "; reconnecting\n" in done.err

@@ -1,4 +1,4 @@
-"""What a record holds does nothing to the terminal it is printed on, and goes through a pipe as it is."""
+"""Records cannot control the terminal, and pass unchanged through a pipe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_everything_a_terminal_acts_on_is_made_visible_and_json_stays_what_it_is
     assert neutral(text).isprintable() and json.loads(neutral(text)) == json.loads(text)
 
 
-def test_what_harms_nobody_stays() -> None:
+def test_harmless_characters_stay() -> None:
     assert neutral(HARMLESS.decode()) == HARMLESS.decode()
 
 
@@ -56,7 +56,7 @@ async def fill(broker: Broker, topic: str) -> list[bytes]:
 
 
 async def run(broker: Broker, *arguments: str, terminal: bool) -> bytes:
-    """What the command wrote to stdout, a terminal or a pipe."""
+    """Return the command's stdout, a terminal or a pipe."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -85,15 +85,15 @@ def read_all(source: int) -> bytes:
     found = b""
     with open(source, "rb", buffering=0) as stream:
         try:
-            while piece := stream.read(65_536):
-                found += piece
+            while chunk := stream.read(65_536):
+                found += chunk
         except OSError:
-            pass  # a terminal whose other end is closed has no end of file
+            pass  # a closed terminal raises instead of end of file
     return found
 
 
 def commands(broker: Broker, topic: str, count: int) -> dict[str, list[str]]:
-    subscribe = ["sub", topic, "--protocol", "flymq", "--from", "start", "-n", str(count)]
+    subscribe = ["sub", topic, "--protocol", "flymq", "--from", "earliest", "-n", str(count)]
     fetch = ["fetch", topic, "--protocol", "flymq"]
     return {"sub": subscribe, "fetch": fetch}
 
@@ -131,7 +131,7 @@ async def test_so_it_is_with_the_keys_of_delayed_messages_and_all_other_rows(bro
     await run(broker, "delayed", "publish", topic, "x", "--in", "1h", "--key", key, terminal=False)
     out = (await run(broker, "delayed", "list", topic, "-o", output, terminal=True)).decode()
     assert "k" in out and key not in out
-    if output != "table":  # a table has colours of its own
+    if output != "table":  # a table has its own colours
         assert neutral(out) == out
         piped = (await run(broker, "delayed", "list", topic, "-o", output, terminal=False)).decode()
         assert key in piped

@@ -1,4 +1,4 @@
-"""A broker in memory behind a real listener."""
+"""In-memory broker behind a real listener."""
 
 from __future__ import annotations
 

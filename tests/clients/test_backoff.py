@@ -1,4 +1,4 @@
-"""How long a client waits before it tries again."""
+"""Delays between attempts to connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an address to a client, for every protocol: what all have in common, and what they say where they have not."""
+"""`connect` and the common client API for every protocol, and the errors of unsupported methods."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ async def topic(broker: Broker) -> str:
 
 
 def all_clients(figg: FiggClient, flymq: FlyMqClient, blipmq: BlipMqClient, rustlog: RustLogClient, fujin: FujinClient) -> list[Client]:
-    """Never called: it is the type checker that runs this test."""
+    """Never called: the type checker runs this test."""
     return [figg, flymq, blipmq, rustlog, fujin]
 
 
 def all_subscriptions(
     figg: FiggSubscription, blipmq: BlipMqSubscription, polling: PollingSubscription, fujin: FujinSubscription
 ) -> list[Subscription]:
-    """As above."""
+    """Never called, as above."""
     return [figg, blipmq, polling, fujin]
 
 
@@ -82,10 +82,10 @@ def test_a_url_names_protocol_host_port_and_tls(url: str, address: Address) -> N
 @pytest.mark.parametrize(
     "url, complaint",
     [
-        ("kafka://localhost", "starts with one of figg://"),
-        ("localhost:9092", "starts with one of figg://"),
-        ("", "starts with one of figg://"),
-        ("tls+figg://localhost", "starts with one of figg://"),
+        ("kafka://localhost", "must start with one of figg://"),
+        ("localhost:9092", "must start with one of figg://"),
+        ("", "must start with one of figg://"),
+        ("tls+figg://localhost", "must start with one of figg://"),
         ("figg://", "is not figg://HOST:PORT"),
         ("figg://localhost:0", "is not figg://HOST:PORT"),
         ("figg://localhost/topic", "is not figg://HOST:PORT"),
@@ -93,10 +93,10 @@ def test_a_url_names_protocol_host_port_and_tls(url: str, address: Address) -> N
         ("figg://localhost:65536", "a number from 1 to 65535"),
         ("figg://localhost:http", "a number from 1 to 65535"),
         ("figg://[::1", "a number from 1 to 65535"),
-        ("blipmq://:hunter2@localhost", "must not hold a secret"),
+        ("blipmq://:hunter2@localhost", "must not contain a secret"),
     ],
 )
-def test_a_url_that_cannot_be_understood_is_told_without_its_secrets(url: str, complaint: str) -> None:
+def test_an_invalid_url_is_reported_without_its_secrets(url: str, complaint: str) -> None:
     with pytest.raises(headrace.InvalidUrl, match=complaint) as caught:
         headrace.connect(url)
     assert "hunter2" not in str(caught.value)
@@ -109,9 +109,9 @@ def test_options_that_do_not_fit_the_protocol_are_refused_at_once() -> None:
         headrace.connect("blipmq://localhost")
     with pytest.raises(headrace.NotSupported, match="API keys"):
         headrace.connect("figg://localhost", api_key="key")
-    with pytest.raises(headrace.NotSupported, match="giving up instead of sending again"):
+    with pytest.raises(headrace.NotSupported, match="resend_writes=False"):
         headrace.connect("figg://localhost", resend_writes=False)
-    with pytest.raises(headrace.InvalidUrl, match=r"certificates are for TLS: figg\+tls://"):
+    with pytest.raises(headrace.InvalidUrl, match=r"certificates require TLS: use figg\+tls://"):
         headrace.connect("figg://localhost", ca_file="ca.pem")
 
 
@@ -127,7 +127,7 @@ def test_importing_the_package_is_cheap_and_gives_every_name() -> None:
         headrace.conect  # type: ignore[attr-defined]  # noqa: B018  (that is what is tested)
 
 
-# What all have in common.
+# Common API.
 
 
 @peers
@@ -206,9 +206,9 @@ async def test_no_broker_is_a_failed_connection(peer: Peer) -> None:
 
 
 @peers
-async def test_a_server_that_never_answers_is_a_failed_connection_and_nothing_else_is_told(peer: Peer) -> None:
+async def test_a_silent_server_is_a_failed_connection_and_no_state_is_reported(peer: Peer) -> None:
     states: list[ConnectionState] = []
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # the system takes connections, and nobody looks at them
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts connections, the test does not
         url = f"{peer.protocol}://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(headrace.ConnectFailed, match="within 0.2 s"):
             await headrace.connect(
@@ -227,7 +227,7 @@ async def test_a_server_that_never_answers_is_a_failed_connection_and_nothing_el
 async def test_an_acknowledged_message_moves_its_group_forward_only(broker: Broker, topic: str, protocol: str) -> None:
     async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         await client.publish_many(topic, [b"%d" % number for number in range(5)])
-        subscription = await client.subscribe(topic, "start", group="g")
+        subscription = await client.subscribe(topic, "earliest", group="g")
         messages = [await anext(subscription) for _ in range(4)]
         assert await messages[2].ack()
         assert await messages[0].ack()
@@ -252,7 +252,7 @@ async def test_an_acknowledged_delivery_does_not_come_again(broker: Broker, topi
         async with await anext(subscription) as second:
             assert second.value == b"b"
         assert await second.ack(), "once more changes nothing"
-        with pytest.raises(headrace.NotSupported, match="comes again"):
+        with pytest.raises(headrace.NotSupported, match="delivers unacknowledged messages again"):
             await second.nack()
         await client.publish(topic, b"c")
         assert (await anext(subscription)).value == b"c"
@@ -263,11 +263,19 @@ async def test_an_acknowledged_delivery_does_not_come_again(broker: Broker, topi
 async def test_without_a_group_there_is_nothing_to_settle(broker: Broker, topic: str, protocol: str) -> None:
     async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         await client.publish(topic, b"a")
-        subscription = await client.subscribe(topic, "start")
+        subscription = await client.subscribe(topic, "earliest")
         message = await anext(subscription)
         for settle in (message.ack, message.nack, subscription.commit):
             with pytest.raises(headrace.NothingToSettle):
                 await settle()
+
+
+@pytest.mark.parametrize("protocol", ["figg", "flymq", "rustlog"])
+async def test_an_unknown_start_position_is_an_error_that_names_the_known_ones(broker: Broker, topic: str, protocol: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
+        await client.publish(topic, b"a")
+        with pytest.raises(ValueError, match="'start': expected 'earliest', 'latest', an offset"):
+            await client.subscribe(topic, "start")  # type: ignore[arg-type]  # the error under test
 
 
 async def test_a_time_is_a_start_where_the_protocol_looks_up_times(broker: Broker, topic: str) -> None:
@@ -282,11 +290,11 @@ async def test_a_time_is_a_start_where_the_protocol_looks_up_times(broker: Broke
             await client.seek(topic, group="g")
 
 
-# What they have not.
+# Unsupported methods.
 
 LACKING = [
     ("figg", "fetch", ("t", 0), {}, "subscribe from the offset"),
-    ("blipmq", "fetch", ("t", 0), {}, "subscribe, and acknowledge what comes"),
+    ("blipmq", "fetch", ("t", 0), {}, "subscribe and acknowledge the messages"),
     ("figg", "commit", ("t", 0), {"group": "g"}, "flymq:// and rustlog:// do"),
     ("blipmq", "committed", ("t",), {"group": "g"}, "flymq:// and rustlog:// do"),
     ("figg", "seek", ("t",), {"group": "g", "offset": 0}, "flymq:// and rustlog:// do"),
@@ -302,25 +310,25 @@ LACKING = [
     ("figg", "subscribe", ("t",), {"group": "g"}, "flymq:// and rustlog:// do"),
     ("figg", "subscribe", ("t", datetime.now(UTC)), {}, "flymq:// does"),
     ("rustlog", "subscribe", ("t", datetime.now(UTC)), {"partition": 0}, "flymq:// does"),
-    ("blipmq", "subscribe", ("t", "start"), {}, "flymq:// and rustlog:// do"),
+    ("blipmq", "subscribe", ("t", "earliest"), {}, "flymq:// and rustlog:// do"),
     ("blipmq", "subscribe", ("t",), {"partition": 1}, "flymq:// has keys and partitions"),
 ]
 
 
 @pytest.mark.parametrize(
-    "protocol, verb, arguments, options, instead", LACKING, ids=[f"{row[0]}-{row[1]}-{i}" for i, row in enumerate(LACKING)]
+    "protocol, method, arguments, options, instead", LACKING, ids=[f"{row[0]}-{row[1]}-{i}" for i, row in enumerate(LACKING)]
 )
 async def test_what_a_protocol_cannot_do_is_named_with_what_can(
-    broker: Broker, protocol: str, verb: str, arguments: tuple[object, ...], options: dict[str, object], instead: str
+    broker: Broker, protocol: str, method: str, arguments: tuple[object, ...], options: dict[str, object], instead: str
 ) -> None:
     async with asyncio.timeout(WAIT_SECONDS), broker.connect(protocol) as client:
         with pytest.raises(headrace.NotSupported) as caught:
-            await getattr(client, verb)(*arguments, **options)
+            await getattr(client, method)(*arguments, **options)
     assert caught.value.instead.startswith(instead)
     assert str(caught.value).lower().startswith(f"{protocol} does not support ")
 
 
-def test_what_a_protocol_has_can_be_asked_beforehand() -> None:
+def test_supports_tells_beforehand_what_a_protocol_has() -> None:
     assert {protocol for protocol in PROTOCOLS if supports(protocol, "fetch")} == {"flymq", "rustlog"}
     assert {protocol for protocol in PROTOCOLS if supports(protocol, "offset_for_time")} == {"flymq"}
     assert all(supports(protocol, "publish") for protocol in PROTOCOLS)
@@ -331,7 +339,7 @@ def test_what_a_protocol_has_can_be_asked_beforehand() -> None:
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Path]]:
-    """A broker that wants certificates of its clients, and where they are."""
+    """Broker that requires client certificates, and their paths."""
     directory = tmp_path_factory.mktemp("sealed")
     certs = directory / "certs"
     certificates.init(certs, ("localhost",), datetime.now(UTC))
@@ -362,7 +370,7 @@ async def test_tls_with_a_certificate_of_our_own(sealed: tuple[Broker, Path], pe
 
 
 @peers
-async def test_a_broker_that_wants_a_certificate_is_told_at_the_connection(sealed: tuple[Broker, Path], peer: Peer) -> None:
+async def test_a_missing_client_certificate_fails_the_connection(sealed: tuple[Broker, Path], peer: Peer) -> None:
     broker, certs = sealed
     api_key = API_KEY if peer.needs_api_key else None
     with pytest.raises(headrace.ConnectFailed):
@@ -371,11 +379,11 @@ async def test_a_broker_that_wants_a_certificate_is_told_at_the_connection(seale
         )
 
 
-async def test_a_certificate_that_cannot_be_trusted_is_refused(sealed: tuple[Broker, Path]) -> None:
+async def test_an_untrusted_certificate_is_rejected(sealed: tuple[Broker, Path]) -> None:
     broker, certs = sealed
-    with pytest.raises(headrace.ConnectFailed, match="cannot be trusted: unable to get local issuer|cannot be trusted: self"):
+    with pytest.raises(headrace.ConnectFailed, match="is not trusted: unable to get local issuer|is not trusted: self"):
         await headrace.connect(f"flymq+tls://{broker.address}")
-    with pytest.raises(headrace.ConnectFailed, match="cannot be trusted: .*mismatch"):
+    with pytest.raises(headrace.ConnectFailed, match="is not trusted: .*mismatch"):
         await headrace.connect(f"flymq+tls://{broker.address}", ca_file=certs / "ca.pem", server_name="elsewhere.example")
 
 
@@ -389,11 +397,11 @@ async def test_a_file_that_is_no_certificate_is_named(sealed: tuple[Broker, Path
         await headrace.connect(url, ca_file=certs / "ca.pem", certificate_file=tmp_path / "empty.pem")
 
 
-# Without a loop.
+# Synchronous client.
 
 
 @peers
-def test_the_synchronous_client_has_the_same_verbs(broker: Broker, peer: Peer) -> None:
+def test_the_synchronous_client_has_the_same_methods(broker: Broker, peer: Peer) -> None:
     topic, threads = f"sync-{next(NAMES)}", threading.active_count()
     with headrace.sync.connect(f"flymq://{broker.address}") as other:
         other.create_topic(topic)
@@ -401,7 +409,7 @@ def test_the_synchronous_client_has_the_same_verbs(broker: Broker, peer: Peer) -
     url, api_key = f"{peer.protocol}://{broker.address}", API_KEY if peer.needs_api_key else None
     with headrace.sync.connect(url, api_key=api_key) as client:
         subscription = client.subscribe(
-            topic, "start" if peer.reads_history else "end", settlement="auto" if peer.needs_settlement else "explicit"
+            topic, "earliest" if peer.reads_history else "latest", settlement="auto" if peer.needs_settlement else "explicit"
         )
         assert subscription.next(timeout=0.05) is None
         assert client.publish(topic, b"a").topic == topic
@@ -426,7 +434,7 @@ def test_the_synchronous_client_settles_and_seeks(broker: Broker) -> None:
         receipt = client.publish(topic, b"a", key=b"k", partition=1)
         assert (receipt.topic, receipt.partition, receipt.offset) == (topic, 1, 0)
         client.publish_many(topic, [b"b", b"c"], partition=1)
-        subscription = client.subscribe(topic, "start", group="g")
+        subscription = client.subscribe(topic, "earliest", group="g")
         assert client.ack(next(subscription))
         assert client.committed(topic, group="g", partition=1) == 1
         subscription.seek(2, partition=1)
@@ -437,7 +445,7 @@ def test_the_synchronous_client_settles_and_seeks(broker: Broker) -> None:
         assert [message.value for message in client.fetch(topic, group="g", partition=1)] == [b"b", b"c"]
         assert client.seek(topic, group="g", partition=1, offset=0) == 0
         assert client.offset_for_time(topic, 0, partition=1) == 0
-        batches = client.subscribe(topic, "start", partition=1).batches()
+        batches = client.subscribe(topic, "earliest", partition=1).batches()
         assert next(batches).values == [b"a", b"b", b"c"]
         with pytest.raises(headrace.NotSupported):
             client.nack(next(client.subscribe(topic, 0, group="h", partition=1)))

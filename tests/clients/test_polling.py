@@ -1,4 +1,4 @@
-"""A polling subscription over a source that fails, lingers and forgets on request."""
+"""Polling subscription over a source with injected failures, delays and trimmed records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.errors import OffsetOutOfRange, Unavailable
 
 
 class Shelf:
-    """Partitions of numbered values, and the commits that arrived."""
+    """Partitions of numbered values, and the received commits."""
 
     protocol: ClassVar[str] = "Shelf"
 
@@ -28,7 +28,9 @@ class Shelf:
     async def read(self, partition: int, offset: int) -> tuple[MessageBatch, int]:
         await asyncio.sleep(0)
         if offset < self.first:
-            raise OffsetOutOfRange(wanted=offset, first=0, end=self.counts[partition])  # as a server that does not tell the first
+            raise OffsetOutOfRange(
+                wanted=offset, first=0, end=self.counts[partition]
+            )  # like a server that does not report the first offset
         offsets = range(offset, min(offset + 3, self.counts[partition]))
         return MessageBatch("t", partition, offsets, [b"%d" % at for at in offsets]), offsets.stop if offsets else offset
 

@@ -1,4 +1,4 @@
-"""What every client inherits: it seeks lost connections again, and ends with an honest account."""
+"""Base client: reconnects, and reports unsent and unacknowledged records on closing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.clients.reconnecting import ReconnectingClient
 
 
 class Ledger:
-    """Outstanding records that are answered when the test says so."""
+    """Outstanding records that the test answers."""
 
     def __init__(self, unknown: int = 0, unsent: int = 0) -> None:
         self.left = (unknown, unsent)
@@ -54,7 +54,7 @@ class FakeClient(ReconnectingClient):
         self.opened.set()
         self._opened()
 
-    def _part(self) -> None:
+    def _disconnected(self) -> None:
         self._is_connected = False
         self.opened.clear()
 
@@ -68,7 +68,7 @@ class FakeClient(ReconnectingClient):
         self._check_open()
 
 
-async def test_a_lost_connection_is_sought_until_it_is_there_with_pauses_that_count_the_failures() -> None:
+async def test_a_client_reconnects_until_it_succeeds_with_delays_by_attempt() -> None:
     client = FakeClient(Ledger())
     await client._open()
     client.failures = 3
@@ -111,7 +111,7 @@ async def test_a_close_waits_for_what_is_outstanding_and_a_second_one_does_nothi
     assert client.states == [ConnectionState.CLOSED]
 
 
-async def test_after_the_end_nothing_is_sought_and_nothing_can_be_asked() -> None:
+async def test_a_closed_client_neither_reconnects_nor_accepts_calls() -> None:
     client = FakeClient(Ledger(), failures=1_000_000)
     client.lose()
     await asyncio.sleep(0)

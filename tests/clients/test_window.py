@@ -1,4 +1,4 @@
-"""The window of what is published and not acknowledged."""
+"""The window of unacknowledged records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_an_acknowledgement_covers_all_before_it_and_resolves_each_once() 
     assert (len(window), list(window.unacknowledged())) == (1, entries[3:])
 
 
-async def test_an_acknowledgement_inside_a_run_leaves_its_rest() -> None:
+async def test_an_acknowledgement_inside_a_batch_leaves_its_rest() -> None:
     window = Window(records_max=100, bytes_max=1_000)
     entry = await sent(window, [b"a", b"bb", b"ccc"])
     assert window.acknowledge(1) == 2
@@ -57,7 +57,7 @@ async def test_who_finds_no_room_waits_and_enters_in_the_order_of_coming(records
     assert [(task.result().first_seq, task.result().values) for task in waiting] == [(index + 2, [b"%d" % index]) for index in range(5)]
 
 
-async def test_a_run_larger_than_the_window_enters_an_empty_one() -> None:
+async def test_a_batch_larger_than_the_window_enters_an_empty_one() -> None:
     window = Window(records_max=2, bytes_max=10)
     entry = await sent(window, [bytes(100)] * 3)
     assert len(window) == 3 and entry.last_seq == 2

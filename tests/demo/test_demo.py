@@ -1,4 +1,4 @@
-"""The whole story once, as `make run` tells it: real broker, five real clients, real Spark."""
+"""The demo as `make run` starts it: real broker, five real clients, real Spark."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
-def test_a_timed_run_ends_by_itself_and_everything_adds_up(tmp_path: Path) -> None:
-    told = demo(str(EXAMPLE), "--data", str(tmp_path / "data"), "--duration", "8", "--rate", "300", *ANYWHERE)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert told.stdout.count("\n  yes  ") == 4 and "  NO  " not in told.stdout
-    assert "0 lost, 0 doubled" in told.stdout
-    last = [line for line in told.stdout.splitlines() if " orders: " in line][-1]
+def test_a_timed_execution_exits_and_all_checks_hold(tmp_path: Path) -> None:
+    done = demo(str(EXAMPLE), "--data", str(tmp_path / "data"), "--duration", "8", "--rate", "300", *ANYWHERE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n  yes  ") == 4 and "  NO  " not in done.stdout
+    assert "0 lost, 0 doubled" in done.stdout
+    last = [line for line in done.stdout.splitlines() if " orders: " in line][-1]
     for protocol in ("figg", "rustlog", "blipmq", "flymq", "fujin"):
         assert re.search(rf"{protocol} [1-9]", last), f"each protocol has taken some: {last}"
-    assert "shown this once" not in told.stdout, "the key of a demonstration is nobody's business"
+    assert "shown this once" not in done.stdout, "the demo does not show its key"
 
 
 def test_a_part_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
     taken = tmp_path / "data" / "broker"
     taken.parent.mkdir()
     taken.write_text("not a directory")
-    told = demo(str(EXAMPLE), "--data", str(tmp_path / "data"), "--duration", "1", *ANYWHERE)
-    assert told.returncode == 1
-    assert "the broker ended with exit code 1" in told.stderr
-    assert str(tmp_path / "data" / "broker.log") in told.stderr
+    done = demo(str(EXAMPLE), "--data", str(tmp_path / "data"), "--duration", "1", *ANYWHERE)
+    assert done.returncode == 1
+    assert "the broker ended with exit code 1" in done.stderr
+    assert str(tmp_path / "data" / "broker.log") in done.stderr

@@ -1,4 +1,4 @@
-"""The sample orders, and the sums that the pipeline is held against."""
+"""The sample orders and their expected totals."""
 
 from __future__ import annotations
 

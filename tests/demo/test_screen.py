@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""The progress display."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ import pytest
 from rich.console import Console
 
 from headrace.demo.orders import Total
-from headrace.demo.screen import Scene, Screen, line
+from headrace.demo.screen import DemoState, Screen, line
 from headrace.demo.traffic import ProtocolTraffic, Traffic
 
 
-def scene() -> Scene:
+def state() -> DemoState:
     traffic = Traffic({"figg": ProtocolTraffic("figg://127.0.0.1:9092", 1_200, 99.6)}, [b"x"] * 1_200)
-    return Scene(traffic, "orders are sent", {"2025-11-15T12:00Z": Total("2025-11-15T12:00Z", 1_180, 123_456)}, 12, ("headrace sub demo",))
+    return DemoState(
+        traffic, "orders are sent", {"2025-11-15T12:00Z": Total("2025-11-15T12:00Z", 1_180, 123_456)}, 12, ("headrace sub demo",)
+    )
 
 
-def test_where_nobody_looks_a_line_now_and_then_says_what_happens() -> None:
+def test_without_a_terminal_plain_lines_show_the_progress() -> None:
     output = io.StringIO()
-    with Screen(Console(file=output, width=200), scene()) as screen:
+    with Screen(Console(file=output, width=200), state()) as screen:
         screen.show()
         screen.show()
     assert output.getvalue().startswith("try next, in another terminal:\n  headrace sub demo\n")
     assert output.getvalue().count("\n") == 3
     assert "1,200 orders: figg 1,200" in output.getvalue()
-    assert line(scene(), 7).startswith("   7 s  orders are sent  |")
+    assert line(state(), 7).startswith("   7 s  orders are sent  |")
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     output = io.StringIO()
-    with Screen(Console(file=output, width=200, force_terminal=True, legacy_windows=False), scene()) as screen:
+    with Screen(Console(file=output, width=200, force_terminal=True, legacy_windows=False), state()) as screen:
         screen.show()
     assert "1,200 orders: figg 1,200" in output.getvalue()
 
@@ -40,7 +42,7 @@ def test_a_terminal_gets_protocols_rates_totals_and_what_to_try_next(monkeypatch
     monkeypatch.setenv("TERM", "xterm-256color")
     output = io.StringIO()
     console = Console(file=output, width=120, force_terminal=True, legacy_windows=False)
-    with Screen(console, scene()) as screen:
+    with Screen(console, state()) as screen:
         screen.show()
     for word in ("figg://127.0.0.1:9092", "1,200", "100", "2025-11-15T12:00Z", "1,234.56", "12 malformed", "headrace sub demo"):
         assert word in output.getvalue()

@@ -1,4 +1,4 @@
-"""The pace of the sample traffic."""
+"""The rate of the sample traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reckoning must say no when something is lost, doubled or miscounted: a judge who always agrees is none."""
+"""The verification fails if an order is lost, duplicated or miscounted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 from headrace.demo.orders import DEAD_LETTER_TOPIC, TOPIC, TOTALS_TOPIC, Maker, Sums
-from headrace.demo.verification import reckon
+from headrace.demo.verification import verify
 from headrace.errors import UnknownTopic
 from headrace.flight.client import FlightClient
 
@@ -33,7 +33,7 @@ class State:
 
 
 class FakeBulk:
-    """Topics as lists."""
+    """Flight client over lists."""
 
     def __init__(self, topics: dict[str, list[bytes]]) -> None:
         self.topics = topics
@@ -48,8 +48,8 @@ class FakeBulk:
         yield pa.record_batch({"value": pa.array(self.topics[topic][start:stop], pa.binary())})
 
 
-class Story:
-    """A run that went well, to be spoiled by the tests."""
+class Execution:
+    """A correct execution, which the tests modify."""
 
     def __init__(self, path: Path) -> None:
         self.sent = Maker("run", random.Random(1), 0.1).make(100, NOON_MS)
@@ -69,50 +69,50 @@ class Story:
         write_deltalake(str(self.table), pa.Table.from_pylist([row]), mode="overwrite")
 
     def verdicts(self) -> list[bool]:
-        return [check.holds for check in reckon(cast(FlightClient, FakeBulk(self.topics)), self.sent, self.table)]
+        return [check.holds for check in verify(cast(FlightClient, FakeBulk(self.topics)), self.sent, self.table)]
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
-    return Story(tmp_path)
+def execution(tmp_path: Path) -> Execution:
+    return Execution(tmp_path)
 
 
-def test_a_run_that_went_well_is_said_to_have(story: Story) -> None:
-    assert story.verdicts() == [True, True, True, True]
+def test_all_checks_hold_for_a_correct_execution(execution: Execution) -> None:
+    assert execution.verdicts() == [True, True, True, True]
 
 
-def test_a_lost_order_is_found(story: Story) -> None:
-    story.sent.append(b"acknowledged and gone")
-    assert story.verdicts()[0] is False
+def test_a_lost_order_is_found(execution: Execution) -> None:
+    execution.sent.append(b"acknowledged and gone")
+    assert execution.verdicts()[0] is False
 
 
-def test_a_doubled_order_is_found_and_the_totals_do_not_match_either(story: Story) -> None:
-    story.topics[TOPIC].append(next(value for value in story.sent if value.startswith(b"{") and value.endswith(b"}")))
-    assert story.verdicts()[:1] == [False]
+def test_a_doubled_order_is_found_and_the_totals_do_not_match_either(execution: Execution) -> None:
+    execution.topics[TOPIC].append(next(value for value in execution.sent if value.startswith(b"{") and value.endswith(b"}")))
+    assert execution.verdicts()[:1] == [False]
 
 
-def test_a_wrong_total_in_the_topic_is_found(story: Story) -> None:
-    story.topics[TOTALS_TOPIC].pop()
-    assert story.verdicts() == [True, False, True, True]
+def test_a_wrong_total_in_the_topic_is_found(execution: Execution) -> None:
+    execution.topics[TOTALS_TOPIC].pop()
+    assert execution.verdicts() == [True, False, True, True]
 
 
-def test_a_wrong_total_in_the_table_is_found(story: Story) -> None:
-    story.write_table(minute=story.total.minute, orders=story.total.orders, amount_cents=story.total.amount_cents + 1)
-    assert story.verdicts() == [True, True, False, True]
+def test_a_wrong_total_in_the_table_is_found(execution: Execution) -> None:
+    execution.write_table(minute=execution.total.minute, orders=execution.total.orders, amount_cents=execution.total.amount_cents + 1)
+    assert execution.verdicts() == [True, True, False, True]
 
 
-def test_a_table_that_is_not_there_does_not_match(story: Story) -> None:
-    story.table = story.table.parent / "elsewhere"
-    assert story.verdicts() == [True, True, False, True]
+def test_a_table_that_is_not_there_does_not_match(execution: Execution) -> None:
+    execution.table = execution.table.parent / "elsewhere"
+    assert execution.verdicts() == [True, True, False, True]
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_dead_letter_too_few_or_too_many_is_found(story: Story, change: int) -> None:
-    dead = story.topics[DEAD_LETTER_TOPIC]
-    story.topics[DEAD_LETTER_TOPIC] = [b"dead"] * (len(dead) + change)
-    assert story.verdicts() == [True, True, True, False]
+def test_a_dead_letter_too_few_or_too_many_is_found(execution: Execution, change: int) -> None:
+    dead = execution.topics[DEAD_LETTER_TOPIC]
+    execution.topics[DEAD_LETTER_TOPIC] = [b"dead"] * (len(dead) + change)
+    assert execution.verdicts() == [True, True, True, False]
 
 
-def test_orders_of_earlier_runs_count_in_the_totals_and_are_not_taken_for_doubles(story: Story) -> None:
-    story.sent = story.sent[:50]
-    assert story.verdicts() == [True, True, True, True]
+def test_orders_of_earlier_executions_count_in_the_totals_and_are_not_duplicates(execution: Execution) -> None:
+    execution.sent = execution.sent[:50]
+    assert execution.verdicts() == [True, True, True, True]

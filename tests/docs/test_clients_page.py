@@ -1,4 +1,4 @@
-"""The page about clients is true: its examples run in their order and print what it says, its table is what the clients do."""
+"""docs/clients.md: the examples run in order and print the shown output, and the table matches the clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.clients.connect import SCHEMES, supports
-from headrace.clients.unsupported import PartialClient
+from headrace.clients.unsupported import BaseClient
 from tests.protocols.peers import API_KEY, WAIT_SECONDS, serving
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,7 +23,7 @@ COLUMNS = ("flymq", "rustlog", "blipmq", "figg", "fujin")
 
 
 async def run(example: str, names: dict[str, object]) -> None:
-    """As `python -m asyncio` would: with `await` wherever it likes, or in a thread if there is none."""
+    """Run an example like `python -m asyncio`, or in a thread if it has no `await`."""
     code = compile(example, "docs/clients.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
         work = eval(code, names)
@@ -47,7 +47,7 @@ async def test_the_example_of_the_readme_runs(tmp_path: Path, capsys: pytest.Cap
     example = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]  # the second one is for Spark: tests/spark/test_readme.py
     with serving(tmp_path) as broker:
         async with asyncio.timeout(WAIT_SECONDS):
-            # It follows the topic for ever; once is enough here.
+            # It follows the topic indefinitely; one message is enough here.
             once = example.replace("print(message.offset, message.value)", "print(message.offset, message.value); break")
             await run(once.replace("://127.0.0.1", f"://{broker.address}"), {})
     assert capsys.readouterr().out == "0 b'hello'\n"
@@ -59,9 +59,9 @@ def rows() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("verb", [name for name in vars(PartialClient) if inspect.iscoroutinefunction(getattr(PartialClient, name))])
-def test_the_table_says_yes_where_the_client_has_the_verb(verb: str) -> None:
-    assert [cell != "no" for cell in rows()[verb]] == [supports(protocol, verb) for protocol in COLUMNS]
+@pytest.mark.parametrize("method", [name for name in vars(BaseClient) if inspect.iscoroutinefunction(getattr(BaseClient, name))])
+def test_the_table_says_yes_where_the_client_has_the_method(method: str) -> None:
+    assert [cell != "no" for cell in rows()[method]] == [supports(protocol, method) for protocol in COLUMNS]
 
 
 @pytest.mark.parametrize("protocol", COLUMNS)

@@ -53,7 +53,7 @@ async def test_what_is_appended_through_the_lane_is_read_through_a_protocol(
     flight_client.create_topic(topic)
     flight_client.append(topic, [values(*SAMPLES[:2]), values(*SAMPLES[2:])])
     async with broker.connect(protocol) as client:
-        subscription = await client.subscribe(topic, "start")
+        subscription = await client.subscribe(topic, "earliest")
         async with asyncio.timeout(WAIT_SECONDS):
             found = [await anext(subscription) for _ in SAMPLES]
     assert [message.value for message in found] == SAMPLES

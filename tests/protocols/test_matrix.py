@@ -55,7 +55,7 @@ async def topic(broker: Broker) -> str:
 async def following(broker: Broker, reader: Peer, topic: str) -> AsyncIterator[headrace.Subscription]:
     """From the start, or from now on through a protocol that knows no past; subscribed when it is entered."""
     async with asyncio.timeout(WAIT_SECONDS), broker.connect(reader) as client:
-        start: Start = "start" if reader.reads_history else "end"
+        start: Start = "earliest" if reader.reads_history else "latest"
         settlement: Settlement = "auto" if reader.needs_settlement else "explicit"
         subscription = await client.subscribe(topic, start, settlement=settlement)
         yield subscription
@@ -181,7 +181,7 @@ async def test_a_group_goes_on_through_another_protocol_and_back(broker: Broker,
         assert await one.committed(topic, group=group) == await other.committed(topic, group=group) == 3
         assert [message.offset for message in await other.fetch(topic, group=group, records_max=2)] == [3, 4]
 
-        subscription = await other.subscribe(topic, "end", group=group)
+        subscription = await other.subscribe(topic, "latest", group=group)
         for wanted in range(3, 6):
             async with await anext(subscription) as message:
                 assert message.offset == wanted
@@ -197,7 +197,7 @@ async def test_progress_that_is_settled_by_itself_is_seen_through_the_other_prot
 ) -> None:
     async with broker.connect(first) as one, broker.connect(second) as other:
         await one.publish_many(topic, [b"a", b"b", b"c"])
-        subscription = await one.subscribe(topic, "start", group="g", settlement="auto")
+        subscription = await one.subscribe(topic, "earliest", group="g", settlement="auto")
         assert [(await anext(subscription)).value for _ in range(2)] == [b"a", b"b"]
         await subscription.close()
         assert await other.committed(topic, group="g") == 2

@@ -43,7 +43,7 @@ async def topic(broker: Broker) -> str:
 
 async def _read_until(broker: Broker, reader: Peer, topic: str, last: bytes, ready: asyncio.Event | None = None) -> list[bytes]:
     """What a subscription of this protocol gives up to a certain value; `ready` is set when it is in place."""
-    start: Start = "start" if reader.reads_history else "end"
+    start: Start = "earliest" if reader.reads_history else "latest"
     settlement: Settlement = "auto" if reader.needs_settlement else "explicit"
     seen: list[bytes] = []
     async with asyncio.timeout(WAIT_SECONDS), broker.connect(reader) as client:

@@ -1,11 +1,11 @@
-"""The command line: one group whose commands are imported when they are called.
+"""Command line: one group that imports each command when it is called.
 
-`headrace --help` must answer at once, so this module imports nothing but click, and the table below repeats the one-line help
-of each command (a test compares it with the command's own). Data goes to stdout, talk to stderr.
+`headrace --help` must be fast, so this module imports only click, and the table below repeats the one-line help of each command (a test
+compares them). Data goes to stdout, messages to stderr.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or an extra that is not installed, 3 not found, 4 not allowed, 5 no broker to be reached
-or none that can do it now, 6 too slow, 7 in conflict with what is there, 130 interrupted. An error is one line,
-`headrace: …`; with HEADRACE_TRACEBACK=1 its traceback precedes it.
+Exit codes: 0 success, 1 failure, 2 wrong usage or missing extra, 3 not found, 4 not allowed, 5 broker unreachable or unavailable,
+6 timeout, 7 conflict with existing state, 130 interrupted. An error is one line, `headrace: …`, preceded by its traceback with
+HEADRACE_TRACEBACK=1.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _EXIT_CODES: Final[Mapping[str, int]] = {
     "invalid_transaction": CONFLICT,
     "stale_epoch": CONFLICT,
 }
-"""By the `kind` of a client's error, or the `code` of the broker's."""
+"""Exit codes by the `kind` of a client's error or the `code` of a broker's."""
 
 
 class Entry(NamedTuple):
-    """Where a command lives, and what it does in one line."""
+    """Module and name of a command, and its one-line help."""
 
     module: str
     name: str
@@ -60,9 +60,9 @@ class Entry(NamedTuple):
 COMMANDS: Final[Mapping[str, Entry]] = {
     "serve": Entry("headrace.cli.serve", "serve", "Start the broker."),
     "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
-    "sub": Entry("headrace.cli.pubsub", "sub", "Read records of a topic, then follow it."),
-    "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records that a topic holds, and end."),
-    "ping": Entry("headrace.cli.ping", "ping", "Ask a broker for one answer, through any protocol."),
+    "sub": Entry("headrace.cli.pubsub", "sub", "Print records of a topic and follow it."),
+    "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records of a topic and exit."),
+    "ping": Entry("headrace.cli.ping", "ping", "Check that a broker replies, through any protocol."),
     "topic": Entry("headrace.cli.topics", "topic", "Manage topics: list, describe, create, alter, delete."),
     "group": Entry("headrace.cli.groups", "group", "Manage groups: list, describe, lag, reset, delete."),
     "schema": Entry("headrace.cli.schemas", "schema", "Manage schemas: list, describe, register, check, delete."),
@@ -71,24 +71,24 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "pipeline": Entry("headrace.cli.pipeline", "pipeline", "Run pipelines on Spark: run, check, list, status, stop, archive."),
     "sql": Entry("headrace.cli.sql", "sql", "Run Spark SQL over topics and print the rows."),
     "writer": Entry("headrace.cli.writers", "writer", "Manage exactly-once writers: list, forget."),
-    "stage": Entry("headrace.cli.writers", "stage", "Manage what exactly-once writers have staged: list, drop."),
+    "stage": Entry("headrace.cli.writers", "stage", "Manage staged records of exactly-once writers: list, drop."),
     "user": Entry("headrace.cli.users", "user", "Manage users, their roles and passwords."),
     "acl": Entry("headrace.cli.acls", "acl", "Manage rules and roles: who may do what."),
     "key": Entry("headrace.cli.keys", "key", "Manage API keys."),
     "audit": Entry("headrace.cli.audit", "audit", "Read the audit log: who did what."),
     "config": Entry("headrace.cli.config", "config", "Check, show and explain the configuration."),
-    "certs": Entry("headrace.cli.certs", "certs", "Make certificates for development: a CA, a server's, clients'."),
+    "certs": Entry("headrace.cli.certs", "certs", "Create development certificates: CA, server, clients."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
-    "dump": Entry("headrace.cli.offline", "dump", "Show what a log file holds, offline."),
+    "dump": Entry("headrace.cli.offline", "dump", "Show the content of a log file, offline."),
     "bench": Entry("headrace.bench.cli", "bench", "Measure the protocols, and other brokers for comparison."),
-    "demo": Entry("headrace.cli.demo", "demo", "Run everything at once, with sample orders."),
-    "completion": Entry("headrace.cli.completion", "completion", "Print the script that lets a shell complete commands."),
-    "version": Entry("headrace.cli.version", "version", "Show the version of Headrace and of what it runs on."),
+    "demo": Entry("headrace.cli.demo", "demo", "Run broker, pipeline and sample traffic together."),
+    "completion": Entry("headrace.cli.completion", "completion", "Print the completion script for a shell."),
+    "version": Entry("headrace.cli.version", "version", "Show the versions of Headrace and its dependencies."),
 }
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name; imports one when it is called, all of them only for their own help."""
+    """Group that imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -107,7 +107,7 @@ class LazyGroup(click.Group):
             result: object = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader of our output is gone (`headrace sub … | head`): that is its right, and no news.
+            # The reader closed our output (`headrace sub … | head`): not an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except ImportError as failure:
@@ -115,7 +115,7 @@ class LazyGroup(click.Group):
         return result
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and texts are known without importing a command: whoever presses the tabulator waits for it."""
+        """Complete names without importing commands, to be fast."""
         found = [CompletionItem(name, help=entry.text) for name, entry in COMMANDS.items() if name.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -142,7 +142,7 @@ def _nearest(word: str) -> str:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="headrace %(version)s")
 def cli() -> None:
-    """A durable message log that speaks several wire protocols: acknowledged means on disk."""
+    """Durable message log with several wire protocols. Acknowledged records are on disk."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def exit_code(failure: BaseException) -> int:
-    """What kind of failure this is, for scripts."""
+    """Return the exit code of a failure."""
     if isinstance(failure, TimeoutError):
         return TOO_SLOW
     if isinstance(failure, MissingExtra):
@@ -173,7 +173,7 @@ def exit_code(failure: BaseException) -> int:
 
 
 def one_line(text: str) -> str:
-    """The text with what a terminal would act on made visible."""
+    """Return the text with control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
@@ -187,7 +187,7 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 def _report(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
-    """What nobody foresaw is a defect of ours: say so in one line, and how to see more."""
+    """Print an unexpected exception as an internal error in one line."""
     hint = " (HEADRACE_TRACEBACK=1 shows where)"
     if os.environ.get("HEADRACE_TRACEBACK") == "1":
         import traceback

@@ -1,4 +1,4 @@
-"""`headrace acl`: rules that allow and deny, and roles that bundle what they allow."""
+"""`headrace acl`: rules that allow or deny, and roles with their grants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headrace.cli import NOT_ALLOWED
-from headrace.cli.administration import Desk, Row, confirm, desk_options, yes_option
+from headrace.cli.administration import Admin, Row, admin_options, confirm, yes_option
 from headrace.cli.grants import ACTION_LIST, ACTIONS, RESOURCE, RESOURCE_HELP, SCOPE, shown
 from headrace.clients.flymq.client import FlyMqClient
 
@@ -26,23 +26,23 @@ def _subject(user: str | None, role: str | None, everybody: bool) -> str:
     return "*" if everybody else f"user:{user}" if user is not None else f"role:{role}"
 
 
-_for_user = click.option("--for-user", metavar="NAME", help="The rule is about this user; anonymous is whoever shows nothing.")
-_for_role = click.option("--for-role", metavar="ROLE", help="The rule is about everybody who has this role.")
-_for_everybody = click.option("--for-everybody", is_flag=True, help="The rule is about everybody, with a login or without.")
-_deny = click.option("--deny", is_flag=True, help="The rule denies instead of allowing. What is denied is denied, whatever else allows it.")
+_for_user = click.option("--for-user", metavar="NAME", help="Apply the rule to this user; anonymous means without a login.")
+_for_role = click.option("--for-role", metavar="ROLE", help="Apply the rule to users with this role.")
+_for_everybody = click.option("--for-everybody", is_flag=True, help="Apply the rule to all users, including anonymous.")
+_deny = click.option("--deny", is_flag=True, help="Deny instead of allow. A deny rule overrides all allow rules.")
 
 
 @acl.command("list")
-@click.option("--for-user", metavar="NAME", help="Only rules that name this user.")
-@desk_options
-def list_rules(for_user: str | None, desk: Desk) -> int:
+@click.option("--for-user", metavar="NAME", help="Only rules for this user.")
+@admin_options
+def list_rules(for_user: str | None, admin: Admin) -> int:
     """List rules."""
 
     async def work(client: FlyMqClient) -> int:
         rules = [rule for rule in await client.manage("rule.list") if for_user is None or rule["subject"] == f"user:{for_user}"]
-        return desk.show([_row(rule) for rule in rules], columns=_COLUMNS)
+        return admin.show([_row(rule) for rule in rules], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("create", epilog=RESOURCE_HELP)
@@ -52,18 +52,18 @@ def list_rules(for_user: str | None, desk: Desk) -> int:
 @_for_role
 @_for_everybody
 @_deny
-@desk_options
+@admin_options
 def create_rule(
-    actions: list[str], resource: dict[str, str], for_user: str | None, for_role: str | None, for_everybody: bool, deny: bool, desk: Desk
+    actions: list[str], resource: dict[str, str], for_user: str | None, for_role: str | None, for_everybody: bool, deny: bool, admin: Admin
 ) -> int:
-    """Add a rule: ACTIONS (read,publish or all) on RESOURCE are allowed, or denied."""
+    """Add a rule that allows or denies ACTIONS (read,publish or all) on RESOURCE."""
     rule = {"subject": _subject(for_user, for_role, for_everybody), "effect": "deny" if deny else "allow", "actions": actions, **resource}
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("rule.add", **rule)
-        return desk.show([_row(rule)], columns=_COLUMNS)
+        return admin.show([_row(rule)], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("delete", epilog=RESOURCE_HELP)
@@ -74,7 +74,7 @@ def create_rule(
 @_for_everybody
 @_deny
 @yes_option
-@desk_options
+@admin_options
 def delete_rule(
     actions: list[str],
     resource: dict[str, str],
@@ -83,46 +83,46 @@ def delete_rule(
     for_everybody: bool,
     deny: bool,
     yes: bool,
-    desk: Desk,
+    admin: Admin,
 ) -> int:
-    """Take ACTIONS out of a rule; one without actions is gone."""
+    """Remove ACTIONS from a rule. A rule without actions is deleted."""
     rule = {"subject": _subject(for_user, for_role, for_everybody), "effect": "deny" if deny else "allow", "actions": actions, **resource}
     confirm(f"Delete the rule that {rule['effect']}s {','.join(actions)} on {shown(resource)} to {rule['subject']}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("rule.remove", **rule)
-        desk.tell("rule deleted")
+        admin.message("rule deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("check", epilog=RESOURCE_HELP)
 @click.argument("name", metavar="USER")
 @click.argument("action", type=click.Choice(ACTIONS))
 @click.argument("resource", type=RESOURCE)
-@desk_options
-def check(name: str, action: str, resource: dict[str, str], desk: Desk) -> int:
-    """Say whether USER may do ACTION on RESOURCE; the exit code says it too: 0 yes, 4 no."""
+@admin_options
+def check(name: str, action: str, resource: dict[str, str], admin: Admin) -> int:
+    """Check whether USER may do ACTION on RESOURCE. Exits with 0 if allowed, 4 if not."""
     if resource["match"] == "prefix":
-        raise click.UsageError("check asks about one resource, not about a prefix")
+        raise click.UsageError("check requires one resource, not a prefix")
 
     async def work(client: FlyMqClient) -> int:
         reply = await client.manage("rule.check", user=name, action=action, kind=resource["kind"], name=resource["name"])
         allowed = bool(reply["allowed"])
-        desk.show(
+        admin.show(
             [{"user": name, "action": action, "resource": shown(resource), "allowed": allowed}],
             columns=("user", "action", "resource", "allowed"),
         )
         return 0 if allowed else NOT_ALLOWED
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("roles")
-@desk_options
-def list_roles(desk: Desk) -> int:
-    """List roles and what they allow."""
+@admin_options
+def list_roles(admin: Admin) -> int:
+    """List roles and their grants."""
 
     async def work(client: FlyMqClient) -> int:
         roles = await client.manage("role.list")
@@ -134,41 +134,41 @@ def list_roles(desk: Desk) -> int:
             }
             for role in roles
         ]
-        return desk.show(rows, columns=("name", "grants", "description"))
+        return admin.show(rows, columns=("name", "grants", "description"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("role", epilog=RESOURCE_HELP)
 @click.argument("name")
-@click.option("--grant", "grants", multiple=True, type=SCOPE, help="What it allows, such as read,publish@topic:orders.*; may be repeated.")
-@click.option("--description", default="", help="What it is for.")
-@desk_options
-def put_role(name: str, grants: Sequence[dict[str, object]], description: str, desk: Desk) -> int:
-    """Create a role, or give it other grants."""
+@click.option("--grant", "grants", multiple=True, type=SCOPE, help="Granted actions, such as read,publish@topic:orders.*; may be repeated.")
+@click.option("--description", default="", help="Description of the role.")
+@admin_options
+def put_role(name: str, grants: Sequence[dict[str, object]], description: str, admin: Admin) -> int:
+    """Create a role or replace its grants."""
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("role.put", name=name, grants=list(grants), description=description)
-        desk.tell(f"{name}: {len(grants)} grants")
+        admin.message(f"{name}: {len(grants)} grants")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @acl.command("delete-role")
 @click.argument("name")
 @yes_option
-@desk_options
-def delete_role(name: str, yes: bool, desk: Desk) -> int:
-    """Delete a role and the rules about it; its holders lose what it gave."""
+@admin_options
+def delete_role(name: str, yes: bool, admin: Admin) -> int:
+    """Delete a role and its rules. Users with the role lose its grants."""
     confirm(f"Delete the role {name}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("role.delete", name=name)
-        desk.tell(f"{name}: deleted")
+        admin.message(f"{name}: deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 def _kind(grant: dict[str, str]) -> str:

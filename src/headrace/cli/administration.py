@@ -1,6 +1,6 @@
-"""What the commands that look after a running broker share: how to reach it, how to print rows, how to ask before destroying.
+"""Shared parts of the administration commands: connection, output of rows, confirmation.
 
-They speak FlyMQ, the protocol with the widest vocabulary. Rows go to stdout as a table for people, or as JSON or CSV for programs.
+They use FlyMQ, the protocol with the most operations.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from headrace.cli.servers import Server, flymq_options
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.server.units import parse_duration, parse_size
 
-__all__ = ["DURATION", "MOMENT", "SIZE", "Desk", "Row", "confirm", "desk_options", "moment", "yes_option"]
+__all__ = ["DURATION", "MOMENT", "SIZE", "Admin", "Row", "admin_options", "confirm", "moment", "yes_option"]
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """The broker to look after, and how to print what it says."""
+class Admin:
+    """Broker and output format of an administration command."""
 
     server: Server
     output: str
     timeout_seconds: float
 
     def run(self, work: Callable[[FlyMqClient], Awaitable[int]]) -> int:
-        """Connect, do it, close. Raises `TimeoutError` when the broker takes too long."""
+        """Connect, run `work`, and close. Raises `TimeoutError`."""
 
-        async def all_of_it() -> int:
+        async def connected() -> int:
             client = cast(FlyMqClient, await self.server.connect())
             try:
                 return await work(client)
@@ -44,50 +44,50 @@ class Desk:
 
         async def in_time() -> int:
             async with asyncio.timeout(self.timeout_seconds):
-                return await all_of_it()
+                return await connected()
 
         try:
             return asyncio.run(in_time())
         except TimeoutError:
-            raise TimeoutError(f"the broker did not answer within {self.timeout_seconds:g} s") from None
+            raise TimeoutError(f"the broker did not reply within {self.timeout_seconds:g} s") from None
 
     def show(self, rows: Sequence[Row], *, columns: Sequence[str]) -> int:
-        """All columns for programs, in the table those named."""
+        """Print rows: the given columns in a table, all columns in other formats."""
         return show_rows(rows, self.output, columns=columns)
 
-    def tell(self, text: str) -> None:
-        """Talk, for people."""
+    def message(self, text: str) -> None:
+        """Print a message to stderr unless quiet."""
         if not self.server.quiet:
             click.echo(one_line(text), err=True)
 
 
-def desk_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds the options; the command gets what they mean as `desk`."""
+def admin_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options of administration commands; the command receives them as `admin`."""
 
     @flymq_options
-    @click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print it.")
-    @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long the broker may take.")
+    @click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format.")
+    @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="Longest wait for the broker.")
     @functools.wraps(command)
-    def with_desk(*arguments: object, server: Server, output: str, timeout: int, **rest: object) -> int:
-        return command(*arguments, desk=Desk(server, output, timeout / 1000), **rest)
+    def with_admin(*arguments: object, server: Server, output: str, timeout: int, **rest: object) -> int:
+        return command(*arguments, admin=Admin(server, output, timeout / 1000), **rest)
 
-    return with_desk
+    return with_admin
 
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is destroyed. Without a terminal there is nobody to ask: then only --yes will do."""
+    """Ask for confirmation. Without a terminal, --yes is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Say --yes to do it without being asked")
+        raise click.UsageError(f"{question} Give --yes to confirm without a prompt")
     click.confirm(question, abort=True, err=True)
 
 
 class _Unit(click.ParamType[int]):
-    """A number with a unit, as in the configuration."""
+    """Parameter type: a number with a unit, as in the configuration."""
 
     def __init__(self, name: str, parse: Callable[[str], int]) -> None:
         self.name = name
@@ -107,7 +107,7 @@ SIZE: Final = _Unit("SIZE", parse_size)
 
 
 class _Moment(click.ParamType[int]):
-    """A date and time as Unix ms; in the zone of this machine unless it names one."""
+    """Parameter type: a date and time as Unix ms, in the local zone by default."""
 
     name = "DATETIME"
 
@@ -117,7 +117,7 @@ class _Moment(click.ParamType[int]):
         try:
             return int(datetime.fromisoformat(str(value)).timestamp() * 1000)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no date and time such as 2026-11-15T07:49 or 2026-11-15T07:49:00Z", param, ctx)
+            self.fail(f"{value!r} is not a date and time such as 2026-11-15T07:49 or 2026-11-15T07:49:00Z", param, ctx)
 
 
 MOMENT: Final = _Moment()

@@ -1,4 +1,4 @@
-"""`headrace audit`: who did what, when, through which protocol, with what outcome."""
+"""`headrace audit`: audit events with user, time, protocol and result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from headrace.cli import terminal
-from headrace.cli.administration import MOMENT, Desk, Row, desk_options, moment
+from headrace.cli.administration import MOMENT, Admin, Row, admin_options, moment
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.limits import AUDIT_QUERY_EVENTS_MAX
 from headrace.wire.flymq.access_messages import AuditEvent, AuditQuery
@@ -22,17 +22,17 @@ def audit() -> None:
 
 
 def _query_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Which events; the command gets it as `query`."""
+    """Add the options that select events; the command receives them as `query`."""
 
     @click.option("--from", "start", type=MOMENT, default=0, help="Only events at or after this time.")
     @click.option("--to", "end", type=MOMENT, default=0, help="Only events before this time.")
     @click.option("--type", "types", multiple=True, help="Only this type: login, denial, topic, group, user, role, acl, key, audit.")
-    @click.option("--by", metavar="NAME", default="", help="Only what this user did.")
-    @click.option("--resource", default="", help="Only what was done to this, such as user:ann.")
-    @click.option("--result", type=click.Choice(["success", "failure", "allowed", "denied"]), help="Only with this outcome.")
-    @click.option("--search", default="", help="Only events that hold this text.")
+    @click.option("--by", metavar="NAME", default="", help="Only events of this user.")
+    @click.option("--resource", default="", help="Only events on this resource, such as user:ann.")
+    @click.option("--result", type=click.Choice(["success", "failure", "allowed", "denied"]), help="Only events with this result.")
+    @click.option("--search", default="", help="Only events that contain this text.")
     @click.option(
-        "-n", "--limit", type=click.IntRange(1, AUDIT_QUERY_EVENTS_MAX), default=100, show_default=True, help="The newest so many."
+        "-n", "--limit", type=click.IntRange(1, AUDIT_QUERY_EVENTS_MAX), default=100, show_default=True, help="Number of newest events."
     )
     @functools.wraps(command)
     def with_query(
@@ -55,31 +55,31 @@ def _query_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @audit.command("list")
 @_query_options
-@desk_options
-def list_events(query: AuditQuery, desk: Desk) -> int:
-    """Print events, the oldest first."""
+@admin_options
+def list_events(query: AuditQuery, admin: Admin) -> int:
+    """Print events, oldest first."""
 
     async def work(client: FlyMqClient) -> int:
         page = await client.audit(query)
         if page.more:
-            desk.tell(f"the newest {len(page.events)} of {page.total}")
-        return desk.show([_row(event) for event in reversed(page.events)], columns=_COLUMNS)
+            admin.message(f"the newest {len(page.events)} of {page.total}")
+        return admin.show([_row(event) for event in reversed(page.events)], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @audit.command("export")
-@click.option("--format", type=click.Choice(["json", "csv"]), default="json", show_default=True, help="The format of the file.")
+@click.option("--format", type=click.Choice(["json", "csv"]), default="json", show_default=True, help="Format of the file.")
 @_query_options
-@desk_options
-def export(format: str, query: AuditQuery, desk: Desk) -> int:
-    """Write events to standard output as one file, the newest first."""
+@admin_options
+def export(format: str, query: AuditQuery, admin: Admin) -> int:
+    """Write events to standard output as one file, newest first."""
 
     async def work(client: FlyMqClient) -> int:
         terminal.write(await client.export_audit(query, format))
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 def _row(event: AuditEvent) -> Row:

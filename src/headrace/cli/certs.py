@@ -10,7 +10,7 @@ import click
 
 @click.group()
 def certs() -> None:
-    """Make certificates for development: a CA, a server's, clients'."""
+    """Create development certificates: CA, server, clients."""
 
 
 @certs.command()
@@ -22,12 +22,12 @@ def certs() -> None:
     multiple=True,
     default=("localhost", "127.0.0.1", "::1"),
     show_default=True,
-    help="A host name or address of the server; may be repeated.",
+    help="Host name or address of the server; may be repeated.",
 )
 def init(directory: Path, names: tuple[str, ...]) -> None:
-    """Make a CA and a server certificate in DIR (default: certs).
+    """Create a CA and a server certificate in DIR (default: certs).
 
-    The keys are readable by you alone. Nothing that exists is overwritten.
+    Only you can read the keys. Existing files are not overwritten.
     """
     from headrace.server import certificates
 
@@ -35,18 +35,24 @@ def init(directory: Path, names: tuple[str, ...]) -> None:
         click.echo(path)
     ca = directory / "ca.pem"
     click.echo(f"headrace serve --set tls.certificate={directory / 'server.pem'} --set tls.key={directory / 'server.key'}", err=True)
-    click.echo(f"clients trust {ca}; with --set tls.client_ca={ca} they need a certificate too: headrace certs client", err=True)
+    click.echo(f"clients: --tls-ca {ca}; --set tls.client_ca={ca} requires client certificates: headrace certs client", err=True)
 
 
 @certs.command()
 @click.argument("name")
 @click.option(
-    "--dir", "directory", metavar="DIR", type=click.Path(path_type=Path), default=Path("certs"), show_default=True, help="Where the CA is."
+    "--dir",
+    "directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path("certs"),
+    show_default=True,
+    help="Directory of the CA.",
 )
 def client(name: str, directory: Path) -> None:
-    """Make a certificate for the client NAME, signed by the CA in DIR.
+    """Create a certificate for the client NAME, signed by the CA in DIR.
 
-    The broker knows whoever shows it by that name.
+    The broker identifies its holder as the user NAME.
     """
     from headrace.server import certificates
 

@@ -1,4 +1,4 @@
-"""`headrace completion`: what a shell needs to complete commands and options."""
+"""`headrace completion`: completion scripts for shells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 from click.shell_completion import ShellComplete, get_completion_class
 
 _VARIABLE: Final = "_HEADRACE_COMPLETE"
-"""What the scripts ask by: click answers instead of running the command."""
+"""Environment variable that the scripts set; click then prints completions instead of running the command."""
 
 
 @click.command(
@@ -20,13 +20,13 @@ fish   headrace completion fish > ~/.config/fish/completions/headrace.fish
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that lets a shell complete commands.
+    """Print the completion script for a shell.
 
-    Options and their values are completed as well.
+    It completes commands, options and option values.
     """
     from headrace.cli import cli
 
     kind = get_completion_class(shell)
     assert kind is not None, "click knows these shells"
-    # The script alone: click would also start bash to ask how old it is.
+    # Only the script: click would also start bash to check its version.
     click.echo(ShellComplete.source(kind(cli, {}, "headrace", _VARIABLE)))

@@ -1,4 +1,4 @@
-"""`headrace config check|show|explain`: the configuration without starting anything."""
+"""`headrace config check|show|explain`: inspect the configuration."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def config() -> None:
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Say whether FILE is a valid configuration. The environment is left out of it."""
+    """Check whether FILE is a valid configuration. Ignores the environment."""
     resolved = resolve(file=file)
     count = sum(origin != "default" for origin in resolved.origins.values())
     click.echo(f"{file}: ok, {count} of {len(SETTINGS)} keys set")
 
 
 @config.command()
-@click.option("--config", "file", type=click.Path(path_type=Path), envvar="HEADRACE_CONFIG", show_envvar=True, help="The file to read.")
-@click.option("-o", "--output", type=click.Choice(["table", "toml", "json"]), default="table", show_default=True, help="How to print it.")
+@click.option("--config", "file", type=click.Path(path_type=Path), envvar="HEADRACE_CONFIG", show_envvar=True, help="Configuration file.")
+@click.option("-o", "--output", type=click.Choice(["table", "toml", "json"]), default="table", show_default=True, help="Output format.")
 def show(file: Path | None, output: str) -> None:
-    """Show the effective value of each key, and where it came from."""
+    """Show the effective value of each key and its origin."""
     resolved = resolve(file=file, environment=os.environ)
     if output == "toml":
         click.echo(toml_of(resolved), nl=False)
@@ -45,7 +45,7 @@ def show(file: Path | None, output: str) -> None:
 @config.command("explain")
 @click.argument("key", required=False)
 def explain_key(key: str | None) -> None:
-    """Explain KEY: what it does, its default, its bounds, its environment variable. Without KEY, list all keys."""
+    """Explain KEY: meaning, default, bounds, environment variable. Without KEY, list all keys."""
     if key is None:
         width = max(map(len, SETTINGS))
         for known in SETTINGS.values():

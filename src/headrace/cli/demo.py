@@ -1,4 +1,4 @@
-"""`headrace demo`."""
+"""`headrace demo`: run the demo."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.extras import needs
 
 @click.command()
 @click.argument("pipeline", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--data", metavar="DIR", type=click.Path(path_type=Path), default=Path("data"), show_default=True, help="The data directory.")
+@click.option("--data", metavar="DIR", type=click.Path(path_type=Path), default=Path("data"), show_default=True, help="Data directory.")
 @click.option(
-    "--duration", metavar="SECONDS", callback=to_seconds, help="Send orders for so long, verify, and exit. Default: until Ctrl-C."
+    "--duration", metavar="SECONDS", callback=to_seconds, help="Send orders for this time, verify, and exit. Default: until Ctrl-C."
 )
-@click.option("--rate", metavar="N", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Orders a second.")
-@click.option("--listen", metavar="HOST:PORT", multiple=True, help="As `headrace serve --listen`; the first must take every protocol.")
+@click.option("--rate", metavar="N", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Orders per second.")
+@click.option("--listen", metavar="HOST:PORT", multiple=True, help="As `headrace serve --listen`; the first must serve every protocol.")
 @click.option("--listen-quic", metavar="HOST:PORT", default="127.0.0.1:4848", show_default=True, help="As `headrace serve --listen-quic`.")
 @click.option(
     "--listen-flight", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --listen-flight`."
@@ -26,15 +26,15 @@ from headrace.extras import needs
 def demo(
     pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, listen_flight: str
 ) -> int:
-    """Run everything at once, with sample orders.
+    """Run broker, pipeline and sample traffic together.
 
-    A broker with all its protocols, and a pipeline on Spark. Orders go in through every protocol, some of them malformed. PIPELINE is the file
-    of the pipeline that counts them: examples/orders/pipeline.toml. At the end everything that was sent is held against its totals, and
-    the exit code says whether they match.
+    Starts a broker with all protocols and a pipeline on Spark, and publishes orders through every protocol, some of them malformed.
+    PIPELINE is the file of the pipeline that counts them: examples/orders/pipeline.toml. At the end, the demo compares the published
+    orders with the totals of the pipeline. Exits with 0 if they match, 1 otherwise.
     """
     from rich.console import Console
 
-    from headrace.demo.demo import Plot, tell
+    from headrace.demo.demo import DemoOptions, run_demo
 
-    plot = Plot(pipeline, data, duration, rate, listen, listen_quic, listen_flight)
-    return 0 if tell(plot, Console()) else 1
+    options = DemoOptions(pipeline, data, duration, rate, listen, listen_quic, listen_flight)
+    return 0 if run_demo(options, Console()) else 1

@@ -1,4 +1,4 @@
-"""`headrace dlq`: the dead letters of a running broker."""
+"""`headrace dlq`: dead letters of a running broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from headrace.cli.administration import Desk, Row, confirm, desk_options, moment, yes_option
+from headrace.cli.administration import Admin, Row, admin_options, confirm, moment, yes_option
 from headrace.clients.flymq.advanced import DeadLetter
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.errors import UnknownMessage
@@ -22,24 +22,24 @@ def dlq() -> None:
 
 
 @dlq.command("list")
-@desk_options
-def list_dead_letters(desk: Desk) -> int:
-    """List the topics that have dead letters, and how many wait."""
+@admin_options
+def list_dead_letters(admin: Admin) -> int:
+    """List topics with their number of dead letters."""
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show(await client.call("dlq.list"), columns=("topic", "waiting"))
+        return admin.show(await client.call("dlq.list"), columns=("topic", "waiting"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @dlq.command("fetch")
 @click.argument("topic")
-@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many.")
-@click.option("--after", metavar="ID", default="", help="Show those behind this one.")
-@click.option("--replayed", is_flag=True, help="Show those that were replayed, too.")
-@desk_options
-def fetch(topic: str, count: int, after: str, replayed: bool, desk: Desk) -> int:
-    """Show the dead letters of a topic, the oldest first."""
+@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this number.")
+@click.option("--after", metavar="ID", default="", help="Show dead letters after this one.")
+@click.option("--replayed", is_flag=True, help="Include replayed dead letters.")
+@admin_options
+def fetch(topic: str, count: int, after: str, replayed: bool, admin: Admin) -> int:
+    """Show the dead letters of a topic, oldest first."""
 
     async def work(client: FlyMqClient) -> int:
         rows: list[Row] = []
@@ -50,21 +50,21 @@ def fetch(topic: str, count: int, after: str, replayed: bool, desk: Desk) -> int
                 break
             rows += [_row(letter) for letter in page]
             last = page[-1].id
-        return desk.show(rows, columns=("id", "reason", "attempts", "source_partition", "source_offset", "last_failure", "key", "value"))
+        return admin.show(rows, columns=("id", "reason", "attempts", "source_partition", "source_offset", "last_failure", "key", "value"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @dlq.command("replay")
 @click.argument("topic")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All that wait now.")
+@click.option("--all", "everything", is_flag=True, help="Replay all dead letters.")
 @yes_option
-@desk_options
-def replay(topic: str, ids: Sequence[str], everything: bool, yes: bool, desk: Desk) -> int:
-    """Publish dead letters to their topic again, with their keys and headers."""
+@admin_options
+def replay(topic: str, ids: Sequence[str], everything: bool, yes: bool, admin: Admin) -> int:
+    """Publish dead letters to their topic again with their keys and headers."""
     if bool(ids) == everything:
-        raise click.UsageError("name the dead letters to replay, or say --all")
+        raise click.UsageError("give the ids of dead letters, or --all")
     if everything:
         confirm(f"Replay all dead letters of {topic}?", yes)
 
@@ -74,27 +74,27 @@ def replay(topic: str, ids: Sequence[str], everything: bool, yes: bool, desk: De
         for start in range(0, len(wanted), _PAGE):
             placements = await client.call("dlq.replay", topic=topic, ids=wanted[start : start + _PAGE])
             rows += [{"id": id, "topic": topic, "partition": place[0], "offset": place[1]} for id, place in placements.items()]
-        return desk.show(rows, columns=("id", "topic", "partition", "offset"))
+        return admin.show(rows, columns=("id", "topic", "partition", "offset"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @dlq.command("purge")
 @click.argument("topic")
 @yes_option
-@desk_options
-def purge(topic: str, yes: bool, desk: Desk) -> int:
-    """Forget all dead letters of a topic."""
-    confirm(f"Forget all dead letters of {topic}?", yes)
+@admin_options
+def purge(topic: str, yes: bool, admin: Admin) -> int:
+    """Delete all dead letters of a topic."""
+    confirm(f"Delete all dead letters of {topic}?", yes)
 
     async def work(client: FlyMqClient) -> int:
         if topic not in {row["topic"] for row in await client.call("dlq.list")}:
             raise UnknownMessage(f"topic {topic} has no dead letters")
         await client.purge_dead_letters(topic)
-        desk.tell(f"{topic}: no dead letters are left")
+        admin.message(f"{topic}: dead letters deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 async def _waiting(client: FlyMqClient, topic: str) -> list[str]:
@@ -121,7 +121,7 @@ def _row(letter: DeadLetter) -> Row:
 
 
 def _text(content: bytes) -> str:
-    """As text, or in base64 and marked so."""
+    """Return text, or base64 with a prefix."""
     try:
         return content.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Resources and actions as the command line writes them: `topic:orders`, `topic:orders.*` (a prefix), `read,publish`."""
+"""Syntax of resources and actions: `topic:orders`, `topic:orders.*` (a prefix), `read,publish`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESOURCE_HELP: Final = "RESOURCE is KIND:NAME (topic, group, transaction, schema
 
 
 class Resources(click.ParamType[dict[str, str]]):
-    """`KIND:NAME`. A name that really ends in * is written with a backslash before it."""
+    """Parameter type `KIND:NAME`. A backslash escapes a literal * at the end."""
 
     name = "RESOURCE"
 
@@ -30,7 +30,7 @@ class Resources(click.ParamType[dict[str, str]]):
 
 
 class Actions(click.ParamType[list[str]]):
-    """`read` or `read,publish`, or `all`."""
+    """Parameter type `read`, `read,publish` or `all`."""
 
     name = "ACTIONS"
 
@@ -42,12 +42,12 @@ class Actions(click.ParamType[list[str]]):
             return list(ACTIONS)
         for word in words:
             if word not in ACTIONS:
-                self.fail(f"{word!r} is none of {', '.join(ACTIONS)}", param, ctx)
+                self.fail(f"{word!r} is invalid; expected one of {', '.join(ACTIONS)}", param, ctx)
         return words
 
 
 class Scopes(click.ParamType[dict[str, object]]):
-    """`ACTIONS@RESOURCE`."""
+    """Parameter type `ACTIONS@RESOURCE`."""
 
     name = "ACTIONS@RESOURCE"
 
@@ -66,7 +66,7 @@ SCOPE: Final = Scopes()
 
 
 def shown(grant: dict[str, str]) -> str:
-    """A resource as it would be typed."""
+    """Return a resource in command-line syntax."""
     name = grant["name"]
     if grant["match"] == "prefix":
         return f"{grant['kind']}:{name}*"

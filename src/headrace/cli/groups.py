@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.administration import MOMENT, Desk, Row, confirm, desk_options, moment, yes_option
+from headrace.cli.administration import MOMENT, Admin, Row, admin_options, confirm, moment, yes_option
 from headrace.clients.errors import UnknownGroup
 from headrace.clients.flymq.client import FlyMqClient
 
@@ -17,77 +17,77 @@ def group() -> None:
 
 
 @group.command("list")
-@desk_options
-def list_groups(desk: Desk) -> int:
+@admin_options
+def list_groups(admin: Admin) -> int:
     """List groups with their topics and their lag."""
 
     async def work(client: FlyMqClient) -> int:
         rows: list[Row] = []
         for name in await client.call("group.list"):
             rows += await _by_topic(client, name)
-        return desk.show(rows, columns=("group", "topic", "partitions", "lag"))
+        return admin.show(rows, columns=("group", "topic", "partitions", "lag"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @group.command("describe")
 @click.argument("name", metavar="GROUP")
-@desk_options
-def describe_group(name: str, desk: Desk) -> int:
-    """Show what a group has committed, partition by partition."""
+@admin_options
+def describe_group(name: str, admin: Admin) -> int:
+    """Show the committed offsets of a group by partition."""
 
     async def work(client: FlyMqClient) -> int:
         rows = [{"group": name, **row} for row in await client.call("group.lag", group=name)]
-        return desk.show(rows, columns=("topic", "partition", "committed", "end", "lag"))
+        return admin.show(rows, columns=("topic", "partition", "committed", "end", "lag"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @group.command("lag")
 @click.argument("name", metavar="GROUP")
-@click.option("--topic", help="In this topic only.")
-@desk_options
-def lag(name: str, topic: str | None, desk: Desk) -> int:
-    """Show how many records a group has still to read, topic by topic."""
+@click.option("--topic", help="Only this topic.")
+@admin_options
+def lag(name: str, topic: str | None, admin: Admin) -> int:
+    """Show how many records a group has not read, by topic."""
 
     async def work(client: FlyMqClient) -> int:
         rows = [row for row in await _by_topic(client, name) if topic in (None, row["topic"])]
         if not rows:
             raise UnknownGroup(f"consumer group not found: {topic}:{name}")
-        return desk.show(rows, columns=("topic", "partitions", "lag"))
+        return admin.show(rows, columns=("topic", "partitions", "lag"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @group.command("reset")
 @click.argument("name", metavar="GROUP")
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(min=0), help="Move it in this partition only.")
-@click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
-@click.option("--to-datetime", type=MOMENT, help="To the first record at or after a date and time.")
-@click.option("--to-start", is_flag=True, help="To the first record there is.")
-@click.option("--to-end", is_flag=True, help="To the end: only what is yet to come.")
-@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="Move to this offset.")
+@click.option("--to-datetime", type=MOMENT, help="Move to the first record at or after a date and time.")
+@click.option("--to-earliest", is_flag=True, help="Move to the first record.")
+@click.option("--to-latest", is_flag=True, help="Move to the end: only new records.")
+@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @yes_option
-@desk_options
+@admin_options
 def reset(
     name: str,
     topic: str,
     partition: int | None,
     to_offset: int | None,
     to_datetime: int | None,
-    to_start: bool,
-    to_end: bool,
+    to_earliest: bool,
+    to_latest: bool,
     dry_run: bool,
     yes: bool,
-    desk: Desk,
+    admin: Admin,
 ) -> int:
-    """Move a group in a topic: it will read on from there."""
-    chosen = [to_offset is not None, to_datetime is not None, to_start, to_end]
+    """Set the committed offsets of a group in a topic."""
+    chosen = [to_offset is not None, to_datetime is not None, to_earliest, to_latest]
     if sum(chosen) != 1:
-        raise click.UsageError("say where to: one of --to-offset, --to-datetime, --to-start, --to-end")
+        raise click.UsageError("give one of --to-offset, --to-datetime, --to-earliest, --to-latest")
     where = f"offset {to_offset}" if to_offset is not None else moment(to_datetime) if to_datetime is not None else ""
-    where = where or ("the start" if to_start else "the end")
+    where = where or ("the earliest record" if to_earliest else "the end")
     if not dry_run:
         confirm(f"Move group {name} in topic {topic} to {where}?", yes)
 
@@ -96,7 +96,7 @@ def reset(
             return await client.offset_for_time(topic, to_datetime, partition=number)
         if to_offset is not None:
             return min(max(to_offset, first), end)
-        return first if to_start else end
+        return first if to_earliest else end
 
     async def work(client: FlyMqClient) -> int:
         bounds = await client.describe_topic(topic)
@@ -111,25 +111,25 @@ def reset(
             if not dry_run:
                 await client.commit(topic, after, group=name, partition=number)
             rows.append({"group": name, "topic": topic, "partition": number, "before": before, "after": after})
-        return desk.show(rows, columns=("topic", "partition", "before", "after"))
+        return admin.show(rows, columns=("topic", "partition", "before", "after"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @group.command("delete")
 @click.argument("name", metavar="GROUP")
 @yes_option
-@desk_options
-def delete_group(name: str, yes: bool, desk: Desk) -> int:
-    """Forget a group and all it has committed."""
+@admin_options
+def delete_group(name: str, yes: bool, admin: Admin) -> int:
+    """Delete a group and its committed offsets."""
     confirm(f"Delete group {name} and its offsets in all topics?", yes)
 
     async def work(client: FlyMqClient) -> int:
         await client.call("group.delete", group=name)
-        desk.tell(f"{name}: deleted")
+        admin.message(f"{name}: deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 async def _by_topic(client: FlyMqClient, name: str) -> list[Row]:

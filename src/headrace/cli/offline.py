@@ -1,4 +1,4 @@
-"""`headrace check` and `headrace dump`: look at a data directory while no broker has it open. Both change nothing."""
+"""`headrace check` and `headrace dump`: read-only inspection of a data directory that no broker has open."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _key(key_file: str, key_env: str) -> bytes | None:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[DiskFiles]:  # imported late, so that --help stays quick
-    """The directory, held against a broker that would write to it. A read-only one needs no lock."""
+def _locked(root: Path) -> Iterator[DiskFiles]:  # imported late to keep --help fast
+    """Lock the directory against brokers. A read-only directory needs no lock."""
     from headrace.storage.crypt import WrongKey
     from headrace.storage.files import DirectoryLocked, DiskFiles
     from headrace.storage.identity import PATH
 
     if not (root / PATH).exists():
-        raise HeadraceError(f"{root}: no data directory of Headrace (it has no {PATH})")
+        raise HeadraceError(f"{root}: not a Headrace data directory (it has no {PATH})")
     files = DiskFiles(root)
     try:
         files.lock()
@@ -54,21 +54,21 @@ def _locked(root: Path) -> Iterator[DiskFiles]:  # imported late, so that --help
         files.close()
 
 
-_key_file = click.option("--key-file", metavar="PATH", default="", help="The file that holds the encryption key.")
-_key_env = click.option("--key-env", metavar="NAME", default="", help="The environment variable that holds the encryption key.")
+_key_file = click.option("--key-file", metavar="PATH", default="", help="File with the encryption key.")
+_key_env = click.option("--key-env", metavar="NAME", default="", help="Environment variable with the encryption key.")
 
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to show the findings.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 @_key_file
 @_key_env
 @click.pass_context
 def check(ctx: click.Context, directory: Path, output: str, key_file: str, key_env: str) -> None:
     """Verify a data directory, offline and read-only.
 
-    Reads every file in DIR and checks every checksum, offset and name. Exits with 0 when all is well and with 1 when something
-    is broken. What a crash may leave and the next start puts right is mentioned, but is no problem.
+    Reads every file in DIR and checks every checksum, offset and name. Exits with 0 if the directory is intact and with 1 if it has
+    problems. Notes describe remains of a crash, which the next start of the broker repairs.
     """
     from headrace.storage.check import check as verify
 
@@ -95,7 +95,7 @@ def check(ctx: click.Context, directory: Path, output: str, key_file: str, key_e
 @_key_file
 @_key_env
 def dump(file: Path, records: bool, key_file: str, key_env: str) -> None:
-    """Show what a log file holds, offline.
+    """Show the content of a log file, offline.
 
     FILE is a segment (DIR/logs/LOG/OFFSET.seg) or a journal file (DIR/journal/NUMBER.hrj) of a data directory.
     """
@@ -107,7 +107,7 @@ def dump(file: Path, records: bool, key_file: str, key_env: str) -> None:
         raise HeadraceError(f"{file}: no such file")
     root = next((parent for parent in file.parents if (parent / PATH).exists()), None)
     if root is None:
-        raise HeadraceError(f"{file}: not in a data directory of Headrace")
+        raise HeadraceError(f"{file}: not in a Headrace data directory")
     with _locked(root) as files:
         for line in lines(files, file.relative_to(root).as_posix(), _key(key_file, key_env), records=records):
             terminal.echo(line)

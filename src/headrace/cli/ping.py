@@ -12,12 +12,12 @@ from headrace.cli.servers import Server, server_options
 
 
 @click.command()
-@click.option("--timeout", type=DURATION, default="5s", show_default=True, help="How long the broker may take.")
+@click.option("--timeout", type=DURATION, default="5s", show_default=True, help="Longest wait for the broker.")
 @server_options
 def ping(timeout: int, server: Server) -> int:
-    """Ask a broker for one answer, through any protocol.
+    """Check that a broker replies, through any protocol.
 
-    Prints the time it took. Exits with 0 if the broker answers, 5 if none can be reached, 6 if it does not answer within --timeout.
+    Prints the round-trip time. Exits with 0 if the broker replies, 5 if it is unreachable, 6 if it does not reply within --timeout.
     """
 
     async def work() -> float:
@@ -31,9 +31,9 @@ def ping(timeout: int, server: Server) -> int:
                 finally:
                     await client.close()
         except TimeoutError:
-            raise TimeoutError(f"{server.address} did not answer within {timeout / 1000:g} s") from None
+            raise TimeoutError(f"{server.address} did not reply within {timeout / 1000:g} s") from None
 
     seconds = asyncio.run(work())
     if not server.quiet:
-        click.echo(f"{server.address} answered in {seconds * 1e3:.1f} ms")
+        click.echo(f"{server.address} replied in {seconds * 1e3:.1f} ms")
     return 0

@@ -1,4 +1,4 @@
-"""`headrace pipeline`: run pipelines on Spark, look at them, stop them."""
+"""`headrace pipeline`: run, inspect and stop pipelines on Spark."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _QUERY_COLUMNS: Final = {
     "pipeline": "pipeline", "sink": "sink", "state": "state", "batch": "batch", "rows_total": "rows", "input_rate": "in/s",
     "processing_rate": "done/s", "batch_ms": "ms", "lag": "lag", "state_rows": "kept",
 }  # fmt: skip
-"""What the table shows of a query, and what it calls it; programs get all of it under its own name."""
+"""Columns of the table by field of a query. Other output formats contain all fields under their names."""
 
 _file = click.argument("file", type=click.Path(path_type=Path))
-_output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print it.")
+_output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format.")
 
 
 @click.group()
@@ -39,16 +39,16 @@ def pipeline() -> None:
 
 
 def session_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds what every command that starts Spark can be told."""
+    """Add the options of commands that start Spark."""
 
-    @click.option("--master", metavar="URL", default="local[*]", show_default=True, help="Where Spark runs: local[N], spark://HOST:PORT, …")
-    @click.option("--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be given several times.")
+    @click.option("--master", metavar="URL", default="local[*]", show_default=True, help="Spark master: local[N], spark://HOST:PORT, …")
+    @click.option("--conf", metavar="KEY=VALUE", multiple=True, help="Spark setting; may be repeated.")
     @click.option(
         "--servers",
         metavar="HOST:PORT",
-        envvar="HEADRACE_BULK",
+        envvar="HEADRACE_FLIGHT",
         show_envvar=True,
-        help="The Flight endpoint of the broker, instead of the file's.",
+        help="Flight endpoint of the broker; overrides the file.",
     )
     @functools.wraps(command)
     def with_session(*arguments: object, conf: Sequence[str], **rest: object) -> int:
@@ -59,9 +59,9 @@ def session_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _run_options(command: Callable[..., int]) -> Callable[..., int]:
-    @click.option("--once", is_flag=True, help="Read what is there now, and end.")
-    @click.option("--checkpoint", metavar="DIR", help="Where progress and state are kept, instead of the file's.")
-    @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+    @click.option("--once", is_flag=True, help="Process the records present now, then exit.")
+    @click.option("--checkpoint", metavar="DIR", help="Directory of progress and state; overrides the file.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
     @functools.wraps(command)
     def with_run(*arguments: object, **rest: object) -> int:
         return command(*arguments, **rest)
@@ -76,7 +76,7 @@ def _run_options(command: Callable[..., int]) -> Callable[..., int]:
 def run(file: Path, once: bool, checkpoint: str | None, master: str, conf: dict[str, str], servers: str | None, quiet: bool) -> int:
     """Run the pipeline in FILE, a .toml or .py, until it is stopped.
 
-    SIGINT and SIGTERM, or `headrace pipeline stop`, end it after the batches that are under way.
+    SIGINT, SIGTERM and `headrace pipeline stop` end it after the current batches.
     """
     from headrace.spark.pipelines.files import load
 
@@ -87,8 +87,8 @@ def run(file: Path, once: bool, checkpoint: str | None, master: str, conf: dict[
 @click.argument("topic")
 @click.option("--to", "target", metavar="KIND:DIR", required=True, help="delta:DIR, iceberg:DIR or parquet:DIR.")
 @click.option("--format", "value_format", metavar="FORMAT", default="raw", show_default=True, help="raw, string, json, avro or protobuf.")
-@click.option("--schema", metavar="DDL", help="The columns of a value, if the topic requires no schema: 'id long, at timestamp'.")
-@click.option("--starting", metavar="WHERE", default="earliest", show_default=True, help="Where a new archive begins: earliest or latest.")
+@click.option("--schema", metavar="DDL", help="Columns of a value if the topic requires no schema: 'id long, at timestamp'.")
+@click.option("--starting", metavar="WHERE", default="earliest", show_default=True, help="Start of a new archive: earliest or latest.")
 @_run_options
 @session_options
 def archive(
@@ -104,9 +104,9 @@ def archive(
     servers: str | None,
     quiet: bool,
 ) -> int:
-    """Keep a topic as a table, exactly once: Delta, Iceberg or Parquet.
+    """Archive a topic to a Delta, Iceberg or Parquet table, exactly once.
 
-    It goes on where it was, so it can run all the time, or with --once now and then.
+    It resumes where it stopped, so it can run continuously or periodically with --once.
     """
     from headrace.spark.pipelines.archive import archive_pipeline
 
@@ -122,9 +122,9 @@ def archive(
 @pipeline.command()
 @_file
 @session_options
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format.")
 def check(file: Path, master: str, conf: dict[str, str], servers: str | None, output: str) -> int:
-    """Show what the pipeline in FILE would do: topics and offsets, the columns of each step, sinks. Nothing runs."""
+    """Show topics, offsets, columns of each step and sinks of the pipeline in FILE without running it."""
     from headrace.spark.pipelines.checking import inspect
     from headrace.spark.pipelines.files import load
 
@@ -139,10 +139,10 @@ def check(file: Path, master: str, conf: dict[str, str], servers: str | None, ou
 @pipeline.command("list")
 @_output
 def list_pipelines(output: str) -> int:
-    """List the pipelines that run or have run on this machine."""
+    """List running and ended pipelines of this machine."""
     from headrace.spark.pipelines.executions import runs
 
-    rows = [_run_row(status) for status in runs()]
+    rows = [_execution_row(status) for status in runs()]
     return show_rows(rows, output, columns=("name", "state", "pid", "sinks", "lag", "updated", "checkpoint"))
 
 
@@ -150,12 +150,14 @@ def list_pipelines(output: str) -> int:
 @click.argument("name", metavar="[NAME|FILE|DIR]", required=False)
 @_output
 def status(name: str | None, output: str) -> int:
-    """Show how the queries of a pipeline are doing; of all that run if none is named."""
+    """Show the queries of a pipeline; default: of all running pipelines."""
     from headrace.spark.pipelines.executions import find, runs
 
     found = [find(name)] if name else [each for each in runs() if each["state"] in ("starting", "running", "stopping")]
     rows: list[Row] = [
-        {"pipeline": each["name"], "run": each["state"], "sink": query.pop("name"), **query} for each in found for query in each["queries"]
+        {"pipeline": each["name"], "execution": each["state"], "sink": query.pop("name"), **query}
+        for each in found
+        for query in each["queries"]
     ]
     if output == "table" and name:
         [one] = found
@@ -169,16 +171,16 @@ def status(name: str | None, output: str) -> int:
 
 @pipeline.command()
 @click.argument("name", metavar="NAME|FILE|DIR")
-@click.option("--timeout", type=click.FloatRange(min=0), default=90.0, show_default=True, help="How many seconds to wait for its end.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=90.0, show_default=True, help="Seconds to wait for its end.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
 def stop(name: str, timeout: float, quiet: bool) -> int:
-    """Stop a running pipeline after the batches that are under way, and wait for its end."""
+    """Stop a running pipeline after its current batches and wait for its end."""
     from headrace.spark.pipelines.executions import ask_to_stop, find
 
     found = find(name)
     if found["state"] not in ("starting", "running", "stopping"):
         if not quiet:
-            click.echo(f"{found['name']}: does not run ({found['state']})", err=True)
+            click.echo(f"{found['name']}: is not running ({found['state']})", err=True)
         return CONFLICT
     ask_to_stop(found)
     deadline = time.monotonic() + timeout
@@ -189,7 +191,7 @@ def stop(name: str, timeout: float, quiet: bool) -> int:
                 click.echo(f"{found['name']}: {now['state']}", err=True)
             return 0
         time.sleep(0.1)
-    click.echo(f"{found['name']}: still runs after {timeout:g} s (pid {found['pid']}); it will end after its batch", err=True)
+    click.echo(f"{found['name']}: still running after {timeout:g} s (pid {found['pid']}); it ends after its current batch", err=True)
     return TOO_SLOW
 
 
@@ -199,39 +201,39 @@ def _run(made: Pipeline, file: str, master: str, once: bool, conf: dict[str, str
 
     wanted = _Stop()
     with wanted, Watch(made.name, quiet=quiet) as watch:
-        watch.say(f"{made.name}: starting Spark ({master}); what it says is in {made.checkpoint}/.headrace/spark.log")
+        watch.message(f"{made.name}: starting Spark ({master}); its log is {made.checkpoint}/.headrace/spark.log")
         outcome = run_pipeline(made, file=file, master=master, once=once, conf=conf, stop=wanted, tell=watch.show)
-        watch.say(f"{made.name}: {outcome.state}; " + ", ".join(f"{query.name} {query.rows_total:,} rows" for query in outcome.queries))
+        watch.message(f"{made.name}: {outcome.state}; " + ", ".join(f"{query.name} {query.rows_total:,} rows" for query in outcome.queries))
     return 0
 
 
 class _Stop:
-    """The first signal asks for an end, the second is one."""
+    """Stop flag: the first signal sets it, the second ends the process."""
 
     def __init__(self) -> None:
         self._wanted = False
 
     def __call__(self) -> bool:
-        # Spark installs a handler of its own for SIGINT when it starts.
-        if signal.getsignal(signal.SIGINT) != self._hear:
-            signal.signal(signal.SIGINT, self._hear)
+        # Spark replaces the SIGINT handler when it starts.
+        if signal.getsignal(signal.SIGINT) != self._on_signal:
+            signal.signal(signal.SIGINT, self._on_signal)
         return self._wanted
 
     def __enter__(self) -> None:
-        signal.signal(signal.SIGINT, self._hear)
-        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._wanted:
             os._exit(128 + number)
         self._wanted = True
 
 
-def _run_row(status: dict[str, object]) -> Row:
+def _execution_row(status: dict[str, object]) -> Row:
     queries = status["queries"]
     assert isinstance(queries, list), "a status has its queries"
     lags = [query["lag"] for query in queries if query["lag"] is not None]
@@ -240,7 +242,7 @@ def _run_row(status: dict[str, object]) -> Row:
         **shown,
         "sinks": len(queries),
         "lag": max(lags, default=None),
-        "updated": moment(status["updated"]),  # type: ignore[arg-type]  # the run wrote it as Unix ms
+        "updated": moment(status["updated"]),  # type: ignore[arg-type]  # the execution wrote it as Unix ms
         "checkpoint": status["checkpoint"],
         "file": status["file"],
         "error": status["error"],
@@ -254,7 +256,7 @@ def _rounded(value: object) -> object:
 def _overrides(checkpoint: str | None, servers: str | None) -> dict[str, object]:
     found: dict[str, object] = {}
     if checkpoint:
-        # On the command line a path begins where the user is.
+        # A path on the command line is relative to the current directory.
         found["checkpoint"] = checkpoint if "://" in checkpoint else str(Path(checkpoint).expanduser().absolute())
     if servers:
         found["servers"] = servers

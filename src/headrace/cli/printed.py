@@ -1,4 +1,4 @@
-"""Records and receipts as text: for people, for `jq`, or the bytes as they are."""
+"""Output formats of records and receipts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from headrace.cli import one_line
 from headrace.clients.messages import MessageBatch, Receipt
 
 OUTPUTS: Final = ("raw", "json", "jsonl", "hex", "table")
-OUTPUTS_TEXT: Final = "raw: the value and a line end. json, jsonl: an object a line. hex: the value in hexadecimal. table: for people."
+OUTPUTS_TEXT: Final = (
+    "raw: the value and a newline. json, jsonl: one object per line. hex: the value in hexadecimal. table: aligned columns."
+)
 TABLE_HEAD: Final = f"{'PARTITION':>9}  {'OFFSET':>10}  {'KEY':<16}  VALUE\n"
 
 
 def printed(batch: MessageBatch, count: int, output: str) -> bytes:
-    """The first `count` records, a line for each; a raw value may itself have several."""
+    """Return the first `count` records, one per line. A raw value may contain newlines."""
     if output == "raw":
         return b"\n".join(batch.values[:count]) + b"\n" if count else b""
     if output == "hex":
@@ -27,7 +29,7 @@ def printed(batch: MessageBatch, count: int, output: str) -> bytes:
 
 
 def fields(batch: MessageBatch, index: int) -> dict[str, object]:
-    """The value as JSON if it is JSON, as text if it is text, else in base64 and marked so; the key as text or base64."""
+    """Return the fields of a record: the value as JSON, text or marked base64, the key as text or marked base64."""
     key = None if batch.keys is None else batch.keys[index]
     found: dict[str, object] = {
         "topic": batch.topic,
@@ -49,7 +51,7 @@ def fields(batch: MessageBatch, index: int) -> dict[str, object]:
 
 
 def receipts(made: Sequence[Receipt]) -> bytes:
-    """An object a line; what the protocol does not tell is null."""
+    """Return receipts as one JSON object per line. Fields that the protocol does not report are null."""
     return "".join(
         compact({"topic": at.topic, "partition": at.partition, "offset": at.offset, "timestamp": at.timestamp}) + "\n" for at in made
     ).encode()
@@ -71,15 +73,15 @@ def _visible(content: bytes) -> str:
 
 
 def _as_plain(text: str) -> object:
-    """What the text says as JSON; itself if that is nothing, or nothing that could be printed again."""
+    """Return the parsed JSON, or the text if it is not JSON or cannot be encoded again."""
     try:
         plain = json.loads(text, parse_constant=_refuse_constant)
         json.dumps(plain, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # half a surrogate pair, a nesting without end
+    except (ValueError, RecursionError):  # half a surrogate pair, or too deep a nesting
         return text
     return plain
 
 
 def _refuse_constant(name: str) -> None:
-    """NaN and Infinity are no JSON, though Python's parser takes them."""
+    """Reject NaN and Infinity, which are not JSON although Python's parser accepts them."""
     raise ValueError(name)

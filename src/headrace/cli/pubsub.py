@@ -1,7 +1,7 @@
-"""`headrace pub`, `sub` and `fetch`: records from and to a terminal, a file or a pipe, through any protocol.
+"""`headrace pub`, `sub` and `fetch`: publish and read records through any protocol.
 
-Data goes to stdout, talk to stderr. A pipe or a file gets the bytes as they are, a terminal nothing that it would act on (`terminal.py`).
-An interrupt ends all in order: `pub` still waits for the acknowledgements of what it has sent, and `sub` commits what it has printed.
+Data goes to stdout, messages to stderr. A pipe or file receives raw bytes; a terminal receives no control characters (`terminal.py`).
+On an interrupt, `pub` waits for outstanding acknowledgements, and `sub` commits printed records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headrace.server.units import parse_duration
 
 INTERRUPTED: Final = 130
 SETTLE_SECONDS: Final = 5.0
-"""How long the end may wait for the broker to take a commit."""
+"""Longest wait for the final commit."""
 _READ_BYTES: Final = 256 * 1024
 
 Source = Callable[[], AsyncIterator[list[bytes]]]
@@ -41,18 +41,18 @@ Source = Callable[[], AsyncIterator[list[bytes]]]
 def _parse_start(context: click.Context, parameter: click.Parameter, text: str | None) -> Start | None:
     if text is None:
         return None
-    if text in ("start", "end"):
-        return "start" if text == "start" else "end"
+    if text in ("earliest", "latest"):
+        return "earliest" if text == "earliest" else "latest"
     if re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
         return int(text)
     at = _parse_time(text)
     if at is None:
-        raise click.BadParameter(f"{text!r} is none of start, end, an offset or a time")
+        raise click.BadParameter(f"{text!r} is invalid; expected earliest, latest, an offset or a time")
     return at
 
 
 def _parse_time(text: str) -> datetime | None:
-    """A date with or without a time, in the zone of this machine unless it names one; or how long ago."""
+    """Parse a date with optional time (local zone by default), or a duration before now."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:
@@ -65,23 +65,23 @@ def _parse_time(text: str) -> datetime | None:
 
 def _check_start(server: Server, start: Start | None) -> None:
     if isinstance(start, datetime) and not supports(server.protocol, "offset_for_time"):
-        raise click.UsageError(f"the {server.protocol} protocol cannot look up times; give start, end or an offset")
+        raise click.UsageError(f"the {server.protocol} protocol does not support times; use earliest, latest or an offset")
 
 
-_partition = click.option("--partition", type=click.IntRange(min=0), help="The partition, where the protocol has partitions.")
-_group = click.option("--group", help="Go on where this group has committed, and commit what is printed.")
+_partition = click.option("--partition", type=click.IntRange(min=0), help="Partition, if the protocol has partitions.")
+_group = click.option("--group", help="Resume at the committed offset of this group and commit printed records.")
 _output = click.option("-o", "--output", type=click.Choice(OUTPUTS), default="raw", show_default=True, help=OUTPUTS_TEXT)
 
 
 @click.command()
 @click.argument("topic")
 @click.argument("messages", metavar="[MESSAGE]...", nargs=-1)
-@click.option("-f", "--file", type=click.File("rb"), help="Publish the lines of this file; - is standard input, as without any message.")
-@click.option("--whole", is_flag=True, help="Publish the file or standard input as one record, not line by line.")
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Publish each MESSAGE so many times.")
-@click.option("--key", help="The key of every record, where the protocol has keys.")
+@click.option("-f", "--file", type=click.File("rb"), help="Publish the lines of this file; - is standard input, the default.")
+@click.option("--whole", is_flag=True, help="Publish the file or standard input as one record instead of one per line.")
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Number of times to publish each MESSAGE.")
+@click.option("--key", help="Key of every record, if the protocol has keys.")
 @_partition
-@click.option("-o", "--output", type=click.Choice(["json", "jsonl"]), help="Print where each record is, as an object a line.")
+@click.option("-o", "--output", type=click.Choice(["json", "jsonl"]), help="Print the receipts, one JSON object per line.")
 @server_options
 def pub(
     topic: str,
@@ -96,12 +96,12 @@ def pub(
 ) -> int:
     """Publish records to a topic.
 
-    Each MESSAGE is one record. Without any, each line of standard input is one.
+    Each MESSAGE is one record. Without a MESSAGE, each line of standard input is one record.
     """
     if messages and (file is not None or whole):
         raise click.UsageError("give either messages or --file, not both")
     if count > 1 and not messages:
-        raise click.UsageError("--count repeats messages given as arguments; there is none")
+        raise click.UsageError("--count requires a MESSAGE argument")
     source: Source
     if messages:
         values = [_bytes(message) for message in messages]
@@ -118,17 +118,17 @@ def pub(
 @click.option(
     "--from",
     "start",
-    metavar="start|end|OFFSET|TIME",
+    metavar="earliest|latest|OFFSET|TIME",
     callback=_parse_start,
-    help="Where to begin. The end, the default of most protocols: only what is yet to come. A time: 2026-11-15T07:49, or 5m ago.",
+    help="Start position. latest (the default of most protocols): only new records. TIME: 2026-11-15T07:49, or 5m for 5 minutes ago.",
 )
-@click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after so many records.")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after this number of records.")
 @_group
 @_partition
 @_output
 @server_options
 def sub(topic: str, start: Start | None, count: int | None, group: str | None, partition: int | None, output: str, server: Server) -> int:
-    """Read records of a topic, then follow it."""
+    """Print records of a topic and follow it."""
     _check_start(server, start)
     return _run(_follow(server, topic, start, count, group, partition, output))
 
@@ -138,36 +138,39 @@ def sub(topic: str, start: Start | None, count: int | None, group: str | None, p
 @click.option(
     "--from",
     "start",
-    metavar="start|OFFSET|TIME",
-    default="start",
+    metavar="earliest|OFFSET|TIME",
+    default="earliest",
     show_default=True,
     callback=_parse_start,
-    help="Where to begin. A time: 2026-11-15T07:49, or 5m ago.",
+    help="Start position. TIME: 2026-11-15T07:49, or 5m for 5 minutes ago.",
 )
-@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Print at most so many records.")
-@click.option("--group", help="Begin where this group has committed, if that is behind --from. It stays there.")
-@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="The partition to read.")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Print at most this number of records.")
+@click.option("--group", help="Begin at the committed offset of this group if it is higher than --from. Does not commit.")
+@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="Partition to read.")
 @click.option(
-    "-o", "--output", type=click.Choice(OUTPUTS), default="raw", show_default=True, help=f"{OUTPUTS_TEXT} json: one array of objects."
+    "-o",
+    "--output",
+    type=click.Choice(OUTPUTS),
+    default="raw",
+    show_default=True,
+    help=OUTPUTS_TEXT.replace("json, jsonl:", "json: one array of objects. jsonl:"),
 )
 @server_options
 def fetch(topic: str, start: Start, count: int, group: str | None, partition: int, output: str, server: Server) -> int:
-    """Print records that a topic holds, and end."""
+    """Print records of a topic and exit."""
     if not supports(server.protocol, "fetch"):
-        raise click.UsageError(
-            f"the {server.protocol} protocol cannot fetch; --protocol flymq and rustlog can, and headrace sub reads through it"
-        )
+        raise click.UsageError(f"the {server.protocol} protocol does not support fetch; use --protocol flymq or rustlog, or headrace sub")
     _check_start(server, start)
     return _run(_fetch(server, topic, start, count, group, partition, output))
 
 
 def _bytes(text: str) -> bytes:
-    """An argument as it was typed, even if it is no text."""
+    """Return the bytes of an argument, even if it is not valid UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def _run(work: Coroutine[None, None, int]) -> int:
-    """Run to the end or to the first interrupt, which cancels; a second one ends the process at once."""
+    """Run `work`. The first interrupt cancels it; the second ends the process immediately."""
 
     async def interruptible() -> int:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
@@ -192,7 +195,7 @@ def _run(work: Coroutine[None, None, int]) -> int:
 
 
 class _Publishing:
-    """One call of `pub`: what it has sent, and what it knows of it."""
+    """State of one `pub` command."""
 
     def __init__(self, topic: str, key: bytes | None, partition: int | None, output: str | None) -> None:
         self._topic, self._key, self._partition, self._output = topic, key, partition, output
@@ -225,7 +228,7 @@ class _Publishing:
         await self._acknowledged(all_of_them=True)
 
     async def _acknowledged(self, *, all_of_them: bool = False) -> None:
-        """Take note of the receipts there are, or wait for all; the first refusal is raised."""
+        """Count available receipts, or wait for all. Raises the first error."""
         while self._under_way and (all_of_them or self._under_way[0].done()):
             made = await self._under_way[0]
             self._under_way.popleft()
@@ -251,12 +254,12 @@ async def _repeated(values: list[bytes], count: int) -> AsyncIterator[list[bytes
 
 
 async def _read(stream: BinaryIO, whole: bool) -> AsyncIterator[list[bytes]]:
-    """Records of a file or pipe, as they come. A thread reads: a terminal or a pipe may keep it waiting for ever."""
+    """Yield records of a file or pipe. A thread reads: reading a terminal or pipe may block indefinitely."""
     loop = asyncio.get_running_loop()
-    pieces: asyncio.Queue[list[bytes] | OSError | None] = asyncio.Queue(maxsize=4)
+    chunks: asyncio.Queue[list[bytes] | OSError | None] = asyncio.Queue(maxsize=4)
 
-    def put(piece: list[bytes] | OSError | None) -> None:
-        asyncio.run_coroutine_threadsafe(pieces.put(piece), loop).result()
+    def put(chunk: list[bytes] | OSError | None) -> None:
+        asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
 
     def read() -> None:
         try:
@@ -266,20 +269,20 @@ async def _read(stream: BinaryIO, whole: bool) -> AsyncIterator[list[bytes]]:
         except OSError as failure:
             put(failure)
         except RuntimeError:
-            return  # the loop is closed: nobody wants the rest
+            return  # the loop is closed: the rest is not needed
 
     threading.Thread(target=read, daemon=True, name="input").start()
-    while (piece := await pieces.get()) is not None:
-        if isinstance(piece, OSError):
-            raise piece
-        yield piece
+    while (chunk := await chunks.get()) is not None:
+        if isinstance(chunk, OSError):
+            raise chunk
+        yield chunk
 
 
 def _lines(stream: BinaryIO) -> Iterator[list[bytes]]:
-    """Lines without their ends, as many at a time as there are; the last one may lack its end."""
+    """Yield the available lines without line ends. The last line may lack one."""
     rest = b""
-    while piece := os.read(stream.fileno(), _READ_BYTES):
-        *lines, rest = (rest + piece).split(b"\n")
+    while chunk := os.read(stream.fileno(), _READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
         if lines:
             yield lines
     if rest:
@@ -311,16 +314,16 @@ async def _follow(
 
 
 async def _settle(subscription: Subscription) -> None:
-    """What was printed is dealt with."""
+    """Settle the printed records."""
     try:
         async with asyncio.timeout(SETTLE_SECONDS):
             await asyncio.shield(subscription.close())
     except TimeoutError:
-        raise click.ClickException(f"no commit within {SETTLE_SECONDS:g} s; what was printed last may come again") from None
+        raise click.ClickException(f"no commit within {SETTLE_SECONDS:g} s; the last printed records may be delivered again") from None
 
 
 async def _until_reader_left(work: Coroutine[None, None, None]) -> None:
-    """Raises `BrokenPipeError` when nobody reads the output any more: what was printed last may be unread, and is not settled."""
+    """Run `work`. Raises `BrokenPipeError` when the output is closed: the last records may be unread and are not settled."""
     reader_left = asyncio.ensure_future(_reader_left(sys.stdout.fileno()))
     printing = asyncio.ensure_future(work)
     try:
@@ -335,7 +338,7 @@ async def _until_reader_left(work: Coroutine[None, None, None]) -> None:
 
 
 async def _reader_left(output: int) -> None:
-    """Returns when nobody reads the pipe any more (`headrace sub … | head -1`): with nothing to write, a write would not tell."""
+    """Wait until the reader closes the pipe (`headrace sub … | head -1`): without new records, no write would fail."""
     loop = asyncio.get_running_loop()
     left = asyncio.Event()
     if stat.S_ISFIFO(os.fstat(output).st_mode):
@@ -347,21 +350,21 @@ async def _reader_left(output: int) -> None:
 
 
 async def _print(subscription: Subscription, start: Start | None, count: int | None, output: str, quiet: bool) -> None:
-    told = 0
+    reported = 0
     left = count
 
-    def tell_gaps() -> None:
-        nonlocal told
-        for gap in subscription.gaps[told:]:
-            told += 1
-            if not quiet and not (start == "start" and gap.asked == 0):
-                click.echo(f"{subscription.topic}: offset {gap.asked} is not there; starting at {gap.got}", err=True)
+    def report_gaps() -> None:
+        nonlocal reported
+        for gap in subscription.gaps[reported:]:
+            reported += 1
+            if not quiet and not (start == "earliest" and gap.expected == 0):
+                click.echo(f"{subscription.topic}: offset {gap.expected} does not exist; starting at {gap.actual}", err=True)
 
     if output == "table":
         terminal.write(TABLE_HEAD.encode())
-    tell_gaps()
+    report_gaps()
     async for batch in subscription.batches() if count is None else _singly(subscription):
-        tell_gaps()
+        report_gaps()
         terminal.write(printed(batch, len(batch), output))
         if left is not None:
             left -= 1
@@ -370,12 +373,12 @@ async def _print(subscription: Subscription, start: Start | None, count: int | N
 
 
 async def _singly(subscription: Subscription) -> AsyncIterator[MessageBatch]:
-    """Runs of one: what is not printed must not count as given out."""
+    """Yield batches of one record: records that are not printed must not be settled."""
     async for message in subscription:
-        yield _run_of([message])
+        yield _batch_of([message])
 
 
-def _run_of(messages: Sequence[Message]) -> MessageBatch:
+def _batch_of(messages: Sequence[Message]) -> MessageBatch:
     first = messages[0]
     offsets = [message.offset for message in messages if message.offset is not None]
     return MessageBatch(
@@ -392,7 +395,7 @@ async def _fetch(server: Server, topic: str, start: Start, count: int, group: st
         if output == "table":
             terminal.write(TABLE_HEAD.encode())
         elements: list[object] = []
-        async for batch in _pieces(client, topic, start, count, group, partition):
+        async for batch in _batches(client, topic, start, count, group, partition):
             if output == "json":
                 elements += [fields(batch, index) for index in range(len(batch))]
             else:
@@ -404,14 +407,14 @@ async def _fetch(server: Server, topic: str, start: Start, count: int, group: st
     return 0
 
 
-async def _pieces(client: Client, topic: str, start: Start, count: int, group: str | None, partition: int) -> AsyncIterator[MessageBatch]:
-    """One reply holds only so much; ask on until there is enough or no more."""
+async def _batches(client: Client, topic: str, start: Start, count: int, group: str | None, partition: int) -> AsyncIterator[MessageBatch]:
+    """Fetch repeatedly until there are `count` records or no more: the size of a reply is bounded."""
     place, left = start, count
     while left and (messages := await client.fetch(topic, place, partition=partition, group=group, records_max=left)):
-        yield _run_of(messages)
+        yield _batch_of(messages)
         left -= len(messages)
         if (last := messages[-1].offset) is not None:
             place = last + 1
         for message in messages:
             if message.settler is not None:
-                await message.ack()  # there are no offsets here: what is next is what was not acknowledged
+                await message.ack()  # without offsets, unacknowledged messages would be fetched again

@@ -1,4 +1,4 @@
-"""Rows on stdout: a table for people, JSON or CSV for programs."""
+"""Output of rows as a table, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row: TypeAlias = Mapping[str, object]
 
 
 def show_rows(rows: Sequence[Row], output: str, *, columns: Sequence[str]) -> int:
-    """All columns for programs, in the table those named. Nothing at all is an empty table, not an error."""
+    """Print rows: the given columns in a table, all columns in other formats. Zero rows are not an error."""
     if output == "json":
         terminal.echo(json.dumps(list(rows), ensure_ascii=False, indent=2))
     elif output == "jsonl":
@@ -31,7 +31,7 @@ def show_rows(rows: Sequence[Row], output: str, *, columns: Sequence[str]) -> in
 
 
 def moment(unix_ms: int) -> str:
-    """As people and programs both read it."""
+    """Return a time in ISO 8601, UTC."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -1,4 +1,4 @@
-"""`headrace serve`."""
+"""`headrace serve`: run the broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 
 def to_seconds(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """A plain number means seconds here: that is what scripts pass."""
+    """Parse a duration. A plain number means seconds, for scripts."""
     if text is None:
         return None
     try:
@@ -38,45 +38,51 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
 
 
 @click.command()
-@click.option("--data", metavar="DIR", help="The data directory (storage.path); created if absent.")
+@click.option("--data", metavar="DIR", help="Data directory (storage.path); created if absent.")
 @click.option(
-    "--config", "file", metavar="FILE", type=click.Path(path_type=Path), envvar="HEADRACE_CONFIG", show_envvar=True, help="A TOML file."
+    "--config",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="HEADRACE_CONFIG",
+    show_envvar=True,
+    help="TOML configuration file.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT[=PROTOCOL,…]",
     multiple=True,
-    help="Take TCP connections there (listen.tcp), for all protocols or those named; may be repeated. Port 0 takes a free one.",
+    help="TCP listener (listen.tcp) for all protocols or those named; may be repeated. Port 0 picks a free port.",
 )
 @click.option(
     "--listen-quic",
     metavar="HOST:PORT",
     multiple=True,
-    help="Take QUIC connections there (listen.quic), for Fujin; may be repeated. Port 0 takes a free one.",
+    help="QUIC listener (listen.quic) for Fujin; may be repeated. Port 0 picks a free port.",
 )
 @click.option(
     "--listen-flight",
     metavar="HOST:PORT",
     multiple=True,
-    help="Open the Flight endpoint (Arrow Flight) there (listen.flight); may be repeated. Port 0 takes a free one.",
+    help="Arrow Flight endpoint (listen.flight); may be repeated. Port 0 picks a free port.",
 )
 @click.option(
     "--blipmq-key",
     "blipmq_keys",
     metavar="KEY",
     multiple=True,
-    help="An API key of the BlipMQ protocol; may be repeated. Better file:PATH or env:NAME: other users of the machine can see a command line.",
+    help="API key for BlipMQ; may be repeated. Prefer file:PATH or env:NAME: other users of the machine can see a command line.",
 )
 @click.option(
-    "--set", "chosen", metavar="KEY=VALUE", multiple=True, callback=_assignments, help="Set any configuration key; may be repeated."
+    "--set", "chosen", metavar="KEY=VALUE", multiple=True, callback=_assignments, help="Set a configuration key; may be repeated."
 )
 @click.option(
     "--ready-file",
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="Write process and protocols there, as JSON, once every protocol is open.",
+    help="Write pid and addresses to this file as JSON once every listener is open.",
 )
-@click.option("--duration", metavar="SECONDS", callback=to_seconds, help="Drain and exit with 0 after so long.")
+@click.option("--duration", metavar="SECONDS", callback=to_seconds, help="Drain and exit with 0 after this time.")
 @click.option("--insecure", is_flag=True, help="Allow addresses beyond loopback without TLS or without authentication.")
 def serve(
     data: str | None,
@@ -92,8 +98,8 @@ def serve(
 ) -> int:
     """Start the broker.
 
-    It runs until SIGTERM or Ctrl-C, then drains: what was received is finished and acknowledged. A second signal exits at once.
-    SIGHUP loads the certificates anew.
+    It runs until SIGTERM or Ctrl-C, then drains: it finishes and acknowledges received requests. A second signal exits immediately.
+    SIGHUP reloads the certificates.
     """
     from headrace.server.addresses import require_caution
     from headrace.server.config import explain, resolve

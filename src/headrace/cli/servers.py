@@ -1,4 +1,4 @@
-"""Which broker to talk to, through which protocol, and as whom: the options that `pub`, `sub` and `fetch` share."""
+"""Shared options of commands that connect to a broker: address, protocol and credentials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECRET_BYTES_MAX: Final = 65_537
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A broker as the command line names it."""
+    """Broker and credentials given on the command line."""
 
     address: Address
     quiet: bool
@@ -44,11 +44,11 @@ class Server:
         return self.address.scheme
 
     async def connect(self) -> Client:
-        """A lost connection is told and sought again; the first one must come about."""
+        """Connect. Reports a lost connection and reconnects; fails if the first connection fails."""
 
-        def tell(state: ConnectionState, reason: str) -> None:
+        def report(state: ConnectionState, reason: str) -> None:
             if state is ConnectionState.DISCONNECTED and not self.quiet:
-                click.echo(f"{reason}; connecting again", err=True)
+                click.echo(f"{reason}; reconnecting", err=True)
 
         try:
             return await connect(
@@ -59,10 +59,10 @@ class Server:
                 key_file=self.key_file,
                 user=self.user,
                 password=self.password,
-                on_state=tell,
+                on_state=report,
             )
         except ConnectFailed as failure:
-            hint = "; is the broker running there? (headrace serve; --server names another)" if "refused" in failure.reason else ""
+            hint = "; start a broker with headrace serve, or give another address with --server" if "refused" in failure.reason else ""
             raise click.ClickException(f"{failure}{hint}") from failure
         except (InvalidUrl, NotSupported) as failure:
             raise click.UsageError(str(failure)) from None
@@ -72,18 +72,18 @@ _Command: TypeAlias = Callable[..., int]
 
 
 def server_options(command: _Command) -> _Command:
-    """Adds the options; the command gets what they mean as `server`."""
+    """Add the connection options; the command receives them as `server`."""
     return _with_options(command, fixed=None)
 
 
 def flymq_options(command: _Command) -> _Command:
-    """The same without a choice of the protocol."""
+    """Add the connection options without --protocol: the protocol is FlyMQ."""
     return _with_options(command, fixed="flymq")
 
 
 def _with_options(command: _Command, *, fixed: str | None) -> _Command:
     choice = click.option(
-        "--protocol", type=click.Choice(list(SCHEMES)), help=f"The protocol to speak, {DEFAULT_PROTOCOL} unless a URL names one."
+        "--protocol", type=click.Choice(list(SCHEMES)), help=f"Protocol; default: that of the URL, or {DEFAULT_PROTOCOL}."
     )
 
     @click.option(
@@ -91,28 +91,28 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         metavar="HOST:PORT|URL",
         envvar="HEADRACE_SERVER",
         show_envvar=True,
-        help="The broker; by default the protocol's port here.",
+        help="Address of the broker; default: 127.0.0.1 and the protocol's port.",
     )
     @click.option(
         "--api-key",
         metavar="file:PATH|env:NAME|KEY",
         envvar="HEADRACE_API_KEY",
         show_envvar=True,
-        help="The key for a protocol with a login. Other users of the machine can see a key that is given as such.",
+        help="API key for a protocol with a login. Other users of the machine can see a KEY on the command line.",
     )
-    @click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="Who to log in as, where the protocol is FlyMQ.")
+    @click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="User to log in as (FlyMQ only).")
     @click.option(
         "--password-file",
         metavar="PATH",
         envvar="HEADRACE_PASSWORD_FILE",
         show_envvar=True,
-        help="Where the password of --user is; - is standard input. Without it, the terminal is asked.",
+        help="File with the password of --user; - is standard input. Default: prompt.",
     )
     @click.option("--tls", is_flag=True, help="Use TLS, as with a +tls:// URL.")
-    @click.option("--tls-ca", metavar="FILE", help="Whose signature on the broker's certificate to trust. Implies --tls, as the next two.")
-    @click.option("--tls-certificate", metavar="FILE", help="The certificate to show to the broker.")
-    @click.option("--tls-key", metavar="FILE", help="The key of that certificate.")
-    @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+    @click.option("--tls-ca", metavar="FILE", help="CA certificate to trust. Implies --tls, as do the next two options.")
+    @click.option("--tls-certificate", metavar="FILE", help="Client certificate.")
+    @click.option("--tls-key", metavar="FILE", help="Private key of the client certificate.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print only errors.")
     @functools.wraps(command)
     def with_server(
         *arguments: object,
@@ -129,12 +129,12 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         **rest: object,
     ) -> int:
         address = _address(server, protocol, tls or any((tls_ca, tls_certificate, tls_key)))
-        # The environment may hold a key for the protocols that want one; given as an option, it is for this protocol.
+        # A key in the environment is for protocols with a login only; a key given as an option is for this protocol.
         is_meant = SCHEMES[address.scheme].has_login or not _is_inherited("api_key")
         secret = _secret(api_key, quiet) if api_key and is_meant else None
         if user and address.scheme != "flymq":
             if not _is_inherited("user"):
-                raise click.UsageError(f"--user: {address.scheme} has no users with passwords, flymq has")
+                raise click.UsageError(f"--user: {address.scheme} does not support users with passwords; use flymq")
             user = None
         password = password_of(password_file, f"Password of {user}") if user else None
         return command(*arguments, server=Server(address, quiet, secret, tls_ca, tls_certificate, tls_key, user, password), **rest)
@@ -143,7 +143,7 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
 
 
 def _address(server: str | None, protocol: str | None, tls: bool) -> Address:
-    """Raises `click.BadParameter`."""
+    """Return the address of the broker. Raises `click.BadParameter`."""
     text = (server or "").strip()
     if not text or _HOST_AND_PORT.fullmatch(text):
         scheme = protocol or DEFAULT_PROTOCOL
@@ -155,7 +155,7 @@ def _address(server: str | None, protocol: str | None, tls: bool) -> Address:
     except InvalidUrl as failure:
         raise click.BadParameter(str(failure), param_hint="--server") from None
     if protocol not in (None, address.scheme):
-        raise click.BadParameter(f"{address} speaks {address.scheme}, not {protocol}", param_hint="--protocol")
+        raise click.BadParameter(f"{protocol} contradicts the protocol {address.scheme} of {address}", param_hint="--protocol")
     return Address(address.scheme, address.host, address.port, tls or address.tls)
 
 
@@ -164,23 +164,23 @@ def _is_inherited(option: str) -> bool:
 
 
 def password_of(file: str | None, prompt: str, *, twice: bool = False) -> str:
-    """From a file, standard input (-) or the terminal; never from the command line, which others can see."""
+    """Read a password from a file, standard input (-) or the terminal; never from the command line, which other users can see."""
     if file == "-":
         return sys.stdin.readline().rstrip("\r\n")
     if file is not None:
         return _private_line(Path(file), "--password-file")
     if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask for the password: give --password-file")
+        raise click.UsageError("no terminal to prompt for the password: give --password-file")
     password: str = click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True)
     return password
 
 
 def _secret(text: str, quiet: bool) -> str:
-    """What a reference leads to. A key that stands on the command line is taken, with a warning."""
+    """Resolve a file: or env: reference. A literal key on the command line causes a warning."""
     kind, colon, place = text.partition(":")
     if not colon or kind not in ("file", "env"):
         if not quiet and not _is_inherited("api_key"):
-            click.echo("--api-key: other users of this machine can see a command line; file:PATH or env:NAME hides the key", err=True)
+            click.echo("--api-key: other users of this machine can see a command line; use file:PATH or env:NAME", err=True)
         return text
     if kind == "env":
         if not os.environ.get(place):

@@ -18,13 +18,13 @@ from headrace.cli.rows import OUTPUTS, show_rows
 
 @click.command()
 @click.argument("query")
-@click.option("--format", "value_format", type=click.Choice(["json", "avro", "protobuf"]), help="What values are; else what a schema says.")
-@click.option("--schema", metavar="DDL", help="The columns of a value, where the topic requires no schema: 'id long, amount double'.")
-@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Print at most so many rows.")
-@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print it.")
-@click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="Who to log in as.")
-@click.option("--password-file", metavar="PATH", envvar="HEADRACE_PASSWORD_FILE", show_envvar=True, help="Where that user's password is.")
-@click.option("--tls-ca", metavar="FILE", help="Whose signature on the broker's certificate to trust; turns TLS on.")
+@click.option("--format", "value_format", type=click.Choice(["json", "avro", "protobuf"]), help="Format of values; default: by schema.")
+@click.option("--schema", metavar="DDL", help="Columns of a value if the topic requires no schema: 'id long, amount double'.")
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Print at most this number of rows.")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format.")
+@click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="User to log in as.")
+@click.option("--password-file", metavar="PATH", envvar="HEADRACE_PASSWORD_FILE", show_envvar=True, help="File with the password.")
+@click.option("--tls-ca", metavar="FILE", help="CA certificate to trust; enables TLS.")
 @session_options
 def sql(
     query: str,
@@ -41,8 +41,8 @@ def sql(
 ) -> int:
     """Run Spark SQL over topics and print the rows.
 
-    Every topic that QUERY names is a table with the columns key, value, topic, partition, offset, timestamp and headers; where values have
-    a schema, with their columns too. It is read as it is now.
+    Every topic in QUERY is a table with the columns key, value, topic, partition, offset, timestamp and headers, plus the columns of its
+    schema if it has one. The query reads the records present at its start.
     """
     from headrace.spark.endurance import Endurance
     from headrace.spark.pipelines.model import SERVERS_DEFAULT
@@ -55,7 +55,7 @@ def sql(
     if tls_ca:
         options |= {"tls": "true", "tls.ca": str(Path(tls_ca).absolute())}
     client = connected(options)
-    # A broker that does not answer is told before Spark takes its seconds to start.
+    # Report an unreachable broker before Spark takes seconds to start.
     Endurance(retries=0).at_first(client.topics, (options["servers"],))
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "spark.log"
@@ -69,15 +69,15 @@ def sql(
     rows = [{name: plain(value) for name, value in row.items()} for row in table.slice(0, limit).to_pylist()]
     show_rows(rows, output, columns=table.column_names)
     if table.num_rows > limit:
-        click.echo(f"there are more than {limit:,} rows: --limit shows more", err=True)
+        click.echo(f"there are more than {limit:,} rows: raise --limit to show more", err=True)
     for topic, count in found.unread.items():
         what = "1 value" if count == 1 else f"{count:,} values"
-        click.echo(f"{what} of {topic} could not be read and counted as null: the column _error says why, --schema gives types", err=True)
+        click.echo(f"{what} of {topic} could not be decoded and are null: see the column _error; --schema sets types", err=True)
     return 0
 
 
 def plain(value: object) -> object:
-    """As JSON can say it."""
+    """Return a value that JSON can represent."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.administration import DURATION, SIZE, Desk, Row, confirm, desk_options, yes_option
+from headrace.cli.administration import DURATION, SIZE, Admin, Row, admin_options, confirm, yes_option
 from headrace.clients.flymq.client import FlyMqClient
 
 _COLUMNS = ("name", "partitions", "records", "end")
@@ -20,16 +20,16 @@ def topic() -> None:
 
 
 def _shape_options(command: Callable[..., int]) -> Callable[..., int]:
-    """What a topic may be told; what is not said stays, or takes the broker's default. The command gets it as `config`."""
+    """Add the options of topic settings; the command receives those given as `config`."""
 
-    @click.option("--ack", type=click.Choice(["durable", "written", "none"]), help="What an acknowledgement promises.")
-    @click.option("--cleanup", type=click.Choice(["delete", "compact"]), help="What happens to old records.")
-    @click.option("--retention", "retention_ms", type=DURATION, help="How long records are kept; 0 for ever.")
-    @click.option("--retention-size", "retention_bytes", type=SIZE, help="How much a partition keeps; 0 without bound.")
-    @click.option("--segment-size", "segment_bytes", type=SIZE, help="When a new segment file is begun.")
-    @click.option("--ttl", "ttl_ms", type=DURATION, help="Records expire so long after they were written; 0 never.")
-    @click.option("--dead-letter-expired/--drop-expired", "dead_letter_expired", default=None, help="Whether expired records are kept.")
-    @click.option("--compress/--no-compress", "compress", default=None, help="Whether batches are compressed on disk.")
+    @click.option("--ack", type=click.Choice(["durable", "written", "none"]), help="Guarantee of an acknowledgement.")
+    @click.option("--cleanup", type=click.Choice(["delete", "compact"]), help="Cleanup policy of old records.")
+    @click.option("--retention", "retention_ms", type=DURATION, help="Retention time; 0 is unlimited.")
+    @click.option("--retention-size", "retention_bytes", type=SIZE, help="Retention size per partition; 0 is unlimited.")
+    @click.option("--segment-size", "segment_bytes", type=SIZE, help="Size of a segment file.")
+    @click.option("--ttl", "ttl_ms", type=DURATION, help="Time to live of records; 0 is unlimited.")
+    @click.option("--dead-letter-expired/--drop-expired", "dead_letter_expired", default=None, help="Dead-letter expired records.")
+    @click.option("--compress/--no-compress", "compress", default=None, help="Compress batches on disk.")
     @functools.wraps(command)
     def shaped(
         *arguments: object,
@@ -43,7 +43,7 @@ def _shape_options(command: Callable[..., int]) -> Callable[..., int]:
         compress: bool | None,
         **rest: object,
     ) -> int:
-        said = {
+        given = {
             "ack": ack,
             "cleanup": cleanup,
             "retention_ms": retention_ms,
@@ -53,33 +53,33 @@ def _shape_options(command: Callable[..., int]) -> Callable[..., int]:
             "dead_letter_expired": dead_letter_expired,
             "compress": compress,
         }
-        return command(*arguments, config={name: value for name, value in said.items() if value is not None}, **rest)
+        return command(*arguments, config={name: value for name, value in given.items() if value is not None}, **rest)
 
     return shaped
 
 
 @topic.command("list")
-@desk_options
-def list_topics(desk: Desk) -> int:
+@admin_options
+def list_topics(admin: Admin) -> int:
     """List topics."""
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show([_row(found) for found in await client.call("topic.list")], columns=_COLUMNS)
+        return admin.show([_row(found) for found in await client.call("topic.list")], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("describe")
 @click.argument("name")
-@desk_options
-def describe_topic(name: str, desk: Desk) -> int:
+@admin_options
+def describe_topic(name: str, admin: Admin) -> int:
     """Show the partitions and the settings of a topic."""
 
     async def work(client: FlyMqClient) -> int:
         found = await client.call("topic.describe", topic=name)
-        if desk.output != "table":
-            return desk.show([found], columns=list(found))
-        desk.show(
+        if admin.output != "table":
+            return admin.show([found], columns=list(found))
+        admin.show(
             [
                 {"partition": number, "first": held["first"], "end": held["end"], "records": held["end"] - held["first"]}
                 for number, held in enumerate(found["partitions"])
@@ -87,56 +87,56 @@ def describe_topic(name: str, desk: Desk) -> int:
             columns=("partition", "first", "end", "records"),
         )
         click.echo()
-        return desk.show([{"setting": key, "value": value} for key, value in found["config"].items()], columns=("setting", "value"))
+        return admin.show([{"setting": key, "value": value} for key, value in found["config"].items()], columns=("setting", "value"))
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("create")
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="How many partitions it has.")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="Number of partitions.")
 @_shape_options
-@desk_options
-def create_topic(name: str, partitions: int, config: dict[str, object], desk: Desk) -> int:
-    """Create a topic. It is an error if there is one."""
+@admin_options
+def create_topic(name: str, partitions: int, config: dict[str, object], admin: Admin) -> int:
+    """Create a topic. Fails if it exists."""
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show([_row(await client.call("topic.create", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
+        return admin.show([_row(await client.call("topic.create", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("alter")
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), help="How many partitions it has from now on: never fewer than before.")
+@click.option("--partitions", type=click.IntRange(min=1), help="New number of partitions; cannot decrease.")
 @_shape_options
-@desk_options
-def alter_topic(name: str, partitions: int | None, config: dict[str, object], desk: Desk) -> int:
-    """Add partitions to a topic, or change its settings. What is not named stays."""
+@admin_options
+def alter_topic(name: str, partitions: int | None, config: dict[str, object], admin: Admin) -> int:
+    """Add partitions to a topic or change its settings. Other settings stay."""
     if partitions is None and not config:
-        raise click.UsageError("nothing to alter: name a setting")
+        raise click.UsageError("nothing to alter: give --partitions or a setting")
 
     async def work(client: FlyMqClient) -> int:
-        return desk.show([_row(await client.call("topic.alter", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
+        return admin.show([_row(await client.call("topic.alter", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 @topic.command("delete")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @yes_option
-@desk_options
-def delete_topics(names: Sequence[str], yes: bool, desk: Desk) -> int:
-    """Delete topics with all their records, and what groups have committed in them."""
+@admin_options
+def delete_topics(names: Sequence[str], yes: bool, admin: Admin) -> int:
+    """Delete topics with their records and committed offsets."""
     confirm(f"Delete {', '.join(names)} and all their records?", yes)
 
     async def work(client: FlyMqClient) -> int:
         for name in names:
             await client.call("topic.delete", topic=name)
-            desk.tell(f"{name}: deleted")
+            admin.message(f"{name}: deleted")
         return 0
 
-    return desk.run(work)
+    return admin.run(work)
 
 
 def _row(found: dict[str, Any]) -> Row:

@@ -1,4 +1,4 @@
-"""`headrace version`."""
+"""`headrace version`: versions of Headrace and its dependencies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LIBRARIES = ("uvloop", "google-crc32c", "backports.zstd", "cryptography", "pyar
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print it.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format.")
 def version(output: str) -> None:
-    """Show the version of Headrace and of what it runs on."""
+    """Show the versions of Headrace and its dependencies."""
     facts = {"headrace": __version__, "python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
     for library in _LIBRARIES:
         try:

@@ -1,4 +1,4 @@
-"""A running pipeline on the terminal: a table that stays in place, or, where the output is no terminal, a line for each batch."""
+"""Progress of a running pipeline: a live table on a terminal, otherwise one line per batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LINE_SECONDS: Final = 1.0
 
 
 class Watch:
-    """Talk goes to stderr; sinks of kind console have stdout for themselves."""
+    """Progress display on stderr. Console sinks use stdout."""
 
     def __init__(self, name: str, *, quiet: bool) -> None:
         self._name, self._quiet = name, quiet
         self._live: Any = None
-        self._told: dict[str, tuple[int | None, str]] = {}
+        self._printed: dict[str, tuple[int | None, str]] = {}
         self._times: dict[str, float] = {}
 
     def __enter__(self) -> Watch:
@@ -40,7 +40,7 @@ class Watch:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         if self._quiet:
             return
         if self._live is not None:
@@ -49,7 +49,7 @@ class Watch:
             click.echo(one_line(text), err=True)
 
     def show(self, states: Sequence[QueryState]) -> None:
-        """All queries, as they are now."""
+        """Show the state of all queries."""
         if self._live is not None:
             self._live.update(_table(states), refresh=True)
         elif not self._quiet:
@@ -57,21 +57,21 @@ class Watch:
                 self._line(state)
 
     def _line(self, state: QueryState) -> None:
-        told = (state.batch, state.state)
-        before = self._told.get(state.name)
-        if told == before:
+        current = (state.batch, state.state)
+        before = self._printed.get(state.name)
+        if current == before:
             return
         is_same_state = before is not None and before[1] == state.state
         if is_same_state and time.monotonic() - self._times.get(state.name, 0.0) < _LINE_SECONDS:
             return
-        self._told[state.name], self._times[state.name] = told, time.monotonic()
+        self._printed[state.name], self._times[state.name] = current, time.monotonic()
         click.echo(line_of(state), err=True)
 
 
 def line_of(state: QueryState) -> str:
-    """One query on one line."""
+    """Return the state of a query as one line."""
     if state.state == "waiting":
-        return one_line(f"{state.name}: failed ({state.failures}), will be started again: {state.error}")
+        return one_line(f"{state.name}: failed ({state.failures}), will restart: {state.error}")
     text = f"{state.name}: {state.state}"
     if state.batch is None:
         return text
@@ -83,7 +83,7 @@ def line_of(state: QueryState) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Short, for people."""
+    """Return a human-readable size."""
     size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size /= 1024

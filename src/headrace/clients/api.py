@@ -1,6 +1,6 @@
-"""What every client can be asked, whatever protocol it speaks.
+"""The interface of all clients, independent of the protocol.
 
-`headrace.connect` returns a `Client`. A verb that a protocol does not have raises `NotSupported`, which says what to use instead.
+`headrace.connect` returns a `Client`. A method that a protocol does not have raises `NotSupported`, which names an alternative.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from headrace.records import Headers
 
 
 class Subscription(Protocol):
-    """A topic that is followed: an asynchronous iterator of messages that ends when it or its client is closed."""
+    """Asynchronous iterator over the messages of a topic. Ends when it or its client is closed."""
 
     topic: str
     gaps: list[Gap]
-    """Where it went on elsewhere than it asked, if the protocol tells."""
+    """Offsets where reading resumed elsewhere than requested, if the protocol reports them."""
 
     def __aiter__(self) -> AsyncIterator[Message]: ...
 
     async def __anext__(self) -> Message: ...
 
     def batches(self) -> AsyncIterator[MessageBatch]:
-        """The same in columns, as they come: the fast way. Do not mix with iterating over single messages."""
+        """Iterate over batches of columns, which is faster. Do not mix with iterating over single messages."""
 
     async def commit(self) -> None:
-        """Everything that was given out is dealt with. Raises `NothingToSettle` if nobody keeps account of it."""
+        """Settle every message delivered so far. Raises `NothingToSettle` without a group."""
 
     def seek(self, offset: int, *, partition: int = 0) -> None:
-        """Go on from another offset. Its group, if any, stays where it is until the next commit."""
+        """Continue at another offset. The committed offset of the group changes with the next commit."""
 
     async def close(self) -> None:
-        """End the iteration. With automatic settlement everything that was given out counts as dealt with."""
+        """End the iteration. Automatic settlement settles every message delivered so far."""
 
 
 class Client(Protocol):
-    """One connection that is sought again when it is lost. For one event loop.
+    """A connection that reconnects when it is lost. Belongs to one event loop.
 
-    What has no answer when a connection is lost is sent again on the next one: delivery is at least once.
+    Requests without a reply are sent again on the next connection: delivery is at least once.
     """
 
     @property
@@ -49,53 +49,53 @@ class Client(Protocol):
 
     @property
     def unacknowledged(self) -> int:
-        """Records published and not acknowledged."""
+        """Number of records published and not acknowledged."""
 
     async def publish(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
     ) -> Receipt:
-        """Returns when the broker has acknowledged the record, with its place where the protocol tells it."""
+        """Publish a record and wait for the acknowledgement. The receipt has partition and offset if the protocol reports them."""
 
     async def send_many(
         self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
-        """Publish values that leave together, and do not wait for the acknowledgement, only for room in the window."""
+        """Publish values as one batch. Waits for room in the window, not for the acknowledgement."""
 
     async def publish_many(
         self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
     ) -> int:
-        """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged."""
+        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged."""
 
     async def flush(self) -> None:
-        """Returns when everything asked so far is answered."""
+        """Wait until every request sent so far has a reply."""
 
     async def fetch(
-        self, topic: str, offset: Start = "start", *, partition: int = 0, group: str | None = None, records_max: int | None = None
+        self, topic: str, offset: Start = "earliest", *, partition: int = 0, group: str | None = None, records_max: int | None = None
     ) -> list[Message]:
-        """Records from a place on, or from the group's committed offset if that is behind it; an empty list when there are none."""
+        """Return records from `offset`, or from the group's committed offset if that is higher. An empty list means none."""
 
     async def subscribe(
         self,
         topic: str,
-        start: Start = "end",
+        start: Start = "latest",
         *,
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
     ) -> Subscription:
-        """Follow a topic, or one partition of it. A group goes on from where it has committed, and starts at `start` if nowhere."""
+        """Follow a topic or one partition. A group resumes at its committed offset, or begins at `start` if it has none."""
 
     async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
-        """The group will read on at `offset`. Durable when it returns."""
+        """Commit `offset` as the next one the group reads. Durable on return."""
 
     async def committed(self, topic: str, *, group: str, partition: int = 0) -> int | None:
-        """Where the group will read on; None if it has never committed there."""
+        """Return the next offset the group reads; None if it has never committed in the partition."""
 
     async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
-        """Move a group to an offset or to a time (Unix ms); returns the offset."""
+        """Move a group to an offset or to a time (Unix ms). Returns the new offset."""
 
     async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
-        """The first record at or after a time (Unix ms); the end if there is none."""
+        """Return the offset of the first record at or after a time (Unix ms); the end offset if there is none."""
 
     async def create_topic(self, topic: str, *, partitions: int = 1) -> None: ...
 
@@ -104,16 +104,16 @@ class Client(Protocol):
     async def topics(self) -> list[str]: ...
 
     async def ping(self) -> None:
-        """Returns when the server has answered."""
+        """Wait for one reply from the server."""
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Wait for the outstanding acknowledgements, then close.
+        """Wait for outstanding acknowledgements, then close.
 
-        Raises `OutcomeUnknown` if some did not come in time, and `NotSent` if records never left.
+        Raises `OutcomeUnknown` if some are missing after `timeout`, and `NotSent` if records were never sent.
         """
 
     def abandon(self) -> tuple[int, int]:
-        """Close at once. Returns how many records were sent without an answer, and how many were never sent."""
+        """Close immediately. Returns the number of records sent without a reply, and of records never sent."""
 
     async def __aenter__(self) -> Self: ...
 

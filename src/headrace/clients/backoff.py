@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt to connect."""
+"""Delays between attempts to connect."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Backoff: TypeAlias = Callable[[int], float]
-"""Seconds to wait before an attempt; they are counted from 0 since the last connection that was of use."""
+"""Seconds to wait before an attempt. Attempts count from 0 after the last connection that received a reply."""
 
 
 def chance() -> float:
-    """A number in [0, 1). From the system: clients that were started together must not wait alike."""
+    """Return a number in [0, 1) from the system's randomness, so that clients started together wait differently."""
     return int.from_bytes(os.urandom(4), "big") / (1 << 32)
 
 
 def exponential(
     *, first_seconds: float = 1.0, seconds_max: float = 30.0, jitter: float = 0.2, chance: Callable[[], float] = chance
 ) -> Backoff:
-    """The first attempt at once, then after 1, 2, 4, … 30 seconds, each up to a fifth more or less."""
+    """Return exponential backoff with jitter: 0, 1, 2, 4, … 30 seconds, each ± 20 % by default."""
 
     def wait(attempt: int) -> float:
         if attempt == 0:

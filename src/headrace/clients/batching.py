@@ -1,4 +1,4 @@
-"""Many values become runs: large enough to be cheap, small enough to keep a window moving."""
+"""Group values into batches for `publish_many` and `send_many`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Wanted = TypeVar("_Wanted")
 
 
 async def batches_of(values: Iterable[bytes] | AsyncIterable[bytes], records_max: int) -> AsyncIterator[list[bytes]]:
-    """Values that come one by one leave one by one: nobody can tell how long the next will take."""
+    """Group values into batches. Values of an asynchronous iterable are sent one by one: the next may take arbitrarily long."""
     if isinstance(values, AsyncIterable):
         async for value in values:
             yield [value]
@@ -38,14 +38,14 @@ def _next_batch(values: Iterator[bytes], records_max: int) -> list[bytes]:
 
 
 def keys_of(key: Key, values: Sequence[bytes]) -> list[bytes | None] | None:
-    """The key of each value; None if there are none."""
+    """Return the key of each value; None if there are no keys."""
     if key is None:
         return None
     return [key(value) for value in values] if callable(key) else [key] * len(values)
 
 
 def then(done: asyncio.Future[_Done], make: Callable[[_Done], _Wanted]) -> asyncio.Future[_Wanted]:
-    """A future that gives what `make` makes of another's result, and fails as it fails."""
+    """Return a future with `make` applied to the result of `done`, or with its failure."""
     wanted: asyncio.Future[_Wanted] = done.get_loop().create_future()
 
     def hand_over(done: asyncio.Future[_Done]) -> None:
@@ -55,7 +55,7 @@ def then(done: asyncio.Future[_Done], make: Callable[[_Done], _Wanted]) -> async
             wanted.cancel()
         elif (failure := done.exception()) is not None:
             wanted.set_exception(failure)
-            wanted.exception()  # whoever does not await it hears of it from the client's `close`
+            wanted.exception()  # retrieved: `close` reports it even if the future is never awaited
         else:
             wanted.set_result(make(done.result()))
 

@@ -1,9 +1,9 @@
-"""From an address to a client: `flymq://host:port`, or `flymq+tls://host:port`.
+"""Connect to the broker at a URL: `flymq://host:port`, or `flymq+tls://host:port`.
 
     async with headrace.connect("flymq://127.0.0.1") as client:
         await client.publish("demo", b"hello")
 
-The protocol's module is imported when it is asked for.
+The module of a protocol is imported on first use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from headrace.clients.backoff import Backoff
 from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState, OnState
 from headrace.clients.tls import TlsOptions
-from headrace.clients.unsupported import PartialClient
+from headrace.clients.unsupported import BaseClient
 from headrace.extras import needs
 
 
 class Scheme(NamedTuple):
-    """Where a protocol's client lives, and what it needs to be told."""
+    """Client classes and defaults of a protocol."""
 
     module: str
     client: str
@@ -35,7 +35,7 @@ class Scheme(NamedTuple):
     port: int
     has_login: bool = False
     settles: bool = False
-    """Its deliveries wait for an acknowledgement, with a group or without."""
+    """Whether deliveries await an acknowledgement even without a group."""
 
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
@@ -50,7 +50,7 @@ _TLS: Final = "+tls"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
-    """What a URL says."""
+    """Parsed URL of a broker."""
 
     scheme: str
     host: str
@@ -59,17 +59,19 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises `InvalidUrl`, which never repeats what stands where a password would."""
+        """Parse a URL. Raises `InvalidUrl`, whose text never repeats a password."""
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            raise InvalidUrl("the port of a URL is a number from 1 to 65535, and an IPv6 address stands in brackets") from None
+            raise InvalidUrl("the port of a URL must be a number from 1 to 65535, and an IPv6 address must be in brackets") from None
         name, tls = parts.scheme.removesuffix(_TLS), parts.scheme.endswith(_TLS)
         if name not in SCHEMES:
-            raise InvalidUrl(f"a URL starts with one of {', '.join(f'{known}://' for known in SCHEMES)}, or with +tls as in figg+tls://")
+            raise InvalidUrl(
+                f"a URL must start with one of {', '.join(f'{known}://' for known in SCHEMES)}, or with +tls as in figg+tls://"
+            )
         if "@" in parts.netloc:
-            raise InvalidUrl("a URL must not hold a secret: it shows in logs and process lists; give the API key apart from it")
+            raise InvalidUrl("a URL must not contain a secret: it shows in logs and process lists; pass the API key separately")
         if not parts.hostname or port == 0 or parts.path.strip("/") or parts.query or parts.fragment:
             raise InvalidUrl(f"{url!r} is not {parts.scheme}://HOST:PORT")
         return cls(name, parts.hostname, port or SCHEMES[name].port, tls)
@@ -80,7 +82,7 @@ class Address:
 
 
 class Connecting:
-    """What `connect` returns: await it for a client, or enter it for a client that is closed at the end."""
+    """Result of `connect`: await it for a client, or enter it for a client that is closed on exit."""
 
     def __init__(self, address: Address, api_key: bytes | str | None, connect_seconds: float, options: Any) -> None:
         self._address, self._api_key, self._seconds, self._options = address, api_key, connect_seconds, options
@@ -95,32 +97,32 @@ class Connecting:
         return self._client
 
     async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._client is not None, "left after it was entered"
+        assert self._client is not None, "entered before it is left"
         await self._client.__aexit__(kind, failure, trace)
 
     async def _connect(self) -> Client:
-        """A connection counts when the server has answered on it: one that speaks another protocol, or wants a certificate, hangs up."""
-        greeting = _Greeting(self._on_state)
+        """Connect and wait for a reply: a server of another protocol, or one that requires a certificate, hangs up instead."""
+        first_reply = _FirstReply(self._on_state)
         address, scheme = self._address, SCHEMES[self._address.scheme]
         kind = _load(address.scheme, scheme.client)
         login = {"api_key": self._api_key} if scheme.has_login else {}
-        options = dataclasses.replace(self._options, on_state=greeting.tell)
+        options = dataclasses.replace(self._options, on_state=first_reply.on_state)
         client = cast(Client, await kind.connect(address.host, address.port, options=options, **login))
-        failure = await greeting.await_answer(client, self._seconds)
+        failure = await first_reply.wait(client, self._seconds)
         if failure is not None:
             raise ConnectFailed(host=address.host, port=address.port, reason=f"{failure}; is it a {address.scheme} server?")
         return client
 
 
-class _Greeting:
-    """Holds back what happens to a connection until the server has answered on it: the user is told of none that was of no use."""
+class _FirstReply:
+    """Delay state changes until the server has replied, so that a failed first connection is not reported."""
 
     def __init__(self, on_state: OnState) -> None:
         self._on_state = on_state
         self._held_back: list[tuple[ConnectionState, str]] | None = []
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def tell(self, state: ConnectionState, reason: str) -> None:
+    def on_state(self, state: ConnectionState, reason: str) -> None:
         if self._held_back is None:
             self._on_state(state, reason)
             return
@@ -128,19 +130,19 @@ class _Greeting:
         if state is ConnectionState.DISCONNECTED and not self._ended.done():
             self._ended.set_result(reason)
 
-    async def await_answer(self, client: Client, seconds: float) -> str | None:
-        """Why there is none; the client is then closed."""
-        answered = asyncio.ensure_future(client.ping())
+    async def wait(self, client: Client, seconds: float) -> str | None:
+        """Wait for a reply. Returns why there is none, and closes the client in that case."""
+        reply = asyncio.ensure_future(client.ping())
         try:
-            await asyncio.wait((answered, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not answered.done() or answered.exception() is not None:
+            await asyncio.wait((reply, self._ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done() or reply.exception() is not None:
                 client.abandon()
-                return self._ended.result() if self._ended.done() else f"no answer within {seconds:g} s"
+                return self._ended.result() if self._ended.done() else f"no reply within {seconds:g} s"
         except BaseException:
             client.abandon()
             raise
         finally:
-            answered.cancel()
+            reply.cancel()
             self._ended.cancel()
         held_back, self._held_back = self._held_back or [], None
         for state, reason in held_back:
@@ -148,10 +150,10 @@ class _Greeting:
         return None
 
 
-def supports(name: str, verb: str) -> bool:
-    """Whether the protocol has a verb of `Client` that some lack: `supports("figg", "fetch")` is False."""
+def supports(name: str, method: str) -> bool:
+    """Return whether the protocol supports a method of `Client`: `supports("figg", "fetch")` is False."""
     kind = _load(name, SCHEMES[name].client)
-    return getattr(kind, verb) is not getattr(PartialClient, verb, None)
+    return getattr(kind, method) is not getattr(BaseClient, method, None)
 
 
 def connect(
@@ -170,9 +172,9 @@ def connect(
     resend_writes: bool | None = None,
     options: object | None = None,
 ) -> Connecting:
-    """A client for the protocol that the URL names. Raises `InvalidUrl`, `NotSupported`; awaiting it, `ConnectFailed`, `Refused`.
+    """Connect with the protocol of the URL. Raises `InvalidUrl`, `NotSupported`; awaiting raises `ConnectFailed`, `Refused`.
 
-    `options` is the protocol's own, `FlyMqOptions` for example, for all that is not named here; what is named here goes before it.
+    `options` are those of the protocol, such as `FlyMqOptions`. The other arguments take precedence.
     """
     address = Address.parse(url)
     scheme = SCHEMES[address.scheme]
@@ -180,7 +182,7 @@ def connect(
     if options is not None and not isinstance(options, kind):
         raise TypeError(f"{address.scheme}:// takes {scheme.options}, not {type(options).__name__}")
     _check_login(address.scheme, scheme, api_key)
-    wishes: dict[str, object] = {
+    arguments: dict[str, object] = {
         "user": user or None,
         "password": password if user else None,
         "connect_seconds": connect_seconds,
@@ -188,19 +190,19 @@ def connect(
         "on_state": on_state,
         "resend_writes": resend_writes,
     }
-    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    given = {name: value for name, value in arguments.items() if value is not None}
     known = {field.name for field in dataclasses.fields(kind)}
     if "user" in given and "user" not in known:
         raise NotSupported(address.scheme, "users with passwords", "flymq:// does")
     if "resend_writes" in given and "resend_writes" not in known:
         if not resend_writes:
-            raise NotSupported(address.scheme, "giving up instead of sending again", "flymq:// and rustlog:// do")
+            raise NotSupported(address.scheme, "resend_writes=False", "flymq:// and rustlog:// do")
         del given["resend_writes"]
     tls = TlsOptions(ca_file, certificate_file, key_file, server_name)
     if address.tls:
         given["tls"] = tls
     elif tls != TlsOptions():
-        raise InvalidUrl(f"certificates are for TLS: {address.scheme}{_TLS}://")
+        raise InvalidUrl(f"certificates require TLS: use {address.scheme}{_TLS}://")
     chosen = dataclasses.replace(kind() if options is None else options, **given)
     return Connecting(address, api_key, chosen.connect_seconds, chosen)
 
@@ -215,4 +217,4 @@ def _check_login(name: str, scheme: Scheme, api_key: bytes | str | None) -> None
     if scheme.has_login and not api_key:
         raise InvalidUrl(f"{name}:// needs an api_key")
     if api_key and not scheme.has_login:
-        raise NotSupported(name, "API keys", "it has no login; a TLS certificate tells the broker who you are")
+        raise NotSupported(name, "API keys", "it has no login; use a TLS certificate")

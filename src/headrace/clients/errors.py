@@ -1,7 +1,6 @@
-"""What a client raises, beside `RecordTooLarge` and the other words it shares with the broker.
+"""Errors that only clients raise, in addition to `RecordTooLarge` and the other errors of the broker.
 
-The difference that matters after a failure is whether the broker may have kept the record: `NotSent` says it has not, `OutcomeUnknown`
-says that nobody here can tell.
+After `NotSent` the broker does not have the record. After `OutcomeUnknown` it may have it.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from headrace.errors import HeadraceError
 
 
 class ClientError(HeadraceError):
-    """The root of what only clients raise."""
+    """Base of the errors that only clients raise."""
 
 
 class ConnectFailed(ClientError):
-    """No connection; nothing was sent."""
+    """The connection failed; nothing was sent."""
 
     kind = "unavailable"
 
@@ -24,11 +23,11 @@ class ConnectFailed(ClientError):
 
 
 class ClientClosed(ClientError):
-    """The client was closed before or while this was asked of it."""
+    """The client was closed before or during the call."""
 
 
 class NotSent(ClientError):
-    """Closed before the records left: the broker has never seen them."""
+    """The client was closed before it sent the records: the broker has never received them."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} {_records(count)} never sent")
@@ -36,7 +35,7 @@ class NotSent(ClientError):
 
 
 class OutcomeUnknown(ClientError):
-    """Sent, and closed before the acknowledgement came: the broker may have kept the records or not."""
+    """The client was closed after sending and before the acknowledgement: the broker may have the records or not."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} {_records(count)} sent but not acknowledged; the outcome is unknown")
@@ -44,7 +43,7 @@ class OutcomeUnknown(ClientError):
 
 
 class Refused(ClientError):
-    """The server said no, in its own words. `code` is its protocol's; `kind`, where it is known, what kind of refusal that is."""
+    """The server returned an error. `code` is that of the protocol; `kind` is the kind of error, if known."""
 
     kind = ""
 
@@ -55,7 +54,7 @@ class Refused(ClientError):
 
 
 class UnknownGroup(Refused):
-    """No group of that name has committed anything there."""
+    """No group of that name has committed an offset."""
 
     kind = "unknown_group"
 
@@ -67,7 +66,7 @@ class UnknownGroup(Refused):
 
 
 class NotSupported(ClientError):
-    """The protocol has no way to say this. `instead` is what has."""
+    """The protocol does not support the call. `instead` is the alternative."""
 
     def __init__(self, protocol: str, what: str, instead: str = "") -> None:
         super().__init__(f"{protocol} does not support {what}" + (f"; {instead}" if instead else ""))
@@ -75,7 +74,7 @@ class NotSupported(ClientError):
 
 
 class NothingToSettle(ClientError, ValueError):
-    """There is no group whose progress could be committed, and no delivery that waits for an acknowledgement."""
+    """There is no group to commit for and no delivery that awaits an acknowledgement."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"nothing to settle on topic {topic!r}: subscribe with a group to commit to one")
@@ -83,11 +82,11 @@ class NothingToSettle(ClientError, ValueError):
 
 
 class InvalidUrl(ClientError, ValueError):
-    """The address of a broker cannot be understood. Never holds a secret: those do not belong into an address."""
+    """The URL of a broker is invalid. The text never contains a secret."""
 
 
 class AlreadySubscribed(ClientError):
-    """One client follows a topic once; another client may follow it again."""
+    """The client already follows the topic. Another client may follow it too."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"this client already follows topic {topic!r}")

@@ -1,4 +1,4 @@
-"""What all clients give and tell, whatever protocol they speak."""
+"""Messages, receipts and connection states, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from typing import Literal, Protocol, TypeAlias
 from headrace.clients.errors import NothingToSettle
 from headrace.records import Headers
 
-Start: TypeAlias = Literal["start", "end"] | int | datetime
-"""Where to begin: the oldest record, only what is yet to come, an offset, or the first record at or after a time."""
+Start: TypeAlias = Literal["earliest", "latest"] | int | datetime
+"""Start position: the oldest record, only new records, an offset, or the first record at or after a time."""
 Settlement: TypeAlias = Literal["explicit", "auto"]
-"""Who says that a message is dealt with: the user, or the iteration itself when it asks for what follows."""
+"""Explicit: the user settles messages. Auto: the iteration settles a message when it requests the next one."""
 Key: TypeAlias = bytes | Callable[[bytes], bytes | None] | None
-"""For many records: the key of all of them, or what gives the key of a value."""
+"""Key of all records, or a function from value to key."""
+
+
+def check_start(start: object) -> None:
+    """Raise `ValueError` for a text that is not a start position."""
+    if isinstance(start, str) and start not in ("earliest", "latest"):
+        raise ValueError(f"start position {start!r}: expected 'earliest', 'latest', an offset or a datetime")
 
 
 class Settler(Protocol):
-    """Whoever gave a message out and can tell the broker what became of it."""
+    """Settles the messages that a subscription or a fetch has delivered."""
 
     async def ack(self, message: Message) -> bool: ...
 
@@ -30,7 +36,7 @@ class Settler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One record as a client sees it. What its protocol does not carry is None or empty."""
+    """One received record. Fields that the protocol does not carry are None or empty."""
 
     topic: str
     partition: int | None
@@ -43,21 +49,21 @@ class Message:
     settler: Settler | None = field(default=None, compare=False, repr=False)
 
     async def ack(self) -> bool:
-        """Done with it. A group then goes on behind it, so that all before it in its partition count as done, too.
+        """Acknowledge the message. For a group this commits the next offset, which also settles all earlier ones of the partition.
 
-        False: it was delivered so long ago that it may come again. Raises `NothingToSettle` if nobody waits for an answer.
+        Returns False if the delivery has expired: the message may be delivered again. Raises `NothingToSettle`.
         """
         return await self._settler().ack(self)
 
     async def nack(self) -> bool:
-        """Deliver it again. Raises `NotSupported` where the protocol only knows silence."""
+        """Request another delivery. Raises `NotSupported` if the protocol has no negative acknowledgement."""
         return await self._settler().nack(self)
 
     async def __aenter__(self) -> Message:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        """Acknowledged when the block ends well; otherwise left as it is, to come again."""
+        """Acknowledge the message if the block succeeds. Otherwise it is delivered again."""
         if failure is None:
             await self.ack()
 
@@ -69,22 +75,22 @@ class Message:
 
 @dataclass(slots=True)
 class MessageBatch:
-    """Adjacent records of one partition, column by column: for whoever has many to handle."""
+    """Adjacent records of one partition in columns."""
 
     topic: str
     partition: int | None
-    """None where the protocol does not say."""
+    """None if the protocol does not report it."""
     offsets: Sequence[int]
-    """Empty where the protocol does not say."""
+    """Empty if the protocol does not report them."""
     values: list[bytes]
     keys: Sequence[bytes | None] | None = None
-    """None when no record has a key, or the protocol has none."""
+    """None if no record has a key or the protocol has no keys."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def message(self, index: int, settler: Settler | None = None) -> Message:
-        """One of them."""
+        """Return the message at `index`."""
         offset = self.offsets[index] if self.offsets else None
         key = None if self.keys is None else self.keys[index]
         return Message(self.topic, self.partition, offset, self.values[index], key, settler=settler)
@@ -92,7 +98,7 @@ class MessageBatch:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The broker has acknowledged a record. Where it has put it is None where the protocol does not say."""
+    """Acknowledgement of a record. Partition, offset and timestamp are None if the protocol does not report them."""
 
     topic: str
     partition: int | None = None
@@ -103,20 +109,20 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A reader went on elsewhere than it asked: retention overtook it (`got` is higher), or the log is shorter than it was."""
+    """A reader resumed elsewhere than requested: retention removed records (`actual` is higher), or the log is shorter than before."""
 
-    asked: int
-    got: int
+    expected: int
+    actual: int
     partition: int = 0
 
 
 class ConnectionState(StrEnum):
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
-    """Lost, and being sought again."""
+    """Lost; the client reconnects."""
     CLOSED = "closed"
-    """By the user, for good."""
+    """Closed by the user; the client does not reconnect."""
 
 
 OnState: TypeAlias = Callable[[ConnectionState, str], None]
-"""Told of every change, with a reason for people. Called on the loop; must not raise."""
+"""Callback for state changes, with a human-readable reason. Runs on the event loop and must not raise."""

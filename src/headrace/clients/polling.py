@@ -1,6 +1,6 @@
-"""A topic followed over a protocol that only answers questions: the client keeps asking, less often while nothing comes.
+"""Subscription over a request-reply protocol: the client polls, less often while there are no new records.
 
-A group's progress is one offset for each partition, the next to read. Acknowledging a message commits the offset behind it.
+A group's progress is the next offset to read, per partition. Acknowledging a message commits the offset after it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from headrace.errors import OffsetOutOfRange
 
 
 class Source(Protocol):
-    """What a subscription needs of its client."""
+    """The methods of a client that a subscription uses."""
 
     protocol: ClassVar[str]
 
     def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> Awaitable[None]: ...
 
     def first_offset(self, topic: str, *, partition: int = 0) -> Awaitable[int]:
-        """The oldest there is."""
+        """Return the offset of the oldest record."""
 
 
 Read = Callable[[int, int], Awaitable[tuple[MessageBatch, int]]]
-"""From (partition, offset): the records, and where to read on."""
+"""Read at (partition, offset). Returns the records and the next offset."""
 
 
 class PollingSubscription:
-    """An asynchronous iterator over the messages of one or more partitions, taken in turns. Made by a client's `subscribe`."""
+    """Asynchronous iterator over the messages of one or more partitions, read in turn. Created by a client's `subscribe`."""
 
     def __init__(
         self,
@@ -47,21 +47,21 @@ class PollingSubscription:
         self.gaps: list[Gap] = []
         self._source, self._read = source, read
         self._positions = dict(positions)
-        """By partition: where to fetch on."""
+        """Next offset to fetch, by partition."""
         self._turns = list(positions)
         self._settlement = settlement
         self._idle_seconds = idle_seconds
         self._current: MessageBatch | None = None
         self._taken = 0
         self._handed_out: dict[int, int] = {}
-        """By partition: behind the last message the user was given since the last commit."""
+        """Offset after the last message delivered since the last commit, by partition."""
         self._acknowledged: dict[int, int] = {}
-        """By partition: behind the last message that was acknowledged."""
+        """Offset after the last acknowledged message, by partition."""
         self._closed = asyncio.Event()
 
     @property
     def positions(self) -> dict[int, int]:
-        """By partition: the offset of the next message the user will be given."""
+        """Offset of the next message to deliver, by partition."""
         positions = dict(self._positions)
         batch = self._current
         if batch is not None and batch.partition is not None and self._taken < len(batch):
@@ -69,7 +69,7 @@ class PollingSubscription:
         return positions
 
     def seek(self, offset: int, *, partition: int = 0) -> None:
-        """Go on from another offset; what was fetched from that partition and not taken is dropped. The group stays where it is."""
+        """Continue at another offset and drop fetched, undelivered records of the partition. The group does not move."""
         if partition not in self._positions:
             raise ValueError(f"this subscription does not follow partition {partition}")
         if self._current is not None and self._current.partition == partition:
@@ -81,27 +81,27 @@ class PollingSubscription:
     # Settlement.
 
     async def commit(self) -> None:
-        """The group has dealt with everything it was given: it will go on behind that. Raises `NothingToSettle` without a group."""
+        """Commit the offset after the last delivered message of each partition. Raises `NothingToSettle` without a group."""
         if self.group is None:
             raise NothingToSettle(self.topic)
         for partition, offset in list(self._handed_out.items()):
             await self._commit_to(partition, offset, self.group)
 
     async def ack(self, message: Message) -> bool:
-        """The group will go on behind this message, unless a later one was acknowledged before. Durable when it returns."""
+        """Commit the offset after this message, unless a later one is acknowledged. Durable on return."""
         if self.group is None:
             raise NothingToSettle(self.topic)
         partition, offset = message.partition, message.offset
-        assert partition is not None and offset is not None, "a message of this subscription has its place"
+        assert partition is not None and offset is not None, "a message of this subscription has partition and offset"
         if self._acknowledged.get(partition, -1) <= offset:
             await self._commit_to(partition, offset + 1, self.group)
         return True
 
     async def nack(self, message: Message) -> bool:
-        raise NotSupported(self._source.protocol, "nack", "what is not committed is read again by the next subscription of the group")
+        raise NotSupported(self._source.protocol, "nack", "the next subscription of the group reads uncommitted records again")
 
     async def _commit_to(self, partition: int, offset: int, group: str) -> None:
-        """Noted before it is answered, so that an earlier message acknowledged meanwhile does not move the group back."""
+        """Record the offset before the reply, so that acknowledging an earlier message meanwhile does not move the group back."""
         before = self._acknowledged.get(partition, -1)
         self._acknowledged[partition] = offset
         try:
@@ -116,7 +116,7 @@ class PollingSubscription:
     # Reading.
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
-        """Messages in runs, as they are fetched: the fast way. Do not mix with iterating over single messages."""
+        """Iterate over the batches as fetched, which is faster. Do not mix with iterating over single messages."""
         while (batch := await self._next_batch()) is not None:
             self._hand_out(batch, len(batch) - 1)
             yield batch
@@ -135,7 +135,7 @@ class PollingSubscription:
         return batch.message(index, None if self.group is None else self)
 
     async def close(self) -> None:
-        """End the iteration. With automatic settlement, everything the user was given is committed, the last message too."""
+        """End the iteration. Automatic settlement commits every delivered message, including the last."""
         if not self._closed.is_set():
             self._closed.set()
             self._current = None
@@ -143,7 +143,7 @@ class PollingSubscription:
                 await self.commit()
 
     def _hand_out(self, batch: MessageBatch, index: int) -> None:
-        assert batch.partition is not None, "a fetched run has its place"
+        assert batch.partition is not None, "a fetched batch has a partition"
         self._handed_out[batch.partition] = batch.offsets[index] + 1
 
     async def _next_batch(self) -> MessageBatch | None:
@@ -156,43 +156,45 @@ class PollingSubscription:
             return None
 
     async def _search(self) -> MessageBatch | None:
-        """Ask the partitions in turn; rest after a round without a message."""
-        fruitless = rounds = 0
+        """Read the partitions in turn. Pause after a round without a message."""
+        empty_reads = rounds = 0
         while not self._closed.is_set():
             partition = self._turns[0]
             self._turns = self._turns[1:] + [partition]
             batch = await self._read_on(partition)
             if batch is not None:
                 return batch
-            fruitless += 1
-            if fruitless % len(self._turns) == 0:
-                await self._rest(self._idle_seconds(rounds))
+            empty_reads += 1
+            if empty_reads % len(self._turns) == 0:
+                await pause(self._idle_seconds(rounds), self._closed)
                 rounds += 1
         return None
 
     async def _read_on(self, partition: int) -> MessageBatch | None:
-        """What there is at the position; None if there is nothing yet."""
+        """Read at the current position; None if there are no records yet."""
         while not self._closed.is_set():
-            asked = self._positions[partition]
+            requested = self._positions[partition]
             try:
-                batch, following = await self._read(partition, asked)
+                batch, following = await self._read(partition, requested)
             except OffsetOutOfRange as error:
                 first = error.first or await self._source.first_offset(self.topic, partition=partition)
-                if first <= asked:
+                if first <= requested:
                     raise
-                self.gaps.append(Gap(asked, first, partition))
+                self.gaps.append(Gap(requested, first, partition))
                 self._positions[partition] = first
                 continue
-            if self._positions[partition] != asked:
-                continue  # somebody sought another place meanwhile
-            # Never back: an empty reply may name the end of the log, which may lie before an offset that is yet to come.
-            self._positions[partition] = max(following, asked)
+            if self._positions[partition] != requested:
+                continue  # `seek` was called meanwhile
+            # Never move back: an empty reply may carry the end of the log, which may be below a requested future offset.
+            self._positions[partition] = max(following, requested)
             return batch if batch.values else None
         return None
 
-    async def _rest(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closed.wait()
-        except TimeoutError:
-            pass
+
+async def pause(seconds: float, closed: asyncio.Event) -> None:
+    """Wait until `closed` is set, at most `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await closed.wait()
+    except TimeoutError:
+        pass

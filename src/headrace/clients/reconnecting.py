@@ -1,9 +1,9 @@
-"""What all clients share: a life longer than that of their connections.
+"""Base of all clients: reconnect when the connection is lost.
 
     connect ─► _open ─► … ─► _lost ─► _reconnect ─► _open ─► … ─► close or abandon
 
-A lost connection is sought again for ever, with pauses that grow until a connection proves useful. What is outstanding then is the
-business of the protocol's client: it says it again in `_open`.
+Clients reconnect indefinitely. The delays grow until a connection receives a reply. The client of each protocol sends outstanding
+requests again in `_open`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
 from headrace.clients.messages import ConnectionState, OnState
 from headrace.clients.stream import Stream, open_stream
 from headrace.clients.tls import TlsOptions
-from headrace.clients.unsupported import PartialClient
+from headrace.clients.unsupported import BaseClient
 from headrace.errors import HeadraceError
 
 
 class Outstanding(Protocol):
-    """What has been asked and not been answered."""
+    """Requests without a reply."""
 
     async def emptied(self) -> None:
-        """Wait until nothing is outstanding, or it was closed."""
+        """Wait until nothing is outstanding or the object is closed."""
 
     def close(self) -> tuple[int, int]:
-        """Fail what is left. Returns how many records were sent without an answer, and how many were never sent."""
+        """Fail the remaining requests. Returns the number of records sent without a reply, and of records never sent."""
 
 
-class ReconnectingClient(PartialClient, ABC):
-    """For one event loop."""
+class ReconnectingClient(BaseClient, ABC):
+    """Client that reconnects. Belongs to one event loop."""
 
     def __init__(self, host: str, port: int, outstanding: Outstanding, *, backoff: Backoff, on_state: OnState) -> None:
         self._host, self._port = host, port
@@ -42,7 +42,7 @@ class ReconnectingClient(PartialClient, ABC):
         self._outstanding = outstanding
         self._backoff, self._on_state = backoff, on_state
         self._attempt = 0
-        """Connections sought since one was last useful: the client sets it to 0 when an answer comes."""
+        """Number of attempts since the last reply. The client of the protocol resets it to 0."""
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -61,43 +61,48 @@ class ReconnectingClient(PartialClient, ABC):
 
     @abstractmethod
     async def _open(self) -> None:
-        """Connect, and say again what the last connection left open. Raises `ConnectFailed`, or how a login was refused."""
+        """Connect and send outstanding requests again. Raises `ConnectFailed` or the error of the login."""
 
     @abstractmethod
-    def _part(self) -> None:
-        """The connection is lost: forget what belonged to it."""
+    def _disconnected(self) -> None:
+        """Clear the state of the lost connection."""
 
     @abstractmethod
     def _release(self) -> None:
-        """The client is closed: end its subscriptions, then its connection, and wake whoever waits for either."""
+        """End subscriptions and connection of a closed client, and wake tasks that wait for either."""
 
     async def _finish(self) -> None:
-        """What is worth waiting for before the client is closed."""
+        """Wait for outstanding replies before closing."""
         await self._outstanding.emptied()
 
     def _opened(self) -> None:
         self._on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
 
     def _lost(self, reason: str) -> None:
-        self._part()
+        self._disconnected()
         self._on_state(ConnectionState.DISCONNECTED, reason)
         if not self._is_closed and (self._reconnecting is None or self._reconnecting.done()):
             self._reconnecting = self._loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Attempts are counted until a connection proves useful, so a server that hangs up on every resend is not pressed."""
+        """Reconnect with backoff. Only a reply resets the delay, so a server that hangs up on every resend is not overloaded."""
         while not self.is_connected and not self._is_closed:
             attempt, self._attempt = self._attempt, self._attempt + 1
             await asyncio.sleep(self._backoff(attempt))
             try:
                 await self._open()
             except HeadraceError:
-                continue  # not reachable yet, or not willing: both may pass
+                continue  # unreachable or login rejected: both may be temporary
+
+    async def flush(self) -> None:
+        """Wait until every request sent so far has a reply. Raises `ClientClosed`."""
+        await self._outstanding.emptied()
+        self._check_open()
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Wait for what is outstanding, then close.
+        """Wait for outstanding requests, then close.
 
-        Raises `OutcomeUnknown` if some answers did not come in time, and `NotSent` if records never left.
+        Raises `OutcomeUnknown` if replies are missing after `timeout`, and `NotSent` if records were never sent.
         """
         if self._is_closed:
             return
@@ -113,7 +118,7 @@ class ReconnectingClient(PartialClient, ABC):
             raise NotSent(unsent)
 
     def abandon(self) -> tuple[int, int]:
-        """Close at once. Returns how many records were sent without an answer, and how many were never sent; their futures fail."""
+        """Close immediately and fail all futures. Returns the number of records sent without a reply, and of records never sent."""
         if self._is_closed:
             return 0, 0
         self._is_closed = True
@@ -130,10 +135,10 @@ class ReconnectingClient(PartialClient, ABC):
 
 
 class StreamClient(ReconnectingClient):
-    """A client over one TCP connection, with one timer that looks after it."""
+    """Client over one TCP connection with one timer."""
 
     _stream: Stream | None = None
-    """The connection in use; None while there is none."""
+    """Current connection; None while disconnected."""
     _timer: asyncio.TimerHandle | None = None
 
     @property
@@ -144,27 +149,27 @@ class StreamClient(ReconnectingClient):
     def _receive(self, data: bytes) -> None: ...
 
     async def _connect(self, seconds: float, tls: TlsOptions | None) -> Stream:
-        """Raises `ConnectFailed`."""
+        """Open a stream. Raises `ConnectFailed`."""
         return await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=seconds, tls=tls)
 
-    def _look_again(self, seconds: float, look: Callable[[], None]) -> None:
-        self._timer = self._loop.call_later(seconds, look)
+    def _schedule(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._timer = self._loop.call_later(seconds, callback)
 
-    def _part(self) -> None:
+    def _disconnected(self) -> None:
         self._stream = None
-        self._stop_looking()
+        self._cancel_timer()
 
     def _release(self) -> None:
-        self._stop_looking()
+        self._cancel_timer()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
-    def _stop_looking(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _misunderstood(self, failure: Exception) -> None:
+    def _drop_undecodable(self, failure: Exception) -> None:
         assert self._stream is not None, "bytes come from a stream"
-        self._stream.drop(f"the server cannot be understood: {failure}")
+        self._stream.drop(f"the server sent undecodable bytes: {failure}")

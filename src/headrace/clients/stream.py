@@ -1,4 +1,4 @@
-"""A connection for clients, TCP with TLS or without: bytes come by callback, writes of one turn of the loop leave together."""
+"""TCP connection of a client, optionally with TLS. Received bytes go to a callback; writes of one loop iteration are combined."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headrace.clients.tls import TlsOptions, TlsUnusable
 
 
 class Stream(asyncio.Protocol):
-    """`receive` gets the bytes; `lost` is called once, with a reason, unless `close` was called before.
+    """Connection created by `open_stream`. `receive` gets the bytes; `lost` is called once with a reason unless `close` was called.
 
-    Made by `open_stream`: a connection that ends before it was handed over is a failed attempt, not a lost connection.
+    A connection that ends before `open_stream` returns is a failed attempt, not a lost connection.
     """
 
     def __init__(self, receive: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
@@ -42,7 +42,7 @@ class Stream(asyncio.Protocol):
         self._end(f"connection lost: {failure}" if failure else "the server closed the connection")
 
     def write(self, frames: bytes) -> None:
-        """Never blocks. How much may wait is for the caller to bound."""
+        """Queue frames without blocking. The caller bounds the amount."""
         if self._is_closed:
             return
         if not self._unwritten:
@@ -50,13 +50,13 @@ class Stream(asyncio.Protocol):
         self._unwritten.append(frames)
 
     def pause_reading(self) -> None:
-        """Counted: n pauses need n resumes."""
+        """Pause reading. Calls are counted: n pauses need n resumes."""
         self._pauses += 1
         if self._pauses == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        assert self._pauses > 0, "a resume without its pause"
+        assert self._pauses > 0, "every resume has its pause"
         self._pauses -= 1
         if self._pauses == 0 and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -66,13 +66,13 @@ class Stream(asyncio.Protocol):
         return self._pauses > 0
 
     def close(self) -> None:
-        """Write what waits, then close. Nothing is received or reported after this."""
+        """Write queued frames, then close. No callback is called afterwards."""
         self._write_out()
         self._is_closed = True
         self._transport.close()
 
     def drop(self, reason: str) -> None:
-        """Give this connection up at once, as if it had been lost."""
+        """Abort the connection as if it were lost."""
         self._transport.abort()
         self._end(reason)
 
@@ -88,7 +88,7 @@ class Stream(asyncio.Protocol):
                 self._lost(reason)
 
     def hand_over(self) -> str | None:
-        """From now on the end is reported. Returns why it has ended already, if it has."""
+        """Report the end of the connection from now on. Returns the reason if it has already ended."""
         self._is_handed_over = True
         return self._reason if self._is_closed else None
 
@@ -102,7 +102,7 @@ async def open_stream(
     timeout_seconds: float,
     tls: TlsOptions | None = None,
 ) -> Stream:
-    """Raises `ConnectFailed`."""
+    """Open a connection. Raises `ConnectFailed`."""
     loop = asyncio.get_running_loop()
     try:
         context = None if tls is None else tls.context()
@@ -112,21 +112,21 @@ async def open_stream(
     except TlsUnusable as failure:
         raise ConnectFailed(host=host, port=port, reason=str(failure)) from None
     except TimeoutError:
-        raise ConnectFailed(host=host, port=port, reason=f"no answer within {timeout_seconds:g} s") from None
+        raise ConnectFailed(host=host, port=port, reason=f"no reply within {timeout_seconds:g} s") from None
     except OSError as failure:
-        raise ConnectFailed(host=host, port=port, reason=_plainly(failure)) from failure
+        raise ConnectFailed(host=host, port=port, reason=_reason_of(failure)) from failure
     early_end = stream.hand_over()
     if early_end is not None:
         raise ConnectFailed(host=host, port=port, reason=early_end)
     return stream
 
 
-def _plainly(failure: OSError) -> str:
-    """asyncio wraps the reason in a sentence that repeats the address; a user wants the reason."""
+def _reason_of(failure: OSError) -> str:
+    """Return the reason without asyncio's text around it, which repeats the address."""
     if isinstance(failure, ConnectionRefusedError):
         return "connection refused"
     if isinstance(failure, ssl.SSLCertVerificationError):
-        return f"the certificate of the server cannot be trusted: {failure.verify_message}"
+        return f"the certificate of the server is not trusted: {failure.verify_message}"
     if isinstance(failure, ssl.SSLError):
-        return f"no TLS with this server: {(failure.reason or str(failure)).lower().replace('_', ' ')}"
+        return f"the TLS handshake failed: {(failure.reason or str(failure)).lower().replace('_', ' ')}"
     return failure.strerror or str(failure)

@@ -1,11 +1,11 @@
-"""The clients for code without an event loop: the same verbs, each of which waits for its answer.
+"""Blocking clients for code without an event loop, with the same methods.
 
     with headrace.sync.connect("flymq://127.0.0.1") as client:
         client.publish("demo", b"hello")
-        for message in client.subscribe("demo", "start", group="billing"):
+        for message in client.subscribe("demo", "earliest", group="billing"):
             client.ack(message)
 
-Each client has a thread with a loop of its own, and may be used from any other thread.
+Each client has its own thread with an event loop. Any other thread may use the client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _LoopThread:
-    """A loop that runs until it is closed; the thread does not keep the process alive."""
+    """Event loop in a daemon thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -36,7 +36,7 @@ class _LoopThread:
         self._thread.start()
 
     def wait(self, work: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer:
-        """The answer. An interrupt while waiting stops the work, too."""
+        """Run `work` on the loop and return its result. An interrupt cancels the work."""
         if self._loop.is_closed():
             raise ClientClosed("the client is closed")
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
@@ -55,7 +55,7 @@ class _LoopThread:
 
 
 class SyncSubscription:
-    """An iterator of messages that waits for the next one, without end unless it is closed."""
+    """Blocking iterator of messages. Ends when it is closed."""
 
     def __init__(self, thread: _LoopThread, subscription: Subscription) -> None:
         self._thread, self._subscription = thread, subscription
@@ -71,7 +71,7 @@ class SyncSubscription:
         return message
 
     def next(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if there is none in time, or the subscription is closed."""
+        """Return the next message; None after `timeout`, or when the subscription is closed."""
 
         async def wait() -> Message | None:
             try:
@@ -83,7 +83,7 @@ class SyncSubscription:
         return self._thread.wait(wait)
 
     def batches(self) -> Iterator[MessageBatch]:
-        """The same in columns, as they come."""
+        """Iterate over batches of columns."""
         batches = self._subscription.batches()
 
         async def wait() -> MessageBatch | None:
@@ -106,7 +106,7 @@ class SyncSubscription:
 
 
 class SyncClient:
-    """Use `connect`. The verbs are those of `headrace.Client`, and so are the errors."""
+    """Blocking client, created by `connect`. Methods and errors are those of `headrace.Client`."""
 
     def __init__(self, thread: _LoopThread, client: Client) -> None:
         self._thread, self._client = thread, client
@@ -134,21 +134,21 @@ class SyncClient:
         return self._thread.wait(lambda: self._client.publish(topic, value, key=key, partition=partition, headers=headers))
 
     def publish_many(self, topic: str, values: Iterable[bytes], *, key: Key = None, partition: int | None = None) -> int:
-        """The values are taken on the client's own thread."""
+        """Publish all values. The client's thread iterates over them."""
         return self._thread.wait(lambda: self._client.publish_many(topic, values, key=key, partition=partition))
 
     def flush(self) -> None:
         self._thread.wait(self._client.flush)
 
     def fetch(
-        self, topic: str, offset: Start = "start", *, partition: int = 0, group: str | None = None, records_max: int | None = None
+        self, topic: str, offset: Start = "earliest", *, partition: int = 0, group: str | None = None, records_max: int | None = None
     ) -> list[Message]:
         return self._thread.wait(lambda: self._client.fetch(topic, offset, partition=partition, group=group, records_max=records_max))
 
     def subscribe(
         self,
         topic: str,
-        start: Start = "end",
+        start: Start = "latest",
         *,
         partition: int | None = None,
         group: str | None = None,
@@ -158,11 +158,11 @@ class SyncClient:
         return SyncSubscription(self._thread, made)
 
     def ack(self, message: Message) -> bool:
-        """As `Message.ack`."""
+        """Acknowledge a message: see `Message.ack`."""
         return self._thread.wait(message.ack)
 
     def nack(self, message: Message) -> bool:
-        """As `Message.nack`."""
+        """Request another delivery: see `Message.nack`."""
         return self._thread.wait(message.nack)
 
     def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
@@ -190,7 +190,7 @@ class SyncClient:
         self._thread.wait(self._client.ping)
 
     def close(self, timeout: float = 10.0) -> None:
-        """As `Client.close`; the thread ends. Again: nothing happens."""
+        """Close the client as `Client.close` does and end the thread. A second call does nothing."""
         try:
             self._thread.wait(lambda: self._client.close(timeout))
         except ClientClosed:
@@ -199,7 +199,7 @@ class SyncClient:
             self._thread.close()
 
     def abandon(self) -> tuple[int, int]:
-        """As `Client.abandon`; the thread ends."""
+        """Close the client as `Client.abandon` does and end the thread."""
 
         async def abandon() -> tuple[int, int]:
             return self._client.abandon()
@@ -226,7 +226,7 @@ def connect(
     resend_writes: bool | None = None,
     options: object | None = None,
 ) -> SyncClient:
-    """As `headrace.connect`, connected when it returns. `on_state` is called on the client's thread."""
+    """Connect as `headrace.connect` does and wait for the connection. The client's thread calls `on_state`."""
     connecting = connect_async(
         url,
         api_key=api_key,

@@ -1,6 +1,6 @@
-"""What no protocol does in full: the verbs of a client that its protocol may lack.
+"""Client methods that a protocol may lack.
 
-A protocol's client overrides what it can do; the rest raises `NotSupported` with the way to have it nevertheless.
+The client of a protocol overrides the methods it supports. The others raise `NotSupported` with an alternative.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from headrace.clients.messages import Message, Start
 READERS: Final = "flymq:// and rustlog:// do, on the same topics"
 
 
-class PartialClient:
-    """The base of all clients."""
+class BaseClient:
+    """Base of all clients."""
 
     protocol: ClassVar[str]
     instead: ClassVar[Mapping[str, str]] = {}
-    """By verb: what to do where this protocol cannot."""
+    """Alternatives for unsupported methods, by method name."""
 
-    def _lacks(self, verb: str, what: str, otherwise: str = READERS) -> NotSupported:
-        return NotSupported(self.protocol, what, self.instead.get(verb, otherwise))
+    def _unsupported(self, method: str, what: str, otherwise: str = READERS) -> NotSupported:
+        return NotSupported(self.protocol, what, self.instead.get(method, otherwise))
 
     async def fetch(
-        self, topic: str, offset: Start = "start", *, partition: int = 0, group: str | None = None, records_max: int | None = None
+        self, topic: str, offset: Start = "earliest", *, partition: int = 0, group: str | None = None, records_max: int | None = None
     ) -> list[Message]:
-        raise self._lacks("fetch", "fetching from an offset")
+        raise self._unsupported("fetch", "fetching from an offset")
 
     async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
-        raise self._lacks("commit", "groups")
+        raise self._unsupported("commit", "groups")
 
     async def committed(self, topic: str, *, group: str, partition: int = 0) -> int | None:
-        raise self._lacks("commit", "groups")
+        raise self._unsupported("commit", "groups")
 
     async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
-        raise self._lacks("commit", "groups")
+        raise self._unsupported("commit", "groups")
 
     async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
-        raise self._lacks("offset_for_time", "looking up times", "flymq:// does, on the same topics")
+        raise self._unsupported("offset_for_time", "looking up times", "flymq:// does, on the same topics")
 
     async def create_topic(self, topic: str, *, partitions: int = 1) -> None:
-        raise self._lacks("create_topic", "creating topics")
+        raise self._unsupported("create_topic", "creating topics")
 
     async def delete_topic(self, topic: str) -> None:
-        raise self._lacks("delete_topic", "deleting topics", "flymq:// does")
+        raise self._unsupported("delete_topic", "deleting topics", "flymq:// does")
 
     async def topics(self) -> list[str]:
-        raise self._lacks("topics", "listing topics")
+        raise self._unsupported("topics", "listing topics")

@@ -1,6 +1,6 @@
-"""Published and not yet acknowledged: a sliding window over one sequence of numbers.
+"""Sliding window of published, unacknowledged records over one sequence of numbers.
 
-An acknowledgement covers its number and all below it. What is in the window can be sent again, in order, on a new connection.
+An acknowledgement covers its number and all lower ones. The entries are sent again, in order, on a new connection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
 
 @dataclass(slots=True)
 class Unacknowledged:
-    """Values with the numbers from `first_seq` on; `done` resolves when the last of them is acknowledged."""
+    """Values numbered from `first_seq`. `done` resolves when the last one is acknowledged."""
 
     topic: str
     first_seq: int
@@ -30,28 +30,28 @@ class Unacknowledged:
 
 
 class Window:
-    """Bounded by records and by bytes; whoever wants to publish more waits, first come, first served."""
+    """Window bounded by records and bytes. Publishers wait for room in FIFO order."""
 
     def __init__(self, *, records_max: int, bytes_max: int) -> None:
         self._records_max, self._bytes_max = records_max, bytes_max
         self._entries: deque[Unacknowledged] = deque()
         self._next_seq = 0
         self._records = self._bytes = 0
-        self._in_line = asyncio.Lock()
+        self._entry_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Records not acknowledged."""
+        """Return the number of unacknowledged records."""
         return self._records
 
     async def enter(self, topic: str, values: list[bytes]) -> Unacknowledged:
-        """Wait for room, then number the values. Numbers are given after the wait, so their order is the order of entry.
+        """Wait for room, then number the values: the numbers follow the order of entry.
 
-        A run larger than the whole window enters when the window is empty. Raises `ClientClosed`.
+        A batch larger than the window enters when the window is empty. Raises `ClientClosed`.
         """
         size_bytes = sum(map(len, values))
-        async with self._in_line:
+        async with self._entry_lock:
             while not self._has_room(len(values), size_bytes) and not self._is_closed:
                 self._changed.clear()
                 await self._changed.wait()
@@ -66,7 +66,7 @@ class Window:
             return entry
 
     def acknowledge(self, seq: int) -> int:
-        """Take out everything up to this number; how many records that was. Numbers never sent are not believed."""
+        """Remove all records up to `seq` and return their number. Ignores records that were never sent."""
         before = self._records
         while self._entries and self._entries[0].was_sent and self._entries[0].first_seq <= seq:
             head = self._entries[0]
@@ -81,17 +81,17 @@ class Window:
         return before - self._records
 
     def unacknowledged(self) -> Iterator[Unacknowledged]:
-        """In order."""
+        """Iterate over the entries in order."""
         return iter(self._entries)
 
     async def emptied(self) -> None:
-        """Wait until nothing is unacknowledged, or the window is closed."""
+        """Wait until every record is acknowledged or the window is closed."""
         while self._entries and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
 
     def close(self) -> tuple[int, int]:
-        """Fail what is left. Returns how many records were sent without an answer, and how many were never sent."""
+        """Fail the remaining entries. Returns the number of records sent without a reply, and of records never sent."""
         self._is_closed = True
         self._changed.set()
         unknown = unsent = 0
@@ -100,7 +100,7 @@ class Window:
             unknown, unsent = (unknown + count, unsent) if entry.was_sent else (unknown, unsent + count)
             if not entry.done.done():
                 entry.done.set_exception(OutcomeUnknown(count) if entry.was_sent else NotSent(count))
-                entry.done.exception()  # whoever does not await its future hears of it from the client's `close`
+                entry.done.exception()  # retrieved: `close` reports it even if the future is never awaited
         self._entries.clear()
         self._records = self._bytes = 0
         return unknown, unsent
@@ -109,7 +109,7 @@ class Window:
         return not self._entries or (self._records + count <= self._records_max and self._bytes + size_bytes <= self._bytes_max)
 
     def _trim(self, entry: Unacknowledged, count: int) -> None:
-        """An acknowledgement ends inside this entry: only the rest would be sent again."""
+        """Drop the acknowledged values of a partly acknowledged entry, so that only the rest is sent again."""
         size_bytes = sum(map(len, entry.values[:count]))
         entry.values = entry.values[count:]
         entry.first_seq += count

@@ -1,47 +1,51 @@
-"""The story from beginning to end.
+"""The demo from start to verification.
 
 broker ─► topics ─► pipeline on Spark ─┐
-            └► orders through five protocols ─► (until the time is over, or Ctrl-C) ─► the pipeline catches up ─► the reckoning
+            └► orders through five protocols ─► (until the duration ends, or Ctrl-C) ─► the pipeline catches up ─► verification
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
-from headrace.demo.children import DemoFailed, Program
 from headrace.demo.orders import DEAD_LETTER_TOPIC, TOPIC, TOTALS_TOPIC, Sums, read_totals
-from headrace.demo.screen import Scene, Screen
+from headrace.demo.screen import DemoState, Screen
 from headrace.demo.traffic import ProtocolTraffic, Traffic, publish
-from headrace.demo.verification import reckon, values_of
+from headrace.demo.verification import values_of, verify
 from headrace.errors import HeadraceError
 from headrace.flight.client import FlightClient, Servers
+from headrace.programs import last_line, started, stop
 
+START_SECONDS_MAX: Final = 60.0
+STOP_SECONDS_MAX: Final = 30.0
+_POLL_SECONDS: Final = 0.05
 CATCH_UP_SECONDS_MAX: Final = 180.0
-LOOK_SECONDS: Final = 0.5
+UPDATE_SECONDS: Final = 0.5
 _KEY_VARIABLE: Final = "HEADRACE_DEMO_BLIPMQ_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """What the command line says about one telling."""
+class DemoOptions:
+    """Options of one demo execution."""
 
     pipeline: Path
     data: Path
     duration_seconds: float | None = None
-    """How long orders are sent; None: until Ctrl-C."""
+    """Duration of sending orders; None: until Ctrl-C."""
     per_second: float = 500.0
     listen: tuple[str, ...] = ()
     quic: str = "127.0.0.1:4848"
@@ -49,26 +53,26 @@ class Plot:
     serve_arguments: tuple[str, ...] = ()
 
 
-def tell(plot: Plot, console: Console) -> bool:
-    """Whether everything added up. Raises `DemoFailed`."""
-    work = plot.data
+def run_demo(options: DemoOptions, console: Console) -> bool:
+    """Run the demo and return whether all checks hold. Raises `DemoFailed`."""
+    work = options.data
     work.mkdir(parents=True, exist_ok=True)
     key = secrets.token_urlsafe()
-    broker = _start_broker(plot, work, key)
+    broker = _start_broker(options, work, key)
     try:
         protocols = broker.wait_for_file(work / "ready.json")["protocols"]
         console.print(_banner(broker), highlight=False, soft_wrap=True)
         with FlightClient(Servers.parse(protocols["flight"][0])) as flight_client:
             _make_topics(flight_client)
-            pipeline = _start_pipeline(plot, work, protocols["flight"][0])
+            pipeline = _start_pipeline(options, work, protocols["flight"][0])
             try:
                 addresses = _addresses(protocols)
                 traffic = Traffic({name: ProtocolTraffic(url) for name, url in addresses.items()})
-                scene = Scene(traffic, hints=_hints(plot, protocols))
-                teller = _Teller(plot, scene, flight_client, (broker, pipeline))
-                with Screen(console, scene) as screen:
-                    asyncio.run(teller.send(addresses, key, screen.show))
-                    teller.catch_up(screen.show)
+                state = DemoState(traffic, hints=_hints(options, protocols))
+                demo = _Demo(options, state, flight_client, (broker, pipeline))
+                with Screen(console, state) as screen:
+                    asyncio.run(demo.send(addresses, key, screen.show))
+                    demo.catch_up(screen.show)
             finally:
                 pipeline.stop()
             return _conclude(console, flight_client, traffic, work / "orders_by_minute")
@@ -76,80 +80,79 @@ def tell(plot: Plot, console: Console) -> bool:
         broker.stop()
 
 
-class _Teller:
-    """Sends, watches and waits."""
+class _Demo:
+    """Sends orders and waits for the pipeline."""
 
-    def __init__(self, plot: Plot, scene: Scene, flight_client: FlightClient, programs: tuple[Program, ...]) -> None:
-        self._plot, self._scene, self._client, self._programs = plot, scene, flight_client, programs
+    def __init__(self, options: DemoOptions, state: DemoState, flight_client: FlightClient, programs: tuple[Program, ...]) -> None:
+        self._options, self._state, self._client, self._programs = options, state, flight_client, programs
         self._seen: dict[int, int] = {}
 
     async def send(self, addresses: dict[str, str], key: str, show: Callable[[], None]) -> None:
-        """Orders through every protocol until the time is over or a signal comes; the screen follows."""
+        """Send orders through every protocol until the duration ends or a signal arrives, and update the screen."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        if self._plot.duration_seconds is not None:
-            loop.call_later(self._plot.duration_seconds, stop.set)
-        self._scene.phase = "orders are sent; Spark is starting"
-        run = secrets.token_hex(3)
+        if self._options.duration_seconds is not None:
+            loop.call_later(self._options.duration_seconds, stop.set)
+        self._state.phase = "sending orders; Spark is starting"
+        prefix = secrets.token_hex(3)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(stop, show))
-            group.create_task(
-                publish(addresses, self._scene.traffic, stop, run=run, per_second=self._plot.per_second, api_key=key, seed=time.time_ns())
-            )
+            rate, seed = self._options.per_second, time.time_ns()
+            group.create_task(publish(addresses, self._state.traffic, stop, prefix=prefix, per_second=rate, api_key=key, seed=seed))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
     async def _follow(self, stop: asyncio.Event, show: Callable[[], None]) -> None:
         while not stop.is_set():
             try:
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(self._update)
             except HeadraceError:
                 stop.set()
                 raise
             show()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(stop.wait(), UPDATE_SECONDS)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for program in self._programs:
             program.check_alive()
-        scene = self._scene
+        state = self._state
         for total in read_totals(values_of(self._client, TOTALS_TOPIC, self._seen)):
-            scene.totals[total.minute] = total
-            scene.phase = "orders are sent, the pipeline counts them"
-        with contextlib.suppress(HeadraceError):  # there is none before the first dead letter
-            state = self._client.describe([DEAD_LETTER_TOPIC])[DEAD_LETTER_TOPIC]
-            scene.dead_letters = sum(partition.end - partition.first for partition in state.partitions)
+            state.totals[total.minute] = total
+            state.phase = "sending orders; the pipeline counts them"
+        with contextlib.suppress(HeadraceError):  # the topic does not exist before the first dead letter
+            topic = self._client.describe([DEAD_LETTER_TOPIC])[DEAD_LETTER_TOPIC]
+            state.dead_letters = sum(partition.end - partition.first for partition in topic.partitions)
 
     def catch_up(self, show: Callable[[], None]) -> None:
-        """Wait until the pipeline has counted everything; a second Ctrl-C ends the waiting. Too slow is for the reckoning to say."""
-        self._scene.phase = "no more orders; waiting for the pipeline to count the last of them"
+        """Wait until the pipeline has counted every order; a second Ctrl-C aborts. After a timeout the verification fails."""
+        self._state.phase = "waiting for the pipeline to count the last orders"
         expected = Sums()
         expected.add(value for value in values_of(self._client, TOPIC) if value is not None)
         deadline = time.monotonic() + CATCH_UP_SECONDS_MAX
         while time.monotonic() < deadline:
-            self._look()
+            self._update()
             show()
-            if self._scene.totals == expected.by_minute and self._scene.dead_letters >= expected.malformed:
+            if self._state.totals == expected.by_minute and self._state.dead_letters >= expected.malformed:
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(UPDATE_SECONDS)
 
 
-def _start_broker(plot: Plot, work: Path, key: str) -> Program:
+def _start_broker(options: DemoOptions, work: Path, key: str) -> Program:
     ready = work / "ready.json"
     ready.unlink(missing_ok=True)
-    listen = [argument for address in plot.listen for argument in ("--listen", address)]
-    addresses = [*listen, "--listen-quic", plot.quic, "--listen-flight", plot.flight]
-    arguments = ["serve", "--data", str(work / "broker"), *addresses, "--ready-file", str(ready), *plot.serve_arguments]
+    listen = [argument for address in options.listen for argument in ("--listen", address)]
+    addresses = [*listen, "--listen-quic", options.quic, "--listen-flight", options.flight]
+    arguments = ["serve", "--data", str(work / "broker"), *addresses, "--ready-file", str(ready), *options.serve_arguments]
     return Program("the broker", arguments, work / "broker.log", {"HEADRACE__BLIPMQ__KEYS": f"env:{_KEY_VARIABLE}", _KEY_VARIABLE: key})
 
 
-def _start_pipeline(plot: Plot, work: Path, flight_client: str) -> Program:
-    """A copy runs: what it writes lies beside its file, and that belongs to the data."""
-    file = work / plot.pipeline.name
-    shutil.copyfile(plot.pipeline, file)
+def _start_pipeline(options: DemoOptions, work: Path, flight_client: str) -> Program:
+    """Run a copy of the pipeline in the data directory, since its output is stored beside its file."""
+    file = work / options.pipeline.name
+    shutil.copyfile(options.pipeline, file)
     return Program("the pipeline", ["pipeline", "run", str(file), "--servers", flight_client], work / "pipeline.log")
 
 
@@ -159,20 +162,20 @@ def _make_topics(flight_client: FlightClient) -> None:
 
 
 def _addresses(protocols: dict[str, list[str]]) -> dict[str, str]:
-    """The first TCP address takes every protocol; Fujin has its own."""
+    """Return the URLs. The first TCP address serves every TCP protocol; Fujin uses QUIC."""
     return {name: f"{name}://{protocols['tcp'][0]}" for name in ("figg", "rustlog", "blipmq", "flymq")} | {
         "fujin": f"fujin://{protocols['quic'][0]}"
     }
 
 
 def _banner(broker: Program) -> str:
-    """What the broker says when it has started."""
-    text = broker.wait_for_word("ready in ")
+    """Return the broker's startup message."""
+    text = broker.wait_for_output("ready in ")
     return "\n".join(line for line in text.splitlines() if line.startswith(("headrace ", "  ")) and "shown this once" not in line)
 
 
-def _hints(plot: Plot, protocols: dict[str, list[str]]) -> tuple[str, ...]:
-    """Commands as they can be pasted: with addresses only where they are not the usual ones."""
+def _hints(options: DemoOptions, protocols: dict[str, list[str]]) -> tuple[str, ...]:
+    """Return commands to try, with addresses only if they are not the defaults."""
     headrace = "headrace" if shutil.which("headrace") else os.path.relpath(sys.argv[0])
     server = "" if protocols["tcp"][0] == "127.0.0.1:9092" else f" --server flymq://{protocols['tcp'][0]}"
     servers = "" if protocols["flight"][0] == "127.0.0.1:8815" else f" --servers {protocols['flight'][0]}"
@@ -183,17 +186,57 @@ def _hints(plot: Plot, protocols: dict[str, list[str]]) -> tuple[str, ...]:
         f"{headrace} group list{server}",
         f"{headrace} pipeline status",
         f'{headrace} sql "{sql}" --format json --schema "country string"{servers}',
-        f"less {plot.pipeline}",
+        f"less {options.pipeline}",
     )
 
 
 def _conclude(console: Console, flight_client: FlightClient, traffic: Traffic, table: Path) -> bool:
-    checks = reckon(flight_client, traffic.values, table)
-    console.print("the reckoning:", highlight=False)
+    checks = verify(flight_client, traffic.values, table)
+    console.print("verification:", highlight=False)
     for check in checks:
         console.print(f"  {'yes' if check.holds else 'NO '}  {check.claim}: {check.numbers}", highlight=False, soft_wrap=True)
-    console.print(f"the data stays in {table.parent}; the next run goes on from there", highlight=False, soft_wrap=True)
+    console.print(f"the data is in {table.parent}; the next execution continues with it", highlight=False, soft_wrap=True)
     return all(check.holds for check in checks)
 
 
-__all__ = ["DemoFailed", "Plot", "tell"]
+class DemoFailed(HeadraceError):
+    """A child process failed. The text names it and its log."""
+
+
+class Program:
+    """A running `headrace` command."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.name, self.log = name, log
+        self._process = started([sys.executable, "-m", "headrace", *arguments], log, environment)
+
+    def check_alive(self) -> None:
+        """Raise `DemoFailed` if the process has ended."""
+        if self._process.poll() is not None:
+            raise DemoFailed(f"{self.name} ended with exit code {self._process.returncode}: {last_line(self.log)} (see {self.log})")
+
+    def wait_for_file(self, ready: Path) -> Any:
+        """Wait for the ready file and return its content. Raises `DemoFailed`."""
+        self._wait(ready.exists)
+        return json.loads(ready.read_text("utf-8"))
+
+    def wait_for_output(self, text: str) -> str:
+        """Wait until the output contains `text` and return it. Raises `DemoFailed`."""
+        self._wait(lambda: text in self.output)
+        return self.output
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text("utf-8", "replace")
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not condition():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"{self.name} was not ready after {START_SECONDS_MAX:.0f} s (see {self.log})")
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the process and its children: Spark starts several."""
+        stop(self._process, STOP_SECONDS_MAX)

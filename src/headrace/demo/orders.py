@@ -1,6 +1,6 @@
-"""Orders: what the sample traffic is made of, and what it should add up to.
+"""Sample orders and their expected totals.
 
-The totals are computed here without Spark, so that they can be held against those of the pipeline.
+The totals are computed without Spark, to compare them with those of the pipeline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COUNTRIES: Final = ("AT", "BR", "DE", "FR", "IN", "JP", "KE", "NO", "US")
 
 
 class Order(msgspec.Struct):
-    """The value of a record, as JSON."""
+    """Value of a record, in JSON."""
 
     order: str
     customer: str
@@ -30,7 +30,7 @@ class Order(msgspec.Struct):
 
 
 class Total(msgspec.Struct, frozen=True):
-    """What the pipeline says about one minute."""
+    """Totals of one minute, as the pipeline publishes them."""
 
     minute: str
     orders: int
@@ -43,10 +43,10 @@ _read_total = msgspec.json.Decoder(Total).decode
 
 
 class Maker:
-    """Makes the orders of one protocol. About one in a hundred is not an order at all."""
+    """Generates the orders of one protocol. About 1 % are malformed."""
 
-    def __init__(self, prefix: str, dice: random.Random, malformed_share: float = 0.01) -> None:
-        self._prefix, self._dice, self._malformed_share = prefix, dice, malformed_share
+    def __init__(self, prefix: str, rng: random.Random, malformed_fraction: float = 0.01) -> None:
+        self._prefix, self._rng, self._malformed_fraction = prefix, rng, malformed_fraction
         self._made = 0
 
     def make(self, count: int, now_ms: int) -> list[bytes]:
@@ -54,20 +54,20 @@ class Maker:
 
     def _one(self, now_ms: int) -> bytes:
         self._made += 1
-        dice = self._dice
+        rng = self._rng
         at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
         order = Order(
             f"{self._prefix}-{self._made}",
-            f"customer-{dice.randrange(500):03d}",
-            dice.choice(_COUNTRIES),
-            dice.randrange(100, 50_000),
+            f"customer-{rng.randrange(500):03d}",
+            rng.choice(_COUNTRIES),
+            rng.randrange(100, 50_000),
             at,
         )
         good = _encode(order)
-        return good if dice.random() >= self._malformed_share else self._spoil(good)
+        return good if rng.random() >= self._malformed_fraction else self._spoil(good)
 
     def _spoil(self, good: bytes) -> bytes:
-        match self._dice.randrange(3):
+        match self._rng.randrange(3):
             case 0:
                 return good[: len(good) // 2]
             case 1:
@@ -78,7 +78,7 @@ class Maker:
 
 @dataclass(slots=True)
 class Sums:
-    """Orders by minute, and what was none."""
+    """Totals by minute and the number of malformed orders."""
 
     by_minute: dict[str, Total] = field(default_factory=dict)
     malformed: int = 0
@@ -92,7 +92,7 @@ class Sums:
         return sum(total.amount_cents for total in self.by_minute.values())
 
     def add(self, values: Iterable[bytes]) -> None:
-        """Count what the log holds."""
+        """Count orders."""
         for value in values:
             try:
                 order = _read_order(value)
@@ -105,7 +105,7 @@ class Sums:
 
 
 def read_totals(values: Iterable[bytes | None]) -> Iterator[Total]:
-    """What the pipeline has published, oldest first: the last word about a minute counts."""
+    """Yield the published totals, oldest first. The last total of a minute is valid."""
     for value in values:
         if value is not None:
             yield _read_total(value)

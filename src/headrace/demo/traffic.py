@@ -1,4 +1,4 @@
-"""Sample traffic: orders through all five protocols at once, each with its own client."""
+"""Sample traffic: orders through all five protocols concurrently, each with its own client."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TICK_SECONDS: Final = 0.1
 
 @dataclass(slots=True)
 class ProtocolTraffic:
-    """What one protocol has taken."""
+    """Acknowledged records of one protocol."""
 
     url: str
     acknowledged: int = 0
     rate: float = 0.0
-    """Records a second, lately."""
+    """Recent records per second."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """By protocol. `values` holds every acknowledged record of this run, so that the end can account for each."""
+    """Traffic by protocol. `values` holds every acknowledged record of this execution, for the verification."""
 
     protocols: dict[str, ProtocolTraffic]
     values: list[bytes] = field(default_factory=list)
@@ -39,12 +39,12 @@ class Traffic:
 
 
 async def publish(
-    addresses: Mapping[str, str], traffic: Traffic, stop: asyncio.Event, *, run: str, per_second: float, api_key: str, seed: int
+    addresses: Mapping[str, str], traffic: Traffic, stop: asyncio.Event, *, prefix: str, per_second: float, api_key: str, seed: int
 ) -> None:
-    """Publish through every protocol until told to stop. Returns when all of it is acknowledged."""
+    """Publish through every protocol until `stop` is set. Returns when all records are acknowledged."""
     async with asyncio.TaskGroup() as group:
         for number, (name, url) in enumerate(addresses.items()):
-            maker = Maker(f"{run}-{name}", random.Random(seed + number))
+            maker = Maker(f"{prefix}-{name}", random.Random(seed + number))
             pace = per_second / len(addresses)
             group.create_task(_publish_through(url, name, maker, traffic, stop, pace, api_key))
 
@@ -74,7 +74,7 @@ async def _send(client: Client, values: list[bytes], traffic: Traffic, protocol:
 
 
 class Pacer:
-    """How many records are due, so that the pace holds over any length of time; a stall is not made up for by a flood."""
+    """Computes the records due at a constant rate. At most one second of a stall is caught up."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
         self._per_second, self._clock = per_second, clock
@@ -92,7 +92,7 @@ class Pacer:
         return count
 
     def rate(self, count: int) -> float:
-        """Of what was sent just now, smoothed."""
+        """Return the smoothed rate after sending `count` records."""
         now = self._clock()
         self._lately += 0.3 * (count / max(now - self._sent_at, 1e-3) - self._lately)
         self._sent_at = now

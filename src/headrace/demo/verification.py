@@ -1,7 +1,7 @@
-"""The reckoning: is what was sent in the log once, and does what the pipeline says add up to it?
+"""Verification: every published order is in the log once, and the totals of the pipeline match the orders.
 
-Everything is read back through the Flight endpoint and, for the table, from its files. Earlier runs on the same data directory count too: the
-pipeline has gone on from where they ended, and so must the sums.
+The checks read the topics through the Flight endpoint and the table from its files. They include earlier executions on the same data
+directory, which the pipeline has counted too.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from headrace.flight.client import FlightClient
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that must be true, and the numbers that show whether it is."""
+    """A claim, whether it holds, and the numbers that show it."""
 
     claim: str
     holds: bool
     numbers: str
 
 
-def values_of(flight_client: FlightClient, topic: str, start: dict[int, int] | None = None) -> Iterator[bytes | None]:
-    """Every value of a topic, or those from `start` on, which moves along."""
+def values_of(flight_client: FlightClient, topic: str, positions: dict[int, int] | None = None) -> Iterator[bytes | None]:
+    """Yield all values of a topic, or those from `positions`, which it advances."""
     try:
         partitions = flight_client.describe([topic])[topic].partitions
     except UnknownTopic:
         return
     for number, bounds in enumerate(partitions):
-        first = bounds.first if start is None else max(start.get(number, 0), bounds.first)
+        first = bounds.first if positions is None else max(positions.get(number, 0), bounds.first)
         if first < bounds.end:
             for batch in flight_client.read(topic, number, first, bounds.end, columns=["value"]):
                 yield from batch.column(0).to_pylist()
-        if start is not None:
-            start[number] = bounds.end
+        if positions is not None:
+            positions[number] = bounds.end
 
 
-def reckon(flight_client: FlightClient, sent: Iterable[bytes], table: Path) -> list[Check]:
-    """All checks. `sent` is every record that was acknowledged in this run."""
+def verify(flight_client: FlightClient, sent: Iterable[bytes], table: Path) -> list[Check]:
+    """Return all checks. `sent` contains every record acknowledged in this execution."""
     kept = Counter(value for value in values_of(flight_client, TOPIC) if value is not None)
     expected = Sums()
     expected.add(kept.elements())
@@ -59,16 +59,16 @@ def _sent_once(sent: Counter[bytes], kept: Counter[bytes]) -> Check:
 
 
 def _totals(flight_client: FlightClient, expected: Sums, table: Path) -> Iterator[Check]:
-    said = {total.minute: total for total in read_totals(values_of(flight_client, TOTALS_TOPIC))}
-    yield _compare(f"the totals in topic {TOTALS_TOPIC} match", said, expected)
+    published = {total.minute: total for total in read_totals(values_of(flight_client, TOTALS_TOPIC))}
+    yield _compare(f"the totals in topic {TOTALS_TOPIC} match", published, expected)
     yield _compare(f"the totals in the Delta table {table.name} match", _in_table(table), expected)
 
 
-def _compare(claim: str, said: dict[str, Total], expected: Sums) -> Check:
-    wrong = sorted(minute for minute in said.keys() | expected.by_minute.keys() if said.get(minute) != expected.by_minute.get(minute))
-    counted = sum(total.orders for total in said.values())
-    cents = sum(total.amount_cents for total in said.values())
-    numbers = f"{counted:,} of {expected.orders:,} orders, {cents / 100:,.2f} of {expected.amount_cents / 100:,.2f} in {len(said)} minutes"
+def _compare(claim: str, found: dict[str, Total], expected: Sums) -> Check:
+    wrong = sorted(minute for minute in found.keys() | expected.by_minute.keys() if found.get(minute) != expected.by_minute.get(minute))
+    counted = sum(total.orders for total in found.values())
+    cents = sum(total.amount_cents for total in found.values())
+    numbers = f"{counted:,} of {expected.orders:,} orders, {cents / 100:,.2f} of {expected.amount_cents / 100:,.2f} in {len(found)} minutes"
     return Check(claim, not wrong, numbers + (f"; wrong: {', '.join(wrong[:3])}" if wrong else ""))
 
 
@@ -84,7 +84,7 @@ def _in_table(path: Path) -> dict[str, Total]:
 def _dead_letters(flight_client: FlightClient, expected: Sums) -> Check:
     dead = sum(1 for _ in values_of(flight_client, DEAD_LETTER_TOPIC))
     return Check(
-        "every malformed order is among the dead letters exactly once",
+        "every malformed order is dead-lettered exactly once",
         dead == expected.malformed,
         f"{dead:,} of {expected.malformed:,}",
     )

@@ -1,4 +1,4 @@
-"""A BlipMQ protocol on a real socket, over the memory engine, with a proxy that misbehaves on request in front of it."""
+"""BlipMQ on a real socket over the memory engine, behind a fault-injecting proxy."""
 
 from __future__ import annotations
 

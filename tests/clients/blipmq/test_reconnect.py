@@ -13,7 +13,7 @@ from tests.net.polling import until
 PATIENT = BlipMqSettings(retry_backoff_ms=60_000)
 
 
-async def test_a_lost_connection_is_sought_again_and_each_change_is_told() -> None:
+async def test_a_client_reconnects_and_reports_each_state_change() -> None:
     states = list[ConnectionState]()
     async with served() as server, await server.client(on_state=lambda state, reason: states.append(state)) as client:
         server.proxy.refusing = True
@@ -80,7 +80,7 @@ async def test_a_subscription_goes_on_under_its_id_after_a_lost_connection() -> 
         assert list(dict.fromkeys(seen))[:20] == values[:20]
 
 
-async def test_a_subscription_the_server_has_forgotten_is_made_anew_and_says_so() -> None:
+async def test_a_subscription_lost_by_the_server_is_recreated_and_counted() -> None:
     async with served(PATIENT) as server, await server.client() as client:
         subscription = await client.subscribe("demo")
         await client.publish("demo", b"old")
@@ -96,19 +96,19 @@ async def test_a_subscription_the_server_has_forgotten_is_made_anew_and_says_so(
         assert not await old.ack(), "its subscription is gone"
 
 
-async def test_a_subscribe_that_was_cut_off_is_asked_again() -> None:
+async def test_an_interrupted_subscribe_is_sent_again() -> None:
     async with served() as server, await server.client() as client:
         server.proxy.hold_answers()
-        asked = asyncio.ensure_future(client.subscribe("demo", settlement="auto"))
+        subscribing = asyncio.ensure_future(client.subscribe("demo", settlement="auto"))
         await until(lambda: len(server.subscriptions) == 1)
         server.proxy.cut()
         server.proxy.release_answers()
-        subscription = await asked
+        subscription = await subscribing
         await client.publish("demo", b"v")
         assert (await anext(subscription)).value == b"v"
 
 
-async def test_a_server_that_does_not_answer_is_given_up_and_sought_again() -> None:
+async def test_a_silent_connection_is_dropped_and_the_client_reconnects() -> None:
     async with served() as server, await server.client(ping_seconds=0.02, pings_unanswered_max=3) as client:
         server.proxy.hold_answers()
         await until(lambda: not client.is_connected)

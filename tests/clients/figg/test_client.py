@@ -1,4 +1,4 @@
-"""The Figg client against a real listener, on good days."""
+"""The Figg client against a real listener."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace.clients.errors import AlreadySubscribed, ClientClosed, ConnectFailed, NotSent, OutcomeUnknown
-from headrace.clients.figg.client import RUN_RECORDS_MAX, FiggClient, FiggOptions
+from headrace.clients.figg.client import BATCH_RECORDS_MAX, FiggClient, FiggOptions
 from headrace.clients.messages import ConnectionState, Message
 from headrace.errors import InvalidTopicName, RecordTooLarge
 from headrace.limits import VALUE_BYTES_MAX
@@ -46,7 +46,7 @@ async def test_many_values_arrive_in_order_from_any_kind_of_source() -> None:
         for index in range(300):
             yield b"a%d" % index
 
-    count = 3 * RUN_RECORDS_MAX + 7
+    count = 3 * BATCH_RECORDS_MAX + 7
     async with figg_server() as server, figg_client(server) as client:
         assert await client.publish_many("t", (b"%d" % index for index in range(count))) == count
         assert await client.publish_many("t", arriving()) == 300
@@ -84,7 +84,7 @@ async def test_a_full_window_makes_the_publisher_wait() -> None:
 async def test_a_subscription_gives_history_then_live_messages_with_record_offsets() -> None:
     async with figg_server() as server, figg_client(server) as client:
         await client.publish_many("t", [b"a", b"b", b"c"])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert await subscription.started == 0
         await client.publish("t", b"d")
         assert [await anext(subscription) for _ in range(4)] == [
@@ -92,7 +92,7 @@ async def test_a_subscription_gives_history_then_live_messages_with_record_offse
         ]
 
 
-@pytest.mark.parametrize("start, first", [("end", 3), (1, 1), (3, 3), (99, 3)])
+@pytest.mark.parametrize("start, first", [("latest", 3), (1, 1), (3, 3), (99, 3)])
 async def test_a_subscription_may_start_anywhere(start: int, first: int) -> None:
     async with figg_server() as server, figg_client(server) as client:
         await client.publish_many("t", [b"0", b"1", b"2"])
@@ -102,11 +102,11 @@ async def test_a_subscription_may_start_anywhere(start: int, first: int) -> None
         assert (await anext(subscription)).offset == first
 
 
-async def test_runs_give_columns() -> None:
+async def test_batches_give_columns() -> None:
     async with figg_server() as server, figg_client(server) as client:
         await client.publish_many("t", [b"%d" % index for index in range(5_000)])
         offsets: list[int] = []
-        async for batch in (await client.subscribe("t", "start")).batches():
+        async for batch in (await client.subscribe("t", "earliest")).batches():
             assert len(batch) == len(batch.offsets) == len(batch.values)
             offsets += batch.offsets
             if len(offsets) == 5_000:
@@ -117,7 +117,7 @@ async def test_runs_give_columns() -> None:
 async def test_an_unsubscribed_topic_gives_nothing_more_and_can_be_followed_again() -> None:
     async with figg_server() as server, figg_client(server) as client:
         await client.publish_many("t", [b"a", b"b"])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert (await anext(subscription)).value == b"a"
         with pytest.raises(AlreadySubscribed):
             await client.subscribe("t")
@@ -148,14 +148,14 @@ async def test_an_abandoned_subscribe_leaves_the_topic_free() -> None:
             await asyncio.wait_for(client.subscribe("slow"), 0.05)
         server.engine.may_create.set()
         await client.publish("slow", b"v")
-        subscription = await client.subscribe("slow", "start")
+        subscription = await client.subscribe("slow", "earliest")
         assert (await anext(subscription)).value == b"v"
 
 
 async def test_a_slow_reader_is_waited_for_and_loses_nothing() -> None:
     options = FiggOptions(backoff=PROMPT, queue_bytes_max=100_000, ping_seconds=0.2)
     async with figg_server() as server, figg_client(server, options) as client, figg_client(server) as writer:
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         await writer.publish_many("t", [bytes(1_000)] * 20_000)
         await asyncio.sleep(1.0)  # five pings
         assert server.counters.bytes_out < 12 << 20, "the rest waits in the log, not in somebody's memory"

@@ -1,4 +1,4 @@
-"""The Figg client on bad days: cut, slow, silent and absurd connections."""
+"""The Figg client on closed, slow, silent and corrupt connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def behind_a_proxy(settings: FiggSettings = FiggSettings()) -> AsyncIterat
 
 
 def first_seen(values: list[bytes | None]) -> list[bytes | None]:
-    """Without what a resend has doubled."""
+    """Return the values without duplicates of a resend."""
     return list(dict.fromkeys(values))
 
 
@@ -69,7 +69,7 @@ async def test_a_subscription_resumes_behind_the_last_message() -> None:
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy) as client, figg_client(_server) as writer:
         await writer.publish_many("t", [b"%d" % index for index in range(5_000)])
         proxy.cut_after_answer_bytes = 20_000
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         seen = []
         for position in range(5_100):
             if position == 5_000:
@@ -83,7 +83,7 @@ async def test_a_subscription_resumes_behind_the_last_message() -> None:
 async def test_a_subscription_without_messages_resumes_where_it_was_attached() -> None:
     async with behind_a_proxy() as (server, proxy), figg_client(proxy) as client, figg_client(server) as writer:
         await writer.publish("t", b"old")
-        subscription = await client.subscribe("t", "end")
+        subscription = await client.subscribe("t", "latest")
         proxy.refusing = True
         proxy.cut()
         await until(lambda: not client.is_connected)
@@ -97,21 +97,21 @@ async def test_an_attach_that_got_no_answer_is_sent_again() -> None:
     async with behind_a_proxy() as (server, proxy), figg_client(proxy) as client, figg_client(server) as writer:
         await writer.publish("t", b"v")
         proxy.hold_answers()
-        subscribing = asyncio.ensure_future(client.subscribe("t", "start"))
+        subscribing = asyncio.ensure_future(client.subscribe("t", "earliest"))
         await asyncio.sleep(0.02)
         proxy.cut()
         proxy.release_answers()
         assert (await anext(await asyncio.wait_for(subscribing, 60))).value == b"v"
 
 
-async def test_a_resume_that_lands_elsewhere_is_told() -> None:
+async def test_resuming_at_another_offset_is_reported_as_a_gap() -> None:
     async with figg_server() as server, figg_client(server) as client:
         await client.publish_many("t", [b"a", b"b", b"c"])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         for _ in range(3):
             await anext(subscription)
         await server.broker.delete_topic(WHO, "t")
-        await until(lambda: subscription.gaps == [Gap(asked=3, got=0)])
+        await until(lambda: subscription.gaps == [Gap(expected=3, actual=0)])
         await client.publish("t", b"new life")
         assert (await anext(subscription)).value == b"new life"
 
@@ -127,30 +127,30 @@ async def test_publishes_made_while_disconnected_leave_when_the_server_is_back()
         assert await server.values_in("t") == [b"a", b"b"]
 
 
-async def test_states_are_told_in_order_with_a_reason() -> None:
-    told: list[tuple[ConnectionState, str]] = []
-    options = FiggOptions(backoff=PROMPT, on_state=lambda state, reason: told.append((state, reason)))
+async def test_state_changes_are_reported_in_order_with_a_reason() -> None:
+    reported: list[tuple[ConnectionState, str]] = []
+    options = FiggOptions(backoff=PROMPT, on_state=lambda state, reason: reported.append((state, reason)))
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy, options) as client:
         await client.publish("t", b"v")
         proxy.cut()
-        await until(lambda: len(told) == 3)
+        await until(lambda: len(reported) == 3)
         client.abandon()
-        assert [state for state, _ in told] == [
+        assert [state for state, _ in reported] == [
             ConnectionState.CONNECTED,
             ConnectionState.DISCONNECTED,
             ConnectionState.CONNECTED,
             ConnectionState.CLOSED,
         ]
-        assert all(reason for _, reason in told)
+        assert all(reason for _, reason in reported)
 
 
 async def test_unanswered_pings_give_the_connection_up() -> None:
-    told: list[str] = []
-    options = FiggOptions(backoff=PROMPT, ping_seconds=0.02, on_state=lambda state, reason: told.append(reason))
+    reported: list[str] = []
+    options = FiggOptions(backoff=PROMPT, ping_seconds=0.02, on_state=lambda state, reason: reported.append(reason))
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy, options) as client:
         await client.publish("t", b"a")
         proxy.hold_answers()
-        await until(lambda: "2 pings unanswered" in told)
+        await until(lambda: "2 pings unanswered" in reported)
         proxy.release_answers()
         await asyncio.wait_for(client.publish("t", b"b"), 60)
 
@@ -166,64 +166,64 @@ async def test_a_connection_byte_by_byte_is_a_connection() -> None:
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy) as client:
         proxy.piece_bytes = 1
         await client.publish_many("t", [b"%d" % index for index in range(20)])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert [(await anext(subscription)).value for _ in range(20)] == [b"%d" % index for index in range(20)]
 
 
 async def test_attempts_follow_the_backoff_and_start_over_after_success() -> None:
-    asked: list[int] = []
+    attempts: list[int] = []
 
     def backoff(attempt: int) -> float:
-        asked.append(attempt)
+        attempts.append(attempt)
         return 0.0
 
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy, FiggOptions(backoff=backoff)) as client:
         await client.publish("t", b"v")
         proxy.refusing = True
         proxy.cut()
-        await until(lambda: len(asked) >= 4)
+        await until(lambda: len(attempts) >= 4)
         proxy.refusing = False
         await asyncio.wait_for(client.publish("t", b"w"), 60)
-        assert asked[:4] == [0, 1, 2, 3]
-        asked.clear()
+        assert attempts[:4] == [0, 1, 2, 3]
+        attempts.clear()
         proxy.cut()
         await asyncio.wait_for(client.publish("t", b"x"), 60)
-        assert asked[:1] == [0]
+        assert attempts[:1] == [0]
 
 
-async def test_a_server_that_hangs_up_on_every_resend_is_asked_ever_more_slowly() -> None:
+async def test_a_server_that_hangs_up_on_every_resend_is_retried_with_growing_delays() -> None:
     """Connecting works and even pings are answered, so only progress may reset the backoff."""
-    asked: list[int] = []
+    attempts: list[int] = []
 
     def backoff(attempt: int) -> float:
-        asked.append(attempt)
+        attempts.append(attempt)
         return 0.005
 
     async with figg_server() as server, figg_client(server, FiggOptions(backoff=backoff)) as client:
         await client.publish("t", b"v")
         server.engine.failure = DiskFull("no room")
         future = await client.send("t", b"poison")
-        await until(lambda: len(asked) >= 6)
-        assert asked[:6] == [0, 1, 2, 3, 4, 5]
+        await until(lambda: len(attempts) >= 6)
+        assert attempts[:6] == [0, 1, 2, 3, 4, 5]
         server.engine.failure = None
         await asyncio.wait_for(future, 60)
         assert await server.values_in("t") == [b"v", b"poison"]
 
 
-async def test_a_server_that_talks_nonsense_is_left_and_sought_again() -> None:
+async def test_undecodable_bytes_drop_the_connection_and_the_client_reconnects() -> None:
     async def talk_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
         await reader.read()
         writer.close()
 
-    told: list[str] = []
+    reported: list[str] = []
     absurd = await asyncio.start_server(talk_nonsense, "127.0.0.1", 0)
     port = absurd.sockets[0].getsockname()[1]
-    options = FiggOptions(backoff=PROMPT, on_state=lambda state, reason: told.append(reason))
+    options = FiggOptions(backoff=PROMPT, on_state=lambda state, reason: reported.append(reason))
     async with figg_server() as server:
         async with FaultProxy("127.0.0.1", port) as proxy, figg_client(proxy, options) as client:
-            await until(lambda: any("cannot be understood" in reason for reason in told))
+            await until(lambda: any("undecodable bytes" in reason for reason in reported))
             proxy._target = (server.host, server.port)
             await asyncio.wait_for(client.publish("t", b"v"), 60)
     absurd.close()
@@ -267,7 +267,7 @@ async def test_a_subscriber_that_never_reads_costs_a_bounded_amount_and_does_not
         _, stuck = await asyncio.open_connection(server.host, server.port)
         stuck.write(encode.attach("t", 0))
         await until(lambda: server.counters.accepted == 2)
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         for _ in range(40):
             await server.broker.publish(WHO, "t", RecordBatch([bytes(10_000)] * 100), partition=0)
         for offset in range(4_000):

@@ -1,4 +1,4 @@
-"""A FlyMQ server in the same process, and one that follows a script."""
+"""A FlyMQ server in this process, and a scripted one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_SECONDS = 60
 
 @dataclass
 class Server:
-    """A broker in memory behind a real socket."""
+    """In-memory broker on a real socket."""
 
     home: ListenerContext
     listener: Listener
@@ -60,16 +60,16 @@ async def serving(dialect: Dialect = Dialect.SPEC) -> AsyncIterator[Server]:
 
 
 Answer: TypeAlias = Callable[[m.Request], m.Reply | bytes | None]
-"""The reply to a request, bytes to send in its place (none: fall silent), or None: the connection is cut."""
+"""Reply to a request, bytes to send instead (none: stay silent), or None: close the connection."""
 
 
 @dataclass
 class Script:
-    """A server that answers as it is told, and remembers what it was asked. Records come to it one by one."""
+    """Scripted server that keeps the received requests. It receives records one by one."""
 
     answer: Answer
     port: int = 0
-    asked: list[m.Request] = field(default_factory=list)
+    requests: list[m.Request] = field(default_factory=list)
     connections: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +92,7 @@ class Script:
     def _reply(self, request: m.Request) -> bytes | None:
         if request == m.Metadata(""):
             return encode_reply(opcode_of(request), m.Failure("topic not found: "))
-        self.asked.append(request)
+        self.requests.append(request)
         reply = self.answer(request)
         return reply if isinstance(reply, bytes) or reply is None else encode_reply(opcode_of(request), reply)
 
@@ -121,5 +121,5 @@ async def scripted(answer: Answer) -> AsyncIterator[Script]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():  # noqa: ASYNC110  (what is waited for lies behind a socket)
+        while not condition():  # noqa: ASYNC110  (the condition depends on a socket)
             await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""The FlyMQ client beyond records: dead letters, delay, time to live, transactions."""
+"""FlyMQ client: dead letters, delayed messages, time to live, transactions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_commit_without_an_answer_is_not_repeated() -> None:
         server.home.engine.release("a")
 
 
-async def test_a_transaction_that_has_not_begun_is_ours_to_refuse() -> None:
+async def test_the_client_rejects_a_transaction_that_has_not_begun() -> None:
     async with serving() as server, await server.client() as client:
         with pytest.raises(InvalidTransaction):
             await client.transaction().publish("a", b"1")
@@ -100,7 +100,7 @@ async def test_delay_and_time_to_live() -> None:
         assert await client.fetch("t", 0) == []
 
 
-async def test_the_broker_is_asked_for_more_than_the_original_knows() -> None:
+async def test_the_broker_has_operations_beyond_the_original() -> None:
     async with serving() as server, await server.client() as client:
         assert (await client.cluster_status()).node_count == 1
         assert (await client.call("topic.create", topic="t", config={"ttl_ms": 5}))["config"]["ttl_ms"] == 5

@@ -55,13 +55,13 @@ async def test_a_client_of_either_dialect_is_understood_and_the_originals_on_eve
         await client.publish("t", b"1", partition=1)
         assert await client.describe_topic("t") == {0: Bounds(0, 0), 1: Bounds(0, 1)}
         assert await client.fetch("t", 0, partition=1) == [Message("t", 1, 0, b"1")]
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert await taken(subscription, 1) == [Message("t", 1, 0, b"1")]
         with pytest.raises(UnknownTopic, match="none"):
             await client.fetch("none", 0)
 
 
-async def test_a_filter_runs_on_the_server_and_the_connection_goes_on_as_before() -> None:
+async def test_the_server_applies_the_filter_and_the_connection_stays_usable() -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"%d" % number for number in range(100)])
         assert [message.offset for message in await client.fetch("t", 0, pattern="^.7$")] == [17, 27, 37, 47, 57, 67, 77, 87, 97]
@@ -149,7 +149,7 @@ async def test_a_record_no_frame_can_hold_is_refused_before_it_is_sent() -> None
         assert (await client.publish("t", b"v")).offset == 0
 
 
-async def test_a_refusal_inside_a_run_is_raised_and_the_others_are_kept() -> None:
+async def test_an_error_inside_a_batch_is_raised_and_the_other_records_are_written() -> None:
     async with serving() as server, await server.client() as client:
         future = await client.send_many("t", [b"1", b"2", b"3"], key={b"2": bytes(65_537)}.get)
         with pytest.raises(RecordTooLarge):
@@ -163,14 +163,14 @@ async def test_a_refusal_inside_a_run_is_raised_and_the_others_are_kept() -> Non
 async def test_a_subscription_brings_history_and_then_what_comes() -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"1", b"2"])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert [message.value for message in await taken(subscription, 2)] == [b"1", b"2"]
         await client.publish("t", b"3")
         assert [message.value for message in await taken(subscription, 1)] == [b"3"]
 
 
-@pytest.mark.parametrize(("start", "first"), [("start", b"0"), ("end", b"new"), (3, b"3")])
-async def test_a_subscription_starts_where_it_is_told(start: str, first: bytes) -> None:
+@pytest.mark.parametrize(("start", "first"), [("earliest", b"0"), ("latest", b"new"), (3, b"3")])
+async def test_a_subscription_begins_at_its_start_position(start: str, first: bytes) -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"%d" % number for number in range(5)])
         subscription = await client.subscribe("t", start)  # type: ignore[arg-type]  # the parameters are right one by one
@@ -183,7 +183,7 @@ async def test_all_partitions_of_a_topic_are_followed() -> None:
         await client.create_topic("t", partitions=3)
         for partition in range(3):
             await client.publish("t", b"%d" % partition, partition=partition)
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert sorted(message.value for message in await taken(subscription, 3)) == [b"0", b"1", b"2"]
         assert subscription.positions == {0: 1, 1: 1, 2: 1}
 
@@ -191,20 +191,20 @@ async def test_all_partitions_of_a_topic_are_followed() -> None:
 async def test_a_group_goes_on_where_it_has_committed() -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"%d" % number for number in range(5)])
-        first = await client.subscribe("t", "start", group="g")
+        first = await client.subscribe("t", "earliest", group="g")
         await taken(first, 2)
         await first.commit()
         assert await client.committed("t", group="g") == 2
         await taken(first, 1)
         await first.close()
-        again = await client.subscribe("t", "start", group="g")
+        again = await client.subscribe("t", "earliest", group="g")
         assert (await taken(again, 1))[0].value == b"2", "what was not committed comes again"
 
 
 async def test_automatic_settlement_commits_what_was_dealt_with() -> None:
     async with serving() as server, await server.client(replace(FAST, fetch_records_max=2)) as client:
         await client.publish_many("t", [b"%d" % number for number in range(5)])
-        subscription = await client.subscribe("t", "start", group="g", settlement="auto")
+        subscription = await client.subscribe("t", "earliest", group="g", settlement="auto")
         await taken(subscription, 2)
         assert await client.committed("t", group="g") is None, "the second message may still be in work"
         await taken(subscription, 1)
@@ -227,7 +227,7 @@ async def test_automatic_settlement_needs_a_group_and_so_does_a_commit() -> None
 async def test_a_subscription_may_seek() -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"%d" % number for number in range(5)])
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         await taken(subscription, 3)
         subscription.seek(1)
         assert subscription.positions == {0: 1}
@@ -236,10 +236,10 @@ async def test_a_subscription_may_seek() -> None:
             subscription.seek(0, partition=4)
 
 
-async def test_runs_are_the_fast_way_and_a_filter_applies_to_them() -> None:
+async def test_the_filter_applies_to_batches() -> None:
     async with serving() as server, await server.client() as client:
         await client.publish_many("t", [b"even" if number % 2 == 0 else b"odd" for number in range(10)])
-        subscription = await client.subscribe("t", "start", pattern="even")
+        subscription = await client.subscribe("t", "earliest", pattern="even")
         async with asyncio.timeout(WAIT_SECONDS):
             async for batch in subscription.batches():
                 assert list(batch.offsets) == [0, 2, 4, 6, 8]
@@ -300,7 +300,7 @@ async def test_topics_are_created_listed_and_deleted() -> None:
         assert await client.topics() == ["a"]
 
 
-async def test_states_are_told_and_a_server_that_is_not_there_is_an_error() -> None:
+async def test_state_changes_are_reported_and_an_unreachable_server_is_an_error() -> None:
     states: list[ConnectionState] = []
     async with serving() as server:
         client = await server.client(replace(FAST, on_state=lambda state, reason: states.append(state)))
@@ -316,7 +316,7 @@ async def test_states_are_told_and_a_server_that_is_not_there_is_an_error() -> N
 async def test_a_subscription_and_a_publisher_survive_cuts_and_a_restart() -> None:
     async with serving() as server, await server.client() as publisher, await server.client() as reader:
         await publisher.create_topic("t")
-        subscription = await reader.subscribe("t", "start")
+        subscription = await reader.subscribe("t", "earliest")
         seen: list[bytes] = []
         for round_ in range(6):
             values = [b"%d-%d" % (round_, number) for number in range(50)]

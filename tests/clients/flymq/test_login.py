@@ -1,4 +1,4 @@
-"""A FlyMQ client that logs in: on the first connection and on every one after it, before anything else is said."""
+"""FlyMQ client with a login, which precedes all requests on every connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = FlyMqOptions(user="ann", password=secret("password"), connect_seconds=
 
 
 class Server:
-    """Answers logins as it is told, and lists no topics. Drops its connections when asked."""
+    """Server with scripted login replies and no topics. The test drops its connections."""
 
     def __init__(self, answer: AuthReply | None) -> None:
         self.answer = answer
@@ -65,7 +65,7 @@ async def test_every_connection_begins_with_the_login() -> None:
         assert [connection[0] for connection in server.heard] == [Auth("ann", OPTIONS.password)] * 2
 
 
-async def test_a_refused_login_is_told_in_the_server_s_words() -> None:
+async def test_a_rejected_login_has_the_text_of_the_server() -> None:
     async with Server(AuthReply(False, "invalid username or password")) as server:
         with pytest.raises(LoginRefused, match="invalid username or password") as caught:
             await FlyMqClient.connect("127.0.0.1", server.port, OPTIONS)
@@ -74,7 +74,7 @@ async def test_a_refused_login_is_told_in_the_server_s_words() -> None:
 
 async def test_a_server_that_does_not_answer_a_login_is_given_up() -> None:
     async with Server(None) as server:
-        with pytest.raises(ConnectFailed, match="no answer to the login within 1 s"):
+        with pytest.raises(ConnectFailed, match="no reply to the login within 1 s"):
             await FlyMqClient.connect("127.0.0.1", server.port, replace(OPTIONS, connect_seconds=1.0))
 
 

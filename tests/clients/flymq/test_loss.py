@@ -1,4 +1,4 @@
-"""Connections end; what was asked is answered, or its outcome is told as it is."""
+"""Lost connections: requests are answered on the next one, or fail with the true outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def served(request: m.Request) -> m.Reply:
 
 
 def cutting_before(*numbers: int, then: Callable[[m.Request], m.Reply] = served) -> Answer:
-    """Cuts the connection instead of answering the requests with these numbers, counted from 0 over all connections."""
+    """Close the connection instead of answering the requests with these indexes over all connections."""
     count = -1
 
     def answer(request: m.Request) -> m.Reply | None:
@@ -45,7 +45,7 @@ def cutting_before(*numbers: int, then: Callable[[m.Request], m.Reply] = served)
 
 
 def published(script: Script) -> list[bytes]:
-    return [request.values[0] for request in script.asked if isinstance(request, m.ProduceBatch)]
+    return [request.values[0] for request in script.requests if isinstance(request, m.ProduceBatch)]
 
 
 async def test_a_record_without_a_reply_is_sent_again_on_the_next_connection() -> None:
@@ -75,7 +75,7 @@ async def test_a_record_that_must_not_be_repeated_has_an_unknown_outcome() -> No
 
 
 @pytest.mark.parametrize("resend_writes", [True, False])
-async def test_reads_and_commits_are_always_asked_again(resend_writes: bool) -> None:
+async def test_reads_and_commits_are_always_sent_again(resend_writes: bool) -> None:
     options = replace(FAST, resend_writes=resend_writes)
     async with asyncio.timeout(WAIT_SECONDS), scripted(cutting_before(0, 2)) as script, await connected(script, options) as client:
         assert [message.value for message in await client.fetch("t", 3)] == [b"a"]
@@ -88,7 +88,7 @@ async def test_requests_keep_their_order_over_a_new_connection() -> None:
             futures = [await client.send_many("t", [b"%d" % number]) for number in range(5)]
             fetched = asyncio.create_task(client.fetch("t", 3))
             await asyncio.gather(*futures, fetched)
-        assert [type(request).__name__ for request in script.asked[-6:]] == ["ProduceBatch"] * 5 + ["Fetch"]
+        assert [type(request).__name__ for request in script.requests[-6:]] == ["ProduceBatch"] * 5 + ["Fetch"]
         assert published(script)[-5:] == [b"0", b"1", b"2", b"3", b"4"]
 
 
@@ -127,7 +127,7 @@ async def test_a_server_that_cannot_be_understood_is_left_and_tried_again(nonsen
         async with await connected(script, options) as client:
             await client.publish("t", b"1")
             await until(lambda: script.connections == 2)
-        assert "cannot be understood" in next(reason for state, reason in states if state is ConnectionState.DISCONNECTED)
+        assert "undecodable bytes" in next(reason for state, reason in states if state is ConnectionState.DISCONNECTED)
 
 
 async def test_a_server_that_falls_silent_is_left() -> None:
@@ -147,9 +147,9 @@ async def test_a_server_that_falls_silent_is_left() -> None:
 async def test_an_idle_connection_is_probed_and_a_dead_one_found() -> None:
     async with asyncio.timeout(WAIT_SECONDS), scripted(served) as script:
         async with await connected(script, replace(FAST, probe_seconds=0.01)) as client:
-            heard = client._heard_at
-            await until(lambda: client._heard_at > heard + 0.03)
-        assert script.asked == [] and script.connections == 1
+            heard = client._received_at
+            await until(lambda: client._received_at > heard + 0.03)
+        assert script.requests == [] and script.connections == 1
 
 
 async def test_closing_tells_what_became_of_the_records() -> None:
@@ -157,7 +157,7 @@ async def test_closing_tells_what_became_of_the_records() -> None:
         client = await connected(script)
         sent = await client.send_many("t", [b"1", b"2"])
         reading = asyncio.create_task(client.fetch("t", 0))
-        await until(lambda: len(script.asked) >= 2)
+        await until(lambda: len(script.requests) >= 2)
         with pytest.raises(OutcomeUnknown, match="2 records"):
             await client.close(timeout=0.01)
         with pytest.raises(OutcomeUnknown):
@@ -182,7 +182,7 @@ async def test_records_that_never_left_are_said_to_be_unsent() -> None:
             await with_connection
 
 
-async def test_whoever_stops_waiting_does_not_disturb_the_order_of_replies() -> None:
+async def test_a_cancelled_caller_does_not_disturb_the_order_of_replies() -> None:
     gate = asyncio.Event()
 
     def answer(request: m.Request) -> m.Reply:

@@ -1,4 +1,4 @@
-"""A broker in memory behind a real QUIC listener, and Fujin clients for it."""
+"""In-memory broker behind a real QUIC listener, and Fujin clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Fujin client against a real listener: everything a user can ask."""
+"""The Fujin client against a real listener."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_automatic_settlement_acknowledges_what_the_iteration_has_passed(t
         assert server.broker.committed(WHO, "t", "t", 0) == 7
 
 
-async def test_runs_are_messages_in_columns(tmp_path: Path) -> None:
+async def test_batches_are_messages_in_columns(tmp_path: Path) -> None:
     async with fujin_server(tmp_path) as server, fujin_client(server) as client:
         values = [b"%d" % number for number in range(1_000)]
         await client.publish_many("t", values)
@@ -134,7 +134,7 @@ async def test_a_transaction_on_a_lost_connection_was_not_kept(tmp_path: Path) -
         assert await server.values_in("t") == []
 
 
-async def test_a_refusal_is_the_servers_words(tmp_path: Path) -> None:
+async def test_an_error_has_the_text_of_the_server(tmp_path: Path) -> None:
     async with fujin_server(tmp_path, FujinSettings(Connectors(only_named=True), message_bytes_max=10)) as server:
         async with fujin_client(server) as client:
             with pytest.raises(Refused, match="writer not found"):
@@ -156,7 +156,7 @@ async def test_a_connector_gives_a_name_its_meaning(tmp_path: Path) -> None:
         assert server.broker.committed(WHO, "billing", "orders", 0) == 1
 
 
-async def test_what_fujin_cannot_say_is_refused_here(tmp_path: Path) -> None:
+async def test_what_fujin_does_not_support_is_rejected_by_the_client(tmp_path: Path) -> None:
     async with fujin_server(tmp_path) as server, fujin_client(server) as client:
         with pytest.raises(NotSupported, match="keys"):
             await client.publish("t", b"x", key=b"k")
@@ -196,7 +196,7 @@ async def test_a_fingerprint_is_believed_and_a_wrong_one_is_not(tmp_path: Path) 
             await FujinClient.connect(server.host, server.port, FujinOptions(fingerprint="00" * 32))
 
 
-async def test_nobody_listening_is_found_out_at_once() -> None:
+async def test_a_missing_listener_fails_the_connection() -> None:
     started = asyncio.get_running_loop().time()
     with pytest.raises(ConnectFailed):
         await FujinClient.connect("127.0.0.1", 1, FujinOptions(connect_seconds=5))

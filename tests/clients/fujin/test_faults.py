@@ -1,4 +1,4 @@
-"""The Fujin client when the network, or the server, does not do what it should."""
+"""The Fujin client under network and server faults."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_write_without_an_answer_is_of_unknown_outcome(tmp_path: Path) -
             await unknown
 
 
-async def test_a_message_refused_for_ever_ends_among_the_dead_letters(tmp_path: Path) -> None:
+async def test_a_message_that_is_always_nacked_is_dead_lettered(tmp_path: Path) -> None:
     settings = FujinSettings(backoff_ms=1, backoff_max_ms=1, attempts_max=3)
     async with fujin_server(tmp_path, settings) as server, fujin_client(server) as client:
         await client.publish("t", b"bad")

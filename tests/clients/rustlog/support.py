@@ -1,4 +1,4 @@
-"""A RustLog server in the same process, and one that follows a script."""
+"""A RustLog server in this process, and a scripted one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_SECONDS = 60
 
 @dataclass
 class Server:
-    """A broker in memory behind a real socket."""
+    """In-memory broker on a real socket."""
 
     home: ListenerContext
     listener: Listener
@@ -60,16 +60,16 @@ async def serving() -> AsyncIterator[Server]:
 
 
 Answer: TypeAlias = Callable[[Request], Reply | bytes | None]
-"""The reply to a request, bytes to send in its place, or None: the connection is cut. With no bytes it falls silent."""
+"""Reply to a request, bytes to send instead (none: stay silent), or None: close the connection."""
 
 
 @dataclass
 class Script:
-    """A server that answers as it is told, and remembers what it was asked."""
+    """Scripted server that keeps the received requests."""
 
     answer: Answer
     port: int = 0
-    asked: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     connections: int = 0
     _server: asyncio.Server | None = None
 
@@ -93,7 +93,7 @@ class Script:
     def _reply(self, incoming: Asked) -> bytes | None:
         if isinstance(incoming.request, m.Ping):
             return encode_reply(incoming.dialect, m.Pong())
-        self.asked.append(incoming.request)
+        self.requests.append(incoming.request)
         reply = self.answer(incoming.request)
         return reply if isinstance(reply, bytes) or reply is None else encode_reply(incoming.dialect, reply)
 
@@ -115,5 +115,5 @@ def speaking(dialect: Dialect, options: RustLogOptions = FAST) -> RustLogOptions
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():  # noqa: ASYNC110  (what is waited for lies behind a socket)
+        while not condition():  # noqa: ASYNC110  (the condition depends on a socket)
             await asyncio.sleep(0.002)

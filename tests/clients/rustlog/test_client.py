@@ -11,7 +11,7 @@ import pytest
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSupported, Refused
 from headrace.clients.messages import ConnectionState, Gap, Message, Receipt
-from headrace.clients.rustlog.client import RUN_RECORDS_MAX, RustLogClient
+from headrace.clients.rustlog.client import BATCH_RECORDS_MAX, RustLogClient
 from headrace.engine.contract import TopicConfig
 from headrace.errors import (
     InvalidRequest,
@@ -55,7 +55,7 @@ async def test_an_empty_fetch_is_an_empty_list(client: RustLogClient) -> None:
 
 
 async def test_many_records_are_published_in_order_and_counted(client: RustLogClient) -> None:
-    values = [b"%d" % index for index in range(3 * RUN_RECORDS_MAX + 7)]
+    values = [b"%d" % index for index in range(3 * BATCH_RECORDS_MAX + 7)]
     assert await client.publish_many("t", values) == len(values)
 
     async def more() -> AsyncIterator[bytes]:
@@ -121,7 +121,7 @@ async def test_topics_are_created_listed_and_described(client: RustLogClient) ->
     assert "messages_produced_total 1\n" in await client.metrics()
 
 
-async def test_what_the_server_refuses_has_its_shared_name(client: RustLogClient) -> None:
+async def test_a_server_error_is_raised_as_the_matching_broker_error(client: RustLogClient) -> None:
     with pytest.raises(UnknownPartition, match="'nowhere' has no partition 3"):
         await client.publish("nowhere", b"a", partition=3)
     with pytest.raises(UnknownPartition):
@@ -181,7 +181,7 @@ async def test_what_rustlog_cannot_say_has_a_named_error(client: RustLogClient) 
 
 async def test_a_subscription_reads_history_and_then_what_comes(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b"])
-    subscription = await client.subscribe("t", "start", partition=0)
+    subscription = await client.subscribe("t", "earliest", partition=0)
     assert [(await anext(subscription)).value for _ in range(2)] == [b"a", b"b"]
     waiting = asyncio.create_task(anext(subscription))
     await asyncio.sleep(0)
@@ -209,7 +209,7 @@ async def test_without_a_partition_the_binary_dialect_follows_all_of_them(server
         await client.create_topic("t", partitions=3)
         for partition in range(3):
             await client.publish("t", b"%d" % partition, partition=partition)
-        subscription = await client.subscribe("t", "start")
+        subscription = await client.subscribe("t", "earliest")
         assert {(message.partition, message.value) for message in [await anext(subscription) for _ in range(3)]} == {
             (0, b"0"),
             (1, b"1"),
@@ -217,9 +217,9 @@ async def test_without_a_partition_the_binary_dialect_follows_all_of_them(server
         }
 
 
-async def test_runs_are_the_same_messages_in_columns(client: RustLogClient) -> None:
+async def test_batches_are_the_same_messages_in_columns(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b", b"c"])
-    subscription = await client.subscribe("t", "start")
+    subscription = await client.subscribe("t", "earliest")
     async for batch in subscription.batches():
         assert (batch.topic, batch.partition, list(batch.offsets), batch.values) == ("t", 0, [0, 1, 2], [b"a", b"b", b"c"])
         await subscription.close()
@@ -227,7 +227,7 @@ async def test_runs_are_the_same_messages_in_columns(client: RustLogClient) -> N
 
 async def test_seeking_drops_what_was_fetched_and_goes_on_elsewhere(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b", b"c"])
-    subscription = await client.subscribe("t", "start", partition=0)
+    subscription = await client.subscribe("t", "earliest", partition=0)
     assert (await anext(subscription)).value == b"a"
     subscription.seek(2)
     assert subscription.positions == {0: 2}
@@ -236,21 +236,21 @@ async def test_seeking_drops_what_was_fetched_and_goes_on_elsewhere(client: Rust
     assert (await anext(subscription)).value == b"a"
 
 
-async def test_a_group_commits_what_it_was_given_when_told_to(client: RustLogClient) -> None:
+async def test_a_group_commits_delivered_messages_on_commit(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b", b"c"])
-    first = await client.subscribe("t", "start", group="g")
+    first = await client.subscribe("t", "earliest", group="g")
     assert [(await anext(first)).value for _ in range(2)] == [b"a", b"b"]
     assert await client.committed("t", group="g") is None
     await first.commit()
     assert await client.committed("t", group="g") == 2
     await first.close()
-    second = await client.subscribe("t", "start", group="g")
+    second = await client.subscribe("t", "earliest", group="g")
     assert (await anext(second)).value == b"c"
 
 
 async def test_a_group_may_commit_by_itself_as_it_goes_on(client: RustLogClient) -> None:
     await client.publish_many("t", [b"a", b"b"])
-    subscription = await client.subscribe("t", "start", group="g", settlement="auto")
+    subscription = await client.subscribe("t", "earliest", group="g", settlement="auto")
     assert [(await anext(subscription)).value for _ in range(2)] == [b"a", b"b"]
     assert await client.committed("t", group="g") is None, "the last one is still being dealt with"
     waiting = asyncio.create_task(anext(subscription))
@@ -279,7 +279,7 @@ async def test_a_reader_overtaken_by_retention_goes_on_and_remembers_the_gap(ser
     with pytest.raises(OffsetOutOfRange) as caught:
         await client.fetch("trimmed", 0)
     assert (caught.value.wanted, caught.value.first) == (0, 3)
-    subscription = await client.subscribe("trimmed", "start")
+    subscription = await client.subscribe("trimmed", "earliest")
     assert await anext(subscription) == Message("trimmed", 0, 3, b"kept")
     assert subscription.gaps == [Gap(0, 3)]
 
@@ -287,7 +287,7 @@ async def test_a_reader_overtaken_by_retention_goes_on_and_remembers_the_gap(ser
 async def test_closing_the_client_ends_its_subscriptions(server: Server) -> None:
     client = await server.client()
     await client.create_topic("t")
-    subscription = await client.subscribe("t", "start")
+    subscription = await client.subscribe("t", "earliest")
     waiting = asyncio.create_task(anext(subscription))
     await asyncio.sleep(0)
     await client.close()
@@ -299,7 +299,7 @@ async def test_closing_the_client_ends_its_subscriptions(server: Server) -> None
     await client.close()
 
 
-async def test_states_are_told(server: Server) -> None:
+async def test_state_changes_are_reported(server: Server) -> None:
     states: list[ConnectionState] = []
     client = await server.client(replace(FAST, on_state=lambda state, reason: states.append(state)))
     await client.close()

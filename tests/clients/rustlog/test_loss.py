@@ -1,4 +1,4 @@
-"""Connections end; what was asked is answered, or its outcome is told as it is."""
+"""Lost connections: requests are answered on the next one, or fail with the true outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def connected(script: Script, options: RustLogOptions = FAST) -> RustLogCl
 
 
 def failing_once(then: Callable[[Request], Reply]) -> Callable[[Request], Reply | None]:
-    """Cuts the connection at the first request, and serves it the second time."""
+    """Close the connection at the first request, and answer the second."""
     seen: list[Request] = []
 
     def answer(request: Request) -> Reply | None:
@@ -49,7 +49,7 @@ async def test_a_write_without_a_reply_is_sent_again_on_the_next_connection() ->
     async with asyncio.timeout(WAIT_SECONDS), scripted(failing_once(served)) as script:
         async with await connected(script) as client:
             assert (await client.publish("t", b"a")).offset == 7
-        assert script.asked == [m.Produce("t", 0, [b"a"])] * 2 and script.connections == 2
+        assert script.requests == [m.Produce("t", 0, [b"a"])] * 2 and script.connections == 2
 
 
 async def test_a_write_that_must_not_be_repeated_has_an_unknown_outcome() -> None:
@@ -59,11 +59,11 @@ async def test_a_write_that_must_not_be_repeated_has_an_unknown_outcome() -> Non
             with pytest.raises(OutcomeUnknown, match="1 record was sent but not acknowledged"):
                 await client.publish("t", b"a")
             assert (await client.publish("t", b"b")).offset == 7
-        assert script.asked == [m.Produce("t", 0, [b"a"]), m.Produce("t", 0, [b"b"])]
+        assert script.requests == [m.Produce("t", 0, [b"a"]), m.Produce("t", 0, [b"b"])]
 
 
 @pytest.mark.parametrize("resend_writes", [True, False])
-async def test_reads_and_commits_are_always_asked_again(resend_writes: bool) -> None:
+async def test_reads_and_commits_are_always_sent_again(resend_writes: bool) -> None:
     options = replace(FAST, resend_writes=resend_writes)
     async with asyncio.timeout(WAIT_SECONDS), scripted(failing_once(served)) as script, await connected(script, options) as client:
         assert [message.value for message in await client.fetch("t", 3)] == [b"a"]
@@ -77,14 +77,14 @@ async def test_requests_keep_their_order_over_a_new_connection() -> None:
             futures = [await client.send_many("t", [b"%d" % index]) for index in range(5)]
             fetched = asyncio.create_task(client.fetch("t", 3))
             await asyncio.gather(*futures, fetched)
-    again = script.asked[-6:]
+    again = script.requests[-6:]
     assert again == [*(m.Produce("t", 0, [b"%d" % index]) for index in range(5)), m.Fetch("t", 0, 3, 1 << 20)]
 
 
 async def test_a_subscription_goes_on_over_cut_connections_without_loss_or_repetition() -> None:
     async with asyncio.timeout(WAIT_SECONDS), serving() as server, await server.client() as writer, await server.client() as reader:
         await writer.create_topic("t")
-        subscription = await reader.subscribe("t", "start")
+        subscription = await reader.subscribe("t", "earliest")
         seen: list[bytes] = []
         for turn in range(5):
             await writer.publish_many("t", [b"%d.%d" % (turn, index) for index in range(3)])
@@ -93,7 +93,7 @@ async def test_a_subscription_goes_on_over_cut_connections_without_loss_or_repet
         assert seen == [b"%d.%d" % (turn, index) for turn in range(5) for index in range(3)]
 
 
-async def test_a_server_that_is_away_is_sought_with_growing_patience_until_it_is_back() -> None:
+async def test_the_client_reconnects_with_growing_delays_until_the_server_is_back() -> None:
     attempts: list[int] = []
     states: list[ConnectionState] = []
 
@@ -117,13 +117,13 @@ async def test_a_server_that_is_away_is_sought_with_growing_patience_until_it_is
         await until(lambda: attempts[-1] == 0)
 
 
-async def test_closing_says_what_was_never_sent_and_what_nobody_can_know() -> None:
+async def test_closing_reports_unsent_records_and_unknown_outcomes() -> None:
     async with asyncio.timeout(WAIT_SECONDS), scripted(lambda request: b"") as script:
         client = await connected(script)
         sent = await client.send_many("t", [b"a", b"b"])
-        await until(lambda: len(script.asked) == 1)
+        await until(lambda: len(script.requests) == 1)
         reading = asyncio.create_task(client.fetch("t", 0))
-        await until(lambda: len(script.asked) == 2)
+        await until(lambda: len(script.requests) == 2)
         assert client.unacknowledged == 2
         with pytest.raises(OutcomeUnknown) as unknown:
             await client.close(timeout=0.01)
@@ -134,7 +134,7 @@ async def test_closing_says_what_was_never_sent_and_what_nobody_can_know() -> No
             await reading
 
 
-async def test_what_was_asked_while_there_was_no_connection_was_never_sent() -> None:
+async def test_requests_made_without_a_connection_were_never_sent() -> None:
     async with asyncio.timeout(WAIT_SECONDS), serving() as server:
         client = await server.client(replace(FAST, backoff=lambda attempt: 60.0))
         server.stop()
@@ -166,7 +166,7 @@ async def test_an_idle_client_closes_at_once_even_without_a_server() -> None:
     ],
     ids=["another kind", "too many offsets", "unasked", "no frame", "no reply", "http"],
 )
-async def test_a_server_that_cannot_be_understood_is_left_and_asked_again(nonsense: bytes) -> None:
+async def test_undecodable_bytes_drop_the_connection_and_the_request_is_sent_again(nonsense: bytes) -> None:
     replies: list[Reply | bytes] = [nonsense]
     async with asyncio.timeout(WAIT_SECONDS), scripted(lambda request: replies.pop() if replies else served(request)) as script:
         async with await connected(script) as client:
@@ -175,7 +175,7 @@ async def test_a_server_that_cannot_be_understood_is_left_and_asked_again(nonsen
             assert (await client.publish("t", b"b")).offset == 7
 
 
-async def test_a_server_that_does_not_answer_is_given_up_and_asked_on_a_new_connection() -> None:
+async def test_a_silent_connection_is_dropped_and_the_request_sent_again_on_a_new_one() -> None:
     silent: list[bytes] = [b""]
     options = replace(FAST, reply_seconds=1.0, ping_seconds=0.02)
     async with asyncio.timeout(WAIT_SECONDS), scripted(lambda request: silent.pop() if silent else served(request)) as script:
@@ -185,7 +185,7 @@ async def test_a_server_that_does_not_answer_is_given_up_and_asked_on_a_new_conn
 
 
 async def test_an_idle_connection_is_tried_and_found_dead() -> None:
-    """A server that accepts and never says a word."""
+    """Server that accepts connections and never sends a byte."""
     connections: list[asyncio.StreamWriter] = []
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,7 +202,7 @@ async def test_an_idle_connection_is_tried_and_found_dead() -> None:
         writer.close()
 
 
-async def test_whoever_stops_waiting_does_not_take_anothers_reply() -> None:
+async def test_a_cancelled_caller_does_not_take_the_reply_of_another() -> None:
     async with asyncio.timeout(WAIT_SECONDS), serving() as server, await server.client() as client:
         await client.create_topic("t")
         impatient = asyncio.create_task(client.publish("t", b"a"))
@@ -230,5 +230,5 @@ async def test_the_original_broker_cannot_tell_the_end() -> None:
         return m.FetchReply(range(request.offset, request.offset), [], request.offset)
 
     async with asyncio.timeout(WAIT_SECONDS), scripted(original) as script, await connected(script) as client:
-        with pytest.raises(Exception, match="does not support asking for the end"):
+        with pytest.raises(Exception, match="does not support reading the end offset"):
             await client.subscribe("t", partition=0)

@@ -60,7 +60,7 @@ class Terminal:
             "SPARK_HOME": str(shadow_home(directory / "home")),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "HEADRACE_PIPELINES": str(directory / "entries"),
-            "HEADRACE_BULK": broker.address,
+            "HEADRACE_FLIGHT": broker.address,
         }
         self._children: list[subprocess.Popen[str]] = []
 

@@ -1,16 +1,15 @@
-"""A BlipMQ client that survives its connections.
+"""BlipMQ client.
 
     client = await BlipMqClient.connect("127.0.0.1", 5555, api_key=b"…")
     await client.publish("demo", b"hello")
     async for delivery in await client.subscribe("demo", settlement="auto"):
         ...
 
-BlipMQ does not answer a PUBLISH. It does answer a PING, and everything that was sent before a PING has been dealt with when its PONG
-comes; the server holds the PONG back until all of it is durable. So one PING confirms any number of publishes, and one PING
-behind a number of POLLs tells that no more deliveries will come for them.
+BlipMQ does not answer a PUBLISH. The server answers a PING after it has handled all earlier frames and made their records durable. So one
+PING confirms any number of publishes, and one PING after a number of POLLs marks the end of their deliveries.
 
-A lost connection is sought again for ever. What was published with QoS 1 and not confirmed is then sent once more, in order: delivery is
-at least once. Subscriptions go on where they were: they belong to the API key, not to the connection.
+The client reconnects indefinitely and sends unconfirmed QoS 1 records again, in order: delivery is at least once. Subscriptions resume:
+they belong to the API key, not to the connection.
 """
 
 from __future__ import annotations
@@ -37,31 +36,31 @@ from headrace.records import Headers
 from headrace.wire.blipmq import AckBatch, Decoder, Malformed, Message, Nack, Pong, PublishBatch, encoder
 
 DEFAULT_PORT: Final = 5555
-RUN_RECORDS_MAX: Final = 1_024
-"""`publish_many` sends runs of at most so many."""
+BATCH_RECORDS_MAX: Final = 1_024
+"""Records per batch of `publish_many`."""
 PARTITION: Final = 0
-"""Where the server puts what is published over BlipMQ."""
+"""Partition of all records published over BlipMQ."""
 _FIRST_PUBLISH: Final = 1 << 62
 _FIRST_REQUEST: Final = 1 << 63
-"""Correlation ids are far from delivery tags, which count up from 1: a NACK of an ACK is then never mistaken for that of a request."""
+"""Correlation ids are far above delivery tags, which count from 1, so that the NACK of an ACK is never taken for that of a request."""
 _KINDS: Final = {401: "not_authorized"}
-"""What kind of refusal a NACK's code is, where it says more than that there is one."""
+"""Kinds of error by the code of a NACK."""
 _HANDSHAKE: Final = (_FIRST_REQUEST, _FIRST_REQUEST + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class BlipMqOptions:
-    """What a user may choose."""
+    """Options of a BlipMQ connection."""
 
     connect_seconds: float = 5.0
     ping_seconds: float = 5.0
     pings_unanswered_max: int = 4
-    """After so many times `ping_seconds` without a byte, while an answer is due, the connection counts as lost."""
+    """The connection counts as lost after this many `ping_seconds` without a byte while a reply is due."""
     window_records_max: int = 65_536
     window_bytes_max: int = 8 * MIB
-    """Published and not confirmed; whoever publishes more waits."""
+    """Bounds of unconfirmed records; further publishers wait."""
     batch_max: int = 128
-    """Messages asked for at once, for a subscription whose user keeps up."""
+    """Most messages per poll of a subscription."""
     tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
@@ -69,22 +68,22 @@ class BlipMqOptions:
 
 @dataclass(slots=True)
 class _Fence:
-    """A PING, and what its PONG will mean."""
+    """A PING and the meaning of its PONG."""
 
     cid: int
     done: asyncio.Future[None]
     confirms: int | None = None
-    """The last publish before it."""
+    """Sequence number of the last publish before the PING."""
     polls: Subscription | None = None
-    """Whose POLLs are before it; deliveries that come while this is the oldest fence are theirs."""
+    """Subscription whose POLLs precede the PING. It receives the deliveries while this is the oldest fence."""
 
 
 class BlipMqClient(StreamClient):
-    """Use `connect`. All methods are for one event loop."""
+    """BlipMQ client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "BlipMQ"
     instead: ClassVar[Mapping[str, str]] = {
-        "fetch": "subscribe, and acknowledge what comes; flymq:// and rustlog:// read from an offset",
+        "fetch": "subscribe and acknowledge the messages; flymq:// and rustlog:// read from an offset",
         "create_topic": "publishing creates the topic, if the broker allows it",
     }
 
@@ -99,41 +98,41 @@ class BlipMqClient(StreamClient):
         self._sent_seq = -1
         self._is_confirming = False
         self._loose_bytes = 0
-        """Sent with QoS 0 since the last PONG."""
+        """Bytes sent with QoS 0 since the last PONG."""
         self._subscriptions: list[Subscription] = []
         self._subscribing: dict[int, tuple[Subscription, asyncio.Future[None]]] = {}
         self._connected = asyncio.Event()
         self._silences = 0
         self.refused_acks = 0
-        """ACKs that came too late: the message had been delivered again or given up."""
+        """Number of late ACKs: the message had been delivered again or dead-lettered."""
 
     @classmethod
     async def connect(
         cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, api_key: bytes | str, options: BlipMqOptions = BlipMqOptions()
     ) -> BlipMqClient:
-        """Raises `ConnectFailed` or `Refused` when the first connection cannot be had; later ones are sought until it works."""
+        """Connect. Raises `ConnectFailed` or `Refused` if the first connection fails; later the client reconnects indefinitely."""
         client = cls(host, port, api_key.encode() if isinstance(api_key, str) else api_key, options)
         await client._open()
         return client
 
     @property
     def unacknowledged(self) -> int:
-        """Records published with QoS 1 and not confirmed."""
+        """Number of QoS 1 records published and not confirmed."""
         return len(self._window)
 
     # Publishing.
 
     async def send(self, topic: str, value: bytes) -> asyncio.Future[None]:
-        """Publish without waiting for the confirmation: the future is done when it comes. Waits only for room in the window.
+        """Publish a record. Waits for room in the window; the future resolves with the confirmation.
 
-        The future fails with `Refused`, or with `OutcomeUnknown` or `NotSent` when the client is closed first.
+        The future fails with `Refused`, or with `OutcomeUnknown` or `NotSent` if the client is closed first.
         """
         return (await self._publish(topic, [value])).done
 
     async def send_many(
         self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
-        """As `send`, for a run of values that leave together: the future is done when all of them are durable."""
+        """Publish values as one batch. The future resolves when all are durable."""
         _check_place(key, partition)
         count = len(values)
         return then((await self._publish(topic, list(values))).done, lambda _: [Receipt(topic, PARTITION)] * count)
@@ -141,9 +140,9 @@ class BlipMqClient(StreamClient):
     async def publish(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = (), qos: int = 1
     ) -> Receipt:
-        """QoS 1 returns when the record is durable. QoS 0 returns when it is on its way, and raises `NotSent` without a connection.
+        """Publish a record. QoS 1 waits until it is durable. QoS 0 returns after sending and raises `NotSent` without a connection.
 
-        BlipMQ does not tell the offset.
+        BlipMQ does not report the offset.
         """
         _check_place(key, partition, headers)
         if qos:
@@ -155,14 +154,14 @@ class BlipMqClient(StreamClient):
     async def publish_many(
         self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None, qos: int = 1
     ) -> int:
-        """Publish all values, as fast as the window allows; returns how many, when the last is durable.
+        """Publish all values as fast as the window allows. Returns their number once the last is durable.
 
-        Raises the first refusal, after which no further values are sent; those before it may have been kept.
+        Raises the first error and sends no further values; values sent before may have been written.
         """
         _check_place(key, partition)
         count = 0
         outstanding: deque[asyncio.Future[None]] = deque()
-        async for batch in batches_of(values, RUN_RECORDS_MAX):
+        async for batch in batches_of(values, BATCH_RECORDS_MAX):
             if qos:
                 outstanding.append((await self._publish(topic, batch)).done)
             else:
@@ -175,14 +174,14 @@ class BlipMqClient(StreamClient):
         return count
 
     async def flush(self) -> None:
-        """Returns when everything published so far is durable or refused. Raises `ClientClosed` when that cannot happen any more."""
+        """Wait until every record published so far is durable or rejected. Raises `ClientClosed`."""
         await self._window.emptied()
         if not self._is_closed:
             await self._connected.wait()
             try:
                 await self._fence()
             except OutcomeUnknown:
-                pass  # only QoS 0 was on its way, and it may be lost
+                pass  # only QoS 0 records were in flight, which may be lost
         self._check_open()
 
     async def _publish(self, topic: str, values: list[bytes]) -> Unacknowledged:
@@ -201,13 +200,13 @@ class BlipMqClient(StreamClient):
         stream.write(encoder.publishes(1, entry.topic, cids, entry.values))
 
     def _confirm(self, stream: Stream) -> None:
-        """One confirmation is under way at a time: while it is, publishes gather for the next."""
+        """Send a PING unless one is in flight; its PONG triggers the next."""
         if not self._is_confirming:
             self._is_confirming = True
             self._ping(stream).confirms = self._sent_seq
 
     async def _send_loose(self, topic: str, values: list[bytes]) -> None:
-        """QoS 0: not kept, not sent again. A PING now and then keeps what is on its way within the window."""
+        """Send with QoS 0, without keeping the records. An occasional PING bounds the bytes in flight."""
         self._check_open()
         _check_size(topic, values)
         if self._loose_bytes > self._options.window_bytes_max:
@@ -226,15 +225,15 @@ class BlipMqClient(StreamClient):
     async def subscribe(
         self,
         topic: str,
-        start: Start = "end",
+        start: Start = "latest",
         *,
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
         qos: int = 1,
     ) -> Subscription:
-        """Follow what is published from now on. Returns when the server has agreed; raises `Refused` if it has not."""
-        if start != "end":
+        """Follow records published from now on. Waits for the server's confirmation. Raises `Refused`."""
+        if start != "latest":
             raise NotSupported(self.protocol, "reading what was published before", READERS)
         if group is not None:
             raise NotSupported(self.protocol, "groups", READERS)
@@ -250,7 +249,7 @@ class BlipMqClient(StreamClient):
         return subscription
 
     async def _subscribed(self, subscription: Subscription) -> None:
-        """Ask for the subscription until a connection lives long enough to hear the answer."""
+        """Request the subscription, on every new connection until a reply arrives."""
         while subscription.id is None:
             self._check_open()
             await self._connected.wait()
@@ -267,14 +266,14 @@ class BlipMqClient(StreamClient):
                 self._subscribing.pop(cid, None)
 
     async def ping(self) -> None:
-        """Returns when the server has dealt with everything that was sent before. Raises `OutcomeUnknown` if it cannot tell any more."""
+        """Wait until the server has handled all earlier frames. Raises `OutcomeUnknown` if the connection is lost."""
         self._check_open()
         await self._connected.wait()
         self._check_open()
         await self._fence()
 
     async def poll(self, subscription: Subscription, count: int) -> None:
-        """For subscriptions: ask for so many messages. Done when all there were have arrived, or the connection is lost."""
+        """Request up to `count` messages for a subscription. Returns when all available ones have arrived or the connection is lost."""
         self._check_open()
         if subscription.id is None:
             await self._subscribed(subscription)
@@ -287,10 +286,10 @@ class BlipMqClient(StreamClient):
         try:
             await fence.done
         except OutcomeUnknown:
-            pass  # what was delivered and did not arrive comes again
+            pass  # the server delivers lost messages again
 
     def acknowledge(self, subscription: Subscription, tags: list[int]) -> None:
-        """For subscriptions. Without a connection nothing is sent: the deliveries come again."""
+        """Acknowledge deliveries of a subscription. Sends nothing without a connection: the server delivers them again."""
         if self._stream is not None and subscription.id is not None:
             self._stream.write(encoder.acks(subscription.id, tags))
 
@@ -302,7 +301,7 @@ class BlipMqClient(StreamClient):
             for message in self._decoder.feed(data):
                 self._handle(message)
         except WireError as failure:
-            reason = f"the server cannot be understood: {failure}"
+            reason = f"the server sent undecodable bytes: {failure}"
             if self._stream is not None:
                 self._stream.drop(reason)
             else:
@@ -326,9 +325,9 @@ class BlipMqClient(StreamClient):
                 raise WireError(f"a server does not send {type(message).__name__}")
 
     def _passed(self, cid: int) -> None:
-        """Fences are passed in their order."""
+        """Complete the oldest fence."""
         if not self._fences or self._fences[0].cid != cid:
-            raise WireError("a PONG nobody waits for")
+            raise WireError("PONG without a PING")
         fence = self._fences.popleft()
         self._loose_bytes = self._attempt = 0
         if fence.confirms is not None:
@@ -349,26 +348,26 @@ class BlipMqClient(StreamClient):
             if not answer.done():
                 answer.set_result(None)
 
-    def _refused(self, cid: int, refusal: Refused) -> None:
+    def _refused(self, cid: int, error: Refused) -> None:
         if cid in _HANDSHAKE:
             if self._handshake is not None and not self._handshake.done():
-                self._handshake.set_exception(refusal)
+                self._handshake.set_exception(error)
         elif cid in self._subscribing:
             _, answer = self._subscribing.pop(cid)
             if not answer.done():
-                answer.set_exception(refusal)
+                answer.set_exception(error)
         elif _FIRST_PUBLISH <= cid < _FIRST_REQUEST:
-            self._refused_publish(cid - _FIRST_PUBLISH, refusal)
+            self._refused_publish(cid - _FIRST_PUBLISH, error)
         elif cid < _FIRST_PUBLISH:
             self.refused_acks += 1
-        elif self._fences and (subscription := self._fences[0].polls) is not None and refusal.code == 404:
+        elif self._fences and (subscription := self._fences[0].polls) is not None and error.code == 404:
             subscription.forgotten()
 
-    def _refused_publish(self, seq: int, refusal: Refused) -> None:
+    def _refused_publish(self, seq: int, error: Refused) -> None:
         for entry in self._window.unacknowledged():
             if entry.first_seq <= seq <= entry.last_seq and not entry.done.done():
-                entry.done.set_exception(refusal)
-                entry.done.exception()  # whoever does not await the future does not care
+                entry.done.set_exception(error)
+                entry.done.exception()  # retrieved, even if the future is never awaited
                 return
 
     # Fences.
@@ -379,13 +378,13 @@ class BlipMqClient(StreamClient):
 
     def _ping(self, stream: Stream) -> _Fence:
         fence = _Fence(self._cid(), self._loop.create_future())
-        fence.done.add_done_callback(_look_at)
+        fence.done.add_done_callback(_retrieve)
         self._fences.append(fence)
         stream.write(encoder.ping(fence.cid))
         return fence
 
     async def _fence(self) -> None:
-        """Done when everything sent before it has been dealt with. Raises `OutcomeUnknown` if the connection is lost before."""
+        """Wait until the server has handled all earlier frames. Raises `OutcomeUnknown` if the connection is lost."""
         if self._stream is not None:
             await self._ping(self._stream).done
 
@@ -394,7 +393,7 @@ class BlipMqClient(StreamClient):
     async def _open(self) -> None:
         options = self._options
         self._decoder, self._handshake, self._next_cid = Decoder(), self._loop.create_future(), _FIRST_REQUEST
-        self._handshake.add_done_callback(_look_at)
+        self._handshake.add_done_callback(_retrieve)
         stream = await self._connect(options.connect_seconds, options.tls)
         hello, auth = self._cid(), self._cid()
         assert (hello, auth) == _HANDSHAKE
@@ -413,13 +412,13 @@ class BlipMqClient(StreamClient):
             return
         self._stream = stream
         self._silences = 0
-        self._look_again(options.ping_seconds, self._keep_alive)
+        self._schedule(options.ping_seconds, self._keep_alive)
         self._connected.set()
         self._send_again(stream)
         self._opened()
 
     def _send_again(self, stream: Stream) -> None:
-        """What was published and is neither confirmed nor refused, in order."""
+        """Resend records that are neither confirmed nor rejected, in order."""
         for entry in self._window.unacknowledged():
             if not entry.done.done():
                 self._write_entry(stream, entry)
@@ -432,8 +431,8 @@ class BlipMqClient(StreamClient):
         else:
             super()._lost(reason)
 
-    def _part(self) -> None:
-        super()._part()
+    def _disconnected(self) -> None:
+        super()._disconnected()
         self._connected.clear()
         self._is_confirming = False
         self._loose_bytes = 0
@@ -453,17 +452,17 @@ class BlipMqClient(StreamClient):
                 answer.exception()
 
     def _keep_alive(self) -> None:
-        """A connection is lost when an answer is due and not a byte comes; with no answer due, one is asked for."""
+        """Drop the connection if a reply is due and no byte has arrived. If none is due, send a PING."""
         stream = self._stream
-        assert stream is not None, "keeping alive stops with its connection"
+        assert stream is not None, "the timer stops with its connection"
         if self._fences:
             self._silences += 1
             if self._silences >= self._options.pings_unanswered_max:
-                stream.drop(f"no answer for {self._silences * self._options.ping_seconds:g} s")
+                stream.drop(f"no reply for {self._silences * self._options.ping_seconds:g} s")
                 return
         else:
             self._ping(stream)
-        self._look_again(self._options.ping_seconds, self._keep_alive)
+        self._schedule(self._options.ping_seconds, self._keep_alive)
 
     # The end.
 
@@ -476,12 +475,12 @@ class BlipMqClient(StreamClient):
         for subscription in self._subscriptions:
             subscription.stop()
         super()._release()
-        self._connected.set()  # whoever waits for a connection finds the client closed
+        self._connected.set()  # tasks that wait for a connection find the client closed
         self._fail_answers()
 
 
-def _look_at(done: asyncio.Future[None]) -> None:
-    """A failure nobody waits for is no failure."""
+def _retrieve(done: asyncio.Future[None]) -> None:
+    """Mark the exception as retrieved: asyncio logs one that is not."""
     if not done.cancelled():
         done.exception()
 

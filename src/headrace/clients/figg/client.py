@@ -1,12 +1,12 @@
-"""A Figg client that survives its connections.
+"""Figg client.
 
     client = await FiggClient.connect("127.0.0.1", 8119)
     await client.publish("demo", b"hello")
-    async for message in await client.subscribe("demo", "start"):
+    async for message in await client.subscribe("demo", "earliest"):
         ...
 
-A lost connection is sought again for ever. What was published and not acknowledged is then sent once more, in order, under its old
-numbers: delivery is at least once. Subscriptions resume behind the last message they received.
+The client reconnects indefinitely and sends unacknowledged records again, in order and with their sequence numbers: delivery is at least
+once. Subscriptions resume after the last message received.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import AlreadySubscribed, ClientClosed, NotSupported
 from headrace.clients.figg.subscription import PARTITION, Subscription
-from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start
+from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start, check_start
 from headrace.clients.reconnecting import StreamClient
 from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
@@ -34,43 +34,43 @@ from headrace.records import Headers
 from headrace.wire.figg import AckBatch, Attached, DataBatch, Detached, Pong, ServerMessage, client_decoder, encode
 
 DEFAULT_PORT: Final = 8119
-RUN_RECORDS_MAX: Final = 1_024
-"""`publish_many` sends runs of at most so many."""
+BATCH_RECORDS_MAX: Final = 1_024
+"""Records per batch of `publish_many`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FiggOptions:
-    """What a user may choose."""
+    """Options of a Figg connection."""
 
     connect_seconds: float = 5.0
     ping_seconds: float = 2.0
     pings_unanswered_max: int = 2
-    """With so many pings out, the connection counts as lost."""
+    """Number of unanswered pings after which the connection counts as lost."""
     window_records_max: int = 65_536
     window_bytes_max: int = 8 * MIB
-    """Published and not acknowledged; whoever publishes more waits."""
+    """Bounds of unacknowledged records; further publishers wait."""
     queue_bytes_max: int = 8 * MIB
-    """Received and not taken by the user, for each subscription, before the connection is no longer read."""
+    """Received, undelivered bytes per subscription above which the client stops reading the connection."""
     detach_seconds: float = 5.0
-    """How long an unsubscribe waits for its answer: some servers give none."""
+    """Longest wait for the reply to an unsubscribe: some servers send none."""
     tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
     clock: Callable[[], int] = time.time_ns
-    """What pings carry; nobody but the client reads it."""
+    """Clock for the payload of pings, which only the client reads."""
 
 
 @dataclass(slots=True)
 class _Topic:
-    """What one connection knows of one topic: the answers that are due, in order, and who gets the data."""
+    """State of a topic on one connection: expected replies in order, and the receiver of data."""
 
     due: deque[Subscription | asyncio.Future[None]]
-    """A subscription waits for its ATTACHED, a future for the DETACHED."""
+    """A subscription awaits ATTACHED, a future awaits DETACHED."""
     receiver: Subscription | None = None
 
 
 class FiggClient(StreamClient):
-    """Use `connect`. All methods are for one event loop."""
+    """Figg client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "Figg"
     instead: ClassVar[Mapping[str, str]] = {
@@ -85,39 +85,39 @@ class FiggClient(StreamClient):
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: dict[str, asyncio.Future[None]] = {}
         self._full: set[str] = set()
-        """Topics whose subscription has enough for now."""
+        """Topics whose subscription queue is full."""
         self._decoder = client_decoder()
         self._topics: dict[str, _Topic] = {}
         self._owes_progress = False
-        """Connected with records to send again, and none of them acknowledged yet."""
-        self._pings_out = 0
-        self._heard = asyncio.Event()
+        """Whether resent records await their first acknowledgement on this connection."""
+        self._pings_unanswered = 0
+        self._received = asyncio.Event()
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FiggOptions = FiggOptions()) -> FiggClient:
-        """Raises `ConnectFailed` when the first connection cannot be had; later ones are sought until it works."""
+        """Connect. Raises `ConnectFailed` if the first connection fails; later the client reconnects indefinitely."""
         client = cls(host, port, options)
         await client._open()
         return client
 
     @property
     def unacknowledged(self) -> int:
-        """Records published and not acknowledged."""
+        """Number of records published and not acknowledged."""
         return len(self._window)
 
     # Publishing.
 
     async def send(self, topic: str, value: bytes) -> asyncio.Future[None]:
-        """Publish without waiting for the acknowledgement: the future is done when it comes. Waits only for room in the window.
+        """Publish a record. Waits for room in the window; the future resolves with the acknowledgement.
 
-        The future fails with `OutcomeUnknown` or `NotSent` when the client is closed first.
+        The future fails with `OutcomeUnknown` or `NotSent` if the client is closed first.
         """
         return (await self._publish(topic, [value])).done
 
     async def send_many(
         self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
-        """As `send`, for a run of values that leave together: the future is done when the last is acknowledged."""
+        """Publish values as one batch. The future resolves when the last is acknowledged."""
         _check_place(key, partition)
         count = len(values)
         return then((await self._publish(topic, list(values))).done, lambda _: [Receipt(topic, PARTITION)] * count)
@@ -125,7 +125,7 @@ class FiggClient(StreamClient):
     async def publish(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
     ) -> Receipt:
-        """Returns when the broker has acknowledged the record. Figg does not tell its offset."""
+        """Publish a record and wait for the acknowledgement. Figg does not report its offset."""
         _check_place(key, partition, headers)
         await (await self.send(topic, value))
         return Receipt(topic, PARTITION)
@@ -133,21 +133,16 @@ class FiggClient(StreamClient):
     async def publish_many(
         self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
     ) -> int:
-        """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged."""
+        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged."""
         _check_place(key, partition)
         count = 0
         last: asyncio.Future[None] | None = None
-        async for batch in batches_of(values, RUN_RECORDS_MAX):
+        async for batch in batches_of(values, BATCH_RECORDS_MAX):
             last = (await self._publish(topic, batch)).done
             count += len(batch)
         if last is not None:
             await last
         return count
-
-    async def flush(self) -> None:
-        """Returns when everything published so far is acknowledged. Raises `ClientClosed` when that cannot happen any more."""
-        await self._window.emptied()
-        self._check_open()
 
     async def _publish(self, topic: str, values: list[bytes]) -> Unacknowledged:
         self._check_open()
@@ -169,31 +164,32 @@ class FiggClient(StreamClient):
     async def subscribe(
         self,
         topic: str,
-        start: Start = "end",
+        start: Start = "latest",
         *,
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
     ) -> Subscription:
-        """Follow a topic from its start, its end (only what is yet to come) or a record offset. Returns when the server has agreed.
+        """Follow a topic from `"earliest"`, `"latest"` (only new records) or an offset. Waits for the server's confirmation.
 
-        The server may start elsewhere than asked, at the oldest record or at the end: see `Subscription.started`.
+        The server may start at another offset, the first or the end offset: see `Subscription.started`.
         """
         _check_place(None, partition)
         if group is not None or settlement == "auto":
             raise NotSupported(self.protocol, "groups", READERS)
         if not isinstance(start, str | int):
-            raise self._lacks("offset_for_time", "looking up times", "flymq:// does, on the same topics")
+            raise self._unsupported("offset_for_time", "looking up times", "flymq:// does, on the same topics")
         self._check_open()
+        check_start(start)
         _check_topic(topic)
         if topic in self._subscriptions:
             raise AlreadySubscribed(topic)
-        offset = {"start": 0, "end": None}[start] if isinstance(start, str) else start
+        offset = {"earliest": 0, "latest": None}[start] if isinstance(start, str) else start
         subscription = Subscription(
             topic,
             offset,
             queue_bytes_max=self._options.queue_bytes_max,
-            full=lambda is_full: self._mind_queue(topic, is_full),
+            full=lambda is_full: self._queue_changed(topic, is_full),
             end=lambda: self.unsubscribe(topic),
         )
         self._subscriptions[topic] = subscription
@@ -209,7 +205,7 @@ class FiggClient(StreamClient):
         return subscription
 
     async def unsubscribe(self, topic: str) -> None:
-        """Stop following a topic; returns when the server has confirmed it."""
+        """Stop following a topic and wait for the server's confirmation."""
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             return
@@ -224,7 +220,7 @@ class FiggClient(StreamClient):
                 del self._detaching[topic]
 
     def _give_up(self, subscription: Subscription) -> asyncio.Future[None]:
-        """The future is done when the server has confirmed it."""
+        """Detach a subscription. The future resolves with the server's confirmation."""
         del self._subscriptions[subscription.topic]
         subscription.stop()
         detached: asyncio.Future[None] = self._loop.create_future()
@@ -243,8 +239,8 @@ class FiggClient(StreamClient):
     def _on_wire(self, topic: str) -> _Topic:
         return self._topics.setdefault(topic, _Topic(deque()))
 
-    def _mind_queue(self, topic: str, is_full: bool) -> None:
-        """One full subscription stops the reading for all: what lies behind its data on the wire cannot be had without it."""
+    def _queue_changed(self, topic: str, is_full: bool) -> None:
+        """Pause or resume reading. One full subscription pauses all: they share the byte stream."""
         before = bool(self._full)
         self._full = self._full | {topic} if is_full else self._full - {topic}
         if self._stream is not None and before != bool(self._full):
@@ -256,22 +252,22 @@ class FiggClient(StreamClient):
     # Receiving.
 
     async def ping(self) -> None:
-        """Returns when the server has sent something after this was asked; it owes at least a PONG."""
+        """Send a PING and wait until the server sends anything; it must send at least a PONG."""
         self._check_open()
-        self._heard.clear()
+        self._received.clear()
         if self._stream is not None:
             self._stream.write(encode.ping(self._options.clock() & ((1 << 64) - 1)))
-        await self._heard.wait()
+        await self._received.wait()
         self._check_open()
 
     def _receive(self, data: bytes) -> None:
-        self._pings_out = 0
-        self._heard.set()
+        self._pings_unanswered = 0
+        self._received.set()
         try:
             for message in self._decoder.feed(data):
                 self._handle(message)
         except WireError as failure:
-            self._misunderstood(failure)
+            self._drop_undecodable(failure)
 
     def _handle(self, message: ServerMessage) -> None:
         match message:
@@ -292,7 +288,7 @@ class FiggClient(StreamClient):
             self._attempt = 0
 
     def _answered_attach(self, known: _Topic, offset: int) -> None:
-        """Answers come in the order of the requests; a server that does not answer DETACH is forgiven here."""
+        """Match ATTACHED to the oldest subscription. Skips DETACH requests, which some servers do not answer."""
         while known.due:
             due = known.due.popleft()
             if isinstance(due, Subscription):
@@ -305,7 +301,7 @@ class FiggClient(StreamClient):
         known.receiver = None
         due = known.due.popleft() if known.due else None
         if isinstance(due, Subscription):
-            known.due.appendleft(due)  # a DETACHED that nobody asked for
+            known.due.appendleft(due)  # unsolicited DETACHED
         elif due is not None:
             _resolve(due)
 
@@ -318,13 +314,13 @@ class FiggClient(StreamClient):
             stream.close()
             return
         self._stream, self._decoder, self._topics = stream, client_decoder(), {}
-        self._pings_out = 0
+        self._pings_unanswered = 0
         self._ping()
-        self._take_up(stream)
+        self._resume(stream)
         self._opened()
 
-    def _take_up(self, stream: Stream) -> None:
-        """Say on a new connection what the last one left open: attachments, detachments, then publishes, in order."""
+    def _resume(self, stream: Stream) -> None:
+        """Repeat open requests on a new connection: attach, detach, then publish, in order."""
         for subscription in self._subscriptions.values():
             self._attach(stream, subscription)
         for topic, detached in self._detaching.items():
@@ -338,22 +334,22 @@ class FiggClient(StreamClient):
             stream.pause_reading()
 
     def _ping(self) -> None:
-        """The first ping goes out at once: a server that shares its port learns by it which protocol this is."""
+        """Ping periodically, first on connecting: a server with a shared port detects the protocol by it."""
         stream = self._stream
         assert stream is not None, "pings stop with their connection"
-        if self._pings_out >= self._options.pings_unanswered_max and not stream.is_paused:
-            stream.drop(f"{self._pings_out} pings unanswered")
+        if self._pings_unanswered >= self._options.pings_unanswered_max and not stream.is_paused:
+            stream.drop(f"{self._pings_unanswered} pings unanswered")
             return
         stream.write(encode.ping(self._options.clock() & ((1 << 64) - 1)))
-        self._pings_out += 1
-        self._look_again(self._options.ping_seconds, self._ping)
+        self._pings_unanswered += 1
+        self._schedule(self._options.ping_seconds, self._ping)
 
     def _release(self) -> None:
         for subscription in self._subscriptions.values():
             subscription.stop()
         for detached in self._detaching.values():
             _resolve(detached)
-        self._heard.set()
+        self._received.set()
         super()._release()
 
 

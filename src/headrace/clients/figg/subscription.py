@@ -1,6 +1,6 @@
-"""A topic followed over Figg: runs arrive from the connection, the user takes them out at leisure.
+"""Figg subscription: a queue of batches between the connection and the user.
 
-When the user takes too long, the connection is no longer read; the server then stops sending. Nothing is dropped.
+While the queue is full, the client does not read the connection and the server stops sending. Nothing is dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTITION: Final = 0
 
 
 class Subscription:
-    """An asynchronous iterator of messages. Made by `FiggClient.subscribe`."""
+    """Asynchronous iterator of messages, created by `FiggClient.subscribe`."""
 
     def __init__(
         self, topic: str, offset: int | None, *, queue_bytes_max: int, full: Callable[[bool], None], end: Callable[[], Awaitable[None]]
@@ -26,10 +26,10 @@ class Subscription:
         self.topic = topic
         self.gaps: list[Gap] = []
         self.resume_offset = offset
-        """The offset to attach from: past the last message received; None: from the end of the log, as long as nothing was attached."""
+        """Offset to attach from, after the last message received. None: from the end of the log, before the first attach."""
         self._queue_bytes_max = queue_bytes_max
         self._full, self._end = full, end
-        self._runs: deque[MessageBatch] = deque()
+        self._batches: deque[MessageBatch] = deque()
         self._queued_bytes = 0
         self._is_full = False
         self._current: MessageBatch | None = None
@@ -37,21 +37,21 @@ class Subscription:
         self._changed = asyncio.Event()
         self._is_closed = False
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The offset of the first message to come, once the server has said so."""
+        """Offset of the first message, once the server has reported it."""
 
-    # What the client tells us.
+    # Called by the client.
 
     def attached(self, offset: int) -> None:
-        asked, self.resume_offset = self.resume_offset, offset
+        expected, self.resume_offset = self.resume_offset, offset
         if not self.started.done():
             self.started.set_result(offset)
-        if asked is not None and asked != offset:
-            self.gaps.append(Gap(asked, offset))
+        if expected is not None and expected != offset:
+            self.gaps.append(Gap(expected, offset))
 
     def arrived(self, batch: DataBatch) -> None:
-        """A Figg offset points past its message, so the record offset is one less."""
+        """Queue received records. A Figg offset points past its message: the record offset is one less."""
         self.resume_offset = batch.offsets[-1]
-        self._runs.append(MessageBatch(self.topic, PARTITION, [offset - 1 for offset in batch.offsets], batch.values))
+        self._batches.append(MessageBatch(self.topic, PARTITION, [offset - 1 for offset in batch.offsets], batch.values))
         self._queued_bytes += _size_bytes(batch.values)
         if self._queued_bytes > self._queue_bytes_max and not self._is_full:
             self._is_full = True
@@ -59,20 +59,20 @@ class Subscription:
         self._changed.set()
 
     def stop(self) -> None:
-        """Nothing more will come, and nothing that waits is given out."""
+        """End the iteration and drop queued messages."""
         self._is_closed = True
-        self._runs.clear()
+        self._batches.clear()
         self._current = None
         self._queued_bytes = 0
-        self._room_again()
+        self._release_queue()
         if not self.started.done():
             self.started.cancel()
         self._changed.set()
 
-    # What the user does.
+    # Called by the user.
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
-        """Messages as they arrive, in runs: the fast way. Do not mix with iterating over single messages."""
+        """Iterate over batches as received, which is faster. Do not mix with iterating over single messages."""
         while (batch := await self._next_batch()) is not None:
             yield batch
 
@@ -95,23 +95,23 @@ class Subscription:
         raise NotSupported("Figg", "moving a subscription", "close it and subscribe from the offset")
 
     async def close(self) -> None:
-        """Stop following the topic; returns when the server has said so. The iteration ends."""
+        """Stop following the topic and wait for the server's confirmation. Ends the iteration."""
         if not self._is_closed:
             await self._end()
 
     async def _next_batch(self) -> MessageBatch | None:
-        while not self._runs and not self._is_closed:
+        while not self._batches and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
         if self._is_closed:
             return None
-        batch = self._runs.popleft()
+        batch = self._batches.popleft()
         self._queued_bytes -= _size_bytes(batch.values)
         if self._queued_bytes <= self._queue_bytes_max // 2:
-            self._room_again()
+            self._release_queue()
         return batch
 
-    def _room_again(self) -> None:
+    def _release_queue(self) -> None:
         if self._is_full:
             self._is_full = False
             self._full(False)

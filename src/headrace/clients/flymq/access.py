@@ -1,4 +1,4 @@
-"""What a FlyMQ client can ask about users, rules, keys and the audit log.
+"""FlyMQ calls for users, rules, keys and the audit log.
 
 await client.create_user("ann", "a long password", ["producer"])
 await client.manage("rule.add", subject="user:ann", effect="deny", actions=["publish"], kind="topic", name="orders")
@@ -18,53 +18,53 @@ _Answer = TypeVar("_Answer")
 
 
 class AccessCalls(ABC):
-    """A base of `FlyMqClient`."""
+    """Access calls of `FlyMqClient`."""
 
     @abstractmethod
-    async def _ask(self, request: m.Request, answer: type[_Answer]) -> _Answer: ...
+    async def _request(self, request: m.Request, answer: type[_Answer]) -> _Answer: ...
 
     async def who_am_i(self) -> a.Identity:
-        return await self._ask(a.WhoAmI(), a.Identity)
+        return await self._request(a.WhoAmI(), a.Identity)
 
     async def list_users(self) -> list[a.UserEntry]:
-        return (await self._ask(a.UserList(), a.UserEntries)).users
+        return (await self._request(a.UserList(), a.UserEntries)).users
 
     async def describe_user(self, name: str) -> a.UserEntry:
-        """Raises `NoSuchEntry`."""
-        return await self._ask(a.UserGet(name), a.UserEntry)
+        """Return a user. Raises `NoSuchEntry`."""
+        return await self._request(a.UserGet(name), a.UserEntry)
 
     async def create_user(self, name: str, password: str, roles: Sequence[str] = (), *, enabled: bool = True) -> a.UserEntry:
-        """Without a password the user comes by certificate or API key only. Raises `EntryExists`."""
-        return await self._ask(a.UserCreate(name, password, "", list(roles), enabled), a.UserEntry)
+        """Create a user. Without a password, the user needs a certificate or an API key. Raises `EntryExists`."""
+        return await self._request(a.UserCreate(name, password, "", list(roles), enabled), a.UserEntry)
 
     async def alter_user(self, name: str, roles: Sequence[str], *, enabled: bool) -> None:
-        """Both are overwritten."""
-        await self._ask(a.UserUpdate(name, "", "", list(roles), enabled), m.Done)
+        """Replace the roles and the enabled state of a user."""
+        await self._request(a.UserUpdate(name, "", "", list(roles), enabled), m.Done)
 
     async def delete_user(self, name: str) -> None:
-        await self._ask(a.UserDelete(name), m.Done)
+        await self._request(a.UserDelete(name), m.Done)
 
     async def change_password(self, name: str, new: str, old: str = "") -> None:
-        """One's own with the old one, another's by right. Logins with the old one end."""
-        await self._ask(a.PasswordChange(name, new, old), m.Done)
+        """Change a password: one's own with the old password, another user's with the admin right. Ends logins with the old password."""
+        await self._request(a.PasswordChange(name, new, old), m.Done)
 
     async def list_roles(self) -> list[a.RoleEntry]:
-        return (await self._ask(a.RoleList(), a.RoleEntries)).roles
+        return (await self._request(a.RoleList(), a.RoleEntries)).roles
 
-    async def manage(self, verb: str, **arguments: object) -> Any:
-        """One of Headrace's own verbs about rules, roles and keys: `rule.add`, `key.create`, … Raises as the broker's verbs do."""
-        reply = await self._ask(a.AccessCall(verb, json.dumps(arguments).encode()), a.AccessReply)
+    async def manage(self, operation: str, **arguments: object) -> Any:
+        """Call one of Headrace's operations for rules, roles and keys: `rule.add`, `key.create`, … Raises the broker's errors."""
+        reply = await self._request(a.AccessCall(operation, json.dumps(arguments).encode()), a.AccessReply)
         return json.loads(reply.body)
 
     async def audit(self, query: a.AuditQuery) -> a.AuditPage:
-        """Events, the newest first."""
-        return await self._ask(query, a.AuditPage)
+        """Return audit events, newest first."""
+        return await self._request(query, a.AuditPage)
 
     async def export_audit(self, query: a.AuditQuery, format: str = "json") -> bytes:
-        """The same as one file, `json` or `csv`."""
-        return (await self._ask(a.AuditExport(query, format), a.AuditFile)).content
+        """Return audit events as a file in `json` or `csv`."""
+        return (await self._request(a.AuditExport(query, format), a.AuditFile)).content
 
 
 def is_unrepeatable(request: m.Request) -> bool:
-    """Whether a second one would not mean the same: a key nobody knows of, a user that is there already."""
+    """Return whether repeating the request has another effect: a second key, or an error because the user exists."""
     return isinstance(request, a.UserCreate) or (isinstance(request, a.AccessCall) and request.verb == "key.create")

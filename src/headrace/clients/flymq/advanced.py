@@ -1,12 +1,12 @@
-"""What a FlyMQ client can ask beyond records and groups: dead letters, delay, time to live, transactions, the cluster.
+"""FlyMQ calls for dead letters, delayed messages, time to live, transactions and the cluster.
 
     async with client.transaction() as transaction:
         await transaction.publish("orders", b"paid", key=b"user-1")
         await transaction.commit_offset("payments", 42, group="billing")
     print(transaction.receipts)
 
-A transaction belongs to its connection. When that is lost, the transaction is too: what was under way raises `InvalidTransaction`, or
-`OutcomeUnknown` if it was the commit.
+A transaction belongs to its connection and is lost with it: its calls then raise `InvalidTransaction`, and a commit without a reply raises
+`OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record nobody could use. Times are in Unix ms."""
+    """A dead-lettered record. Times are in Unix ms."""
 
     id: str
     value: bytes
@@ -46,7 +46,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DelayedReceipt:
-    """A record that will be published at `deliver_at` (Unix ms), unless it is cancelled by its id."""
+    """Receipt of a delayed message, which the broker publishes at `deliver_at` (Unix ms) unless cancelled by its id."""
 
     id: str
     topic: str
@@ -54,74 +54,74 @@ class DelayedReceipt:
 
 
 class AdvancedCalls(ABC):
-    """The base of `FlyMqClient`."""
+    """Advanced calls of `FlyMqClient`."""
 
     @abstractmethod
-    async def _ask(self, request: m.Request, answer: type[_Answer]) -> _Answer: ...
+    async def _request(self, request: m.Request, answer: type[_Answer]) -> _Answer: ...
 
     # Dead letters.
 
     async def dead_letters(self, topic: str, *, records_max: int = 100, after: str = "", replayed: bool = False) -> list[DeadLetter]:
-        """The oldest first, or those behind the id `after`. Empty where there are none."""
-        reply = await self._ask(v.FetchDlq(topic, records_max, after, replayed), v.DlqEntries)
+        """Return dead letters, oldest first, after the id `after` if given."""
+        reply = await self._request(v.FetchDlq(topic, records_max, after, replayed), v.DlqEntries)
         details = reply.details or [v.DlqDetail(b"", v.NOWHERE, v.NOWHERE, 0, 0, v.NOWHERE)] * len(reply.entries)
         return [_dead_letter(entry, detail) for entry, detail in zip(reply.entries, details, strict=True)]
 
     async def replay_dead_letter(self, topic: str, id: str) -> None:
-        """Publish it again, with its key and headers. Raises `UnknownMessage` for one that is not there or was replayed."""
-        await self._ask(v.ReplayDlq(topic, id), m.Done)
+        """Publish a dead letter again with its key and headers. Raises `UnknownMessage` if it does not exist or was replayed."""
+        await self._request(v.ReplayDlq(topic, id), m.Done)
 
     async def purge_dead_letters(self, topic: str) -> None:
-        """Forget them all."""
-        await self._ask(v.PurgeDlq(topic), m.Done)
+        """Delete all dead letters of a topic."""
+        await self._request(v.PurgeDlq(topic), m.Done)
 
     # Delay and time to live.
 
     async def publish_delayed(
         self, topic: str, value: bytes, *, delay_ms: int, key: bytes | None = None, partition: int | None = None
     ) -> DelayedReceipt:
-        """Durable when it returns; in the topic after the delay."""
+        """Publish a record after a delay. Durable on return."""
         request = v.ProduceDelayed(topic, value, delay_ms, key or b"", m.AUTO if partition is None else partition)
-        reply = await self._ask(request, v.Scheduled)
+        reply = await self._request(request, v.Scheduled)
         return DelayedReceipt(reply.message, topic, reply.deliver_at)
 
     async def cancel_delayed(self, id: str, *, topic: str = "") -> None:
-        """Raises `UnknownMessage` for one that is not waiting any more."""
-        await self._ask(v.CancelDelayed(id, topic), m.Done)
+        """Cancel a delayed message. Raises `UnknownMessage` if it is not waiting."""
+        await self._request(v.CancelDelayed(id, topic), m.Done)
 
     async def publish_with_ttl(
         self, topic: str, value: bytes, *, ttl_ms: int, key: bytes | None = None, partition: int | None = None
     ) -> Receipt:
-        """Nobody sees the record after `ttl_ms`; zero is what the topic says."""
+        """Publish a record that expires after `ttl_ms`; 0 uses the topic's setting."""
         request = v.ProduceWithTtl(topic, value, ttl_ms, key or b"", m.AUTO if partition is None else partition)
-        return _receipt(await self._ask(request, v.Placed))
+        return _receipt(await self._request(request, v.Placed))
 
     # Transactions.
 
     def transaction(self, *, timeout_ms: int = 0) -> Transaction:
-        """Enter it to begin; leaving commits, or rolls back after an exception."""
+        """Return a transaction. Entering it begins, leaving it commits, or rolls back after an exception."""
         return Transaction(self, timeout_ms)
 
     # The broker.
 
     async def cluster_status(self) -> v.ClusterReport:
-        return await self._ask(v.ClusterStatus(), v.ClusterReport)
+        return await self._request(v.ClusterStatus(), v.ClusterReport)
 
-    async def call(self, verb: str, **arguments: object) -> Any:
-        """A verb of Headrace's own (see docs/protocols/flymq.md)."""
-        reply = await self._ask(v.BrokerCall(verb, json.dumps(arguments).encode()), v.BrokerReply)
+    async def call(self, operation: str, **arguments: object) -> Any:
+        """Call one of Headrace's own operations (see docs/protocols/flymq.md)."""
+        reply = await self._request(v.BrokerCall(operation, json.dumps(arguments).encode()), v.BrokerReply)
         return json.loads(reply.body)
 
 
 @dataclass(slots=True)
 class Transaction:
-    """Records for several topics and offsets of groups that become visible together, or not at all."""
+    """Records of several topics and offsets of groups that become visible atomically."""
 
     _client: AdvancedCalls
     _timeout_ms: int
     id: str = ""
     receipts: list[Receipt] = field(default_factory=list)
-    """Where the records are, once it is committed."""
+    """Receipts of the records after the commit."""
 
     async def __aenter__(self) -> Transaction:
         await self.begin()
@@ -134,28 +134,28 @@ class Transaction:
         try:
             await self.rollback()
         except BrokerError:
-            pass  # it has timed out or was lost with its connection: rolled back all the same
+            pass  # timed out or lost with its connection: the broker has rolled it back
 
     async def begin(self) -> None:
-        self.id = (await self._client._ask(v.TxnBegin(self._timeout_ms), v.TxnBegun)).transaction
+        self.id = (await self._client._request(v.TxnBegin(self._timeout_ms), v.TxnBegun)).transaction
 
     async def publish(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None) -> None:
-        """Stage a record. Nobody sees it before the commit."""
+        """Stage a record. It becomes visible with the commit."""
         partitions = None if partition is None else [partition]
-        await self._client._ask(v.TxnProduceBatch(self._begun(), topic, [value], [key] if key else None, partitions), v.Placed)
+        await self._client._request(v.TxnProduceBatch(self._begun(), topic, [value], [key] if key else None, partitions), v.Placed)
 
     async def commit_offset(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
-        """The group will read on at `offset`, if the transaction is committed."""
-        await self._client._ask(m.Commit(topic, group, partition, offset, self._begun()), m.Done)
+        """Stage the next offset of a group, which takes effect with the commit."""
+        await self._client._request(m.Commit(topic, group, partition, offset, self._begun()), m.Done)
 
     async def commit(self) -> list[Receipt]:
-        """Durable when it returns, all of it."""
-        reply = await self._client._ask(v.TxnCommit(self._begun()), v.TxnEnded)
+        """Commit the transaction. Durable on return."""
+        reply = await self._client._request(v.TxnCommit(self._begun()), v.TxnEnded)
         self.receipts = [_receipt(placed) for placed in reply.records]
         return self.receipts
 
     async def rollback(self) -> None:
-        await self._client._ask(v.TxnRollback(self._begun()), v.TxnEnded)
+        await self._client._request(v.TxnRollback(self._begun()), v.TxnEnded)
 
     def _begun(self) -> str:
         if not self.id:
@@ -164,14 +164,14 @@ class Transaction:
 
 
 def is_unrepeatable(request: m.Request) -> bool:
-    """Whether a second one would not mean the same: the transaction is gone with its connection, or was committed by the first."""
+    """Return whether repeating the request has another effect: its transaction ended with the connection or the first request."""
     if isinstance(request, m.Commit):
         return bool(request.transaction)
     return isinstance(request, v.TxnCommit | v.TxnProduceBatch | v.TxnRollback)
 
 
 def is_write(request: m.Request) -> bool:
-    """Whether a second one may write a second record."""
+    """Return whether repeating the request may write a second record."""
     return isinstance(request, v.ProduceDelayed | v.ProduceWithTtl | v.ReplayDlq | ProduceWithSchema)
 
 

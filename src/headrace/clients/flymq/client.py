@@ -1,18 +1,17 @@
-"""A FlyMQ client that survives its connections.
+"""FlyMQ client.
 
     client = await FlyMqClient.connect("127.0.0.1", 9092)
     receipt = await client.publish("orders", b"hello", key=b"user-1")
     for message in await client.fetch("orders", receipt.offset, partition=receipt.partition):
         ...
-    async for message in await client.subscribe("orders", "start", group="billing", settlement="auto"):
+    async for message in await client.subscribe("orders", "earliest", group="billing", settlement="auto"):
         ...
 
-Requests are pipelined; replies come in their order. A lost connection is sought again for ever, and what has no reply yet is then sent
-once more, in order: delivery is at least once. With `resend_writes` off, a record whose connection was lost fails with
-`OutcomeUnknown` instead, and is never written twice by this client.
+Requests are pipelined; replies arrive in the same order. The client reconnects indefinitely and sends requests without a reply again, in
+order: delivery is at least once. Without `resend_writes`, a record whose connection was lost fails with `OutcomeUnknown` instead.
 
-Both dialects are spoken, the specification's unless told otherwise; the original's servers need `Dialect.SDK`. FlyMQ has no headers and
-no push: headers raise `NotSupported`, and a subscription polls.
+The client supports both dialects; the default is that of the specification, and the original's servers need `Dialect.SDK`. FlyMQ has no
+headers, which raise `NotSupported`, and no push: a subscription polls.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from headrace.clients.flymq.access import AccessCalls
 from headrace.clients.flymq.advanced import AdvancedCalls
 from headrace.clients.flymq.errors import error_of
 from headrace.clients.flymq.login import Login
-from headrace.clients.flymq.requests import Call, Calls, Places, Publication, Question, Speech
+from headrace.clients.flymq.requests import Call, Calls, ConnectionDialect, PendingRequest, Places, Publication
 from headrace.clients.flymq.schemas import SchemaCalls
 from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
@@ -44,34 +43,34 @@ from headrace.wire.flymq import Dialect, ReplyDecoder, encode_request
 from headrace.wire.flymq import messages as m
 
 DEFAULT_PORT: Final = 9092
-RUN_RECORDS_MAX: Final = 2_048
-"""`publish_many` sends runs of at most so many."""
+BATCH_RECORDS_MAX: Final = 2_048
+"""Records per batch of `publish_many`."""
 _Answer = TypeVar("_Answer")
 _PROBE: Final = m.Metadata("")
-"""There is no ping in FlyMQ. Every server answers this one, if only with an ERROR, and the answer is short."""
+"""Request used as a ping, which FlyMQ lacks. Every server sends a short reply, possibly ERROR."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlyMqOptions:
-    """What a user may choose."""
+    """Options of a FlyMQ connection."""
 
     dialect: Dialect = Dialect.SPEC
     resend_writes: bool = True
-    """Whether a record without a reply is sent again on a new connection; if not, it fails with `OutcomeUnknown`."""
+    """Whether to send records without a reply again on a new connection. Otherwise they fail with `OutcomeUnknown`."""
     connect_seconds: float = 5.0
     reply_seconds: float = 30.0
-    """A connection on which the oldest request waits longer than this counts as lost."""
+    """Longest wait for a reply before the connection counts as lost."""
     probe_seconds: float = 5.0
-    """How often an idle connection is tried."""
+    """Interval of probes on an idle connection."""
     window_records_max: int = 65_536
     window_bytes_max: int = 16 * MIB
-    """Records and requests without a reply; whoever asks more waits."""
+    """Bounds of records and requests without a reply; further requests wait."""
     fetch_records_max: int = 10_000
     poll_seconds_min: float = 0.01
     poll_seconds_max: float = 0.5
-    """A subscription at the end of its topic asks again after these, the pause doubling from one to the other."""
+    """Bounds of the delay between polls, which doubles while there are no new records."""
     user: str = ""
-    """Who to log in as on every connection; empty: nobody."""
+    """User to log in as on every connection; empty: no login."""
     password: str = field(default="", repr=False)
     tls: TlsOptions | None = None
     backoff: Backoff = exponential()
@@ -79,7 +78,7 @@ class FlyMqOptions:
 
 
 class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
-    """Use `connect`. All methods are for one event loop."""
+    """FlyMQ client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "FlyMQ"
 
@@ -97,18 +96,18 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         self._options = options
         self._login: Login | None = None
         self._decoder = ReplyDecoder()
-        self._speech = Speech(options.dialect)
+        self._connection_dialect = ConnectionDialect(options.dialect)
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FlyMqOptions = FlyMqOptions()) -> FlyMqClient:
-        """Raises `ConnectFailed` when the first connection cannot be had; later ones are sought until it works."""
+        """Connect. Raises `ConnectFailed` if the first connection fails; later the client reconnects indefinitely."""
         client = cls(host, port, options)
         await client._open()
         return client
 
     @property
     def unacknowledged(self) -> int:
-        """Records published and not acknowledged."""
+        """Number of records published and not acknowledged."""
         return self._calls.records
 
     # Publishing.
@@ -116,7 +115,7 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
     async def publish(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
     ) -> Receipt:
-        """Returns when the broker has acknowledged the record, with its place and time."""
+        """Publish a record and wait for the acknowledgement, which has partition, offset and timestamp."""
         if headers:
             raise NotSupported("FlyMQ", "headers")
         (receipt,) = await (await self.send_many(topic, [value], key=key or None, partition=partition))
@@ -125,9 +124,9 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
     async def send_many(
         self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
-        """Publish without waiting for the acknowledgements: the future gives the places when all have come. Waits only for room.
+        """Publish values as one batch. Waits for room in the window; the future resolves when all are acknowledged.
 
-        The future fails with the first refusal; records beside the refused one may have been kept.
+        The future fails with the first error; other records may have been written.
         """
         publication = await self._send(topic, list(values), keys_of(key, values), partition)
         return then(publication.done, lambda places: _receipts(topic, places))
@@ -135,13 +134,13 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
     async def publish_many(
         self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
     ) -> int:
-        """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged.
+        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged.
 
-        The first failure is raised; what was sent after it may have been kept.
+        Raises the first failure; values sent after it may have been written.
         """
         count = 0
         under_way: deque[Publication] = deque()
-        async for batch in batches_of(values, RUN_RECORDS_MAX):
+        async for batch in batches_of(values, BATCH_RECORDS_MAX):
             under_way.append(await self._send(topic, batch, keys_of(key, batch), partition))
             count += len(batch)
             while under_way and under_way[0].done.done():
@@ -149,11 +148,6 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         for publication in under_way:
             await asyncio.shield(publication.done)
         return count
-
-    async def flush(self) -> None:
-        """Returns when everything asked so far is answered. Raises `ClientClosed` when that cannot happen any more."""
-        await self._calls.emptied()
-        self._check_open()
 
     async def _send(self, topic: str, values: list[bytes], keys: list[bytes | None] | None, partition: int | None) -> Publication:
         self._check_open()
@@ -167,16 +161,16 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
     async def fetch(
         self,
         topic: str,
-        offset: Start = "start",
+        offset: Start = "earliest",
         *,
         partition: int = 0,
         group: str | None = None,
         records_max: int | None = None,
         pattern: str | None = None,
     ) -> list[Message]:
-        """Records from a place on, or from the group's committed offset if that is behind it; an empty list when there are none.
+        """Return records from `offset`, or from the group's committed offset if that is higher. An empty list means none.
 
-        `pattern` is a filter that runs on the server.
+        The server applies the filter `pattern`.
         """
         begin = await self._next_to_read(topic, partition, offset, group)
         batch, _ = await self.read(topic, begin, partition=partition, records_max=records_max, pattern=pattern)
@@ -185,32 +179,32 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
     async def read(
         self, topic: str, offset: int, *, partition: int = 0, records_max: int | None = None, pattern: str | None = None
     ) -> tuple[MessageBatch, int]:
-        """As `fetch`, as columns, with the offset to read on from: behind what the filter kept back, too."""
+        """Fetch columns and the next offset to read, which is past filtered records."""
         if pattern is None and self._options.dialect is Dialect.SDK:
-            pattern = ""  # says which layout is expected
+            pattern = ""  # selects the layout of the reply
         request = m.Fetch(topic, partition, offset, records_max or self._options.fetch_records_max, pattern)
-        reply = await self._ask(request, m.Fetched)
+        reply = await self._request(request, m.Fetched)
         return MessageBatch(topic, partition, reply.offsets, list(reply.values), reply.keys), reply.next_offset
 
     async def consume(self, topic: str, offset: int, *, partition: int = 0) -> Message:
-        """Exactly that record. Raises `OffsetOutOfRange` where there is none."""
-        reply = await self._ask(m.Consume(topic, partition, offset), m.Consumed)
+        """Return the record at an offset. Raises `OffsetOutOfRange`."""
+        reply = await self._request(m.Consume(topic, partition, offset), m.Consumed)
         return Message(topic, partition, offset, reply.value, reply.key or None)
 
     async def subscribe(
         self,
         topic: str,
-        start: Start = "end",
+        start: Start = "latest",
         *,
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
         pattern: str | None = None,
     ) -> PollingSubscription:
-        """Follow a topic (or one partition of it) from its start, its end (only what is yet to come), an offset or a time.
+        """Follow a topic or one partition from `"earliest"`, `"latest"` (only new records), an offset or a time.
 
-        A group goes on from where it has committed. Its progress is committed with `Message.ack`, `Subscription.commit`, or with
-        `settlement="auto"` whenever the iteration goes on behind a fetched run.
+        A group resumes at its committed offset. `Message.ack` and `Subscription.commit` commit its progress; `settlement="auto"`
+        commits a fetched batch when the iteration requests the next one.
         """
         check_settlement(settlement, group)
         partitions = list(await self.describe_topic(topic)) if partition is None else [partition]
@@ -231,105 +225,107 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         )
 
     async def first_offset(self, topic: str, *, partition: int = 0) -> int:
-        """The oldest there is."""
+        """Return the offset of the oldest record."""
         return await self._bound(topic, partition, "earliest")
 
     async def end_offset(self, topic: str, *, partition: int = 0) -> int:
-        """The offset the next record will get."""
+        """Return the offset of the next record."""
         return await self._bound(topic, partition, "latest")
 
     async def _bound(self, topic: str, partition: int, which: str) -> int:
         mode = m.Mode(which, narrow=self._options.dialect is Dialect.SDK)
-        return (await self._ask(m.Subscribe(topic, "", partition, mode), m.OffsetReply)).offset
+        return (await self._request(m.Subscribe(topic, "", partition, mode), m.OffsetReply)).offset
 
     # Groups.
 
     async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
-        """The group will read on at `offset`. Durable when it returns."""
-        await self._ask(m.Commit(topic, group, partition, offset), m.Done)
+        """Commit `offset` as the next one the group reads. Durable on return."""
+        await self._request(m.Commit(topic, group, partition, offset), m.Done)
 
     async def committed(self, topic: str, *, group: str, partition: int = 0) -> int | None:
-        """Where the group will read on; None if it has never committed there."""
+        """Return the next offset the group reads; None if it has never committed in the partition."""
         return (await self._committed(topic, group)).get(partition)
 
     async def _committed(self, topic: str, group: str) -> dict[int, int]:
         try:
-            entry = await self._ask(m.DescribeGroup(group, topic), m.GroupEntry)
-        except Refused as refusal:
-            if refusal.text.startswith("consumer group not found"):
+            entry = await self._request(m.DescribeGroup(group, topic), m.GroupEntry)
+        except Refused as error:
+            if error.text.startswith("consumer group not found"):
                 return {}
             raise
         return {at.partition: at.offset for at in entry.offsets}
 
     async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
-        """Move the group to an offset, or to the first record at or after a time (Unix ms): the end, if there is none.
+        """Move the group to an offset, or to the first record at or after a time (Unix ms), or the end offset if there is none.
 
-        Returns where it is now.
+        Returns the new offset.
         """
         check_seek(offset, timestamp)
         if timestamp is None:
             assert offset is not None
             await self.commit(topic, offset, group=group, partition=partition)
             return offset
-        return (await self._ask(m.SeekToTimestamp(topic, partition, timestamp, group), m.OffsetReply)).offset
+        return (await self._request(m.SeekToTimestamp(topic, partition, timestamp, group), m.OffsetReply)).offset
 
     async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
-        """As `seek`, and nobody is moved."""
-        return (await self._ask(m.SeekToTimestamp(topic, partition, timestamp), m.OffsetReply)).offset
+        """Return the offset of the first record at or after a time (Unix ms); the end offset if there is none."""
+        return (await self._request(m.SeekToTimestamp(topic, partition, timestamp), m.OffsetReply)).offset
 
     async def lag(self, topic: str, *, group: str, partition: int = 0) -> int:
-        """How many records the group has still to read."""
-        return (await self._ask(m.GetLag(topic, group, partition), m.LagReply)).lag
+        """Return the number of records the group has not read."""
+        return (await self._request(m.GetLag(topic, group, partition), m.LagReply)).lag
 
     async def list_groups(self) -> list[m.GroupEntry]:
-        """Every group on every topic, with its offsets."""
-        return (await self._ask(m.ListGroups(), m.GroupList)).groups
+        """Return every group of every topic with its offsets."""
+        return (await self._request(m.ListGroups(), m.GroupList)).groups
 
     async def delete_group(self, group: str, topic: str = "") -> None:
-        """Forget what the group has committed on the topic; without a topic, on the first one it knows."""
-        await self._ask(m.DeleteGroup(group, topic), m.Done)
+        """Delete the group's offsets in the topic; without a topic, in the first one of the group."""
+        await self._request(m.DeleteGroup(group, topic), m.Done)
 
     # Topics.
 
     async def create_topic(self, topic: str, *, partitions: int = 1) -> None:
-        """Does nothing if the topic is there. Raises `InvalidTopicName`."""
-        await self._ask(m.CreateTopic(topic, partitions), m.Done)
+        """Create a topic unless it exists. Raises `InvalidTopicName`."""
+        await self._request(m.CreateTopic(topic, partitions), m.Done)
 
     async def delete_topic(self, topic: str) -> None:
-        """Does nothing if there is none."""
-        await self._ask(m.DeleteTopic(topic), m.Done)
+        """Delete a topic if it exists."""
+        await self._request(m.DeleteTopic(topic), m.Done)
 
     async def topics(self) -> list[str]:
-        return (await self._ask(m.ListTopics(), m.TopicList)).topics
+        return (await self._request(m.ListTopics(), m.TopicList)).topics
 
     async def describe_topic(self, topic: str) -> dict[int, Bounds]:
-        """The first and the next offset of every partition. Raises `UnknownTopic`."""
+        """Return the first and end offset of every partition. Raises `UnknownTopic`."""
         if self._options.dialect is Dialect.SDK:
-            return await self._describe_like_the_original(topic)
-        reply = await self._ask(m.Metadata(topic), m.TopicMetadata)
+            return await self._describe_with_sdk_dialect(topic)
+        reply = await self._request(m.Metadata(topic), m.TopicMetadata)
         return {part.partition: Bounds(part.first, part.end) for part in reply.partitions}
 
-    async def _describe_like_the_original(self, topic: str) -> dict[int, Bounds]:
-        """Its servers do not answer METADATA; they name the partitions in one request and the bounds one by one."""
-        reply = await self._ask(m.ClusterMetadata(topic), m.ClusterTopics)
+    async def _describe_with_sdk_dialect(self, topic: str) -> dict[int, Bounds]:
+        """Describe a topic of the original's server, which does not answer METADATA, with one request per bound."""
+        reply = await self._request(m.ClusterMetadata(topic), m.ClusterTopics)
         numbers = [part.partition for known in reply.topics if known.topic == topic for part in known.partitions]
-        return {number: Bounds(await self._place(topic, number, "start"), await self._place(topic, number, "end")) for number in numbers}
+        return {
+            number: Bounds(await self._place(topic, number, "earliest"), await self._place(topic, number, "latest")) for number in numbers
+        }
 
     async def ping(self) -> None:
-        """Returns when the server has answered: there is no ping in FlyMQ, but a question every server answers."""
+        """Wait for one reply from the server, to a request that every server answers: FlyMQ has no ping."""
         self._check_open()
-        question = Question(_PROBE, encode_request(_PROBE))
-        await self._enter(question)
-        await asyncio.shield(question.reply)
+        pending = PendingRequest(_PROBE, encode_request(_PROBE))
+        await self._enter(pending)
+        await asyncio.shield(pending.reply)
 
-    # Asking.
+    # Requests.
 
-    async def _ask(self, request: m.Request, answer: type[_Answer]) -> _Answer:
-        """Shielded: whoever stops waiting must not take the reply from the order of replies."""
+    async def _request(self, request: m.Request, answer: type[_Answer]) -> _Answer:
+        """Send a request and wait for the reply. Shielded: a cancelled caller must not disturb the order of replies."""
         self._check_open()
-        question = Question(request, encode_request(request))
-        await self._enter(question)
-        reply = await asyncio.shield(question.reply)
+        pending = PendingRequest(request, encode_request(request))
+        await self._enter(pending)
+        reply = await asyncio.shield(pending.reply)
         if isinstance(reply, m.Failure):
             raise error_of(reply, getattr(request, "topic", ""))
         if isinstance(reply, m.Done) and not reply.success:
@@ -338,15 +334,15 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         return reply
 
     async def _enter(self, call: Call) -> None:
-        """Take a place among the calls and leave, if there is a connection. Raises `ClientClosed`."""
+        """Queue a call and send it if connected. Raises `ClientClosed`."""
         await self._calls.enter(call)
         if self._stream is not None:
-            self._stream.write(self._speech.say(call))
+            self._stream.write(self._connection_dialect.encode(call))
 
     # Receiving.
 
     def _receive(self, data: bytes) -> None:
-        self._heard()
+        self._note_received()
         if self._login is not None:
             self._login.receive(data)
             return
@@ -355,7 +351,7 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
                 self._calls.take(event)
                 self._attempt = 0
         except WireError as failure:
-            self._misunderstood(failure)
+            self._drop_undecodable(failure)
 
     # The connection.
 
@@ -367,9 +363,9 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         if self._is_closed:
             stream.close()
             return
-        self._stream, self._decoder, self._speech = stream, ReplyDecoder(), Speech(options.dialect)
+        self._stream, self._decoder, self._connection_dialect = stream, ReplyDecoder(), ConnectionDialect(options.dialect)
         for call in self._calls.unanswered():
-            stream.write(self._speech.say(call))
+            stream.write(self._connection_dialect.encode(call))
         self._begin_watch()
         self._opened()
 
@@ -390,8 +386,8 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         else:
             super()._lost(reason)
 
-    def _part(self) -> None:
-        super()._part()
+    def _disconnected(self) -> None:
+        super()._disconnected()
         self._calls.give_up_unrepeatable(writes=not self._options.resend_writes)
 
 

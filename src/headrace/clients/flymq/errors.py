@@ -1,4 +1,4 @@
-"""What a FlyMQ server's ERROR means to a user. The protocol has no codes worth the name, so the text decides."""
+"""Errors of a FlyMQ server, matched by text: the protocol has no useful codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.errors import (
 from headrace.wire.flymq.messages import Failure
 
 _END_UNKNOWN: Final = 2**63 - 1
-"""The server names the offset that was asked for and no other."""
+"""The server reports the requested offset but not the bounds."""
 
 _Meaning = Callable[[re.Match[str], str], HeadraceError]
 
@@ -71,7 +71,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
 
 
 def error_of(failure: Failure, topic: str = "") -> HeadraceError:
-    """The shared word for what the server said, or `Refused` with its own. `topic` is the one asked about: texts are cut short."""
+    """Return the matching broker error, or `Refused` with the server's text. `topic` is that of the request: texts may be truncated."""
     for pattern, meaning in _MEANINGS:
         found = pattern.match(failure.message)
         if found is not None:

@@ -1,4 +1,4 @@
-"""The first words on a FlyMQ connection, where there is a user to log in as."""
+"""Login on a FlyMQ connection."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.wire.flymq.messages import Failure, ReplyFrame
 
 
 class LoginRefused(ConnectFailed):
-    """The server did not take the name and the password."""
+    """The server rejected the user name or password."""
 
     kind = "not_authorized"
 
 
 class Login:
-    """One attempt. Nothing else is said on the connection before it is answered."""
+    """One login attempt. No other request is sent before its reply."""
 
     def __init__(self, host: str, port: int, dialect: Dialect) -> None:
         self._host, self._port, self._dialect = host, port, dialect
@@ -31,33 +31,33 @@ class Login:
     def receive(self, data: bytes) -> None:
         for event in self._decoder.feed(data):
             if not self._answer.done():
-                self._answer.set_result(self._refusal(event))
+                self._answer.set_result(self._error_of(event))
 
     def lost(self, reason: str) -> None:
         if not self._answer.done():
             self._answer.set_exception(ConnectFailed(host=self._host, port=self._port, reason=reason))
 
     async def done(self, seconds: float) -> None:
-        """Raises `LoginRefused`, `ConnectFailed`."""
+        """Wait for the reply. Raises `LoginRefused`, `ConnectFailed`."""
         try:
             async with asyncio.timeout(seconds):
-                refusal = await self._answer
+                error = await self._answer
         except TimeoutError:
-            raise ConnectFailed(host=self._host, port=self._port, reason=f"no answer to the login within {seconds:g} s") from None
-        if refusal is not None:
-            raise LoginRefused(host=self._host, port=self._port, reason=refusal)
+            raise ConnectFailed(host=self._host, port=self._port, reason=f"no reply to the login within {seconds:g} s") from None
+        if error is not None:
+            raise LoginRefused(host=self._host, port=self._port, reason=error)
 
-    def _refusal(self, event: object) -> str | None:
-        """Why not; None: logged in. A user may have been told to be answered in the other dialect: a success is known by its first byte."""
+    def _error_of(self, event: object) -> str | None:
+        """Return why the login failed; None on success, which the first byte shows in both dialects of the reply."""
         if not isinstance(event, ReplyFrame) or event.opcode not in (Opcode.AUTH, Opcode.AUTH_RESPONSE, Opcode.ERROR):
-            return "the server does not understand logins"
+            return "the server does not support logins"
         if event.opcode != Opcode.ERROR and event.payload[:1] == b"\x01":
             return None
         try:
             reply = decode_reply(event, self._dialect)
         except WireError:
-            return "the login was refused"
+            return "the login was rejected"
         if isinstance(reply, Failure):
             return reply.message
         assert isinstance(reply, AuthReply)
-        return reply.error or "the login was refused"
+        return reply.error or "the login was rejected"

@@ -1,7 +1,7 @@
-"""Requests on their way to a FlyMQ server and back: replies come in the order of the requests, that is how they are matched.
+"""Requests without a reply. FlyMQ replies in the order of the requests.
 
-A run of records is one entry here and as many replies on the wire. What has no reply when a connection is lost is sent again on the
-next one, in order, without the records that were answered. For reads and commits that changes nothing; records may be written twice.
+A batch of records is one entry here and has one reply per record on the wire. After a lost connection the unanswered rest is sent again
+in order. Reads and commits are idempotent; records may be written twice.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from headrace.wire.flymq import Dialect, Opcode, decode_reply, encode_request, o
 from headrace.wire.flymq.messages import Failure, ProduceBatch, RecordMetadataBatch, Reply, ReplyEvent, ReplyFrame, Request
 
 
-class Question:
-    """One request and the promise of its reply."""
+class PendingRequest:
+    """One request and the future of its reply."""
 
     __slots__ = ("dialect", "frame", "reply", "request", "was_sent")
     records = 0
@@ -40,12 +40,12 @@ class Question:
     def fail(self, error: Exception) -> None:
         if not self.reply.done():
             self.reply.set_exception(error)
-            self.reply.exception()  # whoever does not await its reply hears of it from the client's `close`
+            self.reply.exception()  # retrieved: `close` reports it even if the reply is never awaited
 
 
 @dataclass(slots=True)
 class Places:
-    """Where the records of a run went, column by column."""
+    """Partitions, offsets and timestamps of the records of a batch."""
 
     partitions: list[int]
     offsets: list[int]
@@ -53,9 +53,9 @@ class Places:
 
 
 class Publication:
-    """A run of records and the promise of their places. Raises `InvalidRequest` if they fit no frame."""
+    """A batch of records and the future of their places. Raises `InvalidRequest` if they do not fit in frames."""
 
-    __slots__ = ("_encoded", "_refusal", "answered", "batch", "done", "places", "size_bytes", "was_sent")
+    __slots__ = ("_encoded", "_failure", "answered", "batch", "done", "places", "size_bytes", "was_sent")
 
     def __init__(self, batch: ProduceBatch) -> None:
         self.batch = batch
@@ -64,17 +64,17 @@ class Publication:
         self.places = Places([], [], [])
         self.answered = 0
         self.done: asyncio.Future[Places] = asyncio.get_running_loop().create_future()
-        """The places of all records, or the first refusal."""
-        self._refusal: Failure | None = None
+        """Places of all records, or the first error."""
+        self._failure: Failure | None = None
         self.was_sent = False
 
     @property
     def records(self) -> int:
-        """How many have no reply."""
+        """Number of records without a reply."""
         return len(self.batch) - self.answered
 
     def frames(self) -> bytes:
-        """Of the records without a reply. Encoded once in advance, and again only for another connection."""
+        """Return the frames of records without a reply. They are encoded again only for another connection."""
         if self._encoded is not None:
             frames, self._encoded = self._encoded, None
             return frames
@@ -93,17 +93,17 @@ class Publication:
         self._settle()
 
     def refused(self, failure: Failure) -> None:
-        self._refusal = self._refusal or failure
+        self._failure = self._failure or failure
         self.answered += 1
         self._settle()
 
     def _settle(self) -> None:
         if self.records or self.done.done():
             return
-        if self._refusal is None:
+        if self._failure is None:
             self.done.set_result(self.places)
         else:
-            self.fail(error_of(self._refusal, self.batch.topic))
+            self.fail(error_of(self._failure, self.batch.topic))
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -111,17 +111,17 @@ class Publication:
             self.done.exception()  # as above
 
 
-Call: TypeAlias = Question | Publication
+Call: TypeAlias = PendingRequest | Publication
 
 
 class Calls:
-    """Everything without a reply, oldest first. Bounded by records and by bytes; whoever asks for more waits in line."""
+    """Calls without a reply, oldest first. Bounded by records and bytes; further calls wait in FIFO order."""
 
     def __init__(self, *, records_max: int, bytes_max: int) -> None:
         self._records_max, self._bytes_max = records_max, bytes_max
         self._calls: deque[Call] = deque()
         self._bytes = self._weight = 0
-        self._in_line = asyncio.Lock()
+        self._entry_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -130,12 +130,12 @@ class Calls:
 
     @property
     def records(self) -> int:
-        """Records sent or about to be, and not acknowledged."""
+        """Number of unacknowledged records, sent or queued."""
         return sum(call.records for call in self._calls)
 
     async def enter(self, call: Call) -> None:
-        """Wait for room, then take a place. A call larger than all room enters when there is nothing else. Raises `ClientClosed`."""
-        async with self._in_line:
+        """Wait for room, then queue. A call above the bounds enters when the queue is empty. Raises `ClientClosed`."""
+        async with self._entry_lock:
             while not self._has_room(call) and not self._is_closed:
                 self._changed.clear()
                 await self._changed.wait()
@@ -146,7 +146,7 @@ class Calls:
             self._weight += max(call.records, 1)
 
     def take(self, event: ReplyEvent) -> None:
-        """What the server said, to whom it was said. Raises `WireError` if nobody asked."""
+        """Match a reply to the oldest call. Raises `WireError` if it does not belong to it."""
         if isinstance(event, RecordMetadataBatch):
             self._take_places(event)
         elif not isinstance(event, ReplyFrame):
@@ -163,7 +163,7 @@ class Calls:
         while begin < count:
             call = self._oldest()
             if not isinstance(call, Publication) or call.batch.topic != rows.topic:
-                raise WireError(f"a record was acknowledged that was not sent: {rows.topic}")
+                raise WireError(f"acknowledgement of a record that was not sent: {rows.topic}")
             stop = min(count, begin + call.records)
             self._weight -= stop - begin
             call.placed(rows, begin, stop)
@@ -190,7 +190,7 @@ class Calls:
 
     def _oldest(self) -> Call:
         if not self._calls or not self._calls[0].was_sent:
-            raise WireError("a reply came unasked")
+            raise WireError("a reply arrived without a request")
         return self._calls[0]
 
     def _leave_if_answered(self, call: Publication) -> None:
@@ -202,25 +202,25 @@ class Calls:
         self._changed.set()
 
     def unanswered(self) -> Iterator[Call]:
-        """In order."""
+        """Iterate over the calls in order."""
         return iter(self._calls)
 
     def give_up_unrepeatable(self, *, writes: bool) -> None:
-        """Fail what was sent and must not be sent again: the server may have done it. With `writes`, records are among that."""
+        """Fail sent calls that must not be repeated, since the server may have executed them. `writes` includes records."""
 
-        def doomed(call: Call) -> bool:
+        def is_dropped(call: Call) -> bool:
             if isinstance(call, Publication):
                 return call.was_sent and writes
             return call.was_sent and (
                 is_unrepeatable(call.request) or flymq_access.is_unrepeatable(call.request) or (writes and is_write(call.request))
             )
 
-        self._drop(doomed, lambda call: OutcomeUnknown(max(call.records, 1)))
+        self._drop(is_dropped, lambda call: OutcomeUnknown(max(call.records, 1)))
 
-    def _drop(self, doomed: Callable[[Call], bool], reason: Callable[[Call], Exception]) -> None:
+    def _drop(self, is_dropped: Callable[[Call], bool], reason: Callable[[Call], Exception]) -> None:
         kept: deque[Call] = deque()
         for call in self._calls:
-            if doomed(call):
+            if is_dropped(call):
                 call.fail(reason(call))
             else:
                 kept.append(call)
@@ -230,13 +230,13 @@ class Calls:
         self._changed.set()
 
     async def emptied(self) -> None:
-        """Wait until nothing is without a reply, or everything was closed."""
+        """Wait until every call has a reply or the queue is closed."""
         while self._calls and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
 
     def close(self) -> tuple[int, int]:
-        """Fail what is left. Returns how many records were sent without an answer, and how many were never sent."""
+        """Fail the remaining calls. Returns the number of records sent without a reply, and of records never sent."""
         self._is_closed = True
         unknown = sum(call.records for call in self._calls if call.was_sent)
         unsent = sum(call.records for call in self._calls if not call.was_sent)
@@ -255,14 +255,14 @@ def _left_open(call: Call) -> Exception:
     return OutcomeUnknown(call.records) if call.was_sent else NotSent(call.records)
 
 
-class Speech:
-    """The dialect of one connection: it changes with the first request that only the original's clients send."""
+class ConnectionDialect:
+    """Dialect of one connection. It changes with the first request that only the SDK dialect has."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
 
-    def say(self, call: Call) -> bytes:
-        """The frames of a call, which then counts as sent."""
+    def encode(self, call: Call) -> bytes:
+        """Return the frames of a call and mark it as sent."""
         call.was_sent = True
         if isinstance(call, Publication):
             return call.frames()

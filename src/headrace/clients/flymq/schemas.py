@@ -1,4 +1,4 @@
-"""What a FlyMQ client can ask about schemas.
+"""FlyMQ calls for schemas.
 
 await client.register_schema("order", "json", b'{"type": "object"}')
 await client.require_schema("orders", "order", on_invalid="dead_letter")
@@ -32,53 +32,53 @@ class RegisteredSchema:
 
 
 class SchemaCalls(ABC):
-    """A base of `FlyMqClient`."""
+    """Schema calls of `FlyMqClient`."""
 
     @abstractmethod
-    async def _ask(self, request: m.Request, answer: type[_Answer]) -> _Answer: ...
+    async def _request(self, request: m.Request, answer: type[_Answer]) -> _Answer: ...
 
     @abstractmethod
-    async def call(self, verb: str, **arguments: object) -> Any: ...
+    async def call(self, operation: str, **arguments: object) -> Any: ...
 
     async def register_schema(self, name: str, type: str, definition: bytes, *, compatibility: str = "") -> int:
-        """The version this definition has now. Raises `IncompatibleSchema`, and `Refused` with what is wrong with the definition."""
+        """Register a definition and return its version. Raises `IncompatibleSchema`, and `Refused` if the definition is invalid."""
         request = s.RegisterSchema(name, s.SchemaWord(type), definition, compatibility)
-        return (await self._ask(request, s.SchemaEntry)).version
+        return (await self._request(request, s.SchemaEntry)).version
 
     async def schema(self, name: str, version: int = 0) -> RegisteredSchema:
-        """Version 0 is the latest. Raises `UnknownSchema`."""
-        reply = await self._ask(s.GetSchema(name, version), s.SchemaReply)
+        """Return a version of a schema; 0 is the latest. Raises `UnknownSchema`."""
+        reply = await self._request(s.GetSchema(name, version), s.SchemaReply)
         if not reply.entries:
-            raise WireError("GET_SCHEMA was answered without a schema")
+            raise WireError("the reply to GET_SCHEMA contains no schema")
         entry = reply.entries[0]
         return RegisteredSchema(entry.name, entry.type, entry.version, reply.definition, reply.compatibility, reply.created)
 
     async def schemas(self, name: str = "") -> list[RegisteredSchema]:
-        """Every version there is, of one schema or of all, without their definitions."""
-        reply = await self._ask(s.ListSchemas(name), s.SchemaEntries)
+        """Return all versions of one schema or of all, without definitions."""
+        reply = await self._request(s.ListSchemas(name), s.SchemaEntries)
         return [RegisteredSchema(entry.name.removesuffix(f"-v{entry.version}"), entry.type, entry.version) for entry in reply.schemas]
 
     async def validate(self, name: str, value: bytes) -> list[str]:
-        """What is wrong with a value; empty if it fits. Raises `UnknownSchema`."""
-        reply = await self._ask(s.ValidateSchema(name, value), s.Validated)
-        return reply.errors or ([] if reply.valid else ["the value does not fit"])
+        """Return the faults of a value; empty if it is valid. Raises `UnknownSchema`."""
+        reply = await self._request(s.ValidateSchema(name, value), s.Validated)
+        return reply.errors or ([] if reply.valid else ["the value is invalid"])
 
     async def publish_with_schema(
         self, topic: str, value: bytes, *, schema: str, key: bytes | None = None, partition: int | None = None
     ) -> Receipt:
-        """Publish if the value fits. Raises `InvalidRecord`, `UnknownSchema`."""
+        """Publish a value if it is valid. Raises `InvalidRecord`, `UnknownSchema`."""
         request = s.ProduceWithSchema(topic, schema, value, key or b"", m.AUTO if partition is None else partition)
-        placed = await self._ask(request, v.Placed)
+        placed = await self._request(request, v.Placed)
         return Receipt(placed.topic, placed.partition, placed.offset, placed.timestamp)
 
     async def delete_schema(self, name: str, version: int = 0) -> None:
-        """One version or (0) all. Raises `UnknownSchema`, and `Refused` while a topic requires it."""
-        await self._ask(s.DeleteSchema(name, version), m.Done)
+        """Delete one version, or all with 0. Raises `UnknownSchema`, and `Refused` while a topic requires it."""
+        await self._request(s.DeleteSchema(name, version), m.Done)
 
     async def require_schema(self, topic: str, name: str, *, version: int = 0, on_invalid: str = "reject") -> None:
-        """Every record of the topic must fit from now on; what does not is refused, or kept among the dead letters (`dead_letter`)."""
+        """Validate every new record of the topic. Invalid records are rejected, or dead-lettered with `on_invalid="dead_letter"`."""
         await self.call("schema.require", topic=topic, name=name, version=version, on_invalid=on_invalid)
 
     async def release_schema(self, topic: str) -> None:
-        """The topic requires nothing any more."""
+        """Remove the schema requirement of the topic."""
         await self.call("schema.release", topic=topic)

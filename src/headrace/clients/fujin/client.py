@@ -1,15 +1,15 @@
-"""A Fujin client that survives its connections.
+"""Fujin client.
 
     client = await FujinClient.connect("127.0.0.1", 4848)
     await client.publish("demo", b"hello")
     async for message in await client.subscribe("demo"):
         await message.ack()
 
-A lost connection is sought again for ever. What was written and not answered is then sent once more: delivery is at least once. The
-readers connect again, and their group goes on with what was not acknowledged.
+The client reconnects indefinitely and sends unanswered writes again: delivery is at least once. Readers reconnect, and their group
+continues with unacknowledged messages.
 
-Fujin knows names, not topics: what a name means, which group its readers belong to and where that begins is said by the server's
-connectors. Without one, a name is the topic of that name.
+Fujin has names instead of topics. The server's connectors map a name to a topic, a group and a start position. Without a connector, a
+name is the topic of that name.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ from headrace.records import Headers
 from headrace.wire.fujin import Fetched, ReaderKind, Request, WriteForm, encode
 
 DEFAULT_PORT: Final = 4848
-RUN_RECORDS_MAX: Final = 2_048
-"""`publish_many` sends runs of at most so many."""
+BATCH_RECORDS_MAX: Final = 2_048
+"""Records per batch of `publish_many`."""
 FETCH_RECORDS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class FujinOptions:
-    """What a user may choose."""
+    """Options of a Fujin connection."""
 
     connect_seconds: float = 5.0
     idle_seconds: float = 30.0
-    """A connection on which nothing arrives for so long is lost; the server's pings arrive more often."""
+    """The connection counts as lost if nothing arrives for this time; the server pings more often."""
     writer_id: bytes | int | None = None
-    """Whose transactions these are. A newer writer with the same id ends those of the older one."""
+    """Id of the transactional writer. A newer writer with the same id aborts transactions of the older one."""
     write_form: WriteForm = WriteForm.AUTO
-    """As the server's listener is set: whether writes carry headers, and how it can tell."""
+    """Form of writes, with or without headers, as configured on the server's listener."""
     window_records_max: int = 65_536
     window_bytes_max: int = 8 * MIB
-    """Written and not answered; whoever writes more waits."""
+    """Bounds of unanswered writes; further writers wait."""
     queue_bytes_max: int = 8 * MIB
-    """Received and not taken by the user, for each subscription, before the server gets no more credit for it."""
+    """Received, undelivered bytes per subscription above which the server gets no more credit."""
     tls: TlsOptions | None = None
-    """Who must have signed the server's certificate; None: whom the system trusts, and anybody on this machine."""
+    """TLS options. None: trust the system's CAs, and any certificate on loopback."""
     fingerprint: str | None = None
-    """SHA-256 of the server's certificate, which then nobody needs to have signed."""
+    """SHA-256 of the server's certificate, which then needs no CA."""
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
 
 
 class FujinClient(ReconnectingClient):
-    """Use `connect`. All methods are for one event loop."""
+    """Fujin client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "Fujin"
     instead: ClassVar[Mapping[str, str]] = {"create_topic": "writing creates the topic, if the broker allows it"}
@@ -86,7 +86,7 @@ class FujinClient(ReconnectingClient):
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FujinOptions = FujinOptions()) -> FujinClient:
-        """Raises `ConnectFailed` when the first connection cannot be had; later ones are sought until it works."""
+        """Connect. Raises `ConnectFailed` if the first connection fails; later the client reconnects indefinitely."""
         client = cls(host, port, options)
         await client._open()
         return client
@@ -97,22 +97,22 @@ class FujinClient(ReconnectingClient):
 
     @property
     def unacknowledged(self) -> int:
-        """Records written and not answered."""
+        """Number of unanswered writes."""
         return len(self._window)
 
     # Publishing.
 
     async def send(self, topic: str, value: bytes, *, headers: Headers = ()) -> asyncio.Future[None]:
-        """Write without waiting for the answer: the future is done when it comes. Waits only for room in the window.
+        """Write a record. Waits for room in the window; the future resolves with the reply.
 
-        The future fails with `Refused`, or with `OutcomeUnknown` or `NotSent` when the client is closed first.
+        The future fails with `Refused`, or with `OutcomeUnknown` or `NotSent` if the client is closed first.
         """
         return (await self._write(topic, [value], headers)).done
 
     async def send_many(
         self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
-        """As `send`, for values that leave together: the future is done when all of them are durable."""
+        """Write values as one batch. The future resolves when all are durable."""
         _check_place(key, partition)
         count = len(values)
         return then((await self._write(topic, values)).done, lambda _: [Receipt(topic)] * count)
@@ -120,7 +120,7 @@ class FujinClient(ReconnectingClient):
     async def publish(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
     ) -> Receipt:
-        """Returns when the record is durable. Fujin does not tell its place."""
+        """Write a record and wait until it is durable. Fujin does not report its partition and offset."""
         _check_place(key, partition)
         await (await self.send(topic, value, headers=headers))
         return Receipt(topic)
@@ -128,14 +128,14 @@ class FujinClient(ReconnectingClient):
     async def publish_many(
         self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
     ) -> int:
-        """Write all values, as fast as the window allows; returns how many, when the last is durable.
+        """Write all values as fast as the window allows. Returns their number once the last is durable.
 
-        Raises the first refusal, after which no further values are sent; those beside it may have been kept.
+        Raises the first error and sends no further values; other values in flight may have been written.
         """
         _check_place(key, partition)
         count = 0
         outstanding: deque[asyncio.Future[None]] = deque()
-        async for batch in batches_of(values, RUN_RECORDS_MAX):
+        async for batch in batches_of(values, BATCH_RECORDS_MAX):
             outstanding.append((await self._write(topic, batch)).done)
             count += len(batch)
             while outstanding and outstanding[0].done():
@@ -144,23 +144,18 @@ class FujinClient(ReconnectingClient):
             await done
         return count
 
-    async def flush(self) -> None:
-        """Returns when everything written so far is answered."""
-        await self._window.emptied()
-        self._check_open()
-
     def transaction(self) -> Transaction:
-        """`async with client.transaction() as tx: await tx.publish(…)`."""
+        """Return a transaction: `async with client.transaction() as tx: await tx.publish(…)`."""
         self._check_open()
         return Transaction(self._open_writer, self._options.write_form)
 
     async def _open_writer(self) -> WriterStream:
-        connection = await self._a_connection()
+        connection = await self._wait_connected()
         return WriterStream(connection, self._options.writer_id, answered=lambda cids, failure: None, over=lambda reason: None)
 
     async def _write(self, topic: str, values: Sequence[bytes], headers: Headers = ()) -> Written:
         self._check_open()
-        # Refused here, before it is in the window: what cannot be encoded would be sent again for ever.
+        # Reject before the window: a record that cannot be encoded would be resent indefinitely.
         for value in values:
             if not value:
                 raise InvalidRequest("Fujin has no empty values")
@@ -192,16 +187,16 @@ class FujinClient(ReconnectingClient):
         settlement: Settlement = "explicit",
         auto_commit: bool = False,
     ) -> Subscription:
-        """Follow a name, together with all other readers of its group. Returns when the server has agreed; raises `Refused`.
+        """Follow a name together with the other readers of its group. Waits for the server's confirmation. Raises `Refused`.
 
-        Where a group begins that has never read is the server's to say: at the start, unless its connector says otherwise.
-        With `auto_commit` a message counts as read when it has arrived, and cannot be settled.
+        The server's connector chooses where a new group begins; the default is the earliest record. With `auto_commit` the server
+        settles a message on sending it.
         """
         _check_place(None, partition)
-        if start not in (None, "start"):
-            raise NotSupported(self.protocol, "choosing where to begin", "a connector of the server does: start=latest")
+        if start not in (None, "earliest"):
+            raise NotSupported(self.protocol, "choosing where to begin", "set start=latest in a connector of the server")
         if group not in (None, topic):
-            raise NotSupported(self.protocol, "choosing a group", "a connector of the server gives a name its group")
+            raise NotSupported(self.protocol, "choosing a group", "set the group in a connector of the server")
         self._check_open()
         options = self._options
         subscription = Subscription(self, topic, auto_commit=auto_commit, settlement=settlement, queue_bytes_max=options.queue_bytes_max)
@@ -209,7 +204,7 @@ class FujinClient(ReconnectingClient):
         try:
             while True:
                 try:
-                    await self._follow(await self._a_connection(), subscription)
+                    await self._follow(await self._wait_connected(), subscription)
                     return subscription
                 except OutcomeUnknown:
                     continue
@@ -233,16 +228,16 @@ class FujinClient(ReconnectingClient):
         self._attempt = 0
 
     async def fetch(
-        self, topic: str, offset: Start = "start", *, partition: int = 0, group: str | None = None, records_max: int | None = None
+        self, topic: str, offset: Start = "earliest", *, partition: int = 0, group: str | None = None, records_max: int | None = None
     ) -> list[Message]:
-        """The next messages of the name's group; an empty list when none came within the server's short wait.
+        """Return the next messages of the name's group. The list is empty if none arrive within the server's short wait.
 
-        Each is to be acknowledged, or comes again.
+        The server delivers unacknowledged messages again.
         """
-        if offset != "start" or partition or group not in (None, topic):
-            raise NotSupported(self.protocol, "fetching from an offset", "the name's group says what is next")
+        if offset != "earliest" or partition or group not in (None, topic):
+            raise NotSupported(self.protocol, "fetching from an offset", "fetch without one returns the next messages of the name's group")
         self._check_open()
-        connection = await self._a_connection()
+        connection = await self._wait_connected()
         stream = self._pullers.get(topic)
         if stream is None or not stream.is_open:
             stream = self._pullers[topic] = ReaderStream(
@@ -255,31 +250,31 @@ class FujinClient(ReconnectingClient):
                 over=self._interrupted,
             )
         await asyncio.shield(stream.connected)
-        answer = await stream.ask(lambda cid: encode.fetch(cid, records_max or FETCH_RECORDS))
+        answer = await stream.request(lambda cid: encode.fetch(cid, records_max or FETCH_RECORDS))
         assert isinstance(answer, Fetched) and answer.ids is not None
         settler = _Puller(self, topic)
         return [Delivery(topic, None, None, value, settler=settler, id=id) for id, value in zip(answer.ids, answer.values, strict=True)]
 
     async def ping(self) -> None:
-        """Returns when the server has answered: a writer that connects and leaves at once gets a last word. Raises `OutcomeUnknown`."""
+        """Wait for one reply: connect a writer and disconnect it. Raises `OutcomeUnknown`."""
         stream = await self._open_writer()
         stream.leave()
         await stream.gone
         if not stream.is_answered:
-            raise OutcomeUnknown(0)  # a server may refuse a client after the client has taken the handshake for done
+            raise OutcomeUnknown(0)  # a server may reject a client after the client has completed the handshake
 
-    # What subscriptions ask: `Settling`.
+    # `Settling`, for subscriptions.
 
     async def settle(self, owner: object, request: Request, ids: Sequence[bytes]) -> list[bool]:
-        """Without a connection nothing is settled: the messages come again."""
+        """Settle messages. Without a connection none are settled and the server delivers them again."""
         self._check_open()
         stream = self._stream_of(owner)
         return [False] * len(ids) if stream is None else await stream.settle(request, ids)
 
-    def settle_unheard(self, owner: object, request: Request, ids: Sequence[bytes]) -> None:
+    def settle_without_reply(self, owner: object, request: Request, ids: Sequence[bytes]) -> None:
         stream = self._stream_of(owner)
         if stream is not None:
-            stream.settle_unheard(request, ids)
+            stream.settle_without_reply(request, ids)
 
     def used(self, owner: object, size_bytes: int) -> None:
         stream = self._stream_of(owner)
@@ -301,7 +296,7 @@ class FujinClient(ReconnectingClient):
 
     # The connection.
 
-    async def _a_connection(self) -> Connection:
+    async def _wait_connected(self) -> Connection:
         while self._connection is None:
             self._check_open()
             await self._connected.wait()
@@ -329,10 +324,10 @@ class FujinClient(ReconnectingClient):
         try:
             await self._follow(connection, subscription)
         except OutcomeUnknown:
-            pass  # this connection is lost too: the next will try
-        except Refused as refusal:
+            pass  # lost again: the next connection retries
+        except Refused as error:
             self._readers.pop(subscription, None)
-            subscription.stop(refusal)
+            subscription.stop(error)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
@@ -340,11 +335,11 @@ class FujinClient(ReconnectingClient):
         task.add_done_callback(self._following.discard)
 
     def _interrupted(self, reason: str) -> None:
-        """The server has ended a stream: begin anew with all of them."""
+        """Drop the connection when the server ends a stream, to reconnect with new streams."""
         if self._connection is not None:
             self._connection.drop(reason)
 
-    def _part(self) -> None:
+    def _disconnected(self) -> None:
         self._connection = self._writer = None
         self._connected.clear()
         self._pullers.clear()
@@ -357,9 +352,9 @@ class FujinClient(ReconnectingClient):
         for subscription in list(self._readers):
             await subscription.close()
         await super()._finish()
-        await self._say_goodbye()
+        await self._disconnect_streams()
 
-    async def _say_goodbye(self) -> None:
+    async def _disconnect_streams(self) -> None:
         streams = [stream for stream in (self._writer, *self._pullers.values()) if stream is not None and stream.is_open]
         for stream in streams:
             stream.leave()
@@ -374,11 +369,11 @@ class FujinClient(ReconnectingClient):
         if self._connection is not None:
             self._connection.close()
             self._connection = self._writer = None
-        self._connected.set()  # whoever waits for a connection finds the client closed
+        self._connected.set()  # tasks that wait for a connection find the client closed
 
 
 class _Puller:
-    """Settles what `fetch` has brought."""
+    """Settles the messages of `fetch`."""
 
     def __init__(self, client: FujinClient, topic: str) -> None:
         self.topic = topic
@@ -391,7 +386,7 @@ class _Puller:
         return await self._settle(Request.NACK, message)
 
     async def _settle(self, request: Request, message: Message) -> bool:
-        assert isinstance(message, Delivery), "this client gave it out"
+        assert isinstance(message, Delivery), "this client delivered it"
         return (await self._client.settle(self, request, [message.id]))[0]
 
 

@@ -1,4 +1,4 @@
-"""A client's QUIC connection to a Fujin server: streams, each with somebody who hears what comes on it; pings are answered."""
+"""QUIC connection of a Fujin client: streams with their receivers, and replies to the server's pings."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from headrace.net.quic.endpoint import NO_ERROR, ClientEndpoint, ClientTls
 from headrace.wire.fujin import ALPN, encode
 
 _OPENED_BY_SERVER = 1
-"""The last two bits of such a stream's number."""
+"""Last two bits of the id of a stream opened by the server."""
 
 
 class StreamReceiver(Protocol):
-    """Whoever uses a stream."""
+    """Receives the bytes of a stream."""
 
     def receive(self, data: bytes) -> int:
-        """Returns how many received bytes are used up: the server may send as many more."""
+        """Handle bytes. Returns the credit to grant to the server."""
 
     def ended(self, reason: str) -> None:
-        """Nothing more will come. Called once."""
+        """Handle the end of the stream. Called once."""
 
 
 class Connection:
-    """Made by `open_connection`. `lost` is called once, with a reason, unless `close` was called before."""
+    """Connection created by `open_connection`. `lost` is called once with a reason unless `close` was called."""
 
     def __init__(self, endpoint: ClientEndpoint, lost: Callable[[str], None]) -> None:
         self._endpoint, self._carrier, self._tell_lost = endpoint, endpoint.carrier, lost
-        self._hearers: dict[int, StreamReceiver] = {}
+        self._receivers: dict[int, StreamReceiver] = {}
         self._is_over = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._carrier.attach(self)
 
-    # What the client asks.
+    # Called by the client.
 
-    def open(self, hearer: StreamReceiver, frames: bytes) -> int:
-        """A new stream, with its first words."""
+    def open(self, receiver: StreamReceiver, frames: bytes) -> int:
+        """Open a stream and send its first frames."""
         stream = self._carrier.open_stream()
-        self._hearers[stream] = hearer
-        self._carrier.send(stream, frames)  # the number is taken by sending, not by asking for it
+        self._receivers[stream] = receiver
+        self._carrier.send(stream, frames)  # sending allocates the stream id
         return stream
 
     def send(self, stream: int, frames: bytes) -> None:
-        if stream in self._hearers:
+        if stream in self._receivers:
             self._carrier.send(stream, frames)
 
     def taken(self, stream: int, size_bytes: int) -> None:
-        if stream in self._hearers:
+        if stream in self._receivers:
             self._carrier.taken(stream, size_bytes)
 
     def finish(self, stream: int) -> None:
-        """Say no more on the stream, and hear no more."""
-        if self._hearers.pop(stream, None) is not None:
+        """Finish the stream and ignore further bytes."""
+        if self._receivers.pop(stream, None) is not None:
             self._carrier.send(stream, b"", finish=True)
             self._carrier.ignore(stream)
 
     def close(self) -> None:
-        """Nothing is reported after this."""
+        """Close the connection. No callback is called afterwards."""
         self._is_over = True
-        self._hearers.clear()
+        self._receivers.clear()
         self._carrier.close(NO_ERROR, "")
         self._carrier.give_up("closed")
 
     def drop(self, reason: str) -> None:
-        """Give it up, as if it had been lost."""
+        """Close the connection as if it were lost."""
         if not self._is_over:
             self._carrier.close(NO_ERROR, reason)
             self._end(reason)
             self._carrier.give_up(reason)
 
-    # What the carrier tells: `ConnectionReceiver`.
+    # `ConnectionReceiver`, called by the carrier.
 
     def connected(self) -> None:
         distrust = self._endpoint.distrust()
@@ -89,22 +89,22 @@ class Connection:
             if finished:
                 self._carrier.send(stream, encode.PONG, finish=True)
             return
-        hearer = self._hearers.get(stream)
-        if hearer is None:
+        receiver = self._receivers.get(stream)
+        if receiver is None:
             self._carrier.taken(stream, len(data))
             return
         if data:
-            self._carrier.taken(stream, hearer.receive(data))
-        if finished and self._hearers.get(stream) is hearer:
+            self._carrier.taken(stream, receiver.receive(data))
+        if finished and self._receivers.get(stream) is receiver:
             self.finish(stream)
-            hearer.ended("the server closed the stream")
+            receiver.ended("the server closed the stream")
 
     def reset(self, stream: int) -> None:
-        """A server that has finished asks to be sent no more: what it sent before still counts."""
+        """Stop sending on a stream that the server has finished. Bytes it sent before remain valid."""
         self._carrier.abort(stream)
 
     def progressed(self) -> None:
-        """The window of the client bounds what waits here."""
+        """Do nothing: the client's window bounds unsent bytes."""
 
     def lost(self, reason: str) -> None:
         self._end(f"connection lost: {reason}")
@@ -114,9 +114,9 @@ class Connection:
         if self._is_over:
             return
         self._is_over = True
-        hearers, self._hearers = self._hearers, {}
-        for hearer in hearers.values():
-            hearer.ended(reason)
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.ended(reason)
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(reason))
             self.ready.exception()
@@ -127,7 +127,7 @@ class Connection:
 async def open_connection(
     host: str, port: int, tls: ClientTls, lost: Callable[[str], None], *, timeout_seconds: float, idle_seconds: float
 ) -> Connection:
-    """Raises `ConnectFailed`."""
+    """Open a connection. Raises `ConnectFailed`."""
     try:
         async with asyncio.timeout(timeout_seconds):
             endpoint = await ClientEndpoint.open(host, port, alpn=ALPN, tls=tls, idle_seconds=idle_seconds)
@@ -139,7 +139,7 @@ async def open_connection(
                 connection.close()
                 raise
     except TimeoutError:
-        raise ConnectFailed(host=host, port=port, reason=f"no answer within {timeout_seconds:g} s") from None
+        raise ConnectFailed(host=host, port=port, reason=f"no reply within {timeout_seconds:g} s") from None
     except ConnectionError as failure:
         raise ConnectFailed(host=host, port=port, reason=str(failure)) from None
     except OSError as failure:
@@ -148,7 +148,7 @@ async def open_connection(
 
 
 def trust(host: str, tls: TlsOptions | None, fingerprint: str | None) -> ClientTls:
-    """Whom to believe. A server on this machine that nobody was said to vouch for is believed: it may have made its certificate."""
+    """Return the TLS settings. Without options, any certificate on loopback is trusted: the server may have generated its own."""
     if tls is not None:
         return ClientTls(
             ca_file=None if tls.ca_file is None else Path(tls.ca_file),

@@ -1,4 +1,4 @@
-"""What a Fujin client does on one stream: it asks, and the answers find whoever waits for them."""
+"""Streams of a Fujin client: requests, and the futures of their replies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ClientStream:
-    """One stream: a `StreamReceiver`. `over` is called once when the server ends it unasked, `stop` when the server wants it to end."""
+    """One stream, a `StreamReceiver`. `over` is called once if the server ends the stream before the client leaves."""
 
     def __init__(self, connection: Connection, first: bytes, *, with_ids: bool, over: Callable[[str], None]) -> None:
         self._connection, self._over = connection, over
@@ -40,7 +40,7 @@ class ClientStream:
         self._is_leaving = False
         self.is_open = True
         self.is_answered = False
-        """Whether the server has said anything on it."""
+        """Whether the server has sent anything on the stream."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stream = connection.open(self, first)
 
@@ -51,13 +51,13 @@ class ClientStream:
         self._connection.taken(self._stream, size_bytes)
 
     def leave(self) -> None:
-        """Say goodbye. What was asked before is answered before the server says it too."""
+        """Send DISCONNECT. The server answers earlier requests first."""
         if self.is_open and not self._is_leaving:
             self._is_leaving = True
             self.send(encode.DISCONNECT)
 
-    async def ask(self, make: Callable[[bytes], bytes]) -> ServerMessage:
-        """Raises `Refused`, and `OutcomeUnknown` when the stream ends first."""
+    async def request(self, make: Callable[[bytes], bytes]) -> ServerMessage:
+        """Send a request and wait for the reply. Raises `Refused`, and `OutcomeUnknown` if the stream ends first."""
         if not self.is_open:
             raise OutcomeUnknown(0)
         cid = self._next_cid.to_bytes(4, "big")
@@ -70,15 +70,15 @@ class ClientStream:
         finally:
             self._waiting.pop(cid, None)
 
-    # What the connection tells.
+    # Called by the connection.
 
     def receive(self, data: bytes) -> int:
         self.is_answered = True
         try:
             for message in self._decoder.feed(data):
-                self._hear(message)
+                self._dispatch(message)
         except WireError as failure:
-            self._connection.drop(f"the server cannot be understood: {failure}")
+            self._connection.drop(f"the server sent undecodable bytes: {failure}")
         return self.credit(len(data))
 
     def ended(self, reason: str) -> None:
@@ -92,29 +92,29 @@ class ClientStream:
         if not self._is_leaving:
             self._over(reason)
 
-    # What kinds of streams do differently.
+    # Overridden by subclasses.
 
     def credit(self, size_bytes: int) -> int:
-        """How much more the server may send, after so many bytes have come."""
+        """Return the credit to grant for received bytes."""
         return size_bytes
 
     def handle(self, message: ServerMessage) -> None:
-        """Whatever is not an answer that somebody waits for."""
+        """Handle a message that is not the reply to a pending request."""
 
-    def _hear(self, message: ServerMessage) -> None:
+    def _dispatch(self, message: ServerMessage) -> None:
         match message:
             case Transacted(cid=cid) | Fetched(cid=cid) | Settled(cid=cid):
                 self._answer(cid, message)
             case Failed(cid=cid, error=error) if cid in self._waiting:
-                self._waiting[cid].set_exception(_refusal(error))
+                self._waiting[cid].set_exception(_error_of(error))
             case WrittenBatch(cids):
                 for cid in cids if self._waiting else ():
                     self._answer(cid, message)
                 self.handle(message)
             case Stop():
-                self._connection.drop("the server stops")
+                self._connection.drop("the server is stopping")
             case Disconnected():
-                pass  # the end of the stream is behind it
+                pass  # the stream ends after it
             case _:
                 self.handle(message)
 
@@ -125,7 +125,7 @@ class ClientStream:
 
 
 class WriterStream(ClientStream):
-    """`answered` gets the cids of WRITEs, with the refusal if they were refused."""
+    """Stream of a writer. `answered` receives the cids of WRITEs, and the error if there is one."""
 
     def __init__(
         self,
@@ -143,11 +143,11 @@ class WriterStream(ClientStream):
             case WrittenBatch(cids):
                 self._answered(cids, None)
             case Failed(cid=cid, error=error):
-                self._answered([cid], _refusal(error))
+                self._answered([cid], _error_of(error))
 
 
 class ReaderStream(ClientStream):
-    """`arrived` gets what is pushed; `credit_of` says how much more may come after so many bytes."""
+    """Stream of a reader. `arrived` receives pushed messages; `credit_of` returns the credit to grant for received bytes."""
 
     def __init__(
         self,
@@ -181,24 +181,24 @@ class ReaderStream(ClientStream):
                 if error is None:
                     self.connected.set_result(None)
                 else:
-                    self._is_leaving = True  # the server ends the stream, and has said why
-                    self.connected.set_exception(_refusal(error))
+                    self._is_leaving = True  # the server ends the stream after its error
+                    self.connected.set_exception(_error_of(error))
                     self.connected.exception()
 
     async def settle(self, request: Request, ids: Sequence[bytes]) -> list[bool]:
-        """Which of these the server has settled; none if the stream ends before it could say."""
+        """Return for each message whether the server has settled it: False if the stream ends first."""
         try:
-            answer = await self.ask(lambda cid: encode.settle(request, cid, ids))
+            answer = await self.request(lambda cid: encode.settle(request, cid, ids))
         except OutcomeUnknown:
             return [False] * len(ids)
         assert isinstance(answer, Settled)
         return [error is None for error in answer.errors]
 
-    def settle_unheard(self, request: Request, ids: Sequence[bytes]) -> None:
-        """For whoever does not want to know. No answer is waited for under this cid."""
+    def settle_without_reply(self, request: Request, ids: Sequence[bytes]) -> None:
+        """Settle messages without waiting for the reply. No request uses this cid."""
         self.send(encode.settle(request, b"\xff\xff\xff\xff", ids))
 
 
-def _refusal(text: str) -> Refused:
-    """A Headrace server puts its word for the kind before the first colon."""
+def _error_of(text: str) -> Refused:
+    """Return the error. A Headrace server sends its kind before the first colon."""
     return Refused(code=0, text=text, kind=text.partition(":")[0])

@@ -1,9 +1,9 @@
-"""A name followed over Fujin: messages are pushed, and taken out by the user at leisure.
+"""Fujin subscription: a queue between pushed messages and the user.
 
-When the user takes too long, the server gets no more credit for the stream and stops sending. Nothing is dropped.
+While the queue is full, the server gets no more credit for the stream and stops sending. Nothing is dropped.
 
-A message that waits here when its connection is lost is forgotten: the server delivers it again. One that the user has can still be
-acknowledged on the next connection, since its id means the same record there.
+Queued messages of a lost connection are discarded: the server delivers them again. A delivered message can still be acknowledged on the
+next connection, where its id names the same record.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ _MESSAGE_OVERHEAD_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Message):
-    """One message; its id is empty with auto commit."""
+    """One message. Its id is empty with auto commit."""
 
     id: bytes = b""
 
 
 @dataclass(slots=True)
 class DeliveryBatch(MessageBatch):
-    """A run whose messages wait for an ACK."""
+    """A batch whose messages await an ACK."""
 
     ids: list[bytes] = field(default_factory=list)
     _ack: Callable[[list[bytes]], Awaitable[list[bool]]] | None = None
 
     async def ack(self) -> bool:
-        """Done with all of them; False if the server did not know one of them any more: it may come again."""
+        """Acknowledge all messages. Returns False if the server may deliver one of them again."""
         return all(await self._ack(self.ids)) if self._ack is not None else True
 
 
 class Settling(Protocol):
-    """What a subscription asks of its client."""
+    """The methods of a client that a subscription uses."""
 
     def settle(self, owner: object, request: Request, ids: Sequence[bytes]) -> Awaitable[list[bool]]:
-        """Which of these the server has settled."""
+        """Return for each message whether the server has settled it."""
 
-    def settle_unheard(self, owner: object, request: Request, ids: Sequence[bytes]) -> None:
-        """The same for whoever does not want to know."""
+    def settle_without_reply(self, owner: object, request: Request, ids: Sequence[bytes]) -> None:
+        """Settle messages without waiting for the reply."""
 
     def used(self, owner: object, size_bytes: int) -> None:
-        """The server may send so many bytes more."""
+        """Grant the server credit for `size_bytes` more."""
 
     def left(self, owner: object) -> Awaitable[None]:
         """Stop following."""
 
 
 class Subscription:
-    """An asynchronous iterator of deliveries. Made by `FujinClient.subscribe`."""
+    """Asynchronous iterator of deliveries, created by `FujinClient.subscribe`."""
 
     def __init__(self, client: Settling, name: str, *, auto_commit: bool, settlement: Settlement, queue_bytes_max: int) -> None:
         self.topic, self.auto_commit = name, auto_commit
@@ -69,12 +69,12 @@ class Subscription:
         self._taken = 0
         self._queued_bytes = self._withheld_bytes = 0
         self._owed: dict[bytes, None] = {}
-        """The ids of what was given to the user and not settled, in order."""
+        """Ids of delivered, unsettled messages, in order."""
         self._changed = asyncio.Event()
         self._is_closed = False
         self._failure: Exception | None = None
 
-    # What the client tells us.
+    # Called by the client.
 
     def arrived(self, batch: Arrived) -> None:
         self._queue += zip(batch.ids or [b""] * len(batch.values), batch.values, strict=True)
@@ -82,25 +82,25 @@ class Subscription:
         self._changed.set()
 
     def credit(self, size_bytes: int) -> int:
-        """How much more the server may send, after so many bytes have come: nothing while the queue is full."""
+        """Return the credit to grant for received bytes: none while the queue is full."""
         if self._queued_bytes > self._queue_bytes_max:
             self._withheld_bytes += size_bytes
             return 0
         return size_bytes
 
     def interrupted(self) -> None:
-        """The connection is lost: what waits here comes again. With auto commit it does not, so it stays."""
+        """Discard queued messages of a lost connection: the server delivers them again, except with auto commit."""
         self._withheld_bytes = 0
         if not self.auto_commit:
             self._queue, self._taken, self._queued_bytes = [], 0, 0
 
     def stop(self, failure: Exception | None = None) -> None:
-        """Nothing more will come, and nothing that waits is given out."""
+        """End the iteration and drop queued messages."""
         self._is_closed, self._failure = True, failure
         self._queue = []
         self._changed.set()
 
-    # What the user does.
+    # Called by the user.
 
     def __aiter__(self) -> Subscription:
         return self
@@ -115,7 +115,7 @@ class Subscription:
         return Delivery(self.topic, None, None, value, settler=None if self.auto_commit else self, id=id)
 
     async def batches(self) -> AsyncIterator[DeliveryBatch]:
-        """Messages as they come, in runs: the fast way. Do not mix with iterating over single messages."""
+        """Iterate over batches as received, which is faster. Do not mix with iterating over single messages."""
         while True:
             self._settle_given()
             if not await self._filled():
@@ -127,20 +127,20 @@ class Subscription:
             yield DeliveryBatch(self.topic, None, (), values, None, ids, None if self.auto_commit else self._ack)
 
     async def commit(self) -> None:
-        """Done with everything that was given out."""
+        """Acknowledge every message delivered so far."""
         if self.auto_commit:
             raise NothingToSettle(self.topic)
         if self._owed:
             await self._ack(list(self._owed))
 
     async def ack(self, message: Message) -> bool:
-        """Done with this one. False: the server has delivered it to another reader, or will deliver it again."""
-        assert isinstance(message, Delivery), "this subscription gave it out"
+        """Acknowledge the message. Returns False if another reader has it or the server will deliver it again."""
+        assert isinstance(message, Delivery), "this subscription delivered it"
         return (await self._ack([message.id]))[0]
 
     async def nack(self, message: Message) -> bool:
-        """It comes again after a while, and goes to the dead letters when that does not help."""
-        assert isinstance(message, Delivery), "this subscription gave it out"
+        """Request another delivery. The server dead-letters the message after its last attempt."""
+        assert isinstance(message, Delivery), "this subscription delivered it"
         self._owed.pop(message.id, None)
         return (await self._client.settle(self, Request.NACK, [message.id]))[0]
 
@@ -148,14 +148,14 @@ class Subscription:
         raise NotSupported("Fujin", "offsets", READERS)
 
     async def close(self) -> None:
-        """Stop following. The iteration ends; with automatic settlement everything that was given out counts as done."""
+        """Stop following and end the iteration. Automatic settlement acknowledges every delivered message."""
         if not self._is_closed:
             if self._settlement == "auto" and self._owed:
                 await self.commit()
             self.stop()
             await self._client.left(self)
 
-    # The rest.
+    # Internals.
 
     async def _ack(self, ids: list[bytes]) -> list[bool]:
         for id in ids:
@@ -163,10 +163,10 @@ class Subscription:
         return await self._client.settle(self, Request.ACK, ids)
 
     def _settle_given(self) -> None:
-        """With automatic settlement, asking for more says that what was given is done."""
+        """Acknowledge delivered messages if settlement is automatic."""
         if self._settlement == "auto" and self._owed:
             ids, self._owed = list(self._owed), {}
-            self._client.settle_unheard(self, Request.ACK, ids)
+            self._client.settle_without_reply(self, Request.ACK, ids)
 
     def _give(self, ids: list[bytes], values: list[bytes]) -> None:
         if not self.auto_commit:

@@ -1,4 +1,4 @@
-"""A transaction over Fujin: several records, for any topics, that all become visible at once or not at all."""
+"""Fujin transaction: records of several topics that become visible atomically."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headrace.wire.fujin import Request, WriteForm, encode
 
 
 class Transaction:
-    """Made by `FujinClient.transaction`. Committed when the block ends well, rolled back when it does not.
+    """Transaction created by `FujinClient.transaction`. Commits if the block succeeds, rolls back otherwise.
 
-    It lives on one connection: when that is lost, everything fails with `NotSent`, since nothing of it was kept; only a COMMIT whose
-    answer did not come fails with `OutcomeUnknown`.
+    It belongs to one connection. If that is lost, all calls fail with `NotSent`, since the server rolls back; a COMMIT without a reply
+    fails with `OutcomeUnknown`.
     """
 
     def __init__(self, open: Callable[[], Awaitable[WriterStream]], form: WriteForm) -> None:
@@ -45,12 +45,12 @@ class Transaction:
             stream.leave()
 
     async def publish(self, topic: str, value: bytes, *, headers: Headers = ()) -> Receipt:
-        """Returns when the broker has it in hand; it is kept when the transaction is committed."""
+        """Stage a record and wait for the reply. The commit makes it durable and visible."""
         await self.publish_many(topic, [value], headers=headers)
         return Receipt(topic)
 
     async def publish_many(self, topic: str, values: Sequence[bytes], *, headers: Headers = ()) -> int:
-        """The same for many; `headers` are given to each."""
+        """Stage many records, each with `headers`."""
         stream = self._writer()
         self._count += len(values)
         try:
@@ -60,19 +60,19 @@ class Transaction:
         return len(values)
 
     async def _write(self, stream: WriterStream, topic: str, value: bytes, headers: Headers) -> None:
-        await stream.ask(lambda cid: encode.writes(topic, [cid], [value], [headers] if headers else None, form=self._form))
+        await stream.request(lambda cid: encode.writes(topic, [cid], [value], [headers] if headers else None, form=self._form))
 
     async def _commit(self, stream: WriterStream) -> None:
         if not stream.is_open:
             raise NotSent(self._count)
         try:
-            await stream.ask(lambda cid: encode.transact(Request.COMMIT, cid))
+            await stream.request(lambda cid: encode.transact(Request.COMMIT, cid))
         except OutcomeUnknown:
             raise OutcomeUnknown(self._count) from None
 
     async def _step(self, request: Request) -> None:
         try:
-            await self._writer().ask(lambda cid: encode.transact(request, cid))
+            await self._writer().request(lambda cid: encode.transact(request, cid))
         except OutcomeUnknown:
             raise NotSent(self._count) from None
 

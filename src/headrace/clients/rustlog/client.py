@@ -1,17 +1,16 @@
-"""A RustLog client that survives its connections.
+"""RustLog client.
 
     client = await RustLogClient.connect("127.0.0.1", 9092)
     await client.create_topic("orders", partitions=2)
     receipt = await client.publish("orders", b"hello", partition=1)
-    async for message in await client.subscribe("orders", "start", partition=1, group="billing"):
+    async for message in await client.subscribe("orders", "earliest", partition=1, group="billing"):
         ...
 
-Requests are pipelined; replies come in their order. A lost connection is sought again for ever, and what has no reply yet is then sent
-once more, in order: delivery is at least once. With `resend_writes` off, a write whose connection was lost fails with
-`OutcomeUnknown` instead, and is never written twice by this client.
+Requests are pipelined; replies arrive in the same order. The client reconnects indefinitely and sends requests without a reply again, in
+order: delivery is at least once. Without `resend_writes`, a write whose connection was lost fails with `OutcomeUnknown` instead.
 
-Both dialects are spoken, binary unless told otherwise. RustLog has no keys, headers, timestamps, no way to delete a topic and no
-push: what it cannot do raises `NotSupported`, and a subscription polls.
+The client supports both dialects; the default is binary. RustLog has no keys, headers, timestamps or topic deletion, which raise
+`NotSupported`, and no push: a subscription polls.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from headrace.clients.errors import NotSupported
 from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.request_reply import RequestReplyClient, check_seek, check_settlement, poll_pause
-from headrace.clients.rustlog.errors import raise_refusal
-from headrace.clients.rustlog.requests import Call, Calls
+from headrace.clients.rustlog.requests import Call, Calls, raise_error
 from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
 from headrace.errors import OffsetOutOfRange, WireError
@@ -39,8 +37,8 @@ from headrace.wire.rustlog import Dialect, Reply, ReplyDecoder, Request, Undecod
 from headrace.wire.rustlog import messages as m
 
 DEFAULT_PORT: Final = 9092
-RUN_RECORDS_MAX: Final = 500
-"""`publish_many` sends requests of at most so many."""
+BATCH_RECORDS_MAX: Final = 500
+"""Records per request of `publish_many`."""
 _OFFSET_MAX: Final = 2**64 - 1
 _Answer = TypeVar("_Answer")
 _REPLIES: Final[dict[type[Request], type[Reply]]] = {
@@ -59,30 +57,30 @@ _REPLIES: Final[dict[type[Request], type[Reply]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RustLogOptions:
-    """What a user may choose."""
+    """Options of a RustLog connection."""
 
     dialect: Dialect = Dialect.BINARY
     resend_writes: bool = True
-    """Whether a write without a reply is sent again on a new connection; if not, it fails with `OutcomeUnknown`."""
+    """Whether to send writes without a reply again on a new connection. Otherwise they fail with `OutcomeUnknown`."""
     connect_seconds: float = 5.0
     reply_seconds: float = 30.0
-    """A connection on which the oldest request waits longer than this counts as lost."""
+    """Longest wait for a reply before the connection counts as lost."""
     ping_seconds: float = 5.0
-    """How often an idle connection is tried."""
+    """Interval of pings on an idle connection."""
     window_calls_max: int = 256
     window_bytes_max: int = 16 * MIB
-    """Requests without a reply; whoever asks more waits."""
+    """Bounds of requests without a reply; further requests wait."""
     fetch_bytes_max: int = 1 * MIB
     poll_seconds_min: float = 0.01
     poll_seconds_max: float = 0.5
-    """A subscription at the end of its partition asks again after these, the pause doubling from one to the other."""
+    """Bounds of the delay between polls, which doubles while there are no new records."""
     tls: TlsOptions | None = None
     backoff: Backoff = exponential()
     on_state: OnState = lambda state, reason: None
 
 
 class RustLogClient(RequestReplyClient):
-    """Use `connect`. All methods are for one event loop."""
+    """RustLog client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "RustLog"
 
@@ -102,14 +100,14 @@ class RustLogClient(RequestReplyClient):
 
     @classmethod
     async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: RustLogOptions = RustLogOptions()) -> RustLogClient:
-        """Raises `ConnectFailed` when the first connection cannot be had; later ones are sought until it works."""
+        """Connect. Raises `ConnectFailed` if the first connection fails; later the client reconnects indefinitely."""
         client = cls(host, port, options)
         await client._open()
         return client
 
     @property
     def unacknowledged(self) -> int:
-        """Records published and not acknowledged."""
+        """Number of records published and not acknowledged."""
         return self._calls.records
 
     # Publishing.
@@ -117,21 +115,21 @@ class RustLogClient(RequestReplyClient):
     async def publish(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
     ) -> Receipt:
-        """Returns when the broker has acknowledged the record, with its place. Partition 0, unless another is chosen."""
+        """Publish a record and wait for the acknowledgement. The default partition is 0."""
         self._check_keyless(key)
         if headers:
             raise NotSupported("RustLog", "headers")
         (request,) = produce_requests(self._options.dialect, topic, partition or 0, [value])
-        reply = await self._ask(request, m.ProduceReply)
+        reply = await self._request(request, m.ProduceReply)
         return Receipt(topic, partition or 0, reply.offsets[0])
 
     async def send_many(
         self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
-        """Publish without waiting for the acknowledgement: the future gives the places when it comes. Waits only for room.
+        """Publish values as one batch. Waits for room in the window; the future resolves with the acknowledgement.
 
-        What one frame holds is written all or not at all; more than that goes in several requests. Raises `LimitExceeded`
-        for a record that fits no frame of this dialect, before any is sent.
+        Each frame is written atomically; a large batch needs several. Raises `LimitExceeded` before sending if a record does not
+        fit in a frame of the dialect.
         """
         self._check_keyless(key)
         requests = produce_requests(self._options.dialect, topic, partition or 0, list(values))
@@ -142,14 +140,14 @@ class RustLogClient(RequestReplyClient):
     async def publish_many(
         self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
     ) -> int:
-        """Publish all values, as fast as the window allows; returns how many, when the last is acknowledged.
+        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged.
 
-        The first failure is raised; what was sent after it may have been written.
+        Raises the first failure; values sent after it may have been written.
         """
         self._check_keyless(key)
         count = 0
         under_way: deque[Call] = deque()
-        async for batch in batches_of(values, RUN_RECORDS_MAX):
+        async for batch in batches_of(values, BATCH_RECORDS_MAX):
             for request in produce_requests(self._options.dialect, topic, partition or 0, batch):
                 under_way.append(await self._enter(request))
             count += len(batch)
@@ -157,11 +155,6 @@ class RustLogClient(RequestReplyClient):
                 await self._offsets([under_way.popleft()])
         await self._offsets(under_way)
         return count
-
-    async def flush(self) -> None:
-        """Returns when everything asked so far is answered. Raises `ClientClosed` when that cannot happen any more."""
-        await self._calls.emptied()
-        self._check_open()
 
     def _check_keyless(self, key: Key) -> None:
         if key is not None:
@@ -178,26 +171,26 @@ class RustLogClient(RequestReplyClient):
     async def fetch(
         self,
         topic: str,
-        offset: Start = "start",
+        offset: Start = "earliest",
         *,
         partition: int = 0,
         group: str | None = None,
         records_max: int | None = None,
         bytes_max: int | None = None,
     ) -> list[Message]:
-        """Records from a place on, or from the group's committed offset if that is behind it; an empty list when there are none."""
+        """Return records from `offset`, or from the group's committed offset if that is higher. An empty list means none."""
         begin = await self._next_to_read(topic, partition, offset, group)
         batch, _ = await self.read(topic, begin, partition=partition, bytes_max=bytes_max)
         return [batch.message(index) for index in range(min(len(batch), records_max or len(batch)))]
 
     async def read(self, topic: str, offset: int, *, partition: int = 0, bytes_max: int | None = None) -> tuple[MessageBatch, int]:
-        """As `fetch`, as columns, with the offset to read on from. Raises `OffsetOutOfRange` below the first offset there is."""
+        """Fetch columns and the next offset to read. Raises `OffsetOutOfRange` below the first offset."""
         bytes_max = min(bytes_max or self._options.fetch_bytes_max, RUSTLOG_FRAME_BYTES_MAX)
-        reply = await self._ask(m.Fetch(topic, partition, offset, bytes_max, ""), m.FetchReply)
+        reply = await self._request(m.Fetch(topic, partition, offset, bytes_max, ""), m.FetchReply)
         return MessageBatch(topic, partition, reply.offsets, list(reply.values)), reply.next_offset
 
     async def first_offset(self, topic: str, *, partition: int = 0) -> int:
-        """The oldest there is. Nothing in RustLog tells it but the refusal to read below it."""
+        """Return the first offset. RustLog reports it only in the error for reading below it."""
         try:
             await self.read(topic, 0, partition=partition, bytes_max=1)
         except OffsetOutOfRange as error:
@@ -205,26 +198,26 @@ class RustLogClient(RequestReplyClient):
         return 0
 
     async def end_offset(self, topic: str, *, partition: int = 0) -> int:
-        """The offset the next record will get. The original broker cannot tell: `NotSupported`."""
+        """Return the offset of the next record. The original broker does not report it: raises `NotSupported`."""
         _, end = await self.read(topic, _OFFSET_MAX, partition=partition, bytes_max=1)
         if end == _OFFSET_MAX:
-            raise NotSupported("this RustLog broker", "asking for the end of a partition")
+            raise NotSupported("this RustLog broker", "reading the end offset of a partition")
         return end
 
     async def subscribe(
         self,
         topic: str,
-        start: Start = "end",
+        start: Start = "latest",
         *,
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
     ) -> PollingSubscription:
-        """Follow a topic (or one partition of it) from its start, its end (only what is yet to come) or an offset.
+        """Follow a topic or one partition from `"earliest"`, `"latest"` (only new records) or an offset.
 
-        A group goes on from where it has committed. Its progress is committed with `Message.ack`, `Subscription.commit`, or with
-        `settlement="auto"` whenever the iteration goes on behind a fetched run. In the JSON dialect, which cannot ask for the
-        partitions of a topic, partition 0 is followed unless another is named.
+        A group resumes at its committed offset. `Message.ack` and `Subscription.commit` commit its progress; `settlement="auto"`
+        commits a fetched batch when the iteration requests the next one. The JSON dialect cannot list the partitions of a topic
+        and follows partition 0 by default.
         """
         check_settlement(settlement, group)
         if partition is None:
@@ -247,27 +240,27 @@ class RustLogClient(RequestReplyClient):
         )
 
     async def _start(self, topic: str, partition: int, start: Start, group: str | None) -> int:
-        """Reading finds out by itself where the start is."""
+        """Return the first offset to read. 0 stands for the earliest: reading adjusts it."""
         known = None if group is None else await self.committed(topic, group=group, partition=partition)
         if known is not None:
             return known
-        return 0 if start == "start" else await self._place(topic, partition, start)
+        return 0 if start == "earliest" else await self._place(topic, partition, start)
 
     # Groups.
 
     async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
-        """The group will read on at `offset`. Raises `UnknownPartition` where the broker keeps no offset for that place."""
+        """Commit `offset` as the next one the group reads. Raises `UnknownPartition`."""
         request = m.OffsetCommit(topic, partition, group, offset)
-        reply = await self._ask(request, m.OffsetCommitReply)
+        reply = await self._request(request, m.OffsetCommitReply)
         if not reply.success:
-            raise_refusal(request, m.ErrorReply("partition not found: ", 0))
+            raise_error(request, m.ErrorReply("partition not found: ", 0))
 
     async def committed(self, topic: str, *, group: str, partition: int = 0) -> int | None:
-        """Where the group will read on; None if it has never committed there."""
-        return (await self._ask(m.OffsetFetch(topic, partition, group), m.OffsetFetchReply)).offset
+        """Return the next offset the group reads; None if it has never committed in the partition."""
+        return (await self._request(m.OffsetFetch(topic, partition, group), m.OffsetFetchReply)).offset
 
     async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
-        """Move the group to an offset, which is returned. Times raise `NotSupported`."""
+        """Move the group to an offset and return it. A timestamp raises `NotSupported`."""
         check_seek(offset, timestamp)
         if timestamp is not None:
             offset = await self.offset_for_time(topic, timestamp, partition=partition)
@@ -278,35 +271,35 @@ class RustLogClient(RequestReplyClient):
     # Topics.
 
     async def create_topic(self, topic: str, *, partitions: int = 1) -> None:
-        """Raises `TopicExists`, `InvalidRequest`."""
-        await self._ask(m.CreateTopic(topic, partitions), m.CreateTopicReply)
+        """Create a topic. Raises `TopicExists`, `InvalidRequest`."""
+        await self._request(m.CreateTopic(topic, partitions), m.CreateTopicReply)
 
     async def topics(self) -> list[str]:
         return list(await self.partition_counts())
 
     async def partition_counts(self) -> dict[str, int]:
-        """The partition count of every topic this client may see, by name."""
-        return dict((await self._ask(m.ListTopics(), m.ListTopicsReply)).topics)
+        """Return the partition counts of all visible topics by name."""
+        return dict((await self._request(m.ListTopics(), m.ListTopicsReply)).topics)
 
     async def describe_topic(self, topic: str) -> dict[int, int]:
-        """The end of every partition. Raises `UnknownTopic`."""
-        return dict((await self._ask(m.DescribeTopic(topic), m.DescribeTopicReply)).partitions)
+        """Return the end offset of every partition. Raises `UnknownTopic`."""
+        return dict((await self._request(m.DescribeTopic(topic), m.DescribeTopicReply)).partitions)
 
     async def metrics(self) -> str:
-        """The broker's figures as Prometheus text."""
-        return (await self._ask(m.MetricsFetch(), m.MetricsReply)).metrics
+        """Return the broker's metrics as Prometheus text."""
+        return (await self._request(m.MetricsFetch(), m.MetricsReply)).metrics
 
     async def ping(self) -> None:
-        """Returns when the server has answered."""
-        await self._ask(m.Ping(), m.Pong)
+        """Wait for one reply from the server."""
+        await self._request(m.Ping(), m.Pong)
 
-    # Asking.
+    # Requests.
 
-    async def _ask(self, request: Request, answer: type[_Answer]) -> _Answer:
+    async def _request(self, request: Request, answer: type[_Answer]) -> _Answer:
         return await self._reply(await self._enter(request), answer)
 
     async def _enter(self, request: Request) -> Call:
-        """Take a place among the requests and leave, if there is a connection. Raises `ClientClosed`."""
+        """Queue a request and send it if connected. Raises `ClientClosed`."""
         self._check_open()
         records = len(request.records) if isinstance(request, m.Produce) else 0
         call = await self._calls.enter(request, encode_request(self._options.dialect, request), records)
@@ -315,31 +308,31 @@ class RustLogClient(RequestReplyClient):
         return call
 
     async def _reply(self, call: Call, answer: type[_Answer]) -> _Answer:
-        """Shielded: whoever stops waiting must not take the reply from the order of replies."""
+        """Wait for the reply. Shielded: a cancelled caller must not disturb the order of replies."""
         reply = await asyncio.shield(call.reply)
         if isinstance(reply, m.ErrorReply):
-            raise_refusal(call.request, reply)
-        assert isinstance(reply, answer), "a reply of another kind is not taken in"
+            raise_error(call.request, reply)
+        assert isinstance(reply, answer), "`_take` rejects other replies"
         return reply
 
     # Receiving.
 
     def _receive(self, data: bytes) -> None:
-        self._heard()
+        self._note_received()
         try:
             for reply in self._decoder.feed(data):
                 self._take(reply)
         except WireError as failure:
-            self._misunderstood(failure)
+            self._drop_undecodable(failure)
 
     def _take(self, reply: Reply) -> None:
         call = self._calls.oldest()
         if call is None:
-            raise Undecodable(f"{type(reply).__name__} came unasked")
+            raise Undecodable(f"{type(reply).__name__} arrived without a request")
         if not isinstance(reply, (_REPLIES[type(call.request)], m.ErrorReply)):
-            raise Undecodable(f"{type(call.request).__name__} was answered with {type(reply).__name__}")
+            raise Undecodable(f"{type(call.request).__name__} received the reply {type(reply).__name__}")
         if isinstance(reply, m.ProduceReply) and len(reply.offsets) != call.records:
-            raise Undecodable(f"{call.records} records were answered with {len(reply.offsets)} offsets")
+            raise Undecodable(f"{call.records} records received {len(reply.offsets)} offsets")
         self._calls.answered(reply)
         self._attempt = 0
 
@@ -357,8 +350,8 @@ class RustLogClient(RequestReplyClient):
         self._begin_watch()
         self._opened()
 
-    def _part(self) -> None:
-        super()._part()
+    def _disconnected(self) -> None:
+        super()._disconnected()
         if not self._options.resend_writes:
             self._calls.give_up_writes()
 
