@@ -79,10 +79,10 @@ def test_a_cut_batch_is_found(cut: int) -> None:
         Batch.parse(encode(1, 0, FULL, now=0)[:cut])
 
 
-def test_a_lying_size_is_refused_before_anything_is_read() -> None:
+def test_an_invalid_size_is_rejected_before_anything_is_read() -> None:
     content = bytearray(encode(1, 0, FULL, now=0))
     content[8:12] = (BATCH_BYTES_MAX + 8).to_bytes(4, "little")
-    with pytest.raises(CorruptData, match="claims"):
+    with pytest.raises(CorruptData, match="invalid batch size"):
         parse_header(bytes(content), 0, "here")
 
 

@@ -116,7 +116,7 @@ def test_what_the_segment_has_beyond_a_torn_journal_is_kept() -> None:
     log = new_log(store)
     for number in range(10):
         put(store, log, b"value %d" % number)
-    store.keeper.tick(urgent=True)  # the tail is in the segment, but no checkpoint was taken
+    store.maintenance.tick(urgent=True)  # the tail is in the segment, but no checkpoint was taken
     broken = damaged(files, "journal/0000000001.hrj", 9 * 4096 + 50)
     assert values(opened(broken), log) == EXPECTED[:10]
 
@@ -127,7 +127,7 @@ def test_a_torn_segment_end_is_filled_from_the_journal() -> None:
     log = new_log(store)
     for number in range(10):
         put(store, log, b"value %d" % number)
-    store.keeper.tick(urgent=True)
+    store.maintenance.tick(urgent=True)
     path = segment_path(log, 0)
     step = (len(files.contents()[path]) - HEADER_BYTES) // 10
     again = opened(damaged(files, path, HEADER_BYTES + 4 * step + 80))

@@ -125,10 +125,10 @@ def test_a_directory_is_locked_once() -> None:
 def test_a_cold_file_is_not_read_on_the_loop() -> None:
     files = SimulatedFiles({"a": b"x"})
     file = files.open("a")
-    assert bytes(file.glance_at(0, 1)) == b"x"
+    assert bytes(file.read_cached(0, 1)) == b"x"
     files.cold = True
     with pytest.raises(NotCached):
-        file.glance_at(0, 1)
+        file.read_cached(0, 1)
     assert file.read_at(0, 1) == b"x"
 
 

@@ -261,10 +261,10 @@ def test_below_the_headroom_only_the_reserve_is_written() -> None:
     log = new_log(store)
     put(store, log, b"safe")
     files.room_bytes = 1 << 29
-    store.keeper.tick()
+    store.maintenance.tick()
     assert isinstance(staged(store, (log, RecordBatch([b"x"])))[0], DiskFull)
     files.room_bytes = 1 << 31
-    store.keeper.tick()
+    store.maintenance.tick()
     put(store, log, b"y")
 
 

@@ -1,4 +1,4 @@
-"""The store against a plain model: whatever writers, readers, keeper, crashes and power cuts do, both hold the same records.
+"""The store against a plain model: whatever writers, readers, maintenance, crashes and power cuts do, both hold the same records.
 
 HEADRACE_STORE_MODEL_EXAMPLES=2000 makes a long run of other examples; the normal run is short and always the same.
 """
@@ -20,7 +20,7 @@ from headrace.records import Ack, AnyBatch, Appended, ColumnBatch, Record, Recor
 from headrace.storage.check import check
 from headrace.storage.partition import LogOptions
 from headrace.storage.segment import log_directory
-from headrace.storage.store import LateRun, Store, StoreOptions
+from headrace.storage.store import LateBatch, Store, StoreOptions
 from tests.storage.stores import crashed, opened, records
 from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import SimulatedFiles
@@ -98,7 +98,7 @@ ACKS = st.sampled_from([Ack.DURABLE, Ack.DURABLE, Ack.WRITTEN, Ack.NONE])
 
 
 class StoreModel(RuleBasedStateMachine):
-    """Nothing runs by itself: each rule is a step of a writer, a reader, the keeper or fate."""
+    """Nothing runs by itself: each rule is a step of a writer, a reader, the maintenance or fate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class StoreModel(RuleBasedStateMachine):
 
     def _stage(self, appends: list[tuple[int, RecordBatch]], ack: Ack, form: str) -> None:
         outcome: Outcome = []
-        built: list[tuple[int, AnyBatch | LateRun]] = [*appends]
+        built: list[tuple[int, AnyBatch | LateBatch]] = [*appends]
         *others, (log, last) = appends
 
         def build(landed: Sequence[Appended]) -> RecordBatch:
@@ -234,7 +234,7 @@ class StoreModel(RuleBasedStateMachine):
         after = [record.offset for record in held.records if record.timestamp >= wanted]
         assert self.store.partitions[log].offset_for_time(wanted) == min(after, default=held.end)
 
-    # The keeper.
+    # The maintenance.
 
     @rule()
     def checkpoint(self) -> None:

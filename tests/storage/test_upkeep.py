@@ -128,12 +128,12 @@ def test_compaction_gives_up_no_record_for_one_that_a_power_cut_may_take() -> No
 
 
 def test_the_headroom_is_watched_under_load_too() -> None:
-    """A writer that wakes the keeper all the time leaves it no idle interval."""
+    """A writer that wakes the maintenance all the time leaves it no idle interval."""
     files = SimulatedFiles()
     store = Store.open(files, StoreOptions(journal_bytes=64 * 1024, headroom_bytes=1_000_000), threads=False)
     files.room_bytes = 2_000_000
-    store.keeper.tick(urgent=True)
+    store.maintenance.tick(urgent=True)
     assert not store.full
     files.room_bytes = 10_000
-    store.keeper.tick(urgent=True)
+    store.maintenance.tick(urgent=True)
     assert store.full

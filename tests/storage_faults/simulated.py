@@ -109,7 +109,7 @@ class SimulatedFile:
         if self._closed or (writing and self._readonly):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
 
-    def glance_at(self, position: int, size_bytes: int) -> memoryview:
+    def read_cached(self, position: int, size_bytes: int) -> memoryview:
         self._usable()
         if self._files.cold:
             raise NotCached

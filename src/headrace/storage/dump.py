@@ -1,4 +1,4 @@
-"""A human view of one segment, journal or index file."""
+"""Text output of one segment or journal file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VALUE_SHOWN_BYTES = 64
 
 
 def dump(files: Files, path: str, key: bytes | None = None, *, records: bool = False) -> Iterator[str]:
-    """Lines that say what the file holds, batch by batch, and record by record if asked. Raises `CorruptData` if it is no such file."""
+    """Yield one line per batch and, if `records` is set, per record. Raises `CorruptData` for any other file."""
     keyring = None if key is None else Keyring(key)
     *_, directory, name = ("", *path.split("/"))
     damages: list[Damage] = []
@@ -91,7 +91,7 @@ def _shown(content: bytes) -> str:
 
 
 def _time(timestamp: int) -> str:
-    """ISO 8601, or the bare number where no calendar reaches."""
+    """Format as ISO 8601, or as a number if out of range."""
     try:
         return datetime.fromtimestamp(timestamp / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

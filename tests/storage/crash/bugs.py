@@ -14,11 +14,11 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData, DiskFull
 from headrace.records import Ack
-from headrace.storage import compaction, journal, keeper, recovery, segment, store
+from headrace.storage import compaction, journal, maintenance, recovery, segment, store
 from headrace.storage.batch import Batch, Built
 from headrace.storage.crypt import Keyring
 from headrace.storage.journal import Frame, Journal, SyncFailed
-from headrace.storage.keeper import SPARE_JOURNALS, Keeper
+from headrace.storage.maintenance import SPARE_JOURNALS, Maintenance
 from headrace.storage.partition import Partition, Pending
 from headrace.storage.segment import Segment, SparseIndex
 from headrace.storage.store import Completion, Store
@@ -157,13 +157,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("journal files are freed before the checkpoint")
 def _(patch: pytest.MonkeyPatch) -> None:
-    checkpoint = Keeper._checkpoint
+    checkpoint = Maintenance._checkpoint
 
-    def thrifty(self: Keeper, closing: bool) -> None:
+    def thrifty(self: Maintenance, closing: bool) -> None:
         self._store.journal.recycle(self._store.journal.current, SPARE_JOURNALS)
         checkpoint(self, closing)
 
-    patch.setattr(Keeper, "_checkpoint", thrifty)
+    patch.setattr(Maintenance, "_checkpoint", thrifty)
 
 
 @plant("the journal file in use is freed by a checkpoint")
@@ -182,19 +182,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("a checkpoint vouches for segments it has not synced")
 def _(patch: pytest.MonkeyPatch) -> None:
-    _without(patch, Keeper, "_sync", SimulatedFile, "sync")
+    _without(patch, Maintenance, "_sync", SimulatedFile, "sync")
 
 
 @plant("a checkpoint forgets what it has to sync before the sync returned")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def hasty(self: Keeper, dirty: list[Segment]) -> None:
+    def hasty(self: Maintenance, dirty: list[Segment]) -> None:
         files = []
         for one in dirty:
             one.dirty = False
             files.append(one.file())
         self._store.files.sync_many(files)
 
-    patch.setattr(Keeper, "_sync", hasty)
+    patch.setattr(Maintenance, "_sync", hasty)
 
 
 @plant("a journal file that could not be made stands in the way of the next one")
@@ -215,7 +215,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("the manifest gets its name before its content is synced")
 def _(patch: pytest.MonkeyPatch) -> None:
-    _without(patch, keeper, "write_manifest", SimulatedFile, "sync")
+    _without(patch, maintenance, "write_manifest", SimulatedFile, "sync")
 
 
 # Retention, compaction, deletion.
@@ -223,21 +223,21 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("retention removes the active segment as well")
 def _(patch: pytest.MonkeyPatch) -> None:
-    remove = Keeper._remove_segments
+    remove = Maintenance._remove_segments
 
-    def greedy(self: Keeper, segments: list[Segment]) -> None:
+    def greedy(self: Maintenance, segments: list[Segment]) -> None:
         remove(self, [*segments, self._store.partitions[segments[0].log].segments[-1]])
 
-    patch.setattr(Keeper, "_remove_segments", greedy)
+    patch.setattr(Maintenance, "_remove_segments", greedy)
 
 
 @plant("retention goes by the oldest record of a segment")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def impatient(self: Keeper, old: Segment, partition: Partition, now: int) -> bool:
+    def impatient(self: Maintenance, old: Segment, partition: Partition, now: int) -> bool:
         batches = old.scan(segment.HEADER_BYTES, old.size, self._store.keyring, lambda damage: None)
         return any(batch.header.min_timestamp < now - partition.options.retention_ms for _, batch in batches)
 
-    patch.setattr(Keeper, "_is_over", impatient)
+    patch.setattr(Maintenance, "_is_over", impatient)
 
 
 @plant("compaction renames before the sync")
@@ -247,7 +247,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("compaction gives up a record for one that is not durable")
 def _(patch: pytest.MonkeyPatch) -> None:
-    _without(patch, Keeper, "_maintain", Journal, "sync")
+    _without(patch, Maintenance, "_maintain", Journal, "sync")
 
 
 @plant("compaction keeps the oldest record of a key")
@@ -406,12 +406,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("recovery takes what the page cache shows of a segment for durable")
 def _(patch: pytest.MonkeyPatch) -> None:
-    find, start = recovery._find_segment_end, Keeper.__init__
+    find, start = recovery._find_segment_end, Maintenance.__init__
 
     def believing(one: Segment, known: Any, batches: list[Batch], *rest: Any) -> tuple[int, list[Batch]]:
         return find(one, known, [], *rest)
 
-    def forgetful(self: Keeper, owner: Store) -> None:
+    def forgetful(self: Maintenance, owner: Store) -> None:
         start(self, owner)
         self._unsynced.clear()
         for partition in owner.partitions.values():
@@ -419,7 +419,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
                 one.dirty = False
 
     patch.setattr(recovery, "_find_segment_end", believing)
-    patch.setattr(Keeper, "__init__", forgetful)
+    patch.setattr(Maintenance, "__init__", forgetful)
 
 
 @plant("recovery builds upon names that are not synced")

@@ -10,7 +10,7 @@ from functools import partial
 from headrace.errors import BrokerError
 from headrace.records import NEVER, Ack, AnyBatch, Appended, ColumnBatch, Headers, Record, RecordBatch
 from headrace.storage.partition import LogOptions
-from headrace.storage.store import LateRun, Store, StoreOptions
+from headrace.storage.store import LateBatch, Store, StoreOptions
 from tests.storage.crash.history import (
     Anomaly,
     Facts,
@@ -204,7 +204,7 @@ class Workload:
         self.files.mark(event)
 
     def _stage(self, logs: Sequence[int], ack: Ack) -> None:
-        appends: list[tuple[int, AnyBatch | LateRun]] = []
+        appends: list[tuple[int, AnyBatch | LateBatch]] = []
         parts: list[Part] = []
         for log in logs:
             batch = self._run(log)
@@ -219,7 +219,7 @@ class Workload:
         if tuple(parts) in self.staged:
             self.staged_now = self.now
 
-    def _commit(self, appends: list[tuple[int, AnyBatch | LateRun]], parts: tuple[Part, ...], ack: Ack) -> None:
+    def _commit(self, appends: list[tuple[int, AnyBatch | LateBatch]], parts: tuple[Part, ...], ack: Ack) -> None:
         self.staged.append(parts)
         self._mark(staged(parts))
         done = partial(self._answered, parts, ack)
@@ -257,7 +257,7 @@ class Workload:
         return RecordBatch(values, keys, headers, timestamps, expiries)
 
 
-def _late(batch: RecordBatch, before: Sequence[Part]) -> LateRun:
+def _late(batch: RecordBatch, before: Sequence[Part]) -> LateBatch:
     """A run that is built when the offsets of the runs before it are known."""
     wanted = [(part.base, part.count) for part in before]
 
