@@ -83,7 +83,7 @@ def _rewrite(
         fresh.extend(batch, fresh.append(batch))
     fresh.sync()
     for segment in group:
-        segment.file()  # active readers keep the file they opened after the rename
+        segment.file()  # active readers keep the old file after the rename
     files.rename(temporary, first.path)
     # This must happen before any later step can fail: a replaced segment without descriptor would open the new file under the old name.
     with partition.lock:

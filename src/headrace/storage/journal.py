@@ -206,7 +206,7 @@ class Journal:
         if self._file is None:
             self._open(self.current, size)
         elif self._position + size > self._capacity:
-            self.sync()  # no frame of the next file may survive a frame of this one
+            self.sync()  # frames of the next file must not be durable before those of this one
             self._open(self.current + 1, size)
         header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), 0)
         crc = crc32c(header[8:])
