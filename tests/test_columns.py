@@ -1,4 +1,4 @@
-"""Columns that anybody may hand over: what is wrong with them is found before they are near a log."""
+"""Columns from untrusted callers: invalid ones are rejected before they reach the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that a command starts beside itself."""
+"""Child programs of a command."""
 
 from __future__ import annotations
 

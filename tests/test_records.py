@@ -1,4 +1,4 @@
-"""Runs of columns: the same records as a plain run, and nothing that a batch could not hold."""
+"""Column batches: the same records as a record batch, and nothing that a stored batch could not hold."""
 
 from __future__ import annotations
 

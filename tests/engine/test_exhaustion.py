@@ -1,4 +1,4 @@
-"""What the embedded engine does when the machine runs out of something: the work waits, the health says so, nothing has to be restarted."""
+"""Resource exhaustion in the embedded engine: work is retried, the health reports it, and no restart is needed."""
 
 from __future__ import annotations
 

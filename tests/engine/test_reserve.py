@@ -1,4 +1,4 @@
-"""What may still be written when the disk is nearly full."""
+"""Writes that are accepted when the disk is nearly full."""
 
 from __future__ import annotations
 

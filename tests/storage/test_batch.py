@@ -1,4 +1,4 @@
-"""Batches: what goes in comes out, and nothing that was changed on the way passes for it."""
+"""Batches: encoding and decoding are inverse, and every change of the bytes is detected."""
 
 from __future__ import annotations
 

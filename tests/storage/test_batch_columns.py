@@ -1,4 +1,4 @@
-"""Columns in, columns out: a batch of a run of columns is that of the same records one by one, to the byte."""
+"""A column batch and a record batch of the same records are encoded to the same bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_both_kinds_of_run_make_the_same_batch(record_batch: RecordBatch, compre
     if times != "own":
         record_batch = replace(record_batch, timestamps=None if times == "none" else [77] * len(record_batch))
     made = [
-        build(7, 1000, one, now=5, compress=compress, keyring=keyring() if encrypt else None)  # each with the first nonce of its ring
+        build(7, 1000, one, now=5, compress=compress, keyring=keyring() if encrypt else None)  # each with the first nonce of its keyring
         for one in (record_batch, ColumnBatch.of(record_batch))
     ]
     (header, parts), (header_of_columns, parts_of_columns) = made

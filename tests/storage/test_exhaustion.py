@@ -1,4 +1,4 @@
-"""Descriptors, memory and space run out and come back: nothing is lost, nothing is fenced, and no restart is needed."""
+"""Lack of descriptors, memory and disk space: nothing is lost, the store is not fenced, and no restart is needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_append_without_resources_is_refused_for_now(kind: str, error: int) -
     store = opened(files)
     log = new_log(store)
     put(store, log, LARGE)
-    files.inject(Fault(kind, path="journal*", error=error, lasting=True))
+    files.inject(Fault(kind, path="journal*", error=error, persistent=True))
     for _ in range(3):
         refused = staged(store, (log, RecordBatch([LARGE])))
         store.flush()
@@ -63,7 +63,7 @@ def test_the_keeper_waits_out_the_want_of_resources(kind: str, error: int) -> No
     for number in range(12):
         for log in logs:
             put(store, log, b"%02d" % number * 200, keys=[b"key"])
-    files.inject(Fault(kind, path="[!j]*", error=error, lasting=True), Fault(kind, path="", error=error, lasting=True))
+    files.inject(Fault(kind, path="[!j]*", error=error, persistent=True), Fault(kind, path="", error=error, persistent=True))
     for _ in range(FAILURES_MAX + 1):
         store.maintenance.attempt()
         store.checkpoint()
@@ -121,7 +121,7 @@ def test_a_read_without_descriptors_is_refused_for_now_and_is_no_damage() -> Non
     store.close()
     store = opened(files)
     store.open_log(log, store.partitions[log].options)
-    files.inject(Fault("open", path="logs/*", error=errno.EMFILE, lasting=True))
+    files.inject(Fault("open", path="logs/*", error=errno.EMFILE, persistent=True))
     with pytest.raises(Unavailable):
         values(store, log)
     with pytest.raises(Unavailable):
@@ -134,7 +134,7 @@ def test_a_failed_look_at_the_free_space_is_tried_again_and_then_ends_writing() 
     files = SimulatedFiles()
     store = opened(files)
     log = new_log(store)
-    files.inject(Fault("free_bytes", error=errno.EIO, lasting=True))
+    files.inject(Fault("free_bytes", error=errno.EIO, persistent=True))
     for failures in range(1, FAILURES_MAX):
         assert store.maintenance.attempt() == failures
         put(store, log, b"x")
@@ -196,7 +196,7 @@ def test_appends_are_refused_when_the_keeper_cannot_keep_up_for_want_of_resource
     store = opened(files, StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0, tail_bytes_max=50_000))
     log = new_log(store)
     put(store, log, LARGE)
-    files.inject(Fault("make_dir", error=errno.EMFILE, lasting=True))
+    files.inject(Fault("make_dir", error=errno.EMFILE, persistent=True))
     store.maintenance.attempt()
     put(store, log, LARGE)
     assert isinstance(staged(store, (log, RecordBatch([b"x"])))[0], Unavailable)
@@ -247,7 +247,7 @@ def test_no_room_for_the_name_of_a_new_journal_file_is_retriable(error: int, reu
 
 
 def filled(free_bytes: int) -> tuple[SimulatedFiles, int]:
-    """The disk of a broker that was killed when it had written a few records; so much of it is free."""
+    """Return the disk of a broker that was killed after a few records, with this much free space."""
     files = SimulatedFiles()
     store = opened(files, StoreOptions())
     log = new_log(store)
@@ -300,7 +300,7 @@ def test_journal_files_of_another_size_are_not_used_again() -> None:
     assert {len(content) for path, content in files.contents().items() if path.startswith("journal/")} == {64 * 1024}
 
 
-# What a refused append says.
+# Error messages of rejected appends.
 
 
 def test_an_append_that_failed_with_the_disk_says_that_its_outcome_is_unknown() -> None:
@@ -323,7 +323,7 @@ def test_a_long_want_of_descriptors_does_not_count_against_what_comes_after_it()
     store = opened(files)
     log = new_log(store)
     put(store, log, b"x")
-    files.inject(Fault("make_dir", error=errno.EMFILE, lasting=True))
+    files.inject(Fault("make_dir", error=errno.EMFILE, persistent=True))
     for _ in range(FAILURES_MAX + 5):
         store.maintenance.attempt()
     files.inject(Fault("free_bytes", error=errno.EIO))

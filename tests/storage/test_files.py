@@ -1,4 +1,4 @@
-"""The real disk: the lock of a data directory, the descriptors kept for the log, syncs without threads."""
+"""Files on disk: the directory lock, reserved descriptors, syncs without threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recovery, step by step, and what the verifier says about the same directory."""
+"""Recovery, step by step, and the result of the checker for the same directory."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_log_of_which_the_manifest_says_nothing_is_no_deleted_one() -> None:
     early, late = new_log(store), new_log(store)
     put(store, late, b"late")
     again = crashed(files)
-    store = opened(again)  # knows of the later log only, by its record in the journal
+    store = opened(again)  # only the later log is known, from its record in the journal
     store.checkpoint()
     store.open_log(early, LogOptions())
     put(store, early, b"early")
@@ -209,7 +209,7 @@ def test_dump_shows_batches_and_records_for_people() -> None:
 
 @pytest.mark.parametrize("place", ["closed", "active"])
 def test_a_flipped_bit_in_a_header_hides_no_other_batch(place: str) -> None:
-    """Whatever the bit makes of a batch's offsets or size: its neighbours are read, and it is reported."""
+    """For each flipped bit in offsets or size of a batch, the adjacent batches are read and the damage is reported."""
     files = SimulatedFiles()
     store = opened(files)
     log = new_log(store, segment_bytes=500)

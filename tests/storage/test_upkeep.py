@@ -1,4 +1,4 @@
-"""Retention and compaction: what may go goes, what must stay stays, and a crash in between changes neither."""
+"""Retention and compaction remove what they should and nothing else, also across a crash."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_compaction_gives_up_no_record_for_one_that_a_power_cut_may_take() -> No
 
 
 def test_the_headroom_is_watched_under_load_too() -> None:
-    """A writer that wakes the maintenance all the time leaves it no idle interval."""
+    """A writer that wakes maintenance continuously leaves it no idle interval."""
     files = SimulatedFiles()
     store = Store.open(files, StoreOptions(journal_bytes=64 * 1024, headroom_bytes=1_000_000), threads=False)
     files.room_bytes = 2_000_000

@@ -1,6 +1,6 @@
-"""Mistakes that logs are known for, each planted into the shipped code by a test and gone when the test is over.
+"""Typical mistakes of log implementations, each planted into the shipped code for the time of a test.
 
-A plant takes pytest's `MonkeyPatch` and leaves the code as somebody in a hurry might have written it.
+A plant takes pytest's `MonkeyPatch` and changes the code to contain the mistake.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles
 Plant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 PLANTS: Final[dict[str, Plant]] = {}
-"""By what is wrong."""
+"""Plants by the name of the mistake."""
 
 
 def plant(name: str) -> Callable[[Plant], Plant]:
@@ -39,7 +39,7 @@ def plant(name: str) -> Callable[[Plant], Plant]:
 
 
 def _without(patch: pytest.MonkeyPatch, owner: object, step: str, below: type, call: str) -> None:
-    """Inside `owner.step` a `call` to what is below does nothing: as if nobody had written that line."""
+    """Make `call` do nothing inside `owner.step`, as if that line were missing."""
     whole, effect, depth = getattr(owner, step), getattr(below, call), 0
 
     def careless(*arguments: Any, **named: Any) -> Any:
@@ -54,7 +54,7 @@ def _without(patch: pytest.MonkeyPatch, owner: object, step: str, below: type, c
         if not depth:
             effect(*arguments)
 
-    # A class method is bound already when it is looked up, so it must not be bound again.
+    # A class method is already bound when it is looked up.
     patch.setattr(owner, step, staticmethod(careless) if hasattr(whole, "__self__") else careless)
     patch.setattr(below, call, absent)
 
@@ -68,8 +68,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(self: Store, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
         self.deliver(completions[Ack.WRITTEN] + completions[Ack.DURABLE], list(pending))
-        nobody: list[Completion] = [(lambda outcome: None, [])]
-        commit(self, pending, {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: nobody if completions[Ack.DURABLE] else []}, now, small)
+        nothing: list[Completion] = [(lambda outcome: None, [])]
+        commit(self, pending, {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: nothing if completions[Ack.DURABLE] else []}, now, small)
 
     patch.setattr(Store, "_commit", hasty)
 
@@ -136,7 +136,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "fence", lambda self, why: DiskFull(why))
 
 
-# The journal's files.
+# Journal files.
 
 
 @plant("the name of a new journal file is not synced")

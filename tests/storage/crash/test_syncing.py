@@ -1,4 +1,4 @@
-"""Writer and maintenance sync one journal: neither may believe that the other's sync covered a frame that came later."""
+"""The writer and the maintenance thread sync one journal: neither may assume that the other's sync covered a later frame."""
 
 from __future__ import annotations
 
