@@ -21,14 +21,14 @@ MAY_KNOW: dict[str, set[str]] = {
     "schemas": set(),
     "storage": set(),
     "engine": {"headrace.storage.*"},
-    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.storage.batch", "headrace.schemas.*"},
+    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.schemas.*"},
     "access": {"headrace.broker.*", "headrace.engine.contract"},
     "sessions": {"headrace.wire.*", "headrace.broker.*", "headrace.access.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
     # Both roles of a QUIC connection use the same code, and one package imports the library.
     "clients": {"headrace.wire.*", "headrace.net.quic.connection", "headrace.net.quic.endpoint"},
     # The server side imports the broker; `flight.client` and the modules it has in common with the server import only Arrow.
-    "flight": {"headrace.broker.*", "headrace.access.*", "headrace.engine.contract", "headrace.storage.batch"},
+    "flight": {"headrace.broker.*", "headrace.access.*", "headrace.engine.contract"},
     # A task on an executor decodes values itself: the schemas are code without I/O.
     "spark": {"headrace.flight.client", "headrace.schemas.*"},
     "arrow": {"headrace.flight.client"},

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from headrace.columns import Buffer, Column, Headers, checked_headers, encode_headers, headers_bytes, is_ascending, is_non_negative
 from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 
-__all__ = ["NEVER", "Ack", "AnyBatch", "Appended", "Bounds", "Column", "ColumnBatch", "Headers", "Record", "RecordBatch", "check_headers"]
+__all__ = [
+    "NEVER",
+    "Ack",
+    "AnyBatch",
+    "Appended",
+    "Batch",
+    "Bounds",
+    "Column",
+    "ColumnBatch",
+    "Headers",
+    "Record",
+    "RecordBatch",
+    "check_headers",
+]
 
 NEVER = 0
 """An expiry of `NEVER` means that the record does not expire."""
@@ -213,3 +226,94 @@ class Record:
     value: bytes | None
     headers: Headers = ()
     expiry: int = NEVER
+
+
+class Batch(Protocol):
+    """Records that an engine returns: a window on consecutive records of one partition. Any engine may implement it.
+
+    Methods without "whole" return only the records of the window. Buffers cover the whole batch, of which the window is
+    [start, stop); they have the layout of `headrace.columns`, so that Arrow can wrap them without a copy.
+    """
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def base_offset(self) -> int:
+        """First offset of the whole batch."""
+
+    @property
+    def first_offset(self) -> int: ...
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the window, including offsets that compaction removed at the end of the batch."""
+
+    @property
+    def min_timestamp(self) -> int:
+        """Lowest timestamp of the whole batch."""
+
+    @property
+    def expires(self) -> bool:
+        """Whether any record of the whole batch has an expiry. Cheap."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of keys and values."""
+
+    @property
+    def size_estimate_bytes(self) -> int:
+        """Approximate size, at least that of keys and values. Cheap if the window is the whole batch."""
+
+    def window(self, start: int, stop: int) -> Batch:
+        """Return the records `start` to `stop` of this window."""
+
+    def fitting(self, bytes_max: int) -> int:
+        """Return how many records from the front have keys and values of at most `bytes_max` bytes together."""
+
+    def offsets(self) -> Sequence[int]: ...
+
+    def values(self) -> list[bytes | None]: ...
+
+    def keys(self) -> list[bytes | None] | None:
+        """Return the keys; None when no record of the whole batch has one."""
+
+    def headers(self) -> list[Headers] | None:
+        """Return the headers; None when no record of the whole batch has any."""
+
+    def timestamps(self) -> Sequence[int]: ...
+
+    def expiries(self) -> list[int] | None:
+        """Return the expiries; None when no record of the whole batch expires."""
+
+    def value_sizes(self) -> list[int]:
+        """Return the size of each value without decoding any."""
+
+    def records(self) -> Iterator[Record]:
+        """Iterate over single records. Slow: for tools and tests."""
+
+    def record_batch(self) -> RecordBatch:
+        """Return a batch to append elsewhere, with its timestamps."""
+
+    def column_batch(self) -> ColumnBatch:
+        """Return the same as columns. Single records are not decoded if the window is the whole batch."""
+
+    def value_buffers(self) -> tuple[memoryview, memoryview, memoryview | None]:
+        """Return (offsets u32 × (count + 1), data, validity bits or None) of the whole batch."""
+
+    def key_buffers(self) -> tuple[memoryview, memoryview, memoryview | None] | None:
+        """Return the same as `value_buffers` for keys; None when no record has a key."""
+
+    def timestamp_buffer(self) -> memoryview | None:
+        """Return i64 × count of the whole batch; None when every record has `min_timestamp`."""
+
+    def expiry_buffer(self) -> memoryview | None:
+        """Return i64 × count of the whole batch, `NEVER` for a record that does not expire; None when none expires."""
+
+    def delta_buffer(self) -> memoryview | None:
+        """Return u32 × count of the whole batch: offsets relative to `base_offset`; None when they are dense."""

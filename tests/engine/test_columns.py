@@ -86,7 +86,7 @@ async def test_a_small_read_takes_a_part_of_the_columns(subject: Subject) -> Non
     await subject.topic()
     await subject.append(ColumnBatch.of(RecordBatch([b"%03d" % number for number in range(100)])))
     (batch,) = await subject.engine.read("t", 0, 40, bytes_max=30)
-    assert (batch.start, batch.stop, batch.header.count) == (40, 50, 100)
+    assert (batch.start, batch.stop, len(batch.value_buffers()[0]) // 4 - 1) == (40, 50, 100)
     assert batch.values() == [b"%03d" % number for number in range(40, 50)]
 
 

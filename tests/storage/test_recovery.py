@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import CorruptData
 from headrace.storage.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.check import check
 from headrace.storage.dump import dump
 from headrace.storage.partition import LogOptions
@@ -218,7 +218,7 @@ def test_a_flipped_bit_in_a_header_hides_no_other_batch(place: str) -> None:
     store.close()
     base = store.partitions[log].segments[0 if place == "closed" else -1].base_offset
     path = segment_path(log, base)
-    first = Batch.parse(files.contents()[path], HEADER_BYTES)
+    first = StoredBatch.parse(files.contents()[path], HEADER_BYTES)
     start = HEADER_BYTES + first.header.size
     kept = [value for number, value in enumerate([b"value %d" % number for number in range(9)]) if number != base + 1]
     for bit in range(8 * BATCH_HEADER_BYTES):

@@ -137,3 +137,17 @@ def test_the_headroom_is_watched_under_load_too() -> None:
     files.room_bytes = 10_000
     store.maintenance.tick(urgent=True)
     assert store.full
+
+
+def test_a_reader_inside_a_batch_does_not_see_what_compaction_removed() -> None:
+    store = opened(SimulatedFiles())
+    log = new_log(store, compact=True, segment_bytes=200)
+    put(store, log, bytes(10), bytes(30), bytes(10), keys=[b"a", b"k", b"b"])
+    store.checkpoint()
+    store.read(log, 0, bytes_max=11, records_max=1)
+    for _ in range(30):
+        put(store, log, bytes(30), keys=[b"k"])
+    store.checkpoint()
+    store.maintain(10)
+    assert [record.offset for record in records(store, log, 1)][:2] == [2, 32]
+    store.close()

@@ -17,8 +17,7 @@ from typing import Final
 import msgspec
 
 from headrace.engine.contract import Ack, Cleanup, Topic, TopicConfig
-from headrace.records import RecordBatch
-from headrace.storage.batch import Batch
+from headrace.records import Batch, RecordBatch
 from headrace.storage.partition import LogOptions
 
 CATALOG_LOG: Final = 0

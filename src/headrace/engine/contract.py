@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from headrace.records import Ack, AnyBatch, Appended, Bounds
-from headrace.storage.batch import Batch
+from headrace.records import Ack, AnyBatch, Appended, Batch, Bounds
 from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
 __all__ = [

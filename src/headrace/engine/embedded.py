@@ -329,11 +329,11 @@ class EmbeddedEngine:
         # Reading megabytes blocks the loop for milliseconds even from the page cache. Reading the tail in memory does not.
         if bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end():
             try:
-                return log.read(offset, bytes_max, records_max, cached_only=True)
+                return [*log.read(offset, bytes_max, records_max, cached_only=True)]
             except NotCached:
                 pass
         try:
-            return await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)
+            return [*await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)]
         except CorruptData:
             self._partition(topic, partition)  # the topic may have been deleted meanwhile, which is not damage
             raise

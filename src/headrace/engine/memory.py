@@ -28,7 +28,7 @@ from headrace.errors import (
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import NEVER, ColumnBatch, RecordBatch
-from headrace.storage.batch import encode
+from headrace.storage.batch import StoredBatch, encode
 from headrace.storage.batching import chunked
 
 
@@ -37,7 +37,7 @@ class _Partition:
     number: int
     first: int = 0
     end: int = 0
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[StoredBatch] = field(default_factory=list)
     watchers: dict[object, Callable[[], None]] = field(default_factory=dict)
     gone: bool = False
 
@@ -160,12 +160,12 @@ class MemoryEngine:
         for partition in moved:
             partition.wake()
 
-    def _prepare(self, writes: list[tuple[Write, _Partition, TopicConfig]]) -> tuple[list[Appended], list[tuple[_Partition, Batch]]]:
+    def _prepare(self, writes: list[tuple[Write, _Partition, TopicConfig]]) -> tuple[list[Appended], list[tuple[_Partition, StoredBatch]]]:
         """Encode the writes of one call without making any visible: a failure here fails all of them."""
         now = self._clock()
         ends: dict[_Partition, int] = {}
         appended: list[Appended] = []
-        batches: list[tuple[_Partition, Batch]] = []
+        batches: list[tuple[_Partition, StoredBatch]] = []
         for write, partition, config in writes:
             if partition.gone:
                 raise UnknownTopic(write.topic)
@@ -175,7 +175,7 @@ class MemoryEngine:
                 check_batch(record_batch)
             base = offset = ends.get(partition, partition.end)
             for chunk in chunked([record_batch], now, small=False):
-                batches.append((partition, Batch.parse(encode(partition.number, offset, chunk, now=now, compress=config.compress))))
+                batches.append((partition, StoredBatch.parse(encode(partition.number, offset, chunk, now=now, compress=config.compress))))
                 offset += len(chunk)
             ends[partition] = offset
             appended.append(Appended(base, len(record_batch), now if record_batch.timestamps is None else record_batch.timestamps[0]))
@@ -237,14 +237,14 @@ class MemoryEngine:
                     _retain(partition, topic.config, now)
 
 
-def _record_sizes(batch: Batch) -> list[int]:
+def _record_sizes(batch: StoredBatch) -> list[int]:
     keys = batch.keys()
     if keys is None:
         return batch.value_sizes()
     return [size + len(key or b"") for size, key in zip(batch.value_sizes(), keys, strict=True)]
 
 
-def _fit(batch: Batch, bytes_max: int, records_max: int, *, at_least: int) -> Batch:
+def _fit(batch: StoredBatch, bytes_max: int, records_max: int, *, at_least: int) -> StoredBatch:
     """Return the longest prefix of the batch within both limits."""
     count = 0
     for size in _record_sizes(batch):
@@ -274,7 +274,7 @@ def _retain(partition: _Partition, config: TopicConfig, now: int) -> None:
         partition.first = partition.batches[0].first_offset if partition.batches else partition.end
 
 
-def _expires_at(batch: Batch) -> int:
+def _expires_at(batch: StoredBatch) -> int:
     expiries = batch.expiries()
     return NEVER if expiries is None or NEVER in expiries else max(expiries)
 
@@ -289,7 +289,7 @@ def _compact(partition: _Partition, tombstones_before: int) -> None:
     partition.batches = [batch for batch in kept if batch is not None]
 
 
-def _survivors(batch: Batch, newest: Mapping[bytes | None, int], tombstones_before: int) -> Batch | None:
+def _survivors(batch: StoredBatch, newest: Mapping[bytes | None, int], tombstones_before: int) -> StoredBatch | None:
     records = [
         record
         for record in batch.records()
@@ -307,4 +307,4 @@ def _survivors(batch: Batch, newest: Mapping[bytes | None, int], tombstones_befo
     )
     base = batch.header.base_offset
     deltas = [record.offset - base for record in records]
-    return Batch.parse(encode(batch.header.log, base, record_batch, now=0, deltas=deltas, span=batch.header.span))
+    return StoredBatch.parse(encode(batch.header.log, base, record_batch, now=0, deltas=deltas, span=batch.header.span))

@@ -151,8 +151,8 @@ def check_crc(buffer: bytes | memoryview, position: int, header: BatchHeader, wh
         raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
 
 
-class Batch:
-    """A window on an encoded batch: consecutive records of one partition. Columns are decoded on demand."""
+class StoredBatch:
+    """A window on an encoded batch. Implements `headrace.records.Batch`; columns are decoded on demand."""
 
     __slots__ = ("_body", "_front", "_keyring", "_layout", "_stored", "header", "start", "stop")
 
@@ -169,7 +169,7 @@ class Batch:
     @classmethod
     def parse(
         cls, buffer: bytes | memoryview, position: int = 0, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True
-    ) -> Batch:
+    ) -> StoredBatch:
         """Parse the batch at `position` and verify its checksum. `where` names the file and position in errors."""
         header = parse_header(buffer, position, where)
         if len(buffer) - position < header.size:
@@ -181,7 +181,7 @@ class Batch:
         return cls(header, front, stored, keyring)
 
     @classmethod
-    def of_built(cls, built: Built, keyring: Keyring | None) -> Batch:
+    def of_built(cls, built: Built, keyring: Keyring | None) -> StoredBatch:
         """Return the batch that `build` returned."""
         header, (first, *others) = built
         return cls(header, first[:HEADER_BYTES], b"".join((memoryview(first)[HEADER_BYTES:], *others)), keyring)
@@ -202,6 +202,14 @@ class Batch:
         return self._front + self._stored
 
     @property
+    def base_offset(self) -> int:
+        return self.header.base_offset
+
+    @property
+    def min_timestamp(self) -> int:
+        return self.header.min_timestamp
+
+    @property
     def first_offset(self) -> int:
         if self.start == 0 and not self.header.flags & OFFSETS:
             return self.header.base_offset
@@ -209,7 +217,6 @@ class Batch:
 
     @property
     def next_offset(self) -> int:
-        """Offset after the window, including offsets that compaction removed at the end of the batch."""
         return self.header.next_offset if self.stop == self.header.count else self._offset_at(self.stop)
 
     def _offset_at(self, index: int) -> int:
@@ -218,14 +225,13 @@ class Batch:
         deltas = self._column(OFFSETS).cast("I")
         return self.header.base_offset + deltas[index]
 
-    def window(self, start: int, stop: int) -> Batch:
-        """Return the records `start` to `stop` of this window."""
+    def window(self, start: int, stop: int) -> StoredBatch:
         assert 0 <= start <= stop <= len(self)
-        part = Batch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
+        part = StoredBatch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
         part._body, part._layout = self._body, self._layout
         return part
 
-    def from_offset(self, offset: int) -> Batch:
+    def from_offset(self, offset: int) -> StoredBatch:
         """Return this window without the records below `offset`; may be empty."""
         if offset <= self.first_offset:
             return self
@@ -246,11 +252,9 @@ class Batch:
         return self._binary(0, VALUE_NULLS)
 
     def keys(self) -> list[bytes | None] | None:
-        """Keys; None when no record of the batch has one."""
         return self._binary(KEYS, KEY_NULLS) if self.header.flags & KEYS else None
 
     def headers(self) -> list[Headers] | None:
-        """Headers; None when no record of the batch has any."""
         if not self.header.flags & HEADERS:
             return None
         try:
@@ -264,13 +268,11 @@ class Batch:
         return self._column(TIMESTAMPS).cast("q")[self.start : self.stop].tolist()
 
     def expiries(self) -> list[int] | None:
-        """Expiries; None when no record of the batch expires."""
         if not self.header.flags & EXPIRIES:
             return None
         return self._column(EXPIRIES).cast("q")[self.start : self.stop].tolist()
 
     def records(self) -> Iterator[Record]:
-        """Iterate over single records. Slow: for tools and tests."""
         count = len(self)
         keys, headers, expiries = self.keys(), self.headers(), self.expiries()
         yield from map(
@@ -284,11 +286,9 @@ class Batch:
         )
 
     def record_batch(self) -> RecordBatch:
-        """Return the window as a batch to append elsewhere, with its timestamps."""
         return RecordBatch(self.values(), self.keys(), self.headers(), self.timestamps(), self.expiries())
 
     def column_batch(self) -> ColumnBatch:
-        """Return the same as columns. Single records are not decoded if the window is the whole batch."""
         if len(self) < self.header.count:
             return ColumnBatch.of(self.record_batch())
         keys, headers, times = self.key_buffers(), self.header_buffers(), self.timestamp_buffer()
@@ -301,13 +301,16 @@ class Batch:
         )
 
     def value_sizes(self) -> list[int]:
-        """Return the size of each value without decoding any."""
         ends = self._column(0).cast("I")[self.start : self.stop + 1].tolist()
         return [end - begin for begin, end in pairwise(ends)]
 
     @property
+    def size_estimate_bytes(self) -> int:
+        # Decoding the columns of a small batch costs more than an exact size is worth.
+        return self.header.raw_size if len(self) == self.header.count else self.size_bytes
+
+    @property
     def size_bytes(self) -> int:
-        """Size of the keys and values in the window."""
         return self._bytes_before(self.stop) - self._bytes_before(self.start)
 
     def _bytes_before(self, index: int) -> int:
@@ -315,18 +318,15 @@ class Batch:
         return size + self._column(KEYS).cast("I")[index] if self.header.flags & KEYS else size
 
     def fitting(self, bytes_max: int) -> int:
-        """Return how many records from the front have keys and values of at most `bytes_max` bytes together."""
         before = self._bytes_before(self.start)
         if self._bytes_before(self.stop) - before <= bytes_max:
             return len(self)
         return bisect_right(range(self.start, self.stop + 1), before + bytes_max, key=self._bytes_before) - 1
 
     def value_buffers(self) -> tuple[memoryview, memoryview, memoryview | None]:
-        """Return (offsets u32 × (header.count + 1), data, validity bits or None) of the whole batch, for Arrow to wrap."""
         return self._column(0), self._column_data(0), self._column(VALUE_NULLS) if self.header.flags & VALUE_NULLS else None
 
     def key_buffers(self) -> tuple[memoryview, memoryview, memoryview | None] | None:
-        """Return the same as `value_buffers` for keys; None when no record has a key."""
         if not self.header.flags & KEYS:
             return None
         return self._column(KEYS), self._column_data(KEYS), self._column(KEY_NULLS) if self.header.flags & KEY_NULLS else None
@@ -336,20 +336,16 @@ class Batch:
         return (self._column(HEADERS), self._column_data(HEADERS)) if self.header.flags & HEADERS else None
 
     def timestamp_buffer(self) -> memoryview | None:
-        """Return i64 × header.count of the whole batch; None when every record has `header.min_timestamp`."""
         return self._column(TIMESTAMPS).cast("q") if self.header.flags & TIMESTAMPS else None
 
     def expiry_buffer(self) -> memoryview | None:
-        """Return i64 × header.count of the whole batch, `NEVER` for a record that does not expire; None when none expires."""
         return self._column(EXPIRIES).cast("q") if self.header.flags & EXPIRIES else None
 
     def delta_buffer(self) -> memoryview | None:
-        """Return u32 × header.count of the whole batch: offsets relative to `header.base_offset`; None when they are dense."""
         return self._column(OFFSETS).cast("I") if self.header.flags & OFFSETS else None
 
     @property
     def expires(self) -> bool:
-        """Whether any record of the batch has an expiry. Uses only the header."""
         return bool(self.header.flags & EXPIRIES)
 
     # Body.

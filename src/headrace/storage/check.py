@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData
 from headrace.storage import journal as journal_format
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.crypt import Keyring, WrongKey
 from headrace.storage.files import Files
 from headrace.storage.identity import PATH as IDENTITY_PATH
@@ -54,7 +54,7 @@ class _Log:
     """Verified state of one log."""
 
     end: int
-    beyond: list[Batch]
+    beyond: list[StoredBatch]
     """Batches of segments and journal after the checkpoint."""
 
 
@@ -98,7 +98,7 @@ def _check_segments(files: Files, log: int, known: Checkpointed | None, keyring:
     if known and bases and bases[0] > known.first:
         report.problems.append(f"{log_directory(log)}: starts at offset {bases[0]}, expected {known.first} from the checkpoint")
     covered = 0
-    beyond: list[Batch] = []
+    beyond: list[StoredBatch] = []
     for number, base in enumerate(bases):
         last = number == len(bases) - 1
         if base < covered or (known and not last and bases[number + 1] <= known.first):
@@ -128,7 +128,7 @@ def _check_segment(
     keyring: Keyring | None,
     report: CheckReport,
     end: int,
-    beyond: list[Batch],
+    beyond: list[StoredBatch],
 ) -> tuple[int, int]:
     """Return (the offset after the part that the checkpoint covers, the offset up to which the segment replaces others).
 
@@ -170,7 +170,7 @@ def _check_segment(
     return max(end, covers_to), covers_to
 
 
-def _read_all(batch: Batch, where: str, report: CheckReport) -> None:
+def _read_all(batch: StoredBatch, where: str, report: CheckReport) -> None:
     """Decode every column: a valid checksum over invalid columns is a defect of ours, and a problem too."""
     report.batches += 1
     report.records += len(batch)

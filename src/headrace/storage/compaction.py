@@ -13,7 +13,7 @@ from typing import Final
 
 from headrace.limits import BATCH_BYTES_TARGET
 from headrace.records import NEVER, Record, RecordBatch
-from headrace.storage.batch import Batch, Built, build
+from headrace.storage.batch import Built, StoredBatch, build
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files
 from headrace.storage.partition import Partition
@@ -107,7 +107,7 @@ class _Kept(list[Record]):
         self.base_offset, self.next_offset = base_offset, next_offset
 
 
-def _kept(batch: Batch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> _Kept:
+def _kept(batch: StoredBatch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> _Kept:
     kept = _Kept(batch.header.base_offset, batch.header.next_offset)
     for record in batch.records():
         if record.key is not None and newest.get(record.key, record.offset) > record.offset:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from headrace.errors import CorruptData
 from headrace.records import NEVER, Record
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files
 from headrace.storage.journal import SUFFIX as JOURNAL_SUFFIX
@@ -63,7 +63,7 @@ def _segment_lines(
         yield from _batch_lines(batch, position, records)
 
 
-def _batch_lines(batch: Batch, position: int | None, records: bool) -> Iterator[str]:
+def _batch_lines(batch: StoredBatch, position: int | None, records: bool) -> Iterator[str]:
     header = batch.header
     flags = ", ".join(name for flag, name in _FLAG_NAMES.items() if header.flags & flag) or "plain"
     place = "" if position is None else f" at byte {position}"

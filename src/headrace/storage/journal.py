@@ -29,7 +29,7 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
 from headrace.limits import FRAME_BYTES_MAX, KIB, MIB
-from headrace.storage.batch import Batch, Built
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, File, Files
 
@@ -71,7 +71,7 @@ class Frame:
     journal: int
     number: int
     position: int
-    batches: list[Batch]
+    batches: list[StoredBatch]
     size: int
 
 
@@ -288,7 +288,7 @@ def _frame_at(content: bytes, position: int, journal: int, number_min: int, path
     batches = []
     at = position + HEADER_BYTES
     for _ in range(count):
-        batch = Batch.parse(content, at, where=f"{path} at byte {at}", keyring=keyring)
+        batch = StoredBatch.parse(content, at, where=f"{path} at byte {at}", keyring=keyring)
         batches.append(batch)
         at += batch.header.size
     if at != position + size:

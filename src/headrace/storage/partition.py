@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.records import AnyBatch, Bounds
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Batch, Built
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
 from headrace.storage.journal import Damage
@@ -30,23 +30,26 @@ _DAMAGED = -1
 
 
 class PartialReads:
-    """Cache of batches that were read only in part. The reader that continues need not read and verify them again."""
+    """Cache of batches that were read only in part. The reader that continues need not read and verify them again.
+
+    An entry is valid for one `Partition.generation`, because compaction may have removed records of the batch since.
+    """
 
     def __init__(self, count_max: int = 64) -> None:
-        self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
+        self._batches: OrderedDict[tuple[int, int, int], StoredBatch] = OrderedDict()
         self._count_max = count_max
         self._lock = threading.Lock()
 
-    def put(self, log: int, offset: int, batch: Batch) -> None:
+    def put(self, log: int, generation: int, offset: int, batch: StoredBatch) -> None:
         """Keep `batch` for the reader of `log` that continues at `offset`."""
         with self._lock:
-            self._batches[log, offset] = batch
+            self._batches[log, generation, offset] = batch
             if len(self._batches) > self._count_max:
                 self._batches.popitem(last=False)
 
-    def take(self, log: int, offset: int) -> Batch | None:
+    def take(self, log: int, generation: int, offset: int) -> StoredBatch | None:
         with self._lock:
-            return self._batches.pop((log, offset), None)
+            return self._batches.pop((log, generation, offset), None)
 
     def forget(self, log: int) -> None:
         with self._lock:
@@ -199,12 +202,12 @@ class Partition:
 
     # Called by readers.
 
-    def read(self, offset: int, bytes_max: int, records_max: int, *, cached_only: bool = False) -> list[Batch]:
+    def read(self, offset: int, bytes_max: int, records_max: int, *, cached_only: bool = False) -> list[StoredBatch]:
         """Read as the engine contract defines. `bytes_max` counts keys and values."""
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
-        taken, end = _Taken(offset, bytes_max, records_max), self.end
-        partial = self._partial_reads.take(self.id, offset)
+        taken, end, generation = _Taken(offset, bytes_max, records_max), self.end, self.generation
+        partial = self._partial_reads.take(self.id, generation, offset)
         if partial is not None:
             taken.take(partial)
         try:
@@ -212,13 +215,13 @@ class Partition:
                 self._read_on(taken, cached_only)
         except NotCached:
             if partial is not None:  # the caller retries with disk access
-                self._partial_reads.put(self.id, offset, partial)
+                self._partial_reads.put(self.id, generation, offset, partial)
             raise
         except (CorruptData, Unavailable):
             if not taken.batches:
                 raise
         if taken.rest is not None:
-            self._partial_reads.put(self.id, taken.offset, taken.rest)
+            self._partial_reads.put(self.id, generation, taken.offset, taken.rest)
         return taken.batches
 
     def _read_on(self, taken: _Taken, cached_only: bool) -> None:
@@ -230,7 +233,7 @@ class Partition:
             spilled = self.tail[0][0].base_offset if self.tail else self.end
         if tail:
             for built in tail:
-                if not taken.take(Batch.of_built(built, self._keyring)):
+                if not taken.take(StoredBatch.of_built(built, self._keyring)):
                     break
             return
         number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
@@ -371,11 +374,11 @@ class Partition:
                         return max(_first_at(batch, timestamp), self.first)
         for built in tail:
             if built[0].max_timestamp >= timestamp:
-                return _first_at(Batch.of_built(built, self._keyring), timestamp)
+                return _first_at(StoredBatch.of_built(built, self._keyring), timestamp)
         return end
 
 
-def _first_at(batch: Batch, timestamp: int) -> int:
+def _first_at(batch: StoredBatch, timestamp: int) -> int:
     return next(offset for offset, stamp in zip(batch.offsets(), batch.timestamps(), strict=True) if stamp >= timestamp)
 
 
@@ -398,9 +401,9 @@ class _Taken:
         """Next offset to read."""
         self.bytes_left = bytes_max
         self.records_left = records_max
-        self.batches: list[Batch] = []
+        self.batches: list[StoredBatch] = []
         self.full = False
-        self.rest: Batch | None = None
+        self.rest: StoredBatch | None = None
         """Batch that was taken in part; `offset` lies in it."""
         self.is_onward = is_onward
         """Whether earlier records were taken: then even the first one here has to fit."""
@@ -414,7 +417,7 @@ class _Taken:
         self.offset, self.bytes_left, self.records_left = more.offset, more.bytes_left, more.records_left
         self.full, self.rest = more.full, more.rest
 
-    def take(self, batch: Batch) -> bool:
+    def take(self, batch: StoredBatch) -> bool:
         """Take the records that fit. Returns False when a limit is reached. The first record is taken regardless of its size."""
         part = batch.from_offset(self.offset)
         if not len(part):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData
 from headrace.storage import journal as journal_format
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.crypt import Keyring, WrongKey
 from headrace.storage.files import Files
 from headrace.storage.identity import Identity, read_identity, write_identity
@@ -121,10 +121,10 @@ def _sync_names(files: Files) -> None:
 
 def _read_journals(
     files: Files, keyring: Keyring | None, manifest: Manifest, report: RecoveryReport
-) -> tuple[dict[int, list[Batch]], JournalStart]:
+) -> tuple[dict[int, list[StoredBatch]], JournalStart]:
     """Return the batches of all frames by log, and the start of the new journal."""
     numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
-    replayed: dict[int, list[Batch]] = {}
+    replayed: dict[int, list[StoredBatch]] = {}
     frame_next = manifest.frame
     for number in numbers:
         if number < manifest.journal:
@@ -214,11 +214,11 @@ def _without_left_overs(files: Files, segments: list[Segment], known: Checkpoint
 
 
 def _find_end(
-    partition: Partition, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
-) -> list[Batch]:
+    partition: Partition, known: Checkpointed | None, batches: list[StoredBatch], keyring: Keyring | None, report: RecoveryReport
+) -> list[StoredBatch]:
     """Read segments beyond the checkpoint. Returns intact batches after the position where the journal takes over."""
     partition.end = partition.next = max(partition.first, known.end if known else 0)
-    behind: list[Batch] = []
+    behind: list[StoredBatch] = []
     for number, segment in enumerate(partition.segments):
         if known and segment.base_offset < known.segment_base:
             continue
@@ -233,8 +233,8 @@ def _find_end(
 
 
 def _find_segment_end(
-    segment: Segment, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
-) -> tuple[int, list[Batch]]:
+    segment: Segment, known: Checkpointed | None, batches: list[StoredBatch], keyring: Keyring | None, report: RecoveryReport
+) -> tuple[int, list[StoredBatch]]:
     """Return (the offset after the batches that stay in the segment, the intact batches after it)."""
     position, end = HEADER_BYTES, segment.base_offset
     if known and known.segment_base == segment.base_offset and known.segment_size:
@@ -245,7 +245,7 @@ def _find_segment_end(
         report.damaged(Damage(segment.path, segment.size, position - segment.size, f"truncated; offsets below {end} may be missing"))
         return end, []
     journaled = {batch.header.base_offset for batch in batches}
-    behind: list[Batch] = []
+    behind: list[StoredBatch] = []
     whole = position
     for at, batch in segment.scan(position, segment.size, keyring, lambda damage: None):
         expected = at == whole and batch.header.base_offset == end
@@ -263,7 +263,7 @@ def _find_segment_end(
     return end, behind
 
 
-def _fill(segment: Segment, end: int, stop: int, batches: list[Batch], report: RecoveryReport) -> int:
+def _fill(segment: Segment, end: int, stop: int, batches: list[StoredBatch], report: RecoveryReport) -> int:
     """Append missing batches to a closed segment, so that it reaches the next one."""
     for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
         if batch.header.base_offset == end and batch.header.next_offset <= stop:
@@ -278,7 +278,7 @@ def _fill(segment: Segment, end: int, stop: int, batches: list[Batch], report: R
 # Step 6.
 
 
-def _build_tail(partition: Partition, batches: list[Batch], report: RecoveryReport) -> None:
+def _build_tail(partition: Partition, batches: list[StoredBatch], report: RecoveryReport) -> None:
     """Add batches that continue the log to its tail, each once, in order of offsets."""
     for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
         header = batch.header

@@ -35,7 +35,7 @@ from google_crc32c import value as crc32c
 from headrace.errors import CorruptData
 from headrace.records import NEVER
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Batch, BatchHeader, Built
+from headrace.storage.batch import BatchHeader, Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import File, Files
 from headrace.storage.journal import Damage, SyncFailed
@@ -317,7 +317,7 @@ class Segment:
         file.write_at(0, [self.index.encode(log=self.log, base_offset=self.base_offset, segment_size=self.size)])
         file.close()
 
-    def scan(self, position: int, stop: int, keyring: Keyring | None, damaged: Damaged) -> Iterator[tuple[int, Batch]]:
+    def scan(self, position: int, stop: int, keyring: Keyring | None, damaged: Damaged) -> Iterator[tuple[int, StoredBatch]]:
         """Yield all intact batches in [position, stop) with their positions. Damage between them is reported and skipped."""
         hole = -1
         window, window_at = b"", position
@@ -367,9 +367,9 @@ class Segment:
                 return window_at + found, window, window_at
         return stop, window, window_at
 
-    def parse(self, window: bytes | memoryview, at: int, keyring: Keyring | None, position: int) -> Batch:
+    def parse(self, window: bytes | memoryview, at: int, keyring: Keyring | None, position: int) -> StoredBatch:
         """Parse the batch at `at`. A batch of another log is damage, even with a valid checksum."""
-        batch = Batch.parse(window, at, where=self._where(position), keyring=keyring)
+        batch = StoredBatch.parse(window, at, where=self._where(position), keyring=keyring)
         if batch.header.log != self.log:
             raise CorruptData(f"{self._where(position)}: batch of log {batch.header.log}, expected log {self.log}")
         return batch

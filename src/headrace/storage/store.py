@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.limits import BATCH_BYTES_TARGET, MIB
 from headrace.records import Ack, AnyBatch, Appended, Bounds, ColumnBatch, RecordBatch
-from headrace.storage.batch import Batch, Built, build
+from headrace.storage.batch import Built, StoredBatch, build
 from headrace.storage.batching import chunked
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
@@ -202,7 +202,7 @@ class Store:
     def bounds(self, log: int) -> Bounds:
         return self.partitions[log].bounds
 
-    def read(self, log: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31, cached_only: bool = False) -> list[Batch]:
+    def read(self, log: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31, cached_only: bool = False) -> list[StoredBatch]:
         return self.partitions[log].read(offset, bytes_max, records_max, cached_only=cached_only)
 
     # Appending.

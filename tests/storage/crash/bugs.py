@@ -15,7 +15,7 @@ from google_crc32c import value as crc32c
 from headrace.errors import CorruptData, DiskFull
 from headrace.records import Ack
 from headrace.storage import compaction, journal, maintenance, recovery, segment, store
-from headrace.storage.batch import Batch, Built
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.journal import Frame, Journal, SyncFailed
 from headrace.storage.maintenance import SPARE_JOURNALS, Maintenance
@@ -252,7 +252,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("compaction keeps the oldest record of a key")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def backwards(batch: Batch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> compaction._Kept:
+    def backwards(batch: StoredBatch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> compaction._Kept:
         kept = compaction._Kept(batch.header.base_offset, batch.header.next_offset)
         for record in batch.records():
             if record.key is None or seen.setdefault(record.key, record.offset) == record.offset:
@@ -286,11 +286,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
         frame = intact(content, position, number, number_min, path, keyring)
         if frame is not None or content[position + 16 : position + 24] != struct.pack("<Q", number):
             return frame
-        batches: list[Batch] = []
+        batches: list[StoredBatch] = []
         at = position + journal.HEADER_BYTES
         try:
             while True:
-                batches.append(Batch.parse(content, at, keyring=keyring))
+                batches.append(StoredBatch.parse(content, at, keyring=keyring))
                 at += batches[-1].header.size
         except CorruptData:
             pass
@@ -324,15 +324,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("the checksum of a batch is not looked at")
 def _(patch: pytest.MonkeyPatch) -> None:
-    parse = Batch.parse
-    patch.setattr(Batch, "parse", lambda *arguments, **named: parse(*arguments, **{**named, "verify": False}))
+    parse = StoredBatch.parse
+    patch.setattr(StoredBatch, "parse", lambda *arguments, **named: parse(*arguments, **{**named, "verify": False}))
 
 
 @plant("what follows a hole in a segment is given up")
 def _(patch: pytest.MonkeyPatch) -> None:
     scan = Segment.scan
 
-    def resigned(self: Segment, position: int, stop: int, *rest: Any) -> Iterator[tuple[int, Batch]]:
+    def resigned(self: Segment, position: int, stop: int, *rest: Any) -> Iterator[tuple[int, StoredBatch]]:
         for at, batch in scan(self, position, stop, *rest):
             if at != position:
                 return
@@ -387,7 +387,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     build = recovery._build_tail
 
-    def impatient(partition: Partition, batches: list[Batch], report: recovery.RecoveryReport) -> None:
+    def impatient(partition: Partition, batches: list[StoredBatch], report: recovery.RecoveryReport) -> None:
         build(partition, sorted(batches, key=lambda batch: batch.header.base_offset)[:-1], report)
 
     patch.setattr(recovery, "_build_tail", impatient)
@@ -397,7 +397,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     build = recovery._build_tail
 
-    def low(partition: Partition, batches: list[Batch], report: recovery.RecoveryReport) -> None:
+    def low(partition: Partition, batches: list[StoredBatch], report: recovery.RecoveryReport) -> None:
         build(partition, batches, report)
         partition.next = max(partition.first, partition.next - 1)
 
@@ -408,7 +408,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     find, start = recovery._find_segment_end, Maintenance.__init__
 
-    def believing(one: Segment, known: Any, batches: list[Batch], *rest: Any) -> tuple[int, list[Batch]]:
+    def believing(one: Segment, known: Any, batches: list[StoredBatch], *rest: Any) -> tuple[int, list[StoredBatch]]:
         return find(one, known, [], *rest)
 
     def forgetful(self: Maintenance, owner: Store) -> None:

@@ -13,7 +13,7 @@ from functools import cache
 
 from headrace.records import Record
 from headrace.storage import journal, segment
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.check import check
 from headrace.storage.store import Store
 from tests.storage.crash.history import Anomaly, Content, read_store
@@ -85,14 +85,14 @@ def units(path: str, content: bytes) -> list[Unit]:
     return found
 
 
-def _batches(content: bytes, position: int, stop: int) -> Iterator[tuple[int, int, Batch]]:
+def _batches(content: bytes, position: int, stop: int) -> Iterator[tuple[int, int, StoredBatch]]:
     while position < stop:
-        batch = Batch.parse(content, position)
+        batch = StoredBatch.parse(content, position)
         yield position, position + batch.header.size, batch
         position += batch.header.size
 
 
-def _offsets(batches: list[Batch]) -> frozenset[tuple[int, int]]:
+def _offsets(batches: list[StoredBatch]) -> frozenset[tuple[int, int]]:
     return frozenset(
         (batch.header.log, offset) for batch in batches for offset in range(batch.header.base_offset, batch.header.next_offset)
     )

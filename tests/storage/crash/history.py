@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from headrace.records import Bounds, Record
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.partition import LogOptions
 from headrace.storage.store import Store
 
@@ -145,7 +145,7 @@ def maintaining(floor: Mapping[int, int]) -> Event:
 _decoded: dict[tuple[bytes, int, int], list[Record]] = {}
 
 
-def _records(encoded: bytes, start: int, stop: int, batch: Batch) -> list[Record]:
+def _records(encoded: bytes, start: int, stop: int, batch: StoredBatch) -> list[Record]:
     """Return the records of a window. Thousands of images contain the same bytes, so the result is cached."""
     key = (encoded, start, stop)
     records = _decoded.get(key)
