@@ -1,4 +1,4 @@
-"""The watch over the suite's secrets sees every kind of leak, and secrets leak nowhere where all of them are in use."""
+"""The secret scanner of the suite detects every kind of leak, and no secret leaks where all of them are in use."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_every_kind_of_leak_fails_the_test_it_happens_in(tmp_path: Path) -> None
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.canaries", "-p", "no:cacheprovider", "-q", "-rf", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # Not through the watch of this process: the output is full of what it looks for.
+    # Not through the scanner of this process: the output contains what it searches for.
     with (tmp_path / "report").open("wb") as report:
         code = os.spawnve(os.P_WAIT, "/bin/sh", ["sh", "-c", f"exec {' '.join(command)} >{report.name} 2>&1"], environment)
-    told = (tmp_path / "report").read_text()
-    assert code == 1, told
-    failed = [line for line in told.splitlines() if line.startswith("FAILED")]
-    assert len(failed) == len(LEAKS), told
-    assert told.count("\na secret shows in ") == len(LEAKS), told
+    output = (tmp_path / "report").read_text()
+    assert code == 1, output
+    failed = [line for line in output.splitlines() if line.startswith("FAILED")]
+    assert len(failed) == len(LEAKS), output
+    assert output.count("\na secret shows in ") == len(LEAKS), output
     assert "test_nothing" not in "".join(failed)
 
 
@@ -85,7 +85,7 @@ def test_a_secret_is_known_again_in_other_clothes(held: bytes, before: bytes) ->
 
 
 def test_a_broker_with_every_secret_there_is_shows_none(tmp_path: Path) -> None:
-    """Its answers and its log at the level debug; the watch looks at the rest."""
+    """Return its replies and its debug log; the scanner covers the rest."""
     files = {name: tmp_path / name for name in ("admin", "api-key")}
     contents = (secret("admin-password"), secret("api-key"))
     for file, content in zip(files.values(), contents, strict=True):
@@ -124,7 +124,7 @@ def test_a_broker_with_every_secret_there_is_shows_none(tmp_path: Path) -> None:
 
 
 def test_wrong_references_to_secrets_are_refused_without_them(tmp_path: Path) -> None:
-    """Whoever writes the secret itself where its place belongs does not find it in the answer."""
+    """A secret given in place of its location does not appear in the error."""
     named = (
         ("HEADRACE__BLIPMQ__KEYS", secret("itself")),
         *(("HEADRACE__STORAGE__KEY_ENV", key) for key in (secret("x"), ENCRYPTION_KEY.hex())),

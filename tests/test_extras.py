@@ -1,4 +1,4 @@
-"""Optional libraries: the table is that of pyproject.toml, and an absent one is one clear error wherever it is imported."""
+"""Optional libraries: the table matches pyproject.toml, and a missing library gives one clear error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
     "py4j": "pyspark",
     "OpenSSL": "pyopenssl",
 }
-"""Where the name to import is not the name to install."""
+"""Libraries whose import name is not the name to install."""
 
 
 def test_the_extra_of_each_library_is_the_one_of_the_package() -> None:

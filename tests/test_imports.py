@@ -1,7 +1,7 @@
-"""The direction of imports: each station knows only what the table allows.
+"""Import rules: each package imports only what the table allows.
 
-The table is that of ARCHITECTURE.md. An import inside a function or under `TYPE_CHECKING` counts like any other: what a station
-knows is a question of design, not of when the interpreter finds out.
+The table is that of ARCHITECTURE.md. An import inside a function or under `TYPE_CHECKING` counts like any other, because the rule is
+about design, not about load time.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 VOCABULARY = {"headrace", "headrace.columns", "headrace.records", "headrace.errors", "headrace.extras", "headrace.limits"}
 
-# For each station: the modules of Headrace it may import, beside itself and the vocabulary. `x.*` means everything below x.
+# For each package: the modules of Headrace it may import, besides itself and the shared types. `x.*` means everything below x.
 MAY_KNOW: dict[str, set[str]] = {
     "wire": set(),
     "schemas": set(),
     "storage": set(),
     "engine": {"headrace.storage.*"},
-    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.storage.batch", "headrace.schemas.*"},
+    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.schemas.*"},
     "access": {"headrace.broker.*", "headrace.engine.contract"},
     "sessions": {"headrace.wire.*", "headrace.broker.*", "headrace.access.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
-    # A QUIC connection is the same thing from both ends, and its library has one home.
+    # Both roles of a QUIC connection use the same code, and one package imports the library.
     "clients": {"headrace.wire.*", "headrace.net.quic.connection", "headrace.net.quic.endpoint"},
-    # The server's side knows the broker; `bulk.client` and what it shares with the server know nothing but Arrow.
-    "flight": {"headrace.broker.*", "headrace.access.*", "headrace.engine.contract", "headrace.storage.batch"},
-    # A task on an executor decodes values by itself: the schemas are code without I/O.
+    # The server side imports the broker; `flight.client` and the modules it has in common with the server import only Arrow.
+    "flight": {"headrace.broker.*", "headrace.access.*", "headrace.engine.contract"},
+    # A task on an executor decodes values itself: the schemas are code without I/O.
     "spark": {"headrace.flight.client", "headrace.schemas.*"},
     "arrow": {"headrace.flight.client"},
     "server": {
@@ -51,7 +51,7 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.wire.*",
         "headrace.bench.cli",
         "headrace.engine.contract",
-        # The offline commands are a protocol of their own to the files; the rest of the log stays unknown to people.
+        # The offline commands read files directly; no other command imports storage.
         "headrace.storage.check",
         "headrace.storage.dump",
         "headrace.storage.files",
@@ -59,13 +59,13 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.storage.identity",
     },
     "bench": {"headrace.*"},
-    # The story is told from outside: it starts the programs a user would start, and talks to them as a user would.
+    # The demo works from outside: it starts programs and connects to them as a user would.
     "demo": {"headrace.clients.*", "headrace.flight.client", "headrace.programs"},
     "programs": set(),
     "__main__": {"headrace.cli"},
 }
 
-# A library that only some stations may import. What is not named here is free to use where the station's own rule allows it.
+# Libraries that only some packages may import. Others may be used where the rule of the package allows it.
 HOMES: dict[str, set[str]] = {
     "click": {"cli", "bench"},
     "rich": {"cli", "bench", "demo"},
@@ -108,7 +108,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
 
 
 def imports_of(path: Path, module: str) -> Iterator[tuple[int, str]]:
-    """(line, full name) of everything a file imports; `from a import b` may mean the module a.b, so both are yielded."""
+    """Yield (line, full name) of all imports of a file; `from a import b` may mean the module a.b, so both are yielded."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -122,7 +122,7 @@ def imports_of(path: Path, module: str) -> Iterator[tuple[int, str]]:
 
 
 def is_allowed(name: str, allowed: set[str]) -> bool:
-    """`name` may be a module or something inside one."""
+    """Return whether `name`, a module or an attribute of one, is allowed."""
     parent = name.rpartition(".")[0]
     if name in allowed or parent in allowed:
         return True
@@ -130,30 +130,30 @@ def is_allowed(name: str, allowed: set[str]) -> bool:
 
 
 def judge(module: str, name: str) -> str | None:
-    """What is wrong with `module` importing `name`, if anything."""
+    """Return why `module` must not import `name`, or None."""
     parts = module.split(".")
-    station = parts[1]
+    package = parts[1]
     top = name.split(".")[0]
     if top != "headrace":
-        if station not in HOMES.get(top, {station}):
+        if package not in HOMES.get(top, {package}):
             return f"{top} belongs to {' and '.join(sorted(HOMES[top]))}"
-        if top in MUST_NOT_IMPORT.get(station, set()):
-            return f"{station} must not know {top}"
+        if top in MUST_NOT_IMPORT.get(package, set()):
+            return f"{package} must not import {top}"
         return None
     if name in VOCABULARY or name.rpartition(".")[0] in VOCABULARY:
-        # `from headrace import wire` would slip through as an attribute of the package.
+        # `from headrace import wire` would otherwise pass as an attribute of the package.
         inside = name.split(".")[1:2]
-        if inside and inside[0] in MAY_KNOW and inside[0] != station and not is_allowed(name, MAY_KNOW[station]):
-            return f"{station} must not know {inside[0]}"
+        if inside and inside[0] in MAY_KNOW and inside[0] != package and not is_allowed(name, MAY_KNOW[package]):
+            return f"{package} must not import {inside[0]}"
         return None
     target = name.split(".")[1]
-    if target == station:
-        if station in ("wire", "sessions") and len(parts) > 2:
+    if target == package:
+        if package in ("wire", "sessions") and len(parts) > 2:
             return _other_protocol(parts[2], name.split(".")[2])
         return None
-    if not is_allowed(name, MAY_KNOW[station]):
-        return f"{station} must not know {name}"
-    if station == "sessions" and target == "wire":
+    if not is_allowed(name, MAY_KNOW[package]):
+        return f"{package} must not import {name}"
+    if package == "sessions" and target == "wire":
         return _other_protocol(parts[2], name.split(".")[2])
     return None
 
@@ -162,31 +162,31 @@ PROTOCOLS = {"figg", "rustlog", "blipmq", "flymq", "fujin"}
 
 
 def _other_protocol(own: str, other: str) -> str | None:
-    """One protocol does not know another; what is shared has a name of its own. `figg_tables` belongs to figg."""
+    """Return an error if two modules belong to different protocols, else None. `figg_tables` belongs to figg."""
     own, other = own.partition("_")[0], other.partition("_")[0]
     if own in PROTOCOLS and other in PROTOCOLS and own != other:
-        return f"{own} must not know {other}"
+        return f"{own} must not import {other}"
     return None
 
 
 def violations(source: Path) -> list[str]:
-    """One line for each import against the table, and for each station that is not in it."""
+    """Return one line for each forbidden import, and for each package that is not in the table."""
     found: list[str] = []
     for path in sorted(source.glob("headrace/**/*.py")):
         relative = path.relative_to(source)
         module = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
         if module in VOCABULARY:
-            # The package itself is where users find the clients; it names them for type checkers and imports them when asked.
+            # The top-level package exports the clients; it names them for type checkers and imports them on demand.
             allowed = {"headrace.clients.*"} if module == "headrace" else set()
             wrong = [
                 name
                 for _, name in imports_of(path, module)
                 if name.startswith("headrace.") and name.rpartition(".")[0] not in VOCABULARY and not is_allowed(name, allowed)
             ]
-            found += [f"{relative}: the vocabulary must not know {name}" for name in wrong]
+            found += [f"{relative}: the vocabulary must not import {name}" for name in wrong]
             continue
         if module.split(".")[1] not in MAY_KNOW:
-            found.append(f"{relative}: station {module.split('.')[1]} is not in the table")
+            found.append(f"{relative}: package {module.split('.')[1]} is not in the table")
             continue
         for line, name in imports_of(path, module):
             if wrong_because := judge(module, name):
@@ -206,37 +206,37 @@ def test_the_walk_sees_the_whole_tree() -> None:
 @pytest.mark.parametrize(
     ("path", "line", "because"),
     [
-        ("wire/figg/decoder.py", "import asyncio", "wire must not know asyncio"),
-        ("wire/figg/decoder.py", "from headrace.broker.broker import Broker", "wire must not know headrace.broker.broker.Broker"),
-        ("wire/figg/decoder.py", "from headrace import broker", "wire must not know broker"),
-        ("wire/figg/decoder.py", "from headrace.wire.blipmq import frames", "figg must not know blipmq"),
-        ("storage/store.py", "import time", "storage must not know time"),
-        ("storage/store.py", "from headrace.engine.contract import Ack", "storage must not know headrace.engine.contract.Ack"),
-        ("engine/embedded.py", "from headrace.broker import topics", "engine must not know headrace.broker.topics"),
-        ("broker/groups/offsets.py", "import random", "broker must not know random"),
+        ("wire/figg/decoder.py", "import asyncio", "wire must not import asyncio"),
+        ("wire/figg/decoder.py", "from headrace.broker.broker import Broker", "wire must not import headrace.broker.broker.Broker"),
+        ("wire/figg/decoder.py", "from headrace import broker", "wire must not import broker"),
+        ("wire/figg/decoder.py", "from headrace.wire.blipmq import frames", "figg must not import blipmq"),
+        ("storage/store.py", "import time", "storage must not import time"),
+        ("storage/store.py", "from headrace.engine.contract import Ack", "storage must not import headrace.engine.contract.Ack"),
+        ("engine/embedded.py", "from headrace.broker import topics", "engine must not import headrace.broker.topics"),
+        ("broker/groups/offsets.py", "import random", "broker must not import random"),
         (
             "broker/groups/offsets.py",
             "from headrace.engine.embedded import EmbeddedEngine",
-            "broker must not know headrace.engine.embedded.EmbeddedEngine",
+            "broker must not import headrace.engine.embedded.EmbeddedEngine",
         ),
-        ("broker/groups/offsets.py", "def late():\n    from uuid import uuid4", "broker must not know uuid"),
-        ("sessions/figg/session.py", "from headrace.wire import rustlog", "figg must not know rustlog"),
-        ("sessions/figg/session.py", "from headrace.sessions.blipmq.session import Session", "figg must not know blipmq"),
-        ("sessions/figg_tables.py", "from headrace.wire.blipmq import frames", "figg must not know blipmq"),
-        ("sessions/figg/session.py", "import socket", "sessions must not know socket"),
+        ("broker/groups/offsets.py", "def late():\n    from uuid import uuid4", "broker must not import uuid"),
+        ("sessions/figg/session.py", "from headrace.wire import rustlog", "figg must not import rustlog"),
+        ("sessions/figg/session.py", "from headrace.sessions.blipmq.session import Session", "figg must not import blipmq"),
+        ("sessions/figg_tables.py", "from headrace.wire.blipmq import frames", "figg must not import blipmq"),
+        ("sessions/figg/session.py", "import socket", "sessions must not import socket"),
         (
             "net/listener.py",
             "from headrace.sessions.figg.session import FiggSession",
-            "net must not know headrace.sessions.figg.session.FiggSession",
+            "net must not import headrace.sessions.figg.session.FiggSession",
         ),
-        ("net/listener.py", "from ..wire.figg import frames", "net must not know headrace.wire.figg.frames"),
-        ("clients/figg/client.py", "from headrace.broker.broker import Broker", "clients must not know headrace.broker.broker.Broker"),
-        ("spark/source.py", "from headrace.storage.batch import Batch", "spark must not know headrace.storage.batch.Batch"),
+        ("net/listener.py", "from ..wire.figg import frames", "net must not import headrace.wire.figg.frames"),
+        ("clients/figg/client.py", "from headrace.broker.broker import Broker", "clients must not import headrace.broker.broker.Broker"),
+        ("spark/source.py", "from headrace.storage.batch import Batch", "spark must not import headrace.storage.batch.Batch"),
         ("server/wiring.py", "import pyspark.sql", "pyspark belongs to bench and spark"),
-        ("server/wiring.py", "from headrace.cli import cli", "server must not know headrace.cli.cli"),
-        ("cli/config.py", "from headrace.storage.store import Store", "cli must not know headrace.storage.store.Store"),
-        ("errors.py", "from headrace.storage import batch", "the vocabulary must not know headrace.storage.batch"),
-        ("mill/wheel.py", "import os", "station mill is not in the table"),
+        ("server/wiring.py", "from headrace.cli import cli", "server must not import headrace.cli.cli"),
+        ("cli/config.py", "from headrace.storage.store import Store", "cli must not import headrace.storage.store.Store"),
+        ("errors.py", "from headrace.storage import batch", "the vocabulary must not import headrace.storage.batch"),
+        ("mill/wheel.py", "import os", "package mill is not in the table"),
     ],
 )
 def test_a_planted_violation_is_named(tmp_path: Path, path: str, line: str, because: str) -> None:

@@ -1,4 +1,4 @@
-"""The markers of what takes long: registered, left out by the quick suite, and first in line under xdist."""
+"""Markers of slow tests: registered, excluded from the quick suite, and first under xdist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that a command starts beside itself."""
+"""Child programs of a command."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def test_one_that_does_not_listen_is_killed_with_what_it_has_started(tmp_path: P
 
 def test_a_silent_program_has_no_last_line(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
-    assert last_line(tmp_path / "log") == "it said nothing"
+    assert last_line(tmp_path / "log") == "it wrote no output"

@@ -1,4 +1,4 @@
-"""Runs of columns: the same records as a plain run, and nothing that a batch could not hold."""
+"""Column batches: the same records as a record batch, and nothing that a stored batch could not hold."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_expiry_is_given_to_those_without_one() -> None:
     ],
 )
 def test_columns_of_different_lengths_are_refused(others: tuple[Any, ...]) -> None:
-    with pytest.raises(InvalidRequest, match="of 2 records"):
+    with pytest.raises(InvalidRequest, match="expected 2 (entries|× 8 bytes)"):
         ColumnBatch(Column.of([b"a"] * 2), *others)
 
 
@@ -67,7 +67,7 @@ def test_a_time_before_1970_is_refused(others: tuple[Any, ...]) -> None:
 
 
 def test_headers_are_never_null() -> None:
-    with pytest.raises(InvalidRequest, match="never null"):
+    with pytest.raises(InvalidRequest, match="headers column has nulls"):
         ColumnBatch(Column.of([b"a", b"b"]), headers=Column.of([None, encode_headers((("a", b""),))]))
 
 
@@ -95,7 +95,7 @@ def test_a_single_record_may_be_as_large_as_any_and_no_larger() -> None:
 def test_several_records_are_at_most_one_batch() -> None:
     half = bytes(limits.BATCH_BYTES_TARGET // 2)
     assert len(ColumnBatch.of(RecordBatch([half, half]))) == 2
-    with pytest.raises(LimitExceeded, match="2 records of 1048577 bytes"):
+    with pytest.raises(LimitExceeded, match="2 records and 1048577 bytes"):
         ColumnBatch.of(RecordBatch([half, half + b"!"]))
     with pytest.raises(LimitExceeded, match="2 records"):
         ColumnBatch.of(RecordBatch([half, half], [b"k", None]))

@@ -1,14 +1,14 @@
-"""Binary columns, as they lie in a batch and in Arrow's arrays: an offsets array, one block of bytes, and bits for what is null.
+"""Binary columns, in the layout of stored batches and of Arrow's binary arrays: an offsets array, one data block and a validity bitmap.
 
-    offsets   u32 × (count + 1), little-endian, from 0, never falling: item i is data[offsets[i] : offsets[i + 1]]
+    offsets   u32 × (count + 1), little-endian, from 0, ascending: item i is data[offsets[i] : offsets[i + 1]]
     data      the items end to end
-    validity  one bit an item, least significant first, 0 = null; spare bits are 0; absent where nothing is null
+    validity  one bit per item, least significant first, 0 = null; spare bits are 0; absent if no item is null
 
-The headers of one record are an item too: u16 count, then for each u16 + name in UTF-8, u32 + value; a record without headers has none
-of these bytes.
+The headers of one record are one item: u16 count, then for each header u16 + name in UTF-8, u32 + value. A record without headers has an
+empty item.
 
-Whoever hands over such buffers may be wrong about them, and a log must never hold what its readers cannot take apart. A `Column` is
-therefore checked when it is made, whole arrays at a time: a few nanoseconds an item.
+A caller may pass invalid buffers, and the log must never store data that its readers cannot decode. The constructor of `Column` therefore
+checks whole arrays at a time, which takes a few nanoseconds per item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 from headrace.errors import InvalidRequest
 
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
-"""Ordered; a name may repeat."""
+"""Ordered pairs of name and value. A name may repeat."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _HEADER_COUNT, _NAME_LENGTH, _VALUE_LENGTH = struct.Struct("<H"), struct.Struct("<H"), struct.Struct("<I")
@@ -35,7 +35,7 @@ assert array("I").itemsize == 4 and array("q").itemsize == 8
 
 
 class Column:
-    """A binary column that has been checked. Its buffers are its own: whoever gave them may use theirs again."""
+    """A checked binary column. It owns its buffers, so the caller may reuse the ones it passed."""
 
     __slots__ = ("data", "offsets", "validity")
 
@@ -44,17 +44,17 @@ class Column:
     validity: bytes | None
 
     def __init__(self, offsets: Buffer, data: Buffer, validity: Buffer | None = None) -> None:
-        """`offsets` says how many items there are; `data` and `validity` may be longer than that takes. Raises `InvalidRequest`."""
+        """`offsets` defines the number of items. `data` and `validity` may be longer than needed. Raises `InvalidRequest`."""
         self.offsets = bytes(offsets)
         if len(self.offsets) % 4 or len(self.offsets) < 8:
-            raise InvalidRequest(f"{len(self.offsets)} bytes are no offsets array of a column")
+            raise InvalidRequest(f"column offsets: expected a multiple of 4 bytes and at least 8, got {len(self.offsets)}")
         ends = memoryview(self.offsets).cast("I")
-        if ends[0] != 0 or not never_falls(self.offsets, 4):
-            raise InvalidRequest("the offsets of a column must start at 0 and never fall")
+        if ends[0] != 0 or not is_ascending(self.offsets, 4):
+            raise InvalidRequest("column offsets: expected ascending values from 0")
         size = ends[-1]
         content = memoryview(data).cast("B")
         if len(content) < size:
-            raise InvalidRequest(f"a column claims {size} bytes and has {len(content)}")
+            raise InvalidRequest(f"column data: expected {size} bytes, got {len(content)}")
         self.data = data if isinstance(data, bytes) and len(data) == size else bytes(content[:size])
         self.validity = None if validity is None else _valid_bits(memoryview(validity).cast("B"), len(ends) - 1)
 
@@ -73,42 +73,42 @@ class Column:
 
     @property
     def largest(self) -> int:
-        """The size of the largest item."""
+        """Size of the largest item in bytes."""
         return max(end - begin for begin, end in pairwise(memoryview(self.offsets).cast("I").tolist()))
 
 
-def never_falls(lanes: bytes, lane_bytes: int) -> bool:
-    """Whether these integers, taken as unsigned and none with its top bit set, are in ascending order.
+def is_ascending(integers: bytes, width: int) -> bool:
+    """Return whether unsigned integers of `width` bytes, none with its top bit set, are in ascending order.
 
-    All of them sit side by side in one large integer. One subtraction takes from each its neighbour: with the top bit lent to it, a
-    lane never borrows from the next one, and has the bit still exactly if it was not the smaller of the two.
+    All of them form one large integer, and one subtraction compares each with its neighbour. The top bit of each minuend is set first, so
+    that no subtraction borrows from the next integer; the bit is still set afterwards exactly if the minuend was not the smaller one.
     """
-    count, bits = len(lanes) // lane_bytes - 1, 8 * lane_bytes
-    whole = int.from_bytes(lanes, "little")
-    if whole & _top_bits(count + 1, lane_bytes):
+    count, bits = len(integers) // width - 1, 8 * width
+    whole = int.from_bytes(integers, "little")
+    if whole & _top_bits(count + 1, width):
         return False
     if not count:
         return True
-    top = _top_bits(count, lane_bytes)
+    top = _top_bits(count, width)
     earlier = whole & ((1 << bits * count) - 1)
     return ((whole >> bits | top) - earlier) & top == top
 
 
-def is_natural(times: bytes) -> bool:
-    """Whether none of these 64-bit integers is negative."""
+def is_non_negative(times: bytes) -> bool:
+    """Return whether none of these 64-bit integers is negative."""
     return not int.from_bytes(times, "little") & _top_bits(len(times) // 8, 8)
 
 
 @lru_cache(4)
-def _top_bits(count: int, lane_bytes: int) -> int:
-    return int.from_bytes((bytes(lane_bytes - 1) + b"\x80") * count, "little")
+def _top_bits(count: int, width: int) -> int:
+    return int.from_bytes((bytes(width - 1) + b"\x80") * count, "little")
 
 
 def _valid_bits(bits: memoryview, count: int) -> bytes | None:
-    """The bits of `count` items with the spare ones cleared; None if all are set."""
+    """Return the bits of `count` items with the spare bits cleared; None if all are set."""
     whole, spare = divmod(count, 8)
     if len(bits) < whole + bool(spare):
-        raise InvalidRequest(f"{len(bits)} bytes of validity do not cover {count} items")
+        raise InvalidRequest(f"column validity: expected at least {(count + 7) // 8} bytes for {count} items, got {len(bits)}")
     full = b"\xff" * whole
     taken = bytes(bits[:whole])
     if spare:
@@ -119,9 +119,9 @@ def _valid_bits(bits: memoryview, count: int) -> bytes | None:
 
 
 def packed(items: Sequence[bytes | None]) -> tuple[bytes, bytes, bytes | None]:
-    """Offsets, data and validity of these items."""
+    """Return offsets, data and validity of these items."""
     try:
-        data = b"".join(items)  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
+        data = b"".join(items)  # type: ignore[arg-type]  # None raises TypeError: cheaper than a test of each
         return array("I", accumulate(map(len, items), initial=0)).tobytes(), data, None  # type: ignore[arg-type]  # here too
     except TypeError:
         filled = [b"" if item is None else item for item in items]
@@ -133,11 +133,11 @@ def packed(items: Sequence[bytes | None]) -> tuple[bytes, bytes, bytes | None]:
 
 
 def slices(ends: memoryview, content: bytes) -> list[bytes | None]:
-    """The items of a binary column; `content` starts where the first one does."""
+    """Return the items of a binary column. `content` begins with the first of them."""
     count, first = len(ends) - 1, ends[0]
     size = len(content) // count if count else 0
     if 0 < size <= _EQUAL_SIZE_MAX and ends == array("I", range(first, first + size * count + 1, size)):
-        # All of one size, as many topics are: unpacking blocks is four times as fast as slicing.
+        # Items of one size are common, and unpacking blocks is four times as fast as slicing.
         block = _block(size)
         in_blocks = count // _BLOCK * block.size
         items = list(chain.from_iterable(block.iter_unpack(content[:in_blocks])))
@@ -155,7 +155,7 @@ def _block(size: int) -> struct.Struct:
 
 
 def blank_nulls(items: list[bytes | None], validity: bytes | memoryview, start: int) -> None:
-    """Put None where the bits, from bit `start` on, say null."""
+    """Replace each item whose bit is 0 with None; the bit of the first item is `start`."""
     for index in range(len(items)):
         at = index + start
         if not validity[at >> 3] >> (at & 7) & 1:
@@ -171,12 +171,12 @@ def encode_headers(pairs: Headers) -> bytes:
 
 
 def decode_headers(blob: bytes) -> Headers:
-    """Of a blob that `encode_headers` has made, or `checked_headers` has passed."""
+    """Decode a blob that `encode_headers` returned or `checked_headers` accepted."""
     return _decode_headers(blob)[0]
 
 
 def _decode_headers(blob: bytes) -> tuple[Headers, int]:
-    """The headers, and where they end."""
+    """Return the headers and the position after them."""
     (count,) = _HEADER_COUNT.unpack_from(blob, 0)
     position, pairs = 2, []
     for _ in range(count):
@@ -190,16 +190,16 @@ def _decode_headers(blob: bytes) -> tuple[Headers, int]:
 
 
 def checked_headers(blob: bytes) -> Headers:
-    """The headers in a blob that anybody may have made. Raises `InvalidRequest`."""
+    """Decode a blob from an untrusted source. Raises `InvalidRequest`."""
     try:
         pairs, end = _decode_headers(blob)
     except (struct.error, UnicodeDecodeError) as fault:
-        raise InvalidRequest(f"the headers of a record cannot be read: {fault}") from None
+        raise InvalidRequest(f"invalid record headers: {fault}") from None
     if end != len(blob):
-        raise InvalidRequest(f"the headers of a record take {end} bytes and have {len(blob)}")
+        raise InvalidRequest(f"invalid record headers: expected {end} bytes, got {len(blob)}")
     return pairs
 
 
 def headers_bytes(pairs: Headers) -> int:
-    """Names and values together: what `limits.HEADERS_BYTES_MAX` counts."""
+    """Return the size of names and values, which `limits.HEADERS_BYTES_MAX` limits."""
     return sum(len(name.encode()) + len(value) for name, value in pairs)

@@ -1,7 +1,7 @@
-"""What can go wrong, and whose fault it is.
+"""Exceptions, by cause.
 
-`WireError` blames the peer's bytes, `BrokerError` blames the request or says what the broker cannot do right now,
-`assert` blames us. Each protocol has one table that maps a `BrokerError.code` to its own words.
+`WireError` is for invalid bytes of a peer, `BrokerError` for a request that is invalid or cannot be served now, `assert` for our own
+defects. Each protocol has one table that maps `BrokerError.code` to its own error.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import ClassVar
 
 
 class HeadraceError(Exception):
-    """The root of everything Headrace raises on purpose."""
+    """Base class of all exceptions that Headrace raises."""
 
 
 class WireError(HeadraceError):
-    """The peer sent bytes its protocol does not allow."""
+    """The peer sent bytes that its protocol does not allow."""
 
 
 class ConfigError(HeadraceError):
-    """The configuration, a flag or an environment variable is wrong; the text is one line for the user."""
+    """The configuration, an option or an environment variable is invalid. The message is one line for the user."""
 
 
 class BrokerError(HeadraceError):
-    """A request that cannot be served. `code` is stable and protocol-neutral; `retriable` drives client retries."""
+    """A request cannot be served. `code` is stable and independent of the protocol; clients retry if `retriable` is set."""
 
     code: ClassVar[str] = "internal"
     retriable: ClassVar[bool] = False
 
 
 class InvalidRequest(BrokerError):
-    """The request contradicts itself or a rule: a bad name, a negative offset, an empty batch."""
+    """The request is contradictory or breaks a rule, for example a bad name, a negative offset or an empty batch."""
 
     code = "invalid_request"
 
@@ -41,7 +41,7 @@ class InvalidTopicName(InvalidRequest):
 
 
 class LimitExceeded(BrokerError):
-    """One more than a limit of `limits.py` or the configuration allows."""
+    """A limit of `limits.py` or of the configuration is exceeded."""
 
     code = "limit_exceeded"
 
@@ -57,7 +57,7 @@ class RecordTooLarge(LimitExceeded):
 
 
 class UnknownTopic(BrokerError):
-    """No topic of that name."""
+    """The topic does not exist."""
 
     code = "unknown_topic"
 
@@ -67,7 +67,7 @@ class UnknownTopic(BrokerError):
 
 
 class UnknownPartition(BrokerError):
-    """The topic exists, that partition of it does not."""
+    """The topic exists and has no such partition."""
 
     code = "unknown_partition"
 
@@ -77,7 +77,7 @@ class UnknownPartition(BrokerError):
 
 
 class TopicExists(BrokerError):
-    """A topic of that name is already there."""
+    """A topic of that name exists."""
 
     code = "topic_exists"
 
@@ -87,7 +87,7 @@ class TopicExists(BrokerError):
 
 
 class OffsetOutOfRange(BrokerError):
-    """The reader asks for an offset the log does not hold (yet, or any more)."""
+    """The offset is below the first or above the end of the partition."""
 
     code = "offset_out_of_range"
 
@@ -97,7 +97,7 @@ class OffsetOutOfRange(BrokerError):
 
 
 class NotAuthorized(BrokerError):
-    """`authorize` said no."""
+    """The principal lacks the permission."""
 
     code = "not_authorized"
 
@@ -107,7 +107,7 @@ class NotAuthorized(BrokerError):
 
 
 class LoginFailed(BrokerError):
-    """Nobody of that name with that password. One text for every reason: it must not tell which of the two was wrong."""
+    """The user name or the password is wrong. The message must not reveal which one."""
 
     code = "login_failed"
 
@@ -116,7 +116,7 @@ class LoginFailed(BrokerError):
 
 
 class LoginThrottled(BrokerError):
-    """Too many wrong passwords; this attempt was not looked at."""
+    """Too many wrong passwords. The password of this attempt was not checked."""
 
     code, retriable = "login_throttled", True
 
@@ -126,7 +126,7 @@ class LoginThrottled(BrokerError):
 
 
 class NoSuchEntry(BrokerError):
-    """No user, role, rule or key of that name."""
+    """The user, role, rule or key does not exist."""
 
     code = "no_such_entry"
 
@@ -136,7 +136,7 @@ class NoSuchEntry(BrokerError):
 
 
 class EntryExists(BrokerError):
-    """A user, role or key of that name is already there."""
+    """A user, role or key of that name exists."""
 
     code = "entry_exists"
 
@@ -162,7 +162,7 @@ class InvalidTransaction(BrokerError):
 
 
 class UnknownStage(BrokerError):
-    """No stage of that handle: there never was one, or it was published, dropped, has expired, or went with the broker's last stop."""
+    """The stage does not exist: it was never created, or was published, dropped or has expired, or the broker restarted."""
 
     code = "unknown_stage"
 
@@ -172,12 +172,12 @@ class UnknownStage(BrokerError):
 
 
 class StaleEpoch(BrokerError):
-    """A newer run of the same writer has taken over. The one that asks has to end: whatever it would write, the newer one writes."""
+    """A newer epoch of the same writer exists. The older instance must stop, because the newer one writes the same data."""
 
     code = "stale_epoch"
 
     def __init__(self, *, writer: str, epoch: str, current: str) -> None:
-        super().__init__(f"run {epoch[:80]!r} of {writer[:80]!r} was superseded by run {current[:80]!r}")
+        super().__init__(f"epoch {epoch[:80]!r} of {writer[:80]!r} was superseded by epoch {current[:80]!r}")
         self.writer, self.epoch, self.current = writer, epoch, current
 
 
@@ -188,7 +188,7 @@ class UnknownDelivery(BrokerError):
 
 
 class UnknownMessage(BrokerError):
-    """No dead letter or delayed message of that id: there never was, or it has been replayed, delivered or cancelled."""
+    """The dead letter or delayed message does not exist: it was never created, or has been replayed, delivered or cancelled."""
 
     code = "unknown_message"
 
@@ -198,13 +198,13 @@ class UnknownMessage(BrokerError):
 
 
 class InvalidSchema(InvalidRequest):
-    """The schema is not one, breaks a limit, or asks for what schemas may not do here."""
+    """The definition is invalid, exceeds a limit or uses an unsupported feature."""
 
     code = "invalid_schema"
 
 
 class UnknownSchema(BrokerError):
-    """No schema of that name, or no such version of it."""
+    """The schema or that version of it does not exist."""
 
     code = "unknown_schema"
 
@@ -214,7 +214,7 @@ class UnknownSchema(BrokerError):
 
 
 class IncompatibleSchema(BrokerError):
-    """A new version that readers or writers of an older one could not live with. `conflicts` says where and why."""
+    """The new version is incompatible with an older one. `conflicts` lists where and why."""
 
     code = "incompatible_schema"
 
@@ -225,7 +225,7 @@ class IncompatibleSchema(BrokerError):
 
 
 class InvalidRecord(BrokerError):
-    """A record is not what the schema of its topic says. `index` counts from the first record of the run."""
+    """A record does not match the schema of its topic. `index` is its index in the batch."""
 
     code = "invalid_record"
 
@@ -236,23 +236,23 @@ class InvalidRecord(BrokerError):
 
 
 class DiskFull(BrokerError):
-    """No room for the write. Nothing acknowledged is harmed; try again when there is space."""
+    """The disk has no room for the write. Acknowledged records are safe. Retry when there is space."""
 
     code, retriable = "disk_full", True
 
 
 class StorageFailed(BrokerError):
-    """A write or sync failed; this log takes no more writes until it is opened again. Reads go on.
+    """A write or sync failed. The log accepts no writes until it is opened again; reads continue.
 
-    The outcome of the write that met the failure is unknown: readers do not see its records now, but they may be present after the next
-    start. The text says whether that is so, or whether the write came later and was not written.
+    The outcome of the write that failed is unknown: readers do not see its records now, but they may be present after the next start.
+    The message tells this case from a later write, which was not written.
     """
 
     code = "storage_failed"
 
 
 class CorruptData(BrokerError):
-    """A checksum does not match, or a format is unknown. Names the file and the position."""
+    """A checksum does not match, or a format is unknown. The message names the file and the position."""
 
     code = "corrupt_data"
 

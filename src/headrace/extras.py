@@ -1,10 +1,10 @@
-"""Optional libraries: which extra installs each, and the one error for an absent one.
+"""Optional libraries, the extras that install them, and the error for a missing one.
 
     with needs("headrace.arrow", "pyarrow"):
         import pyarrow as pa
 
-`needs` checks the libraries it names before its block begins, so that a long command fails at once and names every missing extra. An
-import that fails later in the block is reported the same way if the table below has its library. It is also a decorator.
+`needs` checks the libraries it names before its block begins, so that a long command fails at once and names every missing extra. It
+reports an import that fails later in the block the same way if the table below has its library. It is also a decorator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.errors import ConfigError
 
 
 class Library(NamedTuple):
-    """The name users know, and the extra that installs it."""
+    """Display name of a library, and the extra that installs it."""
 
     title: str
     extra: str
@@ -40,14 +40,14 @@ LIBRARIES: Final[Mapping[str, Library]] = {
     "hdrh": Library("hdrhistogram", "bench"),
     "nats": Library("nats-py", "bench"),
 }
-"""By the name under which a library is imported. Of several absent ones of an extra, a message names the first."""
+"""Optional libraries by import name. If several libraries of one extra are missing, the message names the first."""
 
 _INCLUDED: Final[Mapping[str, frozenset[str]]] = {"spark": frozenset({"flight", "schemas"})}
-"""Extras that another one installs too."""
+"""Extras that an extra includes."""
 
 
 class MissingExtra(ConfigError, ImportError):
-    """An optional library is not installed. The text is one line that ends with the command to install it."""
+    """An optional library is not installed. The message is one line that ends with the command to install it."""
 
     def __init__(self, needed_by: str, libraries: Iterable[str]) -> None:
         absent = sorted(set(libraries), key=list(LIBRARIES).index)
@@ -66,7 +66,7 @@ class MissingExtra(ConfigError, ImportError):
 
 @contextmanager
 def needs(needed_by: str, *libraries: str) -> Iterator[None]:
-    """Raise `MissingExtra` if one of the libraries is not installed, or if the block fails to import one of the table."""
+    """Raise `MissingExtra` if a named library is not installed, or if the block fails to import one of the table."""
     absent = [name for name in libraries if not _is_installed(name)]
     if absent:
         raise MissingExtra(needed_by, absent)
@@ -77,7 +77,7 @@ def needs(needed_by: str, *libraries: str) -> Iterator[None]:
 
 
 def explained(failure: ImportError, needed_by: str) -> ImportError:
-    """Return `MissingExtra` if the failed import is one of an optional library, else the failure itself."""
+    """Return `MissingExtra` if the failed import is an optional library, else the failure itself."""
     parts = (failure.name or "").split(".")
     absent = [name for length in (1, 2) if (name := ".".join(parts[:length])) in LIBRARIES]
     return failure if isinstance(failure, MissingExtra) or not absent else MissingExtra(needed_by, absent)
@@ -87,8 +87,8 @@ def _is_installed(library: str) -> bool:
     try:
         return find_spec(library) is not None
     except ImportError:
-        # The parent of a dotted name is absent too, or an import hook refuses.
+        # The parent package is missing too, or an import hook raises.
         return False
     except ValueError:
-        # A module without a specification has been put into sys.modules by hand: it is there.
+        # A module in `sys.modules` without a specification exists.
         return True

@@ -1,6 +1,6 @@
-"""Programs that a command starts beside itself: each leads a session of its own, writes to a log, and is gone when the command is.
+"""Child programs of a command. Each has its own session and writes to a log file.
 
-A Ctrl-C in the terminal reaches only us, so that the order of stopping is ours.
+Ctrl-C in the terminal reaches only the parent, which decides the order of stopping.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def started(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """All it says goes to `log`; `environment` adds to ours."""
+    """Start a program. Its output goes to `log`; `environment` is added to the current one."""
     with open(log, "wb") as output:
         return subprocess.Popen(
             list(command),
@@ -26,7 +26,7 @@ def started(command: Sequence[str], log: Path, environment: Mapping[str, str] | 
 
 
 def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ask; after so long kill it, with all that it has started."""
+    """Terminate the program; after `seconds` kill it and its children."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -38,6 +38,6 @@ def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def last_line(log: Path) -> str:
-    """What it said last."""
+    """Return the last line of the program's output."""
     lines = log.read_text("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it wrote no output"

@@ -9,7 +9,7 @@ from headrace.access.policy import Effect, Grant, Match, Rule
 from headrace.broker import Action, Principal
 from headrace.broker.authorizer import ANONYMOUS
 from headrace.errors import InvalidRequest, NotAuthorized, StaleEpoch, UnknownMessage, UnknownStage
-from headrace.limits import SINK_TOPICS_REMEMBERED, SINK_VERSION_FIRST_MAX, SINK_VERSION_SKIP_MAX
+from headrace.limits import WRITER_TOPICS_REMEMBERED, WRITER_VERSION_FIRST_MAX, WRITER_VERSION_SKIP_MAX
 from headrace.records import RecordBatch
 from tests.access.stand import ADMIN, Guarded, guarded
 
@@ -234,7 +234,7 @@ async def test_a_version_that_skips_far_ahead_is_refused(last: int | None) -> No
     async with guarded() as stand:
         if last is not None:
             await stand.broker.publish_staged(ROOT, "q", last, [])
-        most = SINK_VERSION_FIRST_MAX if last is None else last + max(SINK_VERSION_SKIP_MAX, last)
+        most = WRITER_VERSION_FIRST_MAX if last is None else last + max(WRITER_VERSION_SKIP_MAX, last)
         for version in (most + 1, (1 << 63) - 1):
             with pytest.raises(InvalidRequest, match=f"version {version} of writer 'q'.*at most {most}"):
                 await stand.broker.publish_staged(ROOT, "q", version, [])
@@ -245,11 +245,11 @@ async def test_a_version_that_skips_far_ahead_is_refused(last: int | None) -> No
 
 async def test_of_very_many_topics_some_are_remembered() -> None:
     async with guarded() as stand:
-        count = SINK_TOPICS_REMEMBERED + 1
+        count = WRITER_TOPICS_REMEMBERED + 1
         for number in range(count):
             await stand.broker.create_topic(ROOT, f"t{number}")
             await stand.broker.stage(ROOT, "h", f"t{number}", RecordBatch([b"x"]), writer="q")
         await stand.broker.seal(ROOT, "h")
         await stand.broker.publish_staged(ROOT, "q", 0, ["h"])
         (writer_name,) = stand.broker._stages._sinks.writers.values()
-        assert len(writer_name.topics) == SINK_TOPICS_REMEMBERED
+        assert len(writer_name.topics) == WRITER_TOPICS_REMEMBERED

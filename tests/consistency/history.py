@@ -1,21 +1,21 @@
-"""A history of what clients did and saw, and the checker that judges it. GroupPushes no code with the broker.
+"""History of client operations, and the checker for it. It shares no code with the broker.
 
-Three outcomes, never mixed up: `ok` (the broker confirmed it), `fail` (it certainly did not happen), `unknown` (the connection was
-lost before the answer). Every value is unique by its name, so the model needs no state but sets and positions:
+Each operation has one of three outcomes: `ok` (the broker confirmed it), `fail` (it certainly did not happen), `unknown` (the
+connection was lost before the reply). Values are unique, so the model needs only sets and positions:
 
 | anomaly | a history in which |
 |---|---|
 | lost | a confirmed value is in no partition at the last read |
-| unexpected | a value is read that nobody sent |
+| unexpected | a value is read that no client sent |
 | aborted | a value is read whose unit certainly failed |
 | duplicate | a value is at two offsets, or in two partitions |
 | torn | some values of a unit are read and others are not |
-| reordered | two values of one producer stand in one partition against the order in which they were sent |
+| reordered | two values of one producer are in one partition in another order than they were sent |
 | changed | an offset once read holds another value, or none, in a later read |
 | gap | a read skips an offset |
 | undelivered | a confirmed value of a work queue was never delivered |
-| resurrected | a value is delivered after its settlement was confirmed in the same life of the broker |
-| regressed | a group's position is behind a confirmed commit, or at a place that nobody committed |
+| resurrected | a value is delivered after its settlement was confirmed, without a restart in between |
+| regressed | a group's position is behind a confirmed commit, or at an offset that no client committed |
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Unit:
 
     producer: str
     number: int
-    """Rises with each unit of the producer."""
+    """Ascends with each unit of the producer."""
     values: tuple[tuple[str, str], ...]
     """(topic, value)."""
     outcome: Outcome = "unknown"
@@ -46,7 +46,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """All of a partition, as one reader saw it: `values[i]` was at offset `offsets[i]`."""
+    """Full read of a partition: `values[i]` was at offset `offsets[i]`."""
 
     place: Place
     offsets: tuple[int, ...]
@@ -55,7 +55,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A work queue gave a value to a consumer."""
+    """A work queue delivered a value to a consumer."""
 
     topic: str
     value: str
@@ -63,7 +63,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The broker confirmed that a value is dealt with."""
+    """The broker confirmed the settlement of a value."""
 
     topic: str
     value: str
@@ -71,7 +71,7 @@ class Settlement:
 
 @dataclass(slots=True)
 class Commit:
-    """A group tried to move to an offset."""
+    """A group tried to commit an offset."""
 
     group: str
     offset: int
@@ -80,7 +80,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a group stood, in a life of the broker that began after every earlier commit was answered or lost."""
+    """Position of a group after a restart, when every earlier commit had been answered or lost."""
 
     group: str
     offset: int | None
@@ -88,7 +88,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The broker was started again. A work queue goes on at the oldest unsettled record, so what was settled after it may come again."""
+    """The broker was restarted. A work queue resumes at the oldest unsettled record, so later settled ones may be delivered again."""
 
 
 Event: TypeAlias = Unit | Read | Delivery | Settlement | Commit | Position | Restart
@@ -96,7 +96,7 @@ Event: TypeAlias = Unit | Read | Delivery | Settlement | Commit | Position | Res
 
 @dataclass
 class History:
-    """Events in the order in which their clients recorded them: an intention before it leaves, a fact after it arrived."""
+    """Events in the order in which clients recorded them: a request before it is sent, a result after it is received."""
 
     events: list[Event] = field(default_factory=list)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
@@ -110,7 +110,7 @@ class History:
 
 
 def anomalies(history: History) -> list[str]:
-    """Return every broken promise, as `class: what happened`; an empty list for a history that may have been."""
+    """Return every anomaly as `class: description`; an empty list for a valid history."""
     events = list(history.events)
     units = [event for event in events if isinstance(event, Unit)]
     last = {event.place: event for event in events if isinstance(event, Read)}
@@ -129,7 +129,7 @@ def _contents(units: Sequence[Unit], last: dict[Place, Read]) -> Iterator[str]:
     owner = {sent: unit for unit in units for sent in unit.values}
     for sent, count in found.items():
         if sent not in owner:
-            yield f"unexpected: {sent[1]} is in {sent[0]}, and nobody sent it there"
+            yield f"unexpected: {sent[1]} is in {sent[0]}, and no client sent it there"
         elif owner[sent].outcome == "fail":
             yield f"aborted: {sent[1]} is in {sent[0]}, and its unit had failed"
         if count > 1:
@@ -208,6 +208,6 @@ def _positions(events: Sequence[Event]) -> Iterator[str]:
             elif offset is not None and offset < least.get(event.group, 0):
                 yield f"regressed: {event.group} is at {offset}, and {least[event.group]} was confirmed"
             elif offset is not None and offset not in tried[event.group]:
-                yield f"regressed: {event.group} is at {offset}, which nobody committed"
+                yield f"regressed: {event.group} is at {offset}, which no client committed"
             if offset is not None:
-                least[event.group] = max(least.get(event.group, 0), offset)  # what was seen once stays
+                least[event.group] = max(least.get(event.group, 0), offset)  # values stay as they were first read

@@ -1,4 +1,4 @@
-"""The checker judges the broker, so it is judged first: each anomaly has a planted history that it must name."""
+"""Tests of the checker: it must name each anomaly in a constructed history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of a mixed load, over as many lives of the broker as it takes, each recording what it did and saw.
+"""Clients of a mixed load across restarts of the broker. Each records its operations and their results.
 
     plain           one value at a time through raw sockets of four protocols; never sent again
     transactions    FlyMQ and Fujin, over two topics at once, some rolled back
@@ -6,7 +6,7 @@
     work queue      Fujin consumers that acknowledge, reject and forget
     committer       a FlyMQ group that moves forward
 
-The broker is killed with SIGKILL in the middle of all of it. `Lives` tells the clients where it is now.
+The broker is killed with SIGKILL at any time. `Life` has its current address.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SETTINGS: Final = {**SMALL, "HEADRACE__LISTEN__FLIGHT": "127.0.0.1:0"}
 
 
 class Over(Exception):
-    """This life of the broker has ended; whatever was under way has an unknown outcome."""
+    """The broker was stopped; pending requests have an unknown outcome."""
 
 
 class Life:
-    """One life of the broker, as its clients see it."""
+    """One process of the broker."""
 
     def __init__(self, tcp: tuple[str, int], quic: tuple[str, int], flight: str) -> None:
         self.tcp, self.quic, self.flight = tcp, quic, flight
@@ -59,7 +59,7 @@ class Life:
         self._over.set()
 
     async def within(self, work: Awaitable[T]) -> T:
-        """The answer; raises `Over` if the broker is gone first."""
+        """Return the reply; raises `Over` if the broker stops first."""
         answer, over = asyncio.ensure_future(work), asyncio.ensure_future(self._over.wait())
         try:
             await asyncio.wait({answer, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +74,7 @@ class Life:
 
 
 class Workload:
-    """`run` lives `lives` times and records everything in `history`."""
+    """`run` starts the broker `lives` times and records everything in `history`."""
 
     def __init__(self, directory: Path, *, seed: int) -> None:
         self._directory = directory
@@ -110,7 +110,7 @@ class Workload:
                 await asyncio.to_thread(broker.kill)
 
     async def _suffer(self, broker: Broker, tcp: tuple[str, int], *, killed: bool) -> None:
-        """Run all clients; end this life by SIGKILL, or in peace once nothing is under way."""
+        """Run all clients, then kill the broker or, once nothing is pending, stop it."""
         flight = json.loads((self._directory / "ready.json").read_text())["protocols"]["flight"][0]
         publishing, consuming = Life(tcp, broker.quic, flight), Life(tcp, broker.quic, flight)
         publishers = [asyncio.create_task(self._client(publishing, act)) for act in self._acts()]
@@ -133,7 +133,7 @@ class Workload:
             assert await asyncio.to_thread(broker.stop, SECONDS_MAX) == 0, broker.output()
 
     async def _client(self, life: Life, act: Callable[[Life], Awaitable[None]]) -> None:
-        """Again and again until this life is over: a connection may be lost on the way, as with a broker that is slow to accept."""
+        """Repeat until the broker stops. A connection may be lost before, for example if the broker accepts slowly."""
         while not life.is_over:
             try:
                 await act(life)
@@ -162,7 +162,7 @@ class Workload:
     # Publishing.
 
     async def _plain(self, life: Life, kind: type[Peer]) -> None:
-        """A blocking socket on a thread: the thread ends with the connection, which the kill ends."""
+        """Publish on a blocking socket. The thread ends with the connection, which the kill ends."""
 
         def publish() -> None:
             with kind(life.tcp, timeout=SECONDS_MAX) as peer:
@@ -173,7 +173,7 @@ class Workload:
                     while peer.acknowledged() < unit.number:
                         pass
                     unit.outcome = "ok"
-                    time.sleep(0.002)  # leaves the processor to the others
+                    time.sleep(0.002)  # yields the processor to other clients
 
         await asyncio.to_thread(publish)
 
@@ -192,7 +192,7 @@ class Workload:
                         await life.within(transaction.rollback())
                         continue
                 except BaseException:
-                    unit.outcome = "fail"  # nobody has asked for the commit
+                    unit.outcome = "fail"  # no commit was requested
                     raise
                 try:
                     await life.within(transaction.commit())
@@ -210,7 +210,7 @@ class Workload:
             while True:
                 unit = self._unit("fujin-tx", *self._rng.choices(("left", "right"), k=self._rng.randrange(1, 6)))
                 rolled_back = self._rng.random() < 0.2
-                unit.outcome = "fail"  # until the commit is under way
+                unit.outcome = "fail"  # until the commit is sent
 
                 async def transact(unit: Unit = unit, rolled_back: bool = rolled_back) -> None:
                     async with client.transaction() as transaction:
@@ -228,7 +228,7 @@ class Workload:
             await client.close()
 
     async def _write_versions(self, life: Life, name: str) -> None:
-        """A version whose outcome is unknown is staged and published again, in the next life too, until it is confirmed."""
+        """Stage and publish each version until it is confirmed, also after restarts."""
 
         def write() -> None:
             with FlightClient(Servers((life.flight,), timeout_seconds=SECONDS_MAX)) as client:
@@ -265,7 +265,7 @@ class Workload:
             await client.close()
 
     async def _drain_queue(self) -> None:
-        """Until every confirmed value was delivered at least once; the checker names those that were not."""
+        """Consume until every confirmed value was delivered at least once. The checker names those that were not."""
         deadline = time.monotonic() + SECONDS_MAX
         wanted = {
             value
@@ -297,17 +297,17 @@ class Workload:
             await client.close()
 
     async def _observe(self, client: FlyMqClient) -> None:
-        """Read every partition from its start, and where the group stands."""
+        """Read every partition from its start, and the position of the group."""
         for topic, count in PARTITIONS.items():
             for partition in range(count):
                 offsets: list[int] = []
                 values: list[str] = []
-                while run := await client.fetch(topic, len(offsets), partition=partition, records_max=2_000):
-                    offsets += [message.offset for message in run if message.offset is not None]
-                    values += [message.value.decode() for message in run]
+                while fetched := await client.fetch(topic, len(offsets), partition=partition, records_max=2_000):
+                    offsets += [message.offset for message in fetched if message.offset is not None]
+                    values += [message.value.decode() for message in fetched]
                 self.history.add(Read((topic, partition), tuple(offsets), tuple(values)))
         self.history.add(Position(GROUP, await client.committed("plain", group=GROUP)))
 
 
 class _RolledBack(Exception):
-    """The client changed its mind."""
+    """The client rolls back."""

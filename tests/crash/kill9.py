@@ -1,11 +1,10 @@
-"""Kill the broker again and again while clients publish through all protocols, and check that it kept its word.
+"""Kill the broker repeatedly while clients publish through all protocols, and verify its guarantees.
 
     python -m tests.crash.kill9 --cycles 50 [--seed 1] [--clients 10] [--directory DIR]
 
-Each cycle starts the broker on the same data, lets the clients publish for a moment and sends SIGKILL: in the middle of the
-traffic, while it drains after a SIGTERM, while it is still recovering, or (through strace) at a given system call. Every few
-cycles all topics are read from the start and compared with what the clients know; after the last one the data directory
-is also given to `headrace check`.
+Each cycle starts the broker on the same data, lets the clients publish for a moment and sends SIGKILL: during the traffic, during
+the drain after a SIGTERM, during recovery, or (through strace) at a given system call. Every few cycles all topics are read from the
+start and compared with the ledger of the clients. After the last cycle `headrace check` verifies the data directory.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ DRAIN_EVERY = 10
 
 @dataclass
 class Outcome:
-    """What a run did, for the summary."""
+    """Summary of a test run."""
 
     cycles: collections.Counter[str] = field(default_factory=collections.Counter)
     acked: int = 0
     protocols: set[str] = field(default_factory=set)
-    """Those through which something was acknowledged."""
+    """Protocols through which a value was acknowledged."""
     kept: int = 0
     checks: int = 0
     start_seconds_max: float = 0.0
@@ -54,7 +53,7 @@ class Outcome:
 
 
 class Supervisor:
-    """Runs the cycles. Everything random comes from the seed; the timing of the machine does not."""
+    """Runs the cycles. All random choices come from the seed; timing does not."""
 
     def __init__(self, directory: Path, *, seed: int, clients: int) -> None:
         self._directory = directory
@@ -105,10 +104,10 @@ class Supervisor:
                 self._check(address)
         except (BrokerDied, OSError):
             if kind not in TRACED:
-                raise  # only the tracer kills at a moment of its own, be it before the broker is ready
+                raise  # the tracer may kill the broker before it is ready
             return
         self._board.open(address, broker.quic)
-        time.sleep(self._rng.uniform(0.02, self._rng.choice((0.3, 0.3, 1.5))))  # QUIC takes its time to connect
+        time.sleep(self._rng.uniform(0.02, self._rng.choice((0.3, 0.3, 1.5))))  # QUIC connects slowly
         if kind == "drain":
             broker.signal(signal.SIGTERM)
             time.sleep(self._rng.uniform(0, 0.1))
@@ -125,7 +124,7 @@ class Supervisor:
         self.outcome.kept, self.outcome.checks = kept, self.outcome.checks + 1
 
     def _last_words(self) -> None:
-        """One more life: read everything, drain in peace, and let the offline checker look at the files."""
+        """Restart, read everything, drain, and run the offline checker on the files."""
         self.outcome.protocols = {
             client.protocol for client in self._clients if client.number in {number for number, _ in self._ledger.acked}
         }
@@ -140,7 +139,7 @@ class Supervisor:
 
 
 def kill_repeatedly(directory: Path, *, cycles: int, seed: int, clients: int = 10) -> Outcome:
-    """Raises `BrokenPromise` with the seed in its text when the broker did not keep its word."""
+    """Run the cycles. Raises `BrokenPromise` with the seed in its message if the broker broke a guarantee."""
     try:
         return Supervisor(directory, seed=seed, clients=clients).run(cycles)
     except AssertionError as failure:

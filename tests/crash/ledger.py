@@ -1,8 +1,8 @@
-"""What the clients of a crash test know: which values they sent, which were acknowledged, and what a log may therefore hold.
+"""Ledger of a crash test: which values clients sent, which were acknowledged, and what a log may therefore hold.
 
-A value names itself: `client connection sequence checksum filler`. The checksum covers the topic too, so that a value that
-shows up where nobody put it is found. A client that sends a value again, because it does not know whether the first copy
-was kept, does so on a later connection: two copies with one connection number were made by the broker.
+A value identifies itself: `client connection sequence checksum filler`. The checksum covers the topic too, so that a value in the
+wrong topic is found. A client that resends a value, because it does not know whether the first copy was stored, does so on a later
+connection: two copies with one connection number were made by the broker.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import pairwise
 
 
 class BrokenPromise(AssertionError):
-    """The log does not hold what its clients were told."""
+    """The content of the log contradicts what its clients know."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sent:
-    """One copy of one value. Ordered as its client sent it."""
+    """One copy of one value, ordered as its client sent it."""
 
     connection: int
     sequence: int
@@ -37,7 +37,7 @@ def decompose(topic: str, value: bytes) -> tuple[int, Sent]:
         client, connection, sequence, checksum = int(parts[0]), int(parts[1]), int(parts[2]), int(parts[3], 16)
         sent, filler = Sent(connection, sequence), parts[4]
     except (ValueError, IndexError):
-        raise BrokenPromise(f"{topic}: {value[:60]!r} was never sent by anybody") from None
+        raise BrokenPromise(f"{topic}: {value[:60]!r} was never sent") from None
     if checksum != zlib.crc32(topic.encode() + b"%d %d %d " % (client, connection, sequence) + filler):
         raise BrokenPromise(f"{topic}: {value[:60]!r} is not what client {client} sent")
     return client, sent
@@ -45,13 +45,13 @@ def decompose(topic: str, value: bytes) -> tuple[int, Sent]:
 
 @dataclass
 class Ledger:
-    """One for all clients. `note_sent` comes before the bytes leave, `note_acked` after the acknowledgement came."""
+    """One ledger for all clients. `note_sent` comes before sending, `note_acked` after receiving the acknowledgement."""
 
     topics: Sequence[str]
     sent: dict[tuple[int, str], set[Sent]] = field(default_factory=dict)
     acked: dict[tuple[int, str], set[int]] = field(default_factory=dict)
     seen: dict[str, list[bytes]] = field(default_factory=dict)
-    """Per topic, what a reader was given before: it may grow, never change."""
+    """Values that an earlier read of each topic returned: a later read may add values, never change them."""
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def note_sent(self, client: int, topic: str, sent: Sent) -> None:
@@ -68,7 +68,7 @@ class Ledger:
             return sum(map(len, self.acked.values()))
 
     def check(self, topic: str, values: list[bytes]) -> None:
-        """Raise `BrokenPromise` unless `values` may be all that the topic holds."""
+        """Raise `BrokenPromise` unless `values` is a valid content of the topic."""
         before = self.seen.get(topic, [])
         if values[: len(before)] != before:
             index = next((i for i, value in enumerate(before) if i >= len(values) or values[i] != value), 0)

@@ -1,4 +1,4 @@
-"""A Figg peer that knows nothing of the code under test: blocking sockets and six structs, after the specification."""
+"""Figg client independent of the code under test: blocking sockets and six structs, written from the specification."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _text(data: bytes) -> bytes:
 
 
 Numbered: TypeAlias = tuple[str, int, bytes]
-"""(topic, number, value): what a client publishes, under a number of its own that rises."""
+"""(topic, number, value) of a message to publish; the client assigns ascending numbers."""
 
 
 def publish(topic: str, number: int, value: bytes) -> bytes:
@@ -32,7 +32,7 @@ def publish(topic: str, number: int, value: bytes) -> bytes:
 
 
 class Peer:
-    """One connection. A broken one raises `ConnectionError`; a silent one `TimeoutError`."""
+    """One connection. Raises `ConnectionError` when it breaks and `TimeoutError` when the broker is silent."""
 
     NAME: ClassVar = "figg"
     IS_QUIC: ClassVar = False
@@ -52,11 +52,11 @@ class Peer:
         self._socket.sendall(frames)
 
     def publish(self, values: Sequence[Numbered]) -> None:
-        """The number on the wire is the client's own."""
+        """Publish; the sequence number on the wire is the client's number."""
         self.send(b"".join(publish(*numbered) for numbered in values))
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
-        """(kind, payload) of what is complete, after waiting for at least some bytes if nothing is."""
+        """Yield (kind, payload) of complete frames, after waiting for some bytes if there is none."""
         while not self._whole():
             self._more()
         position = 0
@@ -79,7 +79,7 @@ class Peer:
         return _FRAME.size + size if len(self._received) - position >= _FRAME.size + size else 0
 
     def acknowledged(self) -> int:
-        """Wait for acknowledgements; the highest number among those that are here."""
+        """Wait for acknowledgements and return the highest number received."""
         highest = -1
         while highest < 0:
             for kind, payload in self.frames():
@@ -88,13 +88,13 @@ class Peer:
         return highest
 
     def ping(self) -> None:
-        """A round trip."""
+        """Make a round trip."""
         self.send(_frame(PING, _NUMBER.pack(7)))
         while not any(kind == PONG for kind, _ in self.frames()):
             pass
 
     def drain(self, topic: str) -> list[bytes]:
-        """All values of the topic. The offset of a value points to the next one, so a gap shows."""
+        """Read all values of the topic. The offset of a value points to the next one, which reveals gaps."""
         name = topic.encode()
         self.send(_frame(ATTACH, _FLAGS.pack(0) + _text(name) + _NUMBER.pack(0)))
         end = next(_NUMBER.unpack(payload[-8:])[0] for kind, payload in self._until(ATTACHED) if kind == ATTACHED)

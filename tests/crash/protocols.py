@@ -1,7 +1,7 @@
-"""Peers of the other protocols, as raw as the Figg one: blocking sockets and structs, after the specifications.
+"""Raw clients of the other protocols: blocking sockets and structs, written from the specifications.
 
-A peer sends values with the numbers its client gave them and tells the highest number that is acknowledged, whatever an
-acknowledgement is on its wire: a reply for each value (FlyMQ), one for a batch (RustLog), a PONG behind them (BlipMQ).
+A client sends values with its own numbers and returns the highest acknowledged one. An acknowledgement is a reply for each value
+(FlyMQ), one for a batch (RustLog), or a PONG after them (BlipMQ).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 
 
 class _Framed(Peer):
-    """A peer whose frames are told apart by a header of its own; acknowledgements come in the order of what they are for."""
+    """Base class for protocols with their own frame header and ordered acknowledgements."""
 
     def __init__(self, address: tuple[str, int], *, timeout: float = 10.0) -> None:
         super().__init__(address, timeout=timeout)
         self._waiting: deque[int] = deque()
-        """The number that each acknowledgement still to come stands for."""
+        """Numbers of pending acknowledgements, in order."""
 
     def acknowledged(self) -> int:
         highest = -1
@@ -44,11 +44,11 @@ class _Framed(Peer):
         return highest
 
     def _acknowledgements(self) -> Iterator[None]:
-        """One for each that is here, after waiting for at least some bytes; raises `ConnectionError` on a refusal."""
+        """Yield received acknowledgements, after waiting for some bytes. Raises `ConnectionError` on an error reply."""
         raise NotImplementedError
 
     def _take(self, header: int, size: Callable[[bytearray], int]) -> Iterator[bytes]:
-        """Whole frames: `size` reads from the header how long one is."""
+        """Yield complete frames; `size` returns the length of one from its header."""
         while len(self._received) < header or len(self._received) < size(self._received):
             self._more()
         while len(self._received) >= header and len(self._received) >= (whole := size(self._received)):
@@ -58,7 +58,7 @@ class _Framed(Peer):
 
 
 class FlyMqPeer(_Framed):
-    """PRODUCE, answered one by one."""
+    """Sends PRODUCE, with a reply for each."""
 
     NAME = "flymq"
 
@@ -79,7 +79,7 @@ class FlyMqPeer(_Framed):
 
 
 class RustLogPeer(_Framed):
-    """Produce in the binary dialect: one request, and one reply, for neighbours of one topic."""
+    """Sends Produce in the binary dialect: one request and one reply for adjacent values of one topic."""
 
     NAME = "rustlog"
 
@@ -104,7 +104,7 @@ class RustLogPeer(_Framed):
 
 
 class BlipMqPeer(_Framed):
-    """PUBLISH with QoS 1, and a PING behind them: its PONG says that they are safe."""
+    """Sends PUBLISH with QoS 1 and a PING after them; the PONG confirms that they are durable."""
 
     NAME = "blipmq"
 
@@ -143,7 +143,7 @@ class BlipMqPeer(_Framed):
 
 
 class FujinPeer(Peer):
-    """Writes over QUIC. Nobody writes QUIC by hand, so this one is our own client, given up with its first connection."""
+    """Writes over QUIC with our own client, because a raw QUIC client is too much code. It is discarded with its first connection."""
 
     NAME = "fujin"
     IS_QUIC = True
@@ -163,7 +163,7 @@ class FujinPeer(Peer):
         return await headrace.connect(url, on_state=changed)
 
     def _wait(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """The answer, unless the connection is lost before it comes."""
+        """Return the reply, unless the connection is lost first."""
 
         async def first() -> _Answer:
             answer, lost = asyncio.ensure_future(work), asyncio.ensure_future(self._lost.wait())
@@ -181,7 +181,7 @@ class FujinPeer(Peer):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:
-            self._client.abandon()  # nobody is left to say goodbye to
+            self._client.abandon()  # the broker is gone
         with contextlib.suppress(HeadraceError, OSError):
             self._loop.run_until_complete(asyncio.wait_for(self._client.close(), 2))
         for task in asyncio.all_tasks(self._loop):
@@ -196,7 +196,7 @@ class FujinPeer(Peer):
             self._acknowledged = values[-1][1]
 
     async def _publish(self, values: Sequence[Numbered]) -> None:
-        """All of them are under way before the first is waited for: a broker may have only moments to live."""
+        """Send all values before waiting for the first reply, because the broker may be killed at any moment."""
         answers = []
         for topic, batch in itertools.groupby(values, key=lambda numbered: numbered[0]):
             answers.append(await self._client.send_many(topic, [value for _, _, value in batch]))

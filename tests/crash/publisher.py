@@ -1,4 +1,4 @@
-"""Clients that publish without pause, survive the death of the broker and keep the ledger."""
+"""Clients that publish continuously, reconnect after the broker is killed, and keep the ledger."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.crash.ledger import Ledger, Sent, compose
 from tests.crash.peer import Numbered, Peer
 
 WINDOW = 400
-"""How many values a client has under way before it waits for acknowledgements."""
+"""Unacknowledged values of a client before it waits."""
 
 
 class Board:
-    """Where the broker is right now; clients wait here while it is dead."""
+    """Current address of the broker. Clients wait here while it is down."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -39,14 +39,14 @@ class Board:
             self._changed.notify_all()
 
     def next_life(self, after: int) -> tuple[tuple[str, int], int] | None:
-        """(address, life) of a broker younger than `after`; None when there will be no more."""
+        """Return (address, number) of a broker started after `after`; None when there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or (self._address is not None and self._life > after))
             return None if self._over or self._address is None else (self._address, self._life)
 
 
 class Publisher(threading.Thread):
-    """One client. A `patient` one sends what was not acknowledged again, the other lets it go and stays unsure for ever."""
+    """One client. A `patient` one resends unacknowledged values; another one drops them, and their outcome stays unknown."""
 
     def __init__(self, number: int, protocol: type[Peer], board: Board, ledger: Ledger, *, patient: bool, seed: int) -> None:
         super().__init__(name=f"client {number}", daemon=True)
@@ -56,7 +56,7 @@ class Publisher(threading.Thread):
         self._rng = random.Random(f"{seed} client {number}")
         self._sequence = 0
         self._unsure: deque[tuple[int, str, bytes]] = deque()
-        """(sequence, topic, filler) of what is sent and not acknowledged, oldest first."""
+        """(sequence, topic, filler) of unacknowledged values, oldest first."""
 
     def run(self) -> None:
         connection = life = 0
@@ -67,7 +67,7 @@ class Publisher(threading.Thread):
                 with self._protocol(self._board.quic if self._protocol.IS_QUIC else address) as peer:
                     self._publish(peer, connection)
             except OSError:
-                continue  # the broker died: whatever is unsure stays so until the next life
+                continue  # the broker was killed: unacknowledged values stay unknown until the next start
 
     def _publish(self, peer: Peer, connection: int) -> None:
         again = list(self._unsure) if self._patient else []

@@ -1,4 +1,4 @@
-"""The real broker as a child process, under a small journal and small segments so that everything happens often."""
+"""Broker as a child process, with a small journal and small segments so that rolls and checkpoints are frequent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START_SECONDS_MAX: Final = 120.0
 
 
 class BrokerDied(AssertionError):
-    """The broker went away by itself."""
+    """The broker exited unexpectedly."""
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -39,7 +39,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 class Broker:
-    """One life of the broker on a data directory. `tracer` is a command that runs it, such as strace and its flags."""
+    """One process of the broker on a data directory. `tracer` is a command prefix, such as strace and its options."""
 
     def __init__(self, directory: Path, *, tracer: Sequence[str] = (), settings: Mapping[str, str] = SMALL) -> None:
         self._ready_file = directory / "ready.json"
@@ -57,12 +57,12 @@ class Broker:
         )
         self._directory = directory
         self.pid = 0
-        """Of the broker itself, also when a tracer runs it; known once it is ready."""
+        """Process id of the broker itself, also under a tracer; known once it is ready."""
         self.quic = ("", 0)
-        """The address of its QUIC protocol; known once it is ready."""
+        """Address of its QUIC listener; known once it is ready."""
 
     def wait_ready(self) -> tuple[str, int]:
-        """The address of its TCP protocol."""
+        """Return the address of its TCP listener."""
         deadline = time.monotonic() + START_SECONDS_MAX
         while not self._ready_file.exists():
             if self.process.poll() is not None:
@@ -80,7 +80,7 @@ class Broker:
         return (self._directory / "broker.log").read_text(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        """To the broker alone if it is known, else to everything that was started."""
+        """Send a signal to the broker if its process id is known, else to the whole process group."""
         with contextlib.suppress(ProcessLookupError):
             if self.pid:
                 os.kill(self.pid, number)
@@ -92,7 +92,7 @@ class Broker:
         self.wait()
 
     def stop(self, seconds_max: float = 20.0) -> int:
-        """Ask it to drain; its exit code."""
+        """Let it drain and return its exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds_max)
 
@@ -104,7 +104,7 @@ class Broker:
 
 @contextlib.contextmanager
 def serving(directory: Path, *, tracer: Sequence[str] = (), settings: Mapping[str, str] = SMALL) -> Iterator[Broker]:
-    """A broker that is gone when the block ends, however it ends."""
+    """Yield a broker that is stopped when the block ends."""
     broker = Broker(directory, tracer=tracer, settings=settings)
     try:
         yield broker
@@ -116,6 +116,6 @@ def serving(directory: Path, *, tracer: Sequence[str] = (), settings: Mapping[st
 
 
 def check_directory(directory: Path) -> subprocess.CompletedProcess[str]:
-    """`headrace check` on the data directory of a stopped broker."""
+    """Run `headrace check` on the data directory of a stopped broker."""
     command = [sys.executable, "-m", "headrace", "check", str(directory / "data")]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

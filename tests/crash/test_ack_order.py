@@ -1,4 +1,4 @@
-"""The order of things, seen from outside: strace shows that no ACK leaves before the fdatasync that covers it has returned."""
+"""Order of system calls under strace: no ACK is sent before the fdatasync that covers it has returned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.crash.trace import Call, escaped, read_trace
 
 RECORDS = 25
 CALM = {**SMALL, "HEADRACE__STORAGE__CHECKPOINT_INTERVAL": "60s"}
-"""Nothing but the journal is synced while the test runs."""
+"""Settings under which only the journal is synced during the test."""
 WRITES = {"pwrite64", "pwritev", "pwritev2"}
 SENDS = {"write", "writev", "sendto", "sendmsg"}
 
@@ -60,7 +60,7 @@ def test_an_ack_leaves_only_after_the_sync_that_covers_it(tmp_path: Path) -> Non
 
 
 def publish_until_refused(broker: Broker, records: int) -> int:
-    """How many were acknowledged before the broker said no."""
+    """Return how many values were acknowledged before the broker returned an error."""
     acknowledged = 0
     with Peer(broker.wait_ready()) as peer, contextlib.suppress(OSError):
         for number in range(records):
@@ -101,7 +101,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_and_nothing_synced_again(tm
 
 
 def test_a_full_disk_refuses_and_what_was_acknowledged_stays(tmp_path: Path) -> None:
-    # No room for the next journal file: the first is as large as the settings say, later ones cannot be reserved.
+    # No space for the next journal file: the first has the configured size, later ones cannot be allocated.
     inject = ("-e", "trace=fallocate", "-e", "inject=fallocate:error=ENOSPC:when=2+")
     command = ["strace", "-f", "-qq", "-o", "/dev/null", *inject]
     large = b"x" * 100_000

@@ -1,4 +1,4 @@
-"""The kill -9 loop, as long as a normal run can bear. `python -m tests.crash.kill9 --cycles N` runs it for longer."""
+"""Kill -9 loop, short enough for the normal suite. `python -m tests.crash.kill9 --cycles N` makes more cycles."""
 
 from __future__ import annotations
 

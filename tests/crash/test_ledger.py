@@ -1,4 +1,4 @@
-"""The ledger judges the broker, so it is judged first: each way to break a promise has a history that it must refuse."""
+"""Tests of the ledger: it must reject a history for each broken guarantee."""
 
 from __future__ import annotations
 

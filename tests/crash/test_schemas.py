@@ -1,4 +1,4 @@
-"""Schemas under kill -9: a version that was acknowledged is there, as it was registered, and no number is given twice."""
+"""Schemas across kill -9: an acknowledged version is present as registered, and no number is assigned twice."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NAMES = ("orders", "clicks")
 
 @dataclass
 class Book:
-    """What the registrar knows."""
+    """Registrations sent and acknowledged."""
 
     acknowledged: dict[tuple[str, int], bytes] = field(default_factory=dict)
     tried: set[bytes] = field(default_factory=set)
     count: int = 0
 
     def next_definition(self) -> bytes:
-        """Large enough that a registration takes more than one page of the disk."""
+        """Padding that makes a registration larger than one page of the disk."""
         self.count += 1
         text = json.dumps({"const": self.count, "description": "x" * 6_000}).encode()
         self.tried.add(text)
@@ -45,7 +45,7 @@ class Book:
 
 
 async def _register(address: tuple[str, int], book: Book) -> None:
-    """Until the broker is gone."""
+    """Register schemas until the broker is gone."""
     with contextlib.suppress(HeadraceError, OSError):
         async with await FlyMqClient.connect(*address) as client:
             while True:
@@ -72,7 +72,7 @@ async def _live(broker: Broker, address: tuple[str, int], book: Book, seconds: f
     await _check(address, book)
     registering = asyncio.create_task(_register(address, book))
     with contextlib.suppress(subprocess.TimeoutExpired):
-        await asyncio.to_thread(broker.process.wait, seconds)  # the tracer may be faster
+        await asyncio.to_thread(broker.process.wait, seconds)  # the tracer may have killed it first
     await asyncio.to_thread(broker.kill)
     registering.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -95,7 +95,7 @@ def test_a_registered_version_survives_and_no_number_is_given_twice(tmp_path: Pa
                 asyncio.run(_live(broker, address, book, 5.0 if traced else rng.uniform(0.1, 0.6)))
             except (BrokerDied, HeadraceError, OSError):
                 if not traced:
-                    raise  # only the tracer kills at a moment of its own, be it before the broker is ready
+                    raise  # the tracer may kill the broker before it is ready
         assert broker.process.returncode != 0
         kills += 1
     with serving(tmp_path) as broker:

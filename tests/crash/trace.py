@@ -1,4 +1,4 @@
-"""What strace saw, in the order in which it saw it. A call that was interrupted by another thread's is put together again."""
+"""Parser of strace output. A call that was interrupted by one of another thread is joined again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNFINISHED = " <unfinished ...>"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One system call: the lines on which it began and ended, and what it was."""
+    """One system call, with the lines on which it began and ended."""
 
     began: int
     ended: int
@@ -24,7 +24,7 @@ class Call:
 
 
 def read_trace(path: Path) -> list[Call]:
-    """All calls that came back, in the order in which they did."""
+    """Return all completed calls in the order of completion."""
     calls: list[Call] = []
     unfinished: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(path.read_text(errors="replace").splitlines()):
@@ -46,5 +46,5 @@ def read_trace(path: Path) -> list[Call]:
 
 
 def escaped(content: bytes) -> str:
-    """As `strace -xx` writes it."""
+    """Return bytes in the notation of `strace -xx`."""
     return "".join(f"\\x{byte:02x}" for byte in content)

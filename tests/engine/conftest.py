@@ -10,7 +10,7 @@ from tests.engine.subjects import SUBJECTS, Clock, Subject
 
 @pytest.fixture(params=list(SUBJECTS))
 async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
-    """Each engine in turn, open, on an empty directory and a clock that only the test moves."""
+    """Each engine in turn, open, on an empty directory and with a manual clock."""
     clock = Clock()
     subject = Subject(SUBJECTS[request.param](tmp_path, clock), clock)
     await subject.engine.open()

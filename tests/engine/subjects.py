@@ -1,4 +1,4 @@
-"""The engines the behaviour suite runs over, and the few verbs the suite is written in."""
+"""Engines under test, and helper functions of the behaviour suite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.storage.store import StoreOptions
 
 @dataclass
 class Clock:
-    """Unix ms, turned by hand."""
+    """Manual clock in Unix ms."""
 
     now: int = 1_700_000_000_000
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 Build: TypeAlias = Callable[[], Engine]
-"""Called once for the first opening, and again for each opening after that."""
+"""Called for each opening."""
 
 
 def _memory(directory: Path, clock: Clock) -> Build:
@@ -73,7 +73,7 @@ class Subject:
         return await self.append(RecordBatch([None if value is None else value.encode() for _, value in pairs], keys), topic)
 
     async def records(self, topic: str = "t", partition: int = 0, offset: int | None = None) -> list[Record]:
-        """Everything from `offset` (the first there is) to the end, by as many reads as it takes."""
+        """Read everything from `offset` (by default the first one) to the end."""
         bounds = self.engine.bounds(topic, partition)
         position, found = bounds.first if offset is None else offset, list[Record]()
         while position < bounds.end:
@@ -94,7 +94,7 @@ class Subject:
 
 
 async def within(seconds: float, awaited: Awaitable[object]) -> None:
-    """What ought to happen soon; the deadline only says when to call it a failure."""
+    """Poll until a condition holds; fail after the deadline."""
     async with asyncio.timeout(seconds):
         await awaited
 

@@ -94,7 +94,7 @@ async def test_the_writes_of_one_call_are_seen_together(subject: Subject) -> Non
     await subject.engine.append(
         [Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b", b"c"])), Write("u", 0, RecordBatch([b"d"]))]
     )
-    assert seen, "nobody was woken"
+    assert seen, "no watcher was woken"
     assert set(seen) == {(1, 2, 1)}
 
 

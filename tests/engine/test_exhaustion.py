@@ -1,4 +1,4 @@
-"""What the embedded engine does when the machine runs out of something: the work waits, the health says so, nothing has to be restarted."""
+"""Resource exhaustion in the embedded engine: work is retried, the health reports it, and no restart is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import CorruptData, DiskFull
 from headrace.limits import MIB
 from headrace.records import RecordBatch
-from headrace.storage import keeper
+from headrace.storage import maintenance
 from headrace.storage.store import StoreOptions
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
@@ -38,7 +38,7 @@ async def test_maintenance_that_fails_is_reported_and_goes_on(monkeypatch: pytes
         raise CorruptData("a table cannot be read")
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper, "compact", unreadable)
+        patch.setattr(maintenance, "compact", unreadable)
         engine = await opened(SimulatedFiles(), interval_seconds=0.01)
         await until(lambda: any(problem.failures > 1 for problem in engine.health.report().problems))
         (problem,) = engine.health.report().problems
@@ -83,7 +83,7 @@ async def test_an_engine_that_gets_no_thread_lets_go_of_its_directory(monkeypatc
     files, start = SimulatedFiles(), threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "headrace-keeper":
+        if thread.name == "headrace-maintenance":
             raise RuntimeError("can't start new thread")
         start(thread)
 

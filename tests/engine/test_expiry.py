@@ -1,4 +1,4 @@
-"""Expired records leave with their segments, and never take a living one along."""
+"""Expired records are removed with their segments, and no other record is."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_one_record_that_lives_for_ever_keeps_what_comes_behind_it(subject
     await _fill(subject, 100, HOUR)
     subject.clock.advance(5 * HOUR)
     await subject.engine.maintain()
-    assert subject.engine.bounds("t", 0).first <= 100, "looked at anew, with the same result"
+    assert subject.engine.bounds("t", 0).first <= 100, "checked again, with the same result"
 
 
 async def test_a_topic_that_keeps_its_dead_letters_leaves_an_hour_to_move_them(subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""Retention and compaction. Segments are small here, because whole segments are what some engines drop."""
+"""Retention and compaction. Segments are small here, because some engines drop only whole segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR = 3_600_000
 
 
 async def _fill(subject: Subject, count: int, *, letter: bytes = b"x") -> None:
-    """One batch of ten 100-byte records each time, so that every engine has somewhere to cut."""
+    """Append batches of ten 100-byte records, so that every engine has boundaries to cut at."""
     for _ in range(count // 10):
         await subject.append(RecordBatch([letter * 100] * 10))
 
@@ -92,13 +92,13 @@ async def _compacted(subject: Subject, *, tombstone_retention_ms: int = 24 * HOU
 
 
 async def _roll(subject: Subject) -> None:
-    """Push what was written before into segments of its own: an engine may leave the newest segment alone."""
+    """Move earlier records into their own segments, because an engine may keep the newest segment."""
     for number in range(100):
         await subject.put_keyed((f"filler {number}", "f" * 100))
 
 
 async def _state(subject: Subject) -> dict[bytes | None, bytes | None]:
-    """What a table that is loaded from the log would hold."""
+    """Return the table that the log represents."""
     return {record.key: record.value for record in await subject.records() if not (record.key or b"").startswith(b"filler")}
 
 

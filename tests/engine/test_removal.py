@@ -1,4 +1,4 @@
-"""What a crash leaves of a deletion is finished at the next start, and never at the cost of a newer topic."""
+"""The next start completes a deletion that a crash interrupted, and affects no newer topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restart keeps: everything."""
+"""A restart keeps everything."""
 
 from __future__ import annotations
 

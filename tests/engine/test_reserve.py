@@ -1,4 +1,4 @@
-"""What may still be written when the disk is nearly full."""
+"""Writes that are accepted when the disk is nearly full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_the_last_space_of_a_disk_is_for_tables() -> None:
     await engine.create_topic("__table", 1, TopicConfig(), internal=True)
     await engine.create_topic("__waiting", 1, TopicConfig(ack=Ack.WRITTEN), internal=True)
     files.room_bytes = 1 << 29
-    engine.store.keeper.tick()
+    engine.store.maintenance.tick()
     for topic in ("users", "__waiting"):
         with pytest.raises(DiskFull):
             await engine.append([Write(topic, 0, RecordBatch([b"x"])), Write("__table", 0, RecordBatch([b"x"]))], ack=Ack.DURABLE)

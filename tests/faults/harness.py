@@ -1,11 +1,11 @@
-"""A broker that is hurt on purpose, clients that keep account, and the judgement afterwards.
+"""Broker under injected faults, clients with a ledger, and the verification of both.
 
     with FaultyBroker(tmp_path, seed=1) as subject:
-        subject.suffer(Fault("fdatasync", "error=EIO", "3"))
+        subject.inject(Fault("fdatasync", "error=EIO", "3"))
 
-`suffer` injects a fault into the running broker, publishes through several protocols until the fault was reached, withdraws it and
-judges: every acknowledged value is there once and in order, reads work, and the broker is in one of the documented states
-(`docs/operations.md`, "Disk space"): healthy, or fenced until it is started again. "Disk full" has to end by itself.
+`inject` injects a fault into the running broker, publishes through several protocols until the fault was hit, removes it and
+verifies: every acknowledged value is present once and in order, reads work, and the broker is in one of the documented states
+(`docs/operations.md`, "Disk space"): healthy, or fenced until it is restarted. "Disk full" must end without a restart.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tests.faults.injection import Fault, fired, injected, tracer
 from tests.faults.order import check_sync_order
 
 TOPICS: Final = ("orders", "clicks", "audit", "views", "carts", "mails")
-"""Enough that a checkpoint has more files to sync than it syncs one by one."""
+"""Enough partitions that a checkpoint syncs files in parallel."""
 PEERS: Final[tuple[type[Peer], ...]] = (Peer, FlyMqPeer, RustLogPeer, BlipMqPeer)
 SECONDS_MAX: Final = 45.0
-"""For everything that should be almost immediate on an idle machine."""
+"""Deadline for steps that are almost immediate on an idle machine."""
 ROUNDS_MAX: Final = 60
 NEW_TOPICS: Final = 4
 """How many rounds use a topic that is new: only those make directories."""
 CLOCKED_SECONDS: Final = 0.6
-"""The pause in the traffic after which maintenance does what it does by the clock, not by volume."""
+"""Pause in the traffic after which periodic maintenance runs."""
 
 State: TypeAlias = Literal["healthy", "full", "fenced"]
 
 
 class Stuck(AssertionError):
-    """Something that has to happen by itself did not."""
+    """An expected state was not reached in time."""
 
 
 def until(condition: Callable[[], bool], what: str, seconds_max: float = SECONDS_MAX) -> None:
@@ -56,7 +56,7 @@ def until(condition: Callable[[], bool], what: str, seconds_max: float = SECONDS
 
 
 class Client:
-    """Publishes a few values per call on a connection of its own; what was not acknowledged stays unknown for ever."""
+    """Publishes a few values per call on its own connection. Unacknowledged values stay unknown."""
 
     def __init__(self, number: int, ledger: Ledger, rng: random.Random) -> None:
         self.number, self._ledger, self._rng = number, ledger, rng
@@ -67,7 +67,7 @@ class Client:
         return PEERS[self.number % len(PEERS)](address, timeout=SECONDS_MAX)
 
     def publish(self, address: tuple[str, int], topics: tuple[str, ...] = TOPICS, *, values: int = 12) -> str:
-        """Return why it ended early, or an empty text."""
+        """Return why it ended early, or an empty string."""
         try:
             with self.connect(address) as peer:
                 self.publish_on(peer, topics, values=values)
@@ -78,7 +78,7 @@ class Client:
         return ""
 
     def publish_on(self, peer: Peer, topics: tuple[str, ...] = TOPICS, *, values: int = 12) -> None:
-        """Raises `OSError` when the broker refuses or hangs up."""
+        """Publish one round. Raises `OSError` when the broker returns an error or disconnects."""
         for _ in range(values):
             topic = self._rng.choice(topics)
             filler = self._rng.randbytes(self._rng.choice((10, 1_000, 10_000, 70_000)))
@@ -92,14 +92,14 @@ class Client:
 
 
 class FaultyBroker:
-    """A broker, its clients and their ledger over several lives on one data directory."""
+    """A broker, its clients and their ledger, over several restarts on one data directory."""
 
     def __init__(
         self, directory: Path, *, seed: int, settings: Mapping[str, str] = SMALL, clients: int = 4, launcher: Sequence[str] = ()
     ) -> None:
         self._directory = directory
         self._launcher = launcher
-        """A command that runs the broker, such as prlimit and its flags."""
+        """Command prefix of the broker, such as prlimit and its options."""
         self._settings = settings
         self._trace = directory / "trace"
         self.rng = random.Random(seed)
@@ -127,7 +127,7 @@ class FaultyBroker:
         assert self._broker is not None, "the broker is running"
         return self._broker
 
-    # Lives.
+    # Start and stop.
 
     def start(self) -> None:
         self._broker = Broker(self._directory, settings=self._settings, tracer=self._launcher)
@@ -135,7 +135,7 @@ class FaultyBroker:
         self.lives += 1
 
     def stop(self) -> None:
-        """Drain in peace; the exit code is 0 and the checker finds nothing."""
+        """Drain and stop. The exit code must be 0 and the checker must find nothing."""
         code = self.broker.stop(SECONDS_MAX)
         self._broker = None
         if code != 0:
@@ -143,7 +143,7 @@ class FaultyBroker:
         self.check_files()
 
     def finish(self) -> None:
-        """Publish once more, read everything, stop, check, and read everything in one more life."""
+        """Publish, read everything, stop, check, restart and read everything again."""
         self.must_be_healthy()
         self.stop()
         self.start()
@@ -163,8 +163,8 @@ class FaultyBroker:
 
     # Faults.
 
-    def suffer(self, *faults: Fault) -> State:
-        """Inject into the running broker, publish until a fault was reached and once more, withdraw, judge; the state after that."""
+    def inject(self, *faults: Fault) -> State:
+        """Inject faults, publish until one was hit and once more, remove them, verify. Returns the state of the broker."""
         trace = self._next_trace()
         with injected(self.broker.pid, trace, *faults):
             self._until_fired(trace, faults)
@@ -172,7 +172,7 @@ class FaultyBroker:
         return self._judge(trace, faults)
 
     def suffer_at_stop(self, *faults: Fault) -> None:
-        """Inject while the broker drains. It ends by itself, and the next start has everything that was acknowledged."""
+        """Inject while the broker drains. It must exit, and the next start must have everything that was acknowledged."""
         trace = self._next_trace()
         self.publish()
         with injected(self.broker.pid, trace, *faults):
@@ -186,7 +186,7 @@ class FaultyBroker:
         self.read_all()
 
     def suffer_at_start(self, *faults: Fault, killed: bool = False) -> State | None:
-        """Inject from the first system call on. Return the state of the broker, or None if it said in one line why it cannot start."""
+        """Inject from the first system call on. Returns the state of the broker, or None if it exited with a one-line error."""
         if killed:
             self.broker.kill()
         else:
@@ -253,10 +253,10 @@ class FaultyBroker:
             self.must_be_healthy()
         return state
 
-    # Traffic and judgement.
+    # Traffic and verification.
 
     def publish(self, *, new_topic: bool = False) -> list[str]:
-        """One round of all clients; the reasons of those that ended early."""
+        """Run one round of all clients. Returns the reasons of those that ended early."""
         if new_topic:
             self.ledger.topics = [*self.ledger.topics, f"topic-{len(self.ledger.topics)}"]
         topics = (*TOPICS, self.ledger.topics[-1])
@@ -264,7 +264,7 @@ class FaultyBroker:
         return [reason for reason in reasons if reason]
 
     def read_all(self) -> None:
-        """Compare every topic with the ledger: reads work in every state."""
+        """Compare every topic with the ledger. Reads work in every state."""
         with Peer(self.address, timeout=SECONDS_MAX) as peer:
             peer.ping()
         for topic in self.ledger.topics:
@@ -277,10 +277,10 @@ class FaultyBroker:
         except ConnectionError:
             if any(known == topic for _, known in self.ledger.acked):
                 raise
-            return []  # nobody was told that the topic exists, and a fenced broker cannot make it
+            return []  # the creation of the topic was not acknowledged, and a fenced broker cannot create it
 
     def state(self) -> State:
-        """Ask by publishing, as a client would."""
+        """Determine the state by publishing, as a client would."""
         probe = next(client for client in self.clients if client.number % len(PEERS) == 1)
         reason = probe.publish(self.address, values=1)
         if not reason:
@@ -292,7 +292,7 @@ class FaultyBroker:
         raise BrokenPromise(f"a publish was refused with a reason that no page documents: {reason}")
 
     def settled_state(self) -> State:
-        """The state without "full", which has to pass: the fault is withdrawn and the disk has room."""
+        """Return the state once it is not "full": the fault is removed and the disk has space."""
         states: list[State] = [self.state()]
 
         def has_settled() -> bool:
@@ -304,7 +304,7 @@ class FaultyBroker:
         return states[0]
 
     def must_be_healthy(self) -> None:
-        """Publishes are taken through every protocol, and maintenance works: a checkpoint follows, so journal files do not pile up."""
+        """Check that every protocol accepts publishes and that a checkpoint follows, so that journal files do not accumulate."""
         state = self.settled_state()
         manifest = self._directory / "data" / "MANIFEST"
         before = manifest.stat().st_mtime_ns if manifest.exists() else 0
@@ -325,7 +325,7 @@ def _named(faults: tuple[Fault, ...]) -> str:
 def suffering(
     directory: Path, *, seed: int = 1, settings: Mapping[str, str] = SMALL, launcher: Sequence[str] = ()
 ) -> Iterator[FaultyBroker]:
-    """A broker that is gone when the block ends, after a last judgement if nothing failed before."""
+    """Yield a broker that stops when the block ends, after a final verification if nothing failed before."""
     subject = FaultyBroker(directory, seed=seed, settings=settings, launcher=launcher)
     with subject:
         yield subject

@@ -17,7 +17,7 @@ from typing import Final
 
 ATTACH_SECONDS_MAX: Final = 30.0
 TRACED: Final = "pwritev2,fdatasync,fsync,rename,unlink"
-"""What the sync order is judged by; traced in addition to the calls of the faults."""
+"""Calls needed to verify the sync order; traced in addition to the calls of the faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Fault:
 
 
 def tracer(trace: Path, faults: Sequence[Fault]) -> list[str]:
-    """Return the strace command line that goes before the command to run, or before `-p PID`."""
+    """Return the strace command line to put before the command, or before `-p PID`."""
     calls = ",".join([TRACED, *(fault.calls for fault in faults)])
     command = ["strace", "-f", "-y", "-s", "0", "-o", str(trace), "-e", f"trace={calls}", "-e", "signal=none"]
     for fault in faults:
@@ -51,7 +51,7 @@ def tracer(trace: Path, faults: Sequence[Fault]) -> list[str]:
 
 @contextlib.contextmanager
 def injected(pid: int, trace: Path, *faults: Fault) -> Iterator[None]:
-    """Attach to all threads of a process for the time of the block. A process that ends inside the block is fine."""
+    """Attach to all threads of a process during the block. The process may end inside the block."""
     process = subprocess.Popen([*tracer(trace, faults), "-p", str(pid)], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

@@ -1,7 +1,7 @@
-"""Judge the order of writes and syncs in a trace: a manifest never vouches for bytes that no sync has covered.
+"""Verify the order of writes and syncs in a trace: a manifest never covers unsynced bytes.
 
-The manifest says how much of each segment is safe, and journal files are recycled on its word. So when a new manifest takes its
-name, every segment that was written before must have been synced since its last write.
+The manifest records how much of each segment is durable, and journal files are recycled based on it. So when a new manifest is
+renamed into place, every segment must have been synced since its last write.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _QUOTED: Final = re.compile(r'"(?P<path>[^"]*)"')
 
 
 class UnsyncedSegment(AssertionError):
-    """A manifest was published while a segment held bytes that no sync had covered."""
+    """A manifest was renamed into place while a segment had unsynced bytes."""
 
 
 def check_sync_order(calls: Sequence[Call]) -> int:
-    """Raise `UnsyncedSegment` on the first violation; return how many manifests were judged.
+    """Raise `UnsyncedSegment` on the first violation. Returns the number of manifests checked.
 
-    The trace has to show paths, both of descriptors (`strace -y`) and of names (no `-s 0` for them: strace never cuts paths).
+    The trace has to show paths, both of descriptors (`strace -y`) and of names (no `-s 0` for them: strace never truncates paths).
     """
     unsynced: dict[str, Call] = {}
     manifests = 0

@@ -1,4 +1,4 @@
-"""Every resource used up and given back: afterwards everything works without a restart."""
+"""Resource exhaustion: after each resource is released, everything works without a restart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB: Final = 1024 * 1024
 
 @contextlib.contextmanager
 def idle_peers(address: tuple[str, int], count: int) -> Iterator[None]:
-    """Connections that say nothing. Those that the broker does not accept wait in its backlog, or are closed."""
+    """Open idle connections. Those that the broker does not accept wait in its backlog, or are closed."""
     with contextlib.ExitStack() as peers:
         for _ in range(count):
             peer = peers.enter_context(socket.socket())
@@ -41,7 +41,7 @@ def idle_peers(address: tuple[str, int], count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited(pid: int, kind: int, soft: int) -> Iterator[None]:
-    """Lower a limit of a running process for the time of the block."""
+    """Lower a limit of a running process during the block."""
     before = resource.prlimit(pid, kind)
     resource.prlimit(pid, kind, (soft, before[1]))
     try:
@@ -65,7 +65,7 @@ def address_space_bytes(pid: int) -> int:
 
 
 def publish_under_pressure(subject: FaultyBroker, rounds: int) -> None:
-    """On connections made before: each is used until the broker refuses it or hangs up."""
+    """Publish on existing connections until the broker returns an error or disconnects."""
     for client in subject.clients:
         with contextlib.suppress(ConnectionError), client.connect(subject.address) as peer:
             for _ in range(rounds):
@@ -81,7 +81,7 @@ def test_idle_peers_that_use_up_the_descriptors_cost_nobody_else_anything(tmp_pa
         with idle_peers(subject.address, IDLE_PEERS):
             for _ in range(3):
                 for client, peer in writers:
-                    client.publish_on(peer)  # rolls segments and journals, which takes descriptors
+                    client.publish_on(peer)  # opens new segments and journal files, which takes descriptors
         connections.close()
         until(lambda: is_served(subject.address), "the places of peers that left are not given to others")
         subject.must_be_healthy()
@@ -104,7 +104,7 @@ def test_a_lowered_limit_of_descriptors_is_survived_and_left_again(tmp_path: Pat
 
 def test_a_machine_without_threads_is_survived_and_left_again(tmp_path: Path) -> None:
     with suffering(tmp_path) as subject:
-        assert subject.suffer(Fault("clone,clone3", "error=EAGAIN", "1+")) == "healthy"
+        assert subject.inject(Fault("clone,clone3", "error=EAGAIN", "1+")) == "healthy"
 
 
 def test_flight_calls_that_get_no_thread_are_refused_and_served_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The judge of the sync order is judged first: each way to publish a manifest too early has a trace that it must refuse."""
+"""Tests of the sync-order check: each way to write a manifest too early has a trace that it must reject."""
 
 from __future__ import annotations
 

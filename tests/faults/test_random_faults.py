@@ -1,6 +1,6 @@
-"""Random system-call faults on a real broker: whatever fails or is slow, nothing acknowledged is lost, torn or doubled.
+"""Random system-call faults on a real broker: no acknowledged record is lost, torn or duplicated.
 
-`HEADRACE_FAULTS=500` runs as many faults instead of the usual 50. A failure names its seed; the same seed picks the same faults.
+`HEADRACE_FAULTS=500` injects 500 faults instead of the usual 50. A failure names its seed; the same seed picks the same faults.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ERRORS: Final = {
 }
 SYNCS: Final = ("fdatasync", "fsync")
 RETRIABLE: Final = {"EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOSPC", "EDQUOT", "EINTR", "ENOBUFS", "ECONNABORTED"}
-"""Errors that pass: they never fence, except from a sync, after which nobody knows what the disk holds."""
+"""Transient errors. They fence the store only if a sync raised them, because the content of the disk is then unknown."""
 WHEN: Final = ("1", "1", "2", "3", "1+3", "1..4")
 SLOW: Final = ("fdatasync", "pwritev2", "fsync", "openat", "rename")
 PHASES: Final = ("live",) * 7 + ("start", "stop")
@@ -63,12 +63,12 @@ def test_no_fault_of_the_system_costs_an_acknowledged_record(tmp_path: Path, see
         while subject.reached < wanted:  # a fault of a start or a stop may name a call that is not made there
             assert subject.faults < 2 * wanted + 5, f"{subject.reached} of {subject.faults} faults were reached"
             fault, phase = random_fault(rng), rng.choice(PHASES)
-            if phase == "start" or fault.calls == "fallocate":  # a running broker uses its journal files again
+            if phase == "start" or fault.calls == "fallocate":  # a running broker reuses its journal files
                 subject.suffer_at_start(fault)
             elif phase == "stop":
                 subject.suffer_at_stop(fault)
             else:
-                state = subject.suffer(fault)
+                state = subject.inject(fault)
                 assert state == "healthy" or may_fence(fault), f"{fault}: the broker is {state}: {subject.output()}"
     proof("system-call faults tried", subject.faults)
     proof("system-call faults reached", subject.reached)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.flight.reading import Arrows, below
 from headrace.flight.request import STORED, decode_place
-from headrace.records import NEVER, Record, RecordBatch
-from headrace.storage.batch import Batch, encode
+from headrace.records import NEVER, Batch, Record, RecordBatch
+from headrace.storage.batch import StoredBatch, encode
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 HEADERS = st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=3)), max_size=2).map(tuple)
@@ -43,7 +43,7 @@ def batches(draw: st.DrawFn) -> list[Batch]:
             deltas = sorted(draw(st.sets(st.integers(0, 40), min_size=count, max_size=count)))
             span = 41
         raw = encode(1, base, record_batch, now=7, compress=draw(st.booleans()), deltas=deltas, span=span)
-        whole = Batch.parse(raw)
+        whole = StoredBatch.parse(raw)
         start = draw(st.integers(0, count))
         made.append(whole.window(start, draw(st.integers(start, count))))
         base += span
@@ -92,13 +92,13 @@ def test_reading_on_at_any_place_gives_the_rest(found: list[Batch], rows_max: in
 @settings(max_examples=200, deadline=None)
 @given(batches(), st.integers(0, 60))
 def test_a_stop_leaves_out_what_is_at_or_behind_it(found: list[Batch], distance: int) -> None:
-    stop = found[0].header.base_offset + distance
+    stop = found[0].base_offset + distance
     kept = [offset for batch in below(found, stop) for offset in batch.offsets()]
     assert kept == [offset for batch in found for offset in batch.offsets() if offset < stop]
 
 
 def test_values_are_not_copied() -> None:
-    batch = Batch.parse(encode(1, 0, RecordBatch([bytes(1_000)] * 2_000), now=7))
+    batch = StoredBatch.parse(encode(1, 0, RecordBatch([bytes(1_000)] * 2_000), now=7))
     ((out, _),) = sent(Arrows(("value",), 10_000), [batch])
     content = pa.py_buffer(batch.value_buffers()[1])
     assert out.column("value").buffers()[2].address == content.address

@@ -20,7 +20,7 @@ from headrace.flight.writing import Cutter, Target, check_rows
 from headrace.records import RecordBatch
 from headrace.schemas import SchemaType, compile_schema
 from headrace.schemas.reading import reader_of
-from headrace.storage.batch import Batch, encode
+from headrace.storage.batch import StoredBatch, encode
 from headrace.storage.manifest import Checkpointed, Manifest
 from headrace.wire.blipmq import Decoder as BlipMqDecoder
 from headrace.wire.blipmq import sniff as sniff_blipmq
@@ -253,7 +253,7 @@ def _flight_seeds() -> list[bytes]:
 
 def _batch(data: bytes) -> None:
     try:
-        batch = Batch.parse(data, verify=False)
+        batch = StoredBatch.parse(data, verify=False)
         for record in batch.records():
             assert record.offset >= batch.header.base_offset
     except CorruptData:

@@ -1,4 +1,4 @@
-"""A store that takes its steps when the test says so, and the few verbs the tests of the log are written in."""
+"""Store without threads for tests, and helper functions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def opened(files: SimulatedFiles, options: StoreOptions = SMALL) -> Store:
 
 
 def crashed(files: SimulatedFiles) -> SimulatedFiles:
-    """The same disk after the process died: everything written is there."""
+    """Return the same disk after the process was killed: all written data is visible."""
     return SimulatedFiles(files.contents(), files.directories())
 
 
 def staged(store: Store, *appends: tuple[int, AnyBatch], ack: Ack = Ack.DURABLE, now: int = 0) -> list[list[Appended] | BrokerError]:
-    """Stage without flushing; the list gets the outcome."""
+    """Stage without flushing. The outcome is added to the returned list."""
     outcome: list[list[Appended] | BrokerError] = []
     store.stage(appends, ack=ack, now=now, done=outcome.append, size_bytes=sum(record_batch.size_bytes for _, record_batch in appends))
     return outcome
@@ -60,7 +60,7 @@ def new_log(store: Store, **options: object) -> int:
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    """Wait for what other threads do; the deadline only says when to call it a failure."""
+    """Poll until other threads are done; fail after the deadline."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

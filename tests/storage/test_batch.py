@@ -1,4 +1,4 @@
-"""Batches: what goes in comes out, and nothing that was changed on the way passes for it."""
+"""Batches: encoding and decoding are inverse, and every change of the bytes is detected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.errors import CorruptData
 from headrace.limits import BATCH_BYTES_MAX
 from headrace.records import Headers, RecordBatch
-from headrace.storage.batch import HEADER_BYTES, Batch, encode, parse_header
+from headrace.storage.batch import HEADER_BYTES, StoredBatch, encode, parse_header
 from headrace.storage.crypt import Keyring, WrongKey
 
 Item = TypeVar("Item")
@@ -56,7 +56,7 @@ def batches(draw: st.DrawFn) -> RecordBatch:
 @given(batches(), st.booleans(), st.booleans())
 def test_a_run_comes_back_as_it_was(record_batch: RecordBatch, compress: bool, encrypt: bool) -> None:
     ring = keyring() if encrypt else None
-    batch = Batch.parse(encode(7, 1000, record_batch, now=0, compress=compress, keyring=ring), keyring=ring)
+    batch = StoredBatch.parse(encode(7, 1000, record_batch, now=0, compress=compress, keyring=ring), keyring=ring)
     assert list(batch.values()) == list(record_batch.values)
     assert (batch.keys() or [None] * len(record_batch)) == list(record_batch.keys or [None] * len(record_batch))
     assert (batch.headers() or [()] * len(record_batch)) == list(record_batch.headers or [()] * len(record_batch))
@@ -70,35 +70,35 @@ def test_a_flipped_bit_is_found(bit: int) -> None:
     content = bytearray(encode(1, 0, FULL, now=0))
     content[bit >> 3] ^= 1 << (bit & 7)
     with pytest.raises(CorruptData):
-        Batch.parse(bytes(content))
+        StoredBatch.parse(bytes(content))
 
 
 @pytest.mark.parametrize("cut", range(len(encode(1, 0, FULL, now=0))))
 def test_a_cut_batch_is_found(cut: int) -> None:
     with pytest.raises(CorruptData):
-        Batch.parse(encode(1, 0, FULL, now=0)[:cut])
+        StoredBatch.parse(encode(1, 0, FULL, now=0)[:cut])
 
 
-def test_a_lying_size_is_refused_before_anything_is_read() -> None:
+def test_an_invalid_size_is_rejected_before_anything_is_read() -> None:
     content = bytearray(encode(1, 0, FULL, now=0))
     content[8:12] = (BATCH_BYTES_MAX + 8).to_bytes(4, "little")
-    with pytest.raises(CorruptData, match="claims"):
+    with pytest.raises(CorruptData, match="invalid batch size"):
         parse_header(bytes(content), 0, "here")
 
 
 def test_zeros_are_no_batch() -> None:
     with pytest.raises(CorruptData):
-        Batch.parse(bytes(4096))
+        StoredBatch.parse(bytes(4096))
 
 
 def test_a_run_without_timestamps_is_stamped_and_a_constant_time_takes_no_room() -> None:
-    batch = Batch.parse(encode(1, 0, RecordBatch([b"x"] * 100), now=77))
+    batch = StoredBatch.parse(encode(1, 0, RecordBatch([b"x"] * 100), now=77))
     assert list(batch.timestamps()) == [77] * 100
     assert batch.header.size < HEADER_BYTES + 100 + 4 * 101 + 16
 
 
 def test_windows_keep_offsets_and_columns_together() -> None:
-    batch = Batch.parse(encode(1, 10, FULL, now=0))
+    batch = StoredBatch.parse(encode(1, 10, FULL, now=0))
     part = batch.from_offset(12)
     assert [(record.offset, record.value, record.key) for record in part.records()] == [(12, b"", b""), (13, b"long" * 100, b"q")]
     assert batch.window(1, 3).next_offset == 13
@@ -108,7 +108,7 @@ def test_windows_keep_offsets_and_columns_together() -> None:
 
 @pytest.mark.parametrize(("bytes_max", "records"), [(0, 0), (1, 0), (2, 3), (402, 3), (403, 4), (10_000, 4)])
 def test_fitting_counts_keys_and_values(bytes_max: int, records: int) -> None:
-    batch = Batch.parse(encode(1, 10, FULL, now=0))
+    batch = StoredBatch.parse(encode(1, 10, FULL, now=0))
     assert batch.fitting(bytes_max) == records
 
 
@@ -118,14 +118,14 @@ def test_values_of_one_size_and_almost_one_size_come_back_alike(count: int, odd:
     values = [b"%07d" % number for number in range(count)]
     if odd is not None:
         values[odd] += b"!"
-    batch = Batch.parse(encode(1, 0, RecordBatch(values), now=0))
+    batch = StoredBatch.parse(encode(1, 0, RecordBatch(values), now=0))
     assert batch.values() == values
     assert batch.window(count // 3, count).values() == values[count // 3 :]
     assert batch.window(count, count).values() == []
 
 
 def test_gaps_of_compaction_stay_in_their_place() -> None:
-    batch = Batch.parse(encode(1, 100, RecordBatch([b"a", b"b"]), now=0, deltas=[3, 8], span=10))
+    batch = StoredBatch.parse(encode(1, 100, RecordBatch([b"a", b"b"]), now=0, deltas=[3, 8], span=10))
     assert list(batch.offsets()) == [103, 108]
     assert (batch.first_offset, batch.next_offset) == (103, 110)
     assert list(batch.from_offset(104).values()) == [b"b"]
@@ -133,7 +133,7 @@ def test_gaps_of_compaction_stay_in_their_place() -> None:
 
 
 def test_arrow_buffers_are_the_columns_themselves() -> None:
-    offsets, content, validity = Batch.parse(encode(1, 0, RecordBatch([b"ab", None, b"c"]), now=0)).value_buffers()
+    offsets, content, validity = StoredBatch.parse(encode(1, 0, RecordBatch([b"ab", None, b"c"]), now=0)).value_buffers()
     assert offsets.cast("I").tolist() == [0, 2, 2, 3]
     assert bytes(content) == b"abc"
     assert validity is not None and validity[0] == 0b101
@@ -143,9 +143,9 @@ def test_encrypted_bytes_show_nothing_and_need_the_key() -> None:
     sealed = encode(1, 0, RecordBatch([b"CANARY" * 10]), now=0, keyring=keyring())
     assert b"CANARY" not in sealed
     with pytest.raises(WrongKey):
-        Batch.parse(sealed, keyring=keyring(bytes(32))).values()
+        StoredBatch.parse(sealed, keyring=keyring(bytes(32))).values()
     with pytest.raises(CorruptData, match="no key"):
-        Batch.parse(sealed).values()
+        StoredBatch.parse(sealed).values()
 
 
 def test_no_nonce_is_used_twice() -> None:

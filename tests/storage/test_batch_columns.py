@@ -1,4 +1,4 @@
-"""Columns in, columns out: a batch of a run of columns is that of the same records one by one, to the byte."""
+"""A column batch and a record batch of the same records are encoded to the same bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
 from headrace.records import Column, ColumnBatch, RecordBatch
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Batch, build, encode
+from headrace.storage.batch import StoredBatch, build, encode
 from tests.storage.test_batch import FULL, batches, keyring
 
 
@@ -20,18 +20,18 @@ def test_both_kinds_of_run_make_the_same_batch(record_batch: RecordBatch, compre
     if times != "own":
         record_batch = replace(record_batch, timestamps=None if times == "none" else [77] * len(record_batch))
     made = [
-        build(7, 1000, one, now=5, compress=compress, keyring=keyring() if encrypt else None)  # each with the first nonce of its ring
+        build(7, 1000, one, now=5, compress=compress, keyring=keyring() if encrypt else None)  # each with the first nonce of its keyring
         for one in (record_batch, ColumnBatch.of(record_batch))
     ]
     (header, parts), (header_of_columns, parts_of_columns) = made
     assert b"".join(parts) == b"".join(parts_of_columns)
-    assert header == header_of_columns == Batch.parse(b"".join(parts), keyring=keyring()).header
+    assert header == header_of_columns == StoredBatch.parse(b"".join(parts), keyring=keyring()).header
 
 
 @given(batches(), st.booleans())
 def test_a_batch_gives_back_the_columns_it_was_made_of(record_batch: RecordBatch, compress: bool) -> None:
     encoded = encode(7, 1000, ColumnBatch.of(record_batch), now=5, compress=compress)
-    batch = Batch.parse(encoded)
+    batch = StoredBatch.parse(encoded)
     assert batch.column_batch().record_batch() == batch.record_batch()
     assert encode(7, 1000, batch.column_batch(), now=99, compress=compress) == encoded
     for start in range(len(batch)):
@@ -44,7 +44,7 @@ def test_a_batch_gives_back_the_columns_it_was_made_of(record_batch: RecordBatch
 )
 def test_buffers_cover_the_whole_batch_whatever_the_window(without: tuple[str, ...]) -> None:
     record_batch = replace(FULL, **dict.fromkeys(without))  # type: ignore[arg-type]  # columns that may be None
-    batch = Batch.parse(encode(1, 10, record_batch, now=6)).window(1, 3)
+    batch = StoredBatch.parse(encode(1, 10, record_batch, now=6)).window(1, 3)
     keys, headers, timestamps, expiries = batch.key_buffers(), batch.header_buffers(), batch.timestamp_buffer(), batch.expiry_buffer()
     assert (keys is None, headers is None) == ("keys" in without, "headers" in without)
     assert (None if timestamps is None else timestamps.tolist()) == record_batch.timestamps
@@ -60,12 +60,12 @@ def test_buffers_cover_the_whole_batch_whatever_the_window(without: tuple[str, .
 
 
 def test_gaps_are_shown_as_distances_from_the_first_offset() -> None:
-    deltas = Batch.parse(encode(1, 100, RecordBatch([b"a", b"b"]), now=0, deltas=[3, 8], span=10)).delta_buffer()
+    deltas = StoredBatch.parse(encode(1, 100, RecordBatch([b"a", b"b"]), now=0, deltas=[3, 8], span=10)).delta_buffer()
     assert deltas is not None and deltas.tolist() == [3, 8]
 
 
 def test_buffers_are_no_copies() -> None:
-    batch = Batch.parse(encode(1, 10, FULL, now=6))
+    batch = StoredBatch.parse(encode(1, 10, FULL, now=6))
     first, second = batch.value_buffers(), batch.window(1, 3).value_buffers()
     assert first[0].obj is second[0].obj is first[1].obj
 
@@ -78,20 +78,20 @@ def test_a_batch_that_was_just_built_reads_as_it_will_from_disk(size: int, compr
     plain = RecordBatch([bytes(size), b"%d" % size, b""], None if key is None else [key] * 3)
     built = build(7, 1000, ColumnBatch.of(plain) if as_columns else plain, now=5, compress=compress)
     assert sum(map(len, built[1])) == built[0].size
-    batch, parsed = Batch.of_built(built, None), Batch.parse(b"".join(built[1]))
+    batch, parsed = StoredBatch.of_built(built, None), StoredBatch.parse(b"".join(built[1]))
     assert list(batch.records()) == list(parsed.records())
     assert batch.encoded == parsed.encoded == b"".join(batch.built[1])
 
 
 def test_the_largest_run_of_columns_is_a_batch_that_readers_take() -> None:
     empty = ColumnBatch(Column(bytes(4 * (BATCH_RECORDS_MAX + 1)), b""))
-    assert Batch.parse(encode(1, 0, empty, now=0)).header.count == BATCH_RECORDS_MAX
+    assert StoredBatch.parse(encode(1, 0, empty, now=0)).header.count == BATCH_RECORDS_MAX
     full = ColumnBatch.of(RecordBatch([bytes(BATCH_BYTES_TARGET // 2)] * 2))
-    assert Batch.parse(encode(1, 0, full, now=0)).size_bytes == BATCH_BYTES_TARGET
+    assert StoredBatch.parse(encode(1, 0, full, now=0)).size_bytes == BATCH_BYTES_TARGET
 
 
 def test_flags_say_only_what_is_there() -> None:
     constant = ColumnBatch.of(RecordBatch([b"a", b"b"], [b"k", b"k"], None, [5, 5], [0, 0]))
-    batch = Batch.parse(encode(1, 0, constant, now=9))
+    batch = StoredBatch.parse(encode(1, 0, constant, now=9))
     assert batch.header.flags == batch_format.KEYS
     assert (batch.header.min_timestamp, batch.header.max_timestamp) == (5, 5)

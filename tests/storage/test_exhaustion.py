@@ -1,4 +1,4 @@
-"""Descriptors, memory and space run out and come back: nothing is lost, nothing is fenced, and no restart is needed."""
+"""Lack of descriptors, memory and disk space: nothing is lost, the store is not fenced, and no restart is needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.records import Ack, Appended, RecordBatch
 from headrace.storage import store as store_module
 from headrace.storage.files import EXHAUSTED_ERRNOS
 from headrace.storage.health import FAILURES_MAX, HealthState
-from headrace.storage.keeper import STEP
+from headrace.storage.maintenance import STEP
 from headrace.storage.store import Store, StoreOptions
 from tests.storage.stores import SMALL, crashed, new_log, opened, put, staged, until, values
 from tests.storage_faults.power_cut import barest
@@ -29,7 +29,7 @@ def test_an_append_without_resources_is_refused_for_now(kind: str, error: int) -
     store = opened(files)
     log = new_log(store)
     put(store, log, LARGE)
-    files.inject(Fault(kind, path="journal*", error=error, lasting=True))
+    files.inject(Fault(kind, path="journal*", error=error, persistent=True))
     for _ in range(3):
         refused = staged(store, (log, RecordBatch([LARGE])))
         store.flush()
@@ -63,15 +63,15 @@ def test_the_keeper_waits_out_the_want_of_resources(kind: str, error: int) -> No
     for number in range(12):
         for log in logs:
             put(store, log, b"%02d" % number * 200, keys=[b"key"])
-    files.inject(Fault(kind, path="[!j]*", error=error, lasting=True), Fault(kind, path="", error=error, lasting=True))
+    files.inject(Fault(kind, path="[!j]*", error=error, persistent=True), Fault(kind, path="", error=error, persistent=True))
     for _ in range(FAILURES_MAX + 1):
-        store.keeper.attempt()
+        store.maintenance.attempt()
         store.checkpoint()
         store.maintain(0)
     assert store.failure is None
     assert store.health.report().state in (HealthState.DEGRADED, HealthState.OK)
     files.heal()
-    assert store.keeper.attempt() == 0
+    assert store.maintenance.attempt() == 0
     store.checkpoint()
     store.maintain(0)
     assert store.health.report().state is HealthState.OK
@@ -108,7 +108,7 @@ def test_a_deleted_log_goes_when_there_are_resources_again() -> None:
     assert not store.delete_logs([gone])
     assert not store.delete_logs([gone]), "nothing has happened since"
     for _ in range(12):
-        store.keeper.attempt()
+        store.maintenance.attempt()
     assert store.delete_logs([gone])
     assert files.list(f"logs/{gone:08d}") == []
 
@@ -121,7 +121,7 @@ def test_a_read_without_descriptors_is_refused_for_now_and_is_no_damage() -> Non
     store.close()
     store = opened(files)
     store.open_log(log, store.partitions[log].options)
-    files.inject(Fault("open", path="logs/*", error=errno.EMFILE, lasting=True))
+    files.inject(Fault("open", path="logs/*", error=errno.EMFILE, persistent=True))
     with pytest.raises(Unavailable):
         values(store, log)
     with pytest.raises(Unavailable):
@@ -134,13 +134,13 @@ def test_a_failed_look_at_the_free_space_is_tried_again_and_then_ends_writing() 
     files = SimulatedFiles()
     store = opened(files)
     log = new_log(store)
-    files.inject(Fault("free_bytes", error=errno.EIO, lasting=True))
+    files.inject(Fault("free_bytes", error=errno.EIO, persistent=True))
     for failures in range(1, FAILURES_MAX):
-        assert store.keeper.attempt() == failures
+        assert store.maintenance.attempt() == failures
         put(store, log, b"x")
     (problem,) = store.health.report().problems
     assert problem.step == STEP and "Input/output error" in problem.reason and problem.failures == FAILURES_MAX - 1
-    store.keeper.attempt()
+    store.maintenance.attempt()
     assert store.failure is not None and "Input/output error" in str(store.failure)
     assert store.health.report().state is HealthState.FAILED
 
@@ -149,8 +149,8 @@ def test_one_failed_look_at_the_free_space_leaves_no_mark() -> None:
     files = SimulatedFiles()
     store = opened(files)
     files.inject(Fault("free_bytes", error=errno.EIO))
-    assert store.keeper.attempt() == 1
-    assert store.keeper.attempt() == 0
+    assert store.maintenance.attempt() == 1
+    assert store.maintenance.attempt() == 0
     assert store.health.report().state is HealthState.OK
 
 
@@ -160,8 +160,8 @@ def test_what_nobody_expected_of_the_keeper_is_tried_again_and_then_ends_writing
     def defect(**named: object) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr(store.keeper, "tick", defect)
-    assert [store.keeper.attempt() for _ in range(FAILURES_MAX)] == list(range(1, FAILURES_MAX + 1))
+    monkeypatch.setattr(store.maintenance, "tick", defect)
+    assert [store.maintenance.attempt() for _ in range(FAILURES_MAX)] == list(range(1, FAILURES_MAX + 1))
     assert "a defect" in str(store.failure)
 
 
@@ -196,12 +196,12 @@ def test_appends_are_refused_when_the_keeper_cannot_keep_up_for_want_of_resource
     store = opened(files, StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0, tail_bytes_max=50_000))
     log = new_log(store)
     put(store, log, LARGE)
-    files.inject(Fault("make_dir", error=errno.EMFILE, lasting=True))
-    store.keeper.attempt()
+    files.inject(Fault("make_dir", error=errno.EMFILE, persistent=True))
+    store.maintenance.attempt()
     put(store, log, LARGE)
     assert isinstance(staged(store, (log, RecordBatch([b"x"])))[0], Unavailable)
     files.heal()
-    store.keeper.attempt()
+    store.maintenance.attempt()
     put(store, log, b"after")
 
 
@@ -247,7 +247,7 @@ def test_no_room_for_the_name_of_a_new_journal_file_is_retriable(error: int, reu
 
 
 def filled(free_bytes: int) -> tuple[SimulatedFiles, int]:
-    """The disk of a broker that was killed when it had written a few records; so much of it is free."""
+    """Return the disk of a broker that was killed after a few records, with this much free space."""
     files = SimulatedFiles()
     store = opened(files, StoreOptions())
     log = new_log(store)
@@ -272,7 +272,7 @@ def test_a_store_starts_on_a_full_disk_and_writes_again_when_there_is_room(free_
     else:
         assert isinstance(outcome[0], DiskFull)
     disk.room_bytes = 1 << 40
-    store.keeper.attempt()
+    store.maintenance.attempt()
     put(store, log, b"new")
     assert values(opened(barest(disk), StoreOptions()), log)[-1] == b"new"
 
@@ -300,7 +300,7 @@ def test_journal_files_of_another_size_are_not_used_again() -> None:
     assert {len(content) for path, content in files.contents().items() if path.startswith("journal/")} == {64 * 1024}
 
 
-# What a refused append says.
+# Error messages of rejected appends.
 
 
 def test_an_append_that_failed_with_the_disk_says_that_its_outcome_is_unknown() -> None:
@@ -323,11 +323,11 @@ def test_a_long_want_of_descriptors_does_not_count_against_what_comes_after_it()
     store = opened(files)
     log = new_log(store)
     put(store, log, b"x")
-    files.inject(Fault("make_dir", error=errno.EMFILE, lasting=True))
+    files.inject(Fault("make_dir", error=errno.EMFILE, persistent=True))
     for _ in range(FAILURES_MAX + 5):
-        store.keeper.attempt()
+        store.maintenance.attempt()
     files.inject(Fault("free_bytes", error=errno.EIO))
-    store.keeper.attempt()
+    store.maintenance.attempt()
     assert store.failure is None
     files.heal()
-    assert store.keeper.attempt() == 0
+    assert store.maintenance.attempt() == 0

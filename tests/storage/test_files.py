@@ -1,4 +1,4 @@
-"""The real disk: the lock of a data directory, the descriptors kept for the log, syncs without threads."""
+"""Files on disk: the directory lock, reserved descriptors, syncs without threads."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def test_a_store_survives_peers_that_use_up_the_descriptors(tmp_path: Path) -> N
         for turn in range(3):
             for log in logs:
                 put(store, log, b"%d" % turn * 2000)
-            store.keeper.attempt()
+            store.maintenance.attempt()
             store.checkpoint()
             store.maintain(0)
         assert store.failure is None
         assert [values(store, log)[0] for log in logs[:5]] == [b"0" * 2000] * 5
     for _ in range(10):
-        store.keeper.attempt()
+        store.maintenance.attempt()
     assert store.health.report().state is HealthState.OK
     put(store, logs[0], b"after")
     store.close()

@@ -1,4 +1,4 @@
-"""The journal: frames are whole or not there, old ones stay old, damage hides nothing behind it."""
+"""Journal: frames are complete or ignored, stale frames are ignored, damage does not hide later frames."""
 
 from __future__ import annotations
 

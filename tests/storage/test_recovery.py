@@ -1,4 +1,4 @@
-"""Recovery, step by step, and what the verifier says about the same directory."""
+"""Recovery, step by step, and the result of the checker for the same directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import CorruptData
 from headrace.storage.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.check import check
 from headrace.storage.dump import dump
 from headrace.storage.partition import LogOptions
@@ -116,7 +116,7 @@ def test_what_the_segment_has_beyond_a_torn_journal_is_kept() -> None:
     log = new_log(store)
     for number in range(10):
         put(store, log, b"value %d" % number)
-    store.keeper.tick(urgent=True)  # the tail is in the segment, but no checkpoint was taken
+    store.maintenance.tick(urgent=True)  # the tail is in the segment, but no checkpoint was taken
     broken = damaged(files, "journal/0000000001.hrj", 9 * 4096 + 50)
     assert values(opened(broken), log) == EXPECTED[:10]
 
@@ -127,7 +127,7 @@ def test_a_torn_segment_end_is_filled_from_the_journal() -> None:
     log = new_log(store)
     for number in range(10):
         put(store, log, b"value %d" % number)
-    store.keeper.tick(urgent=True)
+    store.maintenance.tick(urgent=True)
     path = segment_path(log, 0)
     step = (len(files.contents()[path]) - HEADER_BYTES) // 10
     again = opened(damaged(files, path, HEADER_BYTES + 4 * step + 80))
@@ -172,7 +172,7 @@ def test_a_log_of_which_the_manifest_says_nothing_is_no_deleted_one() -> None:
     early, late = new_log(store), new_log(store)
     put(store, late, b"late")
     again = crashed(files)
-    store = opened(again)  # knows of the later log only, by its record in the journal
+    store = opened(again)  # only the later log is known, from its record in the journal
     store.checkpoint()
     store.open_log(early, LogOptions())
     put(store, early, b"early")
@@ -209,7 +209,7 @@ def test_dump_shows_batches_and_records_for_people() -> None:
 
 @pytest.mark.parametrize("place", ["closed", "active"])
 def test_a_flipped_bit_in_a_header_hides_no_other_batch(place: str) -> None:
-    """Whatever the bit makes of a batch's offsets or size: its neighbours are read, and it is reported."""
+    """For each flipped bit in offsets or size of a batch, the adjacent batches are read and the damage is reported."""
     files = SimulatedFiles()
     store = opened(files)
     log = new_log(store, segment_bytes=500)
@@ -218,7 +218,7 @@ def test_a_flipped_bit_in_a_header_hides_no_other_batch(place: str) -> None:
     store.close()
     base = store.partitions[log].segments[0 if place == "closed" else -1].base_offset
     path = segment_path(log, base)
-    first = Batch.parse(files.contents()[path], HEADER_BYTES)
+    first = StoredBatch.parse(files.contents()[path], HEADER_BYTES)
     start = HEADER_BYTES + first.header.size
     kept = [value for number, value in enumerate([b"value %d" % number for number in range(9)]) if number != base + 1]
     for bit in range(8 * BATCH_HEADER_BYTES):

@@ -1,4 +1,4 @@
-"""The twin must be stricter than the disk, never kinder: what it promises is checked here, and against the real disk."""
+"""The simulated disk is at least as strict as the real one: its rules are tested here, and against the real disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
 
 
 def images(files: SimulatedFiles, upto: int | None = None) -> dict[str, dict[str, bytes]]:
-    """label → contents of every image after the last operation, or after `upto` of them."""
+    """Return label → contents of every image after the last operation, or after `upto` of them."""
     cut = len(files.operations) if upto is None else upto
     return {label: image.contents() for label, image in PowerCuts(files).images(cut, random.Random(1))}
 
@@ -125,10 +125,10 @@ def test_a_directory_is_locked_once() -> None:
 def test_a_cold_file_is_not_read_on_the_loop() -> None:
     files = SimulatedFiles({"a": b"x"})
     file = files.open("a")
-    assert bytes(file.glance_at(0, 1)) == b"x"
+    assert bytes(file.read_cached(0, 1)) == b"x"
     files.cold = True
     with pytest.raises(NotCached):
-        file.glance_at(0, 1)
+        file.read_cached(0, 1)
     assert file.read_at(0, 1) == b"x"
 
 
@@ -140,7 +140,7 @@ def test_an_image_is_not_changed_by_writing_to_another_one() -> None:
     assert (one.contents()["a"], two.contents()["a"], files.contents()["a"]) == (b"!y", b"xy", b"xy")
 
 
-# What a power cut leaves.
+# Images after a power cut.
 
 
 def test_synced_content_under_a_synced_name_is_in_every_image() -> None:
@@ -331,7 +331,7 @@ def test_images_come_fast() -> None:
     for upto in range(len(files.operations) + 1):
         count += sum(1 for _ in cuts.images(upto, dice))
     assert count > 1500
-    assert count / (time.process_time() - start) > 2000, "thousands of images a second, or the normal run becomes slow"
+    assert count / (time.process_time() - start) > 2000, "thousands of images a second, or the normal suite becomes slow"
 
 
 # Faults.
@@ -361,7 +361,7 @@ def test_a_failing_read_is_an_os_error() -> None:
 
 def test_a_lasting_fault_stays_until_it_is_healed() -> None:
     files = SimulatedFiles()
-    files.inject(Fault("*", nth=2, lasting=True))
+    files.inject(Fault("*", nth=2, persistent=True))
     files.open("a", create=True)
     for _ in range(3):
         with pytest.raises(OSError):

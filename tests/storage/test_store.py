@@ -1,4 +1,4 @@
-"""The store: one frame a flush, nothing acknowledged before it is safe, nothing lost when the disk says no."""
+"""Store: one frame per flush, no acknowledgement before it is safe, no loss when the disk fails."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def test_everything_staged_together_is_one_frame_and_one_batch_a_log() -> None:
 def test_a_flush_is_bounded_and_what_is_urgent_is_in_the_next_one() -> None:
     store = opened(SimulatedFiles())
     log = new_log(store)
-    piece = bytes(1 << 20)
+    chunk = bytes(1 << 20)
 
     def stage(value: bytes, *, urgent: bool = False) -> None:
         store.stage([(log, RecordBatch([value]))], ack=Ack.DURABLE, now=0, done=lambda result: None, size_bytes=len(value), urgent=urgent)
 
     for _ in range(20):
-        stage(piece)
+        stage(chunk)
     assert store.flush()
     ahead = store.bounds(log).end
-    assert ahead == FLUSH_BYTES_MAX // len(piece)
+    assert ahead == FLUSH_BYTES_MAX // len(chunk)
     for value in (b"now", b"and this"):
         stage(value, urgent=True)
     assert store.flush()
@@ -227,7 +227,7 @@ def test_no_room_for_a_new_journal_file_is_retriable_and_costs_no_offset() -> No
     store = opened(files)
     log = new_log(store)
     put(store, log, b"safe")
-    files.inject(Fault("allocate", error=errno.ENOSPC, lasting=True))
+    files.inject(Fault("allocate", error=errno.ENOSPC, persistent=True))
     refused = staged(store, (log, RecordBatch([b"x" * 70_000])))
     store.flush()
     assert isinstance(refused[0], DiskFull) and refused[0].retriable
@@ -241,7 +241,7 @@ def test_no_room_for_a_segment_keeps_the_records_readable_and_refuses_more_until
     store = opened(files)
     log = new_log(store)
     put(store, log, b"safe")
-    files.inject(Fault("write_at", path="logs/*", error=errno.ENOSPC, lasting=True))
+    files.inject(Fault("write_at", path="logs/*", error=errno.ENOSPC, persistent=True))
     store.checkpoint()
     assert values(store, log) == [b"safe"]
     assert isinstance(staged(store, (log, RecordBatch([b"x"])))[0], DiskFull)
@@ -261,10 +261,10 @@ def test_below_the_headroom_only_the_reserve_is_written() -> None:
     log = new_log(store)
     put(store, log, b"safe")
     files.room_bytes = 1 << 29
-    store.keeper.tick()
+    store.maintenance.tick()
     assert isinstance(staged(store, (log, RecordBatch([b"x"])))[0], DiskFull)
     files.room_bytes = 1 << 31
-    store.keeper.tick()
+    store.maintenance.tick()
     put(store, log, b"y")
 
 

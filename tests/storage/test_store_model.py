@@ -1,6 +1,6 @@
-"""The store against a plain model: whatever writers, readers, keeper, crashes and power cuts do, both hold the same records.
+"""The store against a simple model: after any sequence of writes, reads, maintenance, crashes and power cuts both hold the same records.
 
-HEADRACE_STORE_MODEL_EXAMPLES=2000 makes a long run of other examples; the normal run is short and always the same.
+HEADRACE_STORE_MODEL_EXAMPLES=2000 takes many other examples; the normal suite takes few and always the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.records import Ack, AnyBatch, Appended, ColumnBatch, Record, Recor
 from headrace.storage.check import check
 from headrace.storage.partition import LogOptions
 from headrace.storage.segment import log_directory
-from headrace.storage.store import LateRun, Store, StoreOptions
+from headrace.storage.store import LateBatch, Store, StoreOptions
 from tests.storage.stores import crashed, opened, records
 from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import SimulatedFiles
@@ -44,16 +44,16 @@ Columns: TypeAlias = list[tuple[bytes | None, bytes | None]]
 
 @dataclass(slots=True)
 class Held:
-    """One log as a list: a record for each offset below `end` that is still there."""
+    """One log as a list, with a record for each offset below `end` that still exists."""
 
     options: LogOptions
     first: int = 0
     end: int = 0
     safe: int = 0
-    """What lies below was acknowledged as durable."""
+    """Offsets below this were acknowledged as durable."""
     records: list[Record] = field(default_factory=list)
     given: list[Record] = field(default_factory=list)
-    """All that was ever put below `end`, whatever compaction has taken since."""
+    """All records ever written below `end`, including those that compaction removed."""
 
     def put(self, record_batch: RecordBatch, now: int) -> Appended:
         base, count = self.end, len(record_batch)
@@ -66,7 +66,7 @@ class Held:
         return Appended(base, count, stamps[0])
 
     def cut(self, end: int) -> None:
-        """The newest are gone; their offsets are free again."""
+        """Remove the newest records; their offsets are free again."""
         self.end = self.safe = end
         self.records = [record for record in self.records if record.offset < end]
         self.given = [record for record in self.given if record.offset < end]
@@ -74,7 +74,7 @@ class Held:
 
 @dataclass(slots=True)
 class Waiting:
-    """An append that is staged, and where its answer will be."""
+    """A staged append, and its outcome."""
 
     appends: list[tuple[int, RecordBatch]]
     ack: Ack
@@ -83,7 +83,7 @@ class Waiting:
 
 
 def table(found: Sequence[Record]) -> dict[bytes | None, bytes]:
-    """What a keyed log stands for: the newest value of each key that was not deleted."""
+    """Return the newest value of each key that was not deleted."""
     newest = {record.key: record.value for record in found}
     return {key: value for key, value in newest.items() if value is not None}
 
@@ -93,12 +93,12 @@ PICK = st.integers(0, 1 << 16)
 STAMPS = st.none() | st.integers(-4_000, 4_000)
 COLUMNS = st.lists(st.tuples(st.none() | VALUES, st.sampled_from([None, *KEYS])), min_size=1, max_size=6)
 FORMS = st.sampled_from(["plain", "late", "columns"])
-"""How the last run of an append comes."""
+"""Form of the last batch of an append."""
 ACKS = st.sampled_from([Ack.DURABLE, Ack.DURABLE, Ack.WRITTEN, Ack.NONE])
 
 
 class StoreModel(RuleBasedStateMachine):
-    """Nothing runs by itself: each rule is a step of a writer, a reader, the keeper or fate."""
+    """State machine without threads: each rule is a step of a writer, a reader, maintenance, a crash or a power cut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class StoreModel(RuleBasedStateMachine):
         self.store: Store = opened(self.files, OPTIONS)
         self.held: dict[int, Held] = {}
         self.doomed: dict[int, LogOptions] = {}
-        """Deleted, and no checkpoint since: a crash may bring them back, and their owner deletes them again."""
+        """Logs deleted since the last checkpoint. A crash may restore them, and their owner deletes them again."""
         self.numbers = 0
         self.waiting: list[Waiting] = []
         self.now = 1_000_000
@@ -114,8 +114,8 @@ class StoreModel(RuleBasedStateMachine):
     def _log(self, pick: int) -> int:
         return sorted(self.held)[pick % len(self.held)]
 
-    def _run(self, log: int, columns: Columns, shift: int | None) -> RecordBatch:
-        """Only a table has tombstones, and all its records have keys."""
+    def _batch(self, log: int, columns: Columns, shift: int | None) -> RecordBatch:
+        """Make a batch. Only a table has tombstones, and all its records have keys."""
         compact = self.held[log].options.compact
         keys = [key or KEYS[0] if compact else key for _, key in columns]
         values = [value if compact else value or b"" for value, _ in columns]
@@ -126,7 +126,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """A table and one other from the start, so that few examples are spent on an empty store."""
+        """Create a table and another log, so that few examples use an empty store."""
         self.create("table")
         self.create("aged")
 
@@ -150,7 +150,7 @@ class StoreModel(RuleBasedStateMachine):
 
     def _stage(self, appends: list[tuple[int, RecordBatch]], ack: Ack, form: str) -> None:
         outcome: Outcome = []
-        built: list[tuple[int, AnyBatch | LateRun]] = [*appends]
+        built: list[tuple[int, AnyBatch | LateBatch]] = [*appends]
         *others, (log, last) = appends
 
         def build(landed: Sequence[Appended]) -> RecordBatch:
@@ -167,21 +167,21 @@ class StoreModel(RuleBasedStateMachine):
     @rule(pick=PICK, columns=COLUMNS, shift=STAMPS, ack=ACKS, form=FORMS, flush=st.booleans())
     def append(self, pick: int, columns: Columns, shift: int | None, ack: Ack, form: str, flush: bool) -> None:
         log = self._log(pick)
-        self._stage([(log, self._run(log, columns, shift))], ack, form)
+        self._stage([(log, self._batch(log, columns, shift))], ack, form)
         if flush:
             self.flush()
 
     @rule(picks=st.lists(st.tuples(PICK, COLUMNS, STAMPS), min_size=2, max_size=4), form=FORMS, flush=st.booleans())
     def append_to_several(self, picks: list[tuple[int, Columns, int | None]], form: str, flush: bool) -> None:
         logs = [self._log(pick) for pick, _, _ in picks]
-        appends = [(log, self._run(log, columns, shift)) for log, (_, columns, shift) in zip(logs, picks, strict=True)]
+        appends = [(log, self._batch(log, columns, shift)) for log, (_, columns, shift) in zip(logs, picks, strict=True)]
         self._stage(appends, Ack.DURABLE, form)
         if flush:
             self.flush()
 
     @rule()
     def flush(self) -> None:
-        """One frame, one clock; if anybody was promised a sync, it covers everything before."""
+        """Flush: one frame, one time. A sync covers all earlier frames."""
         self.store.flush()
         now = max((staged.now for staged in self.waiting), default=0)
         for staged in self.waiting:
@@ -234,11 +234,11 @@ class StoreModel(RuleBasedStateMachine):
         after = [record.offset for record in held.records if record.timestamp >= wanted]
         assert self.store.partitions[log].offset_for_time(wanted) == min(after, default=held.end)
 
-    # The keeper.
+    # Maintenance.
 
     @rule()
     def checkpoint(self) -> None:
-        """What was written is then safe, whatever its writers asked for; logs that were deleted stay so."""
+        """A checkpoint makes everything written durable, regardless of `ack`, and deletions permanent."""
         self.store.checkpoint()
         assert self.store.failure is None
         self.doomed.clear()
@@ -268,17 +268,17 @@ class StoreModel(RuleBasedStateMachine):
         held.records = held.records[len(taken) :]
 
     def _compacted(self, log: int, held: Held) -> None:
-        """Which segments were due is the store's affair; what the table says is not."""
+        """Compare the resulting table only; the store decides which segments to compact."""
         found = records(self.store, log)
         known = {record.offset: record for record in held.records}
         assert all(known.get(record.offset) == record for record in found)
         assert table(found) == table(held.given)
         held.records = found
 
-    # Fate.
+    # Crashes.
 
     def _open(self, files: SimulatedFiles) -> None:
-        """As the owner of a store does, who knows which logs there are."""
+        """Delete logs again, as the owner of a store does, who knows the existing logs."""
         self.files, self.store = files, opened(files, OPTIONS)
         damages = [damage for damage in self.store.report.damages if not damage.path.startswith(tuple(map(log_directory, self.doomed)))]
         assert not damages, damages
@@ -291,7 +291,7 @@ class StoreModel(RuleBasedStateMachine):
         assert self.store.next_log <= self.numbers
 
     def _check(self, files: SimulatedFiles) -> None:
-        """A log whose files are going is missed by the checker until a checkpoint has said that it is deleted."""
+        """Check the files. The checker misses a log that is being removed until a checkpoint lists it as deleted."""
         problems = check(files).problems
         assert self.doomed or not problems, problems
 
@@ -306,7 +306,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule()
     def process_dies(self) -> None:
-        """What was staged is gone; what was written is there, and recovery builds on it only after a sync."""
+        """Kill the process: staged records are gone, written ones stay, and recovery syncs them before use."""
         self.waiting.clear()
         self._check(crashed(self.files))
         self.files.close()
@@ -315,7 +315,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule()
     def power_fails(self) -> None:
-        """Nothing stays but what was synced: at least what was acknowledged as durable."""
+        """Cut the power: only synced records stay, at least those acknowledged as durable."""
         self.waiting.clear()
         files = barest(self.files)
         self._check(files)

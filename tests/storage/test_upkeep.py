@@ -1,4 +1,4 @@
-"""Retention and compaction: what may go goes, what must stay stays, and a crash in between changes neither."""
+"""Retention and compaction remove what they should and nothing else, also across a crash."""
 
 from __future__ import annotations
 
@@ -128,12 +128,26 @@ def test_compaction_gives_up_no_record_for_one_that_a_power_cut_may_take() -> No
 
 
 def test_the_headroom_is_watched_under_load_too() -> None:
-    """A writer that wakes the keeper all the time leaves it no idle interval."""
+    """A writer that wakes maintenance continuously leaves it no idle interval."""
     files = SimulatedFiles()
     store = Store.open(files, StoreOptions(journal_bytes=64 * 1024, headroom_bytes=1_000_000), threads=False)
     files.room_bytes = 2_000_000
-    store.keeper.tick(urgent=True)
+    store.maintenance.tick(urgent=True)
     assert not store.full
     files.room_bytes = 10_000
-    store.keeper.tick(urgent=True)
+    store.maintenance.tick(urgent=True)
     assert store.full
+
+
+def test_a_reader_inside_a_batch_does_not_see_what_compaction_removed() -> None:
+    store = opened(SimulatedFiles())
+    log = new_log(store, compact=True, segment_bytes=200)
+    put(store, log, bytes(10), bytes(30), bytes(10), keys=[b"a", b"k", b"b"])
+    store.checkpoint()
+    store.read(log, 0, bytes_max=11, records_max=1)
+    for _ in range(30):
+        put(store, log, bytes(30), keys=[b"k"])
+    store.checkpoint()
+    store.maintain(10)
+    assert [record.offset for record in records(store, log, 1)][:2] == [2, 32]
+    store.close()

@@ -1,16 +1,15 @@
-"""The disks that a power cut may leave behind.
+"""Disk images that a power cut may leave.
 
 `PowerCuts` walks the history of a `SimulatedFiles` and, after any number of its operations, lists the legal images:
 
-    contents   what was synced, plus of what was not: nothing, everything, each prefix, all but one operation, one operation
-               alone, and the last write torn (at sectors and at odd bytes, some sectors only), zeroed, turned into garbage,
-               or showing what the blocks held before
+    contents   synced data, plus of the unsynced operations: none, all, each prefix, all but one, one alone, and the last write
+               torn (at sectors and at odd bytes, some sectors only), zeroed, turned into garbage, or showing the earlier
+               content of the blocks
     names      entries that no `sync_dir` covered yet: lost, kept, each prefix, all but one
 
-Each cut tears the write that came last: the ones before it were torn, with the same things around them, at earlier cuts.
+Each cut tears the last write. Earlier writes were torn at earlier cuts, in the same state of the disk.
 
-The durable state moves forward with the walk, so that asking for the images of one cut after the other costs little, and
-images share the bytes that they have in common.
+The durable state advances with the walk, so that images of successive cuts are cheap, and images share equal bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from typing import Final, NamedTuple, Protocol
 from tests.storage_faults.simulated import Operation, SimulatedFiles, parent
 
 SECTOR_BYTES: Final = 512
-"""A disk writes a sector whole or not at all; everything larger may be torn."""
+"""A disk writes a sector completely or not at all; a larger write may be torn."""
 _SAMPLED_MAX: Final = 8
-"""How many members of one family of images (prefixes, drops, torn cuts) are drawn from a long one."""
+"""Number of images drawn from a long family (prefixes, drops, torn cuts)."""
 
 
 class Dice(Protocol):
-    """The part of `random.Random` that is needed here: chance is the caller's."""
+    """The methods of `random.Random` used here. The caller provides the generator."""
 
     def randrange(self, start: int, stop: int, /) -> int: ...
 
@@ -45,11 +44,11 @@ class _Names(NamedTuple):
     files: Mapping[str, int]
     directories: frozenset[str]
     whole: bool
-    """Whether all content variants are to be crossed with these names, or only nothing and everything."""
+    """Whether to combine these names with all content variants, or only with none and all."""
 
 
 def apply(content: bytes, operations: Sequence[Operation]) -> bytes:
-    """The content after these writes, truncations and allocations."""
+    """Return the content after these writes, truncations and allocations."""
     if not operations:
         return content
     changed = bytearray(content)
@@ -67,7 +66,7 @@ def apply(content: bytes, operations: Sequence[Operation]) -> bytes:
 
 
 class _Disk:
-    """What is durable after some operations, and what is not yet."""
+    """Durable state and pending operations at one point of the history."""
 
     def __init__(self, files: SimulatedFiles) -> None:
         self.index = 0
@@ -77,8 +76,8 @@ class _Disk:
         self.contents = {inode: content for inode, content in files.initial.values()}
         self.pending: dict[int, list[_Pending]] = {}
         self.entries: list[Operation] = []
-        self._doomed: set[int] = set()
-        """Numbers of operations whose sync failed: no later sync makes them durable, as the kernel has dropped the pages."""
+        self._dropped: set[int] = set()
+        """Numbers of operations whose sync failed. No later sync makes them durable, because the kernel has dropped the pages."""
 
     def step(self, operation: Operation) -> None:
         kind = operation.kind
@@ -87,7 +86,7 @@ class _Disk:
         elif kind == "sync":
             self._sync(operation.inode)
         elif kind == "sync_failed":
-            self._doomed.update(pending.number for pending in self.pending.get(operation.inode, ()))
+            self._dropped.update(pending.number for pending in self.pending.get(operation.inode, ()))
         elif kind == "sync_dir":
             self._sync_dir(operation.path)
         elif kind == "mark":
@@ -100,10 +99,10 @@ class _Disk:
 
     def _sync(self, inode: int) -> None:
         waiting = self.pending.pop(inode, [])
-        durable = [pending.operation for pending in waiting if pending.number not in self._doomed]
+        durable = [pending.operation for pending in waiting if pending.number not in self._dropped]
         self.contents[inode] = apply(self.contents[inode], durable)
-        doomed = [pending for pending in waiting if pending.number in self._doomed]
-        still = [pending for pending in doomed if not any(_overlap(pending.operation, other) for other in durable)]
+        dropped = [pending for pending in waiting if pending.number in self._dropped]
+        still = [pending for pending in dropped if not any(_overlap(pending.operation, other) for other in durable)]
         if still:
             self.pending[inode] = still
 
@@ -124,7 +123,7 @@ def _overlap(one: Operation, other: Operation) -> bool:
 
 
 def _enter(entry: Operation, names: dict[str, int], directories: set[str]) -> None:
-    """Bring one directory entry to the disk."""
+    """Make one directory entry durable."""
     if entry.kind == "create":
         names[entry.path] = entry.inode
     elif entry.kind == "remove":
@@ -139,7 +138,7 @@ def _enter(entry: Operation, names: dict[str, int], directories: set[str]) -> No
 
 
 class PowerCuts:
-    """The images of one history. No image comes twice for the same acknowledgements."""
+    """Images of one history, without duplicates for the same acknowledgements."""
 
     def __init__(self, files: SimulatedFiles) -> None:
         self._files = files
@@ -147,7 +146,7 @@ class PowerCuts:
         self._seen: set[tuple[int, int]] = set()
 
     def images(self, upto: int, dice: Dice) -> Iterator[tuple[str, SimulatedFiles]]:
-        """(label, disk) for a cut right after `operations[:upto]`. Cheap when `upto` only ever grows."""
+        """Yield (label, disk) for a cut after `operations[:upto]`. Cheap if `upto` only grows."""
         operations = self._files.operations
         assert 0 <= upto <= len(operations)
         if upto < self._disk.index:
@@ -167,7 +166,7 @@ class PowerCuts:
 
 
 def barest(files: SimulatedFiles) -> SimulatedFiles:
-    """The disk that holds what was synced and nothing else, as of now."""
+    """Return the disk with only the synced data."""
     disk = _Disk(files)
     for operation in files.operations:
         disk.step(operation)
@@ -176,7 +175,7 @@ def barest(files: SimulatedFiles) -> SimulatedFiles:
 
 
 def _build(disk: _Disk, names: _Names, changed: Mapping[int, bytes]) -> dict[str, bytes]:
-    """A file in a directory that is gone cannot be reached, so it is gone as well."""
+    """Remove files whose directory is missing."""
     return {
         path: changed[inode] if inode in changed else disk.contents[inode]
         for path, inode in names.files.items()
@@ -185,7 +184,7 @@ def _build(disk: _Disk, names: _Names, changed: Mapping[int, bytes]) -> dict[str
 
 
 def _sample(count: int) -> Sequence[int]:
-    """Indexes below `count`, all of them or evenly drawn."""
+    """Return indexes below `count`, all of them or evenly drawn."""
     if count <= _SAMPLED_MAX:
         return range(count)
     return sorted({step * (count - 1) // (_SAMPLED_MAX - 1) for step in range(_SAMPLED_MAX)})
@@ -243,7 +242,7 @@ def _landed(disk: _Disk, operations: Sequence[_Pending]) -> dict[int, bytes]:
 
 
 def _torn(before: bytes, write: Operation, disk: _Disk, dice: Dice) -> Iterator[tuple[str, bytes]]:
-    """The last write of a file, landed in part."""
+    """Yield variants of a partly written last write."""
     size, position = len(write.data), write.position
 
     def put(data: bytes, at: int = position) -> bytes:
@@ -271,8 +270,8 @@ def _torn(before: bytes, write: Operation, disk: _Disk, dice: Dice) -> Iterator[
 
 
 def _stale(before: bytes, write: Operation, disk: _Disk, dice: Dice) -> bytes:
-    """Blocks that were given to the file and never written show what somebody wrote there long ago: here, whole sectors of
-    this or another file, so valid checksums in the wrong place."""
+    """Yield contents in which allocated but unwritten blocks show old data: whole sectors of this or another file, so that valid
+    checksums appear in the wrong place."""
     size = len(write.data)
     sources = [before, *(content for content in disk.contents.values() if content)]
     source = sources[dice.randrange(0, len(sources))]

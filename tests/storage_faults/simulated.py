@@ -1,10 +1,10 @@
-"""The in-memory twin of the disk: it remembers every operation, and it fails when a plan says so.
+"""In-memory implementation of `Files` that records every operation and injects faults.
 
-A test runs the log on `SimulatedFiles`, calls `mark` where an acknowledgement leaves, and afterwards asks
-`tests.storage_faults.power_cut` which disks a power cut at any moment could have left behind.
+A test runs the log on `SimulatedFiles` and calls `mark` when an acknowledgement is sent. `tests.storage_faults.power_cut` then lists
+the disks that a power cut at any moment could have left.
 
-A file is an inode with a content; a path is a name that points to one. The two become durable apart from each other:
-`sync` is about the content, `sync_dir` about the names. Recovery that forgets one of them is found out here.
+A file is an inode with a content; a path is a name that points to one. They become durable separately: `sync` covers the content,
+`sync_dir` the names. Tests on this disk detect code that omits one of them.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from typing import Final, NamedTuple
 from headrace.storage.files import DirectoryLocked, File, NotCached
 
 ROOM_BYTES: Final = 1 << 40
-"""How large the simulated disk is unless a test says otherwise."""
+"""Default size of the simulated disk."""
 
 
 class Operation(NamedTuple):
-    """One step of the history. `inode` is 0 where none is concerned."""
+    """One operation of the history. `inode` is 0 if none is involved."""
 
     kind: str
     """create, write, truncate, allocate, sync, sync_failed, rename, remove, make_dir, remove_dir, sync_dir, sync_dir_failed, mark"""
     path: str = ""
     inode: int = 0
     position: int = 0
-    """Where a write starts; the new size for truncate and allocate."""
+    """Start of a write; new size for truncate and allocate."""
     data: bytes = b""
     target: str = ""
-    """The new name of a rename."""
+    """New name of a rename."""
     value: object = None
-    """What was marked."""
+    """Content of a mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The `nth` call (from 1) of `kind` on a path that matches `path` goes wrong.
+    """Failure of the `nth` call (from 1) of `kind` on a path that matches `path`.
 
     `kind` is the name of the method called (`write_at`, `sync`, `sync_dir`, `open`, …), `create` for an `open` that creates, or `*`.
     `kept_bytes` of a failing write still reach the page cache. A `silent` fault raises nothing: a write keeps `kept_bytes` and
-    claims all of them, a sync makes nothing durable, a read comes back short by all but `kept_bytes`.
+    reports success, a sync makes nothing durable, a read returns only `kept_bytes`.
     """
 
     kind: str
     nth: int = 1
     path: str = "*"
     error: int = errno.EIO
-    lasting: bool = False
-    """Every later matching call goes wrong too, as on a dead or a full disk."""
+    persistent: bool = False
+    """Whether every later matching call fails too, as on a dead or a full disk."""
     kept_bytes: int = 0
     silent: bool = False
 
 
 class Fired(NamedTuple):
-    """A call that a planned fault hit."""
+    """A call that a fault hit."""
 
     kind: str
     path: str
     site: str
     """module:line of the caller"""
     after: int
-    """How many operations came before it."""
+    """Number of operations before it."""
 
 
 class _Inode:
-    """A content, shared with whoever has the same bytes until it is written to."""
+    """File content, shared copy-on-write between inodes."""
 
     __slots__ = ("content", "number")
 
@@ -92,7 +92,7 @@ class _Inode:
 
 
 def parent(path: str) -> str:
-    """The directory a path is in; the data directory itself is the empty string."""
+    """Return the directory of a path; the data directory itself is the empty string."""
     return path.rpartition("/")[0]
 
 
@@ -109,7 +109,7 @@ class SimulatedFile:
         if self._closed or (writing and self._readonly):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
 
-    def glance_at(self, position: int, size_bytes: int) -> memoryview:
+    def read_cached(self, position: int, size_bytes: int) -> memoryview:
         self._usable()
         if self._files.cold:
             raise NotCached
@@ -166,7 +166,7 @@ class SimulatedFile:
 
 
 class _Failing(Exception):
-    """A planned fault that is to be raised; the caller decides what happened before it."""
+    """A fault to be raised, after the caller has applied its partial effect."""
 
     def __init__(self, fault: Fault, path: str) -> None:
         super().__init__(fault)
@@ -177,23 +177,23 @@ class _Failing(Exception):
 
 
 class SimulatedFiles:
-    """A data directory in memory. `contents` and `directories` are what the disk holds at the start, durably."""
+    """Data directory in memory. `contents` and `directories` are its durable initial state."""
 
     def __init__(self, contents: Mapping[str, bytes] | None = None, directories: Iterable[str] = ()) -> None:
         self.operations: list[Operation] = []
         self.calls: Counter[str] = Counter()
-        """How often each method was called: what a fault plan counts in."""
+        """Number of calls by method, which `Fault.nth` refers to."""
         self.sites: Counter[tuple[str, str]] = Counter()
-        """(method, module:line) of the callers, counted while `trace_sites` is on."""
+        """Number of calls by (method, module:line), while `trace_sites` is on."""
         self.trace_sites = False
         self.fired: builtins.list[Fired] = []
-        """The calls that a planned fault hit."""
+        """Calls that a fault hit."""
         self.cold = False
-        """Nothing is in the page cache: `cached_only` reads raise `NotCached`."""
+        """Whether the page cache is empty: `cached_only` reads then raise `NotCached`."""
         self.room_bytes = ROOM_BYTES
-        """What `free_bytes` answers; a file that grows takes from it, and ENOSPC is what is left at zero."""
+        """Free space. Growing files use it up, and then get ENOSPC."""
         self.handles = 0
-        """Files opened and not closed."""
+        """Number of open files."""
         self.mutex = threading.Lock()
         self._faults: dict[Fault, int] = {}
         self._locked = False
@@ -201,41 +201,41 @@ class SimulatedFiles:
         self._names = {path: _Inode(number, content) for number, (path, content) in enumerate((contents or {}).items(), 1)}
         self._inode_count = len(self._names)
         self.initial = {path: (inode.number, bytes(inode.content)) for path, inode in self._names.items()}
-        """Where the history starts: path → (inode, content)."""
+        """Initial state: path → (inode, content)."""
         self.initial_directories = frozenset(self._directories)
 
-    # What tests use.
+    # Called by tests.
 
     def mark(self, value: object) -> None:
-        """Note a moment in the history, such as an acknowledgement that leaves."""
+        """Add a mark to the history, for example for an acknowledgement."""
         self.record(Operation("mark", value=value))
 
     def inject(self, *faults: Fault) -> None:
-        """Arm faults; each counts the matching calls from now on."""
+        """Inject faults. Each counts matching calls from now on."""
         self._faults.update(dict.fromkeys(faults, 0))
 
     def heal(self) -> None:
         self._faults.clear()
 
     def contents(self) -> dict[str, bytes]:
-        """What a reader sees now, durable or not."""
+        """Return the current content of all files, durable or not."""
         return {path: bytes(inode.content) for path, inode in sorted(self._names.items())}
 
     def directories(self) -> set[str]:
         return set(self._directories)
 
     def rewound(self) -> SimulatedFiles:
-        """Another disk that holds what this one held at the start."""
+        """Return another disk with the initial state of this one."""
         return SimulatedFiles({path: content for path, (_, content) in self.initial.items()}, self.initial_directories)
 
     def killed(self, upto: int) -> SimulatedFiles:
-        """The disk as another process finds it after this one died behind `operations[:upto]`: all of them show, synced or not."""
-        twin = self.rewound()
-        inodes = {inode.number: inode for inode in twin._names.values()}
+        """Return the disk that another process finds after this one was killed after `operations[:upto]`, with unsynced operations."""
+        copy = self.rewound()
+        inodes = {inode.number: inode for inode in copy._names.values()}
         for operation in self.operations[:upto]:
-            twin._replay(operation, inodes)
-        twin._inode_count = max(inodes, default=0)
-        return twin
+            copy._replay(operation, inodes)
+        copy._inode_count = max(inodes, default=0)
+        return copy
 
     def _replay(self, operation: Operation, inodes: dict[int, _Inode]) -> None:
         kind, path = operation.kind, operation.path
@@ -346,7 +346,7 @@ class SimulatedFiles:
                 self.operations.append(Operation("sync_dir", directory))
 
     def sync_many(self, files: Sequence[File]) -> None:
-        """One after the other, so that the history has an order; all are tried before the first failure is raised."""
+        """Sync in sequence, so that the history is ordered. Raises the first failure after trying all."""
         failures: builtins.list[OSError] = []
         for file in files:
             try:
@@ -361,7 +361,7 @@ class SimulatedFiles:
         return max(self.room_bytes, 0)
 
     def reserve(self) -> bool:
-        """Nothing to do: descriptors run out only where a fault says so."""
+        """Do nothing: descriptors run out only through faults."""
         return True
 
     def lock(self) -> None:
@@ -372,10 +372,10 @@ class SimulatedFiles:
     def close(self) -> None:
         self._locked = False
 
-    # What open files use.
+    # Called by open files.
 
     def call(self, kind: str, path: str) -> Fault | None:
-        """Count the call; raise the fault that is due, or return it if it is a silent one."""
+        """Count the call. Raise the due fault, or return it if it is silent."""
         self.calls[kind] += 1
         if self.trace_sites:
             self.sites[kind, _caller()] += 1
@@ -383,7 +383,7 @@ class SimulatedFiles:
         for fault in self._faults:
             if fault.kind in (kind, "*") and fnmatchcase(path, fault.path):
                 self._faults[fault] += 1
-                if self._faults[fault] == fault.nth or (fault.lasting and self._faults[fault] > fault.nth):
+                if self._faults[fault] == fault.nth or (fault.persistent and self._faults[fault] > fault.nth):
                     due = fault
         if due is not None:
             self.fired.append(Fired(kind, path, _caller(), len(self.operations)))
@@ -392,7 +392,7 @@ class SimulatedFiles:
         return due
 
     def attempt(self, kind: str, path: str) -> bool:
-        """As `call`, with the fault as an `OSError`; False when a silent fault swallows the effect."""
+        """Do the same as `call`, with the fault as an `OSError`. Returns False if a silent fault suppresses the effect."""
         try:
             return self.call(kind, path) is None
         except _Failing as failing:
@@ -446,7 +446,7 @@ class SimulatedFiles:
 
 
 def _caller() -> str:
-    """The line outside this module that asked for the disk."""
+    """Return module:line of the caller outside this module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""What every engine refuses before it stages anything."""
+"""Checks that every engine makes before it stages a batch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _TIME_MAX = (1 << 63) - 1
 
 
 def check_batch(batch: AnyBatch) -> int:
-    """The size of keys and values together. Raises `RecordTooLarge`, `LimitExceeded` or `InvalidRequest`.
+    """Return the size of keys and values. Raises `RecordTooLarge`, `LimitExceeded` or `InvalidRequest`.
 
-    Its cost is a C loop over each column, headers excepted; a run of columns was checked when it was made.
+    Each column costs one C loop, except headers. A column batch is checked when it is created.
     """
     if isinstance(batch, ColumnBatch):
         return batch.size_bytes
     count = len(batch.values)
     if count == 0:
-        raise InvalidRequest("a run needs at least one record")
+        raise InvalidRequest("empty batch: expected at least one record")
     if batch.keys is None and batch.headers is None and batch.timestamps is None and batch.expiries is None:
         return _check_sizes(batch.values, VALUE_BYTES_MAX)
     for column in (batch.keys, batch.headers, batch.timestamps, batch.expiries):
         if column is not None and len(column) != count:
-            raise InvalidRequest(f"a column of {len(column)} entries does not fit a run of {count} records")
+            raise InvalidRequest(f"column length: expected {count} entries, got {len(column)}")
     size_bytes = _check_sizes(batch.values, VALUE_BYTES_MAX)
     if batch.keys is not None:
         size_bytes += _check_sizes(batch.keys, KEY_BYTES_MAX)
@@ -37,13 +37,13 @@ def check_batch(batch: AnyBatch) -> int:
             check_headers(pairs)
     for times in (batch.timestamps, batch.expiries):
         if times is not None and not 0 <= min(times) <= max(times) <= _TIME_MAX:
-            raise InvalidRequest("a time is before 1970 or too far ahead")
+            raise InvalidRequest("a timestamp or expiry is before 1970 or above 2^63 - 1 (Unix ms)")
     return size_bytes
 
 
 def _check_sizes(items: Sequence[bytes | None], bytes_max: int) -> int:
     try:
-        sizes = list(map(len, items))  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
+        sizes = list(map(len, items))  # type: ignore[arg-type]  # None raises TypeError: cheaper than a test of each
     except TypeError:
         sizes = [0 if item is None else len(item) for item in items]
     largest = max(sizes)

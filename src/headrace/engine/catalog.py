@@ -1,11 +1,11 @@
-"""The catalog: which topics there are and which logs hold their partitions. A compacted log like any other, number 0.
+"""Catalog of topics and the logs of their partitions. It is stored in log 0, a compacted log.
 
-| key | value | means |
+| key | value | meaning |
 |---|---|---|
 | `topic:NAME` | `{"logs": [3, 4], "config": {…}, "internal": false}` | partition 0 of NAME is log 3, partition 1 is log 4 |
-| `topic:NAME` | tombstone | there is no such topic (any more) |
-| `deleted:LOG` | `{"logs": [3, 4]}` | these logs are to be removed; a start finds out here what a crash left undone |
-| `deleted:LOG` | tombstone | they are gone |
+| `topic:NAME` | tombstone | the topic does not exist |
+| `deleted:LOG` | `{"logs": [3, 4]}` | these logs are to be removed; the next start completes a removal that a crash interrupted |
+| `deleted:LOG` | tombstone | they are removed |
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Final
 import msgspec
 
 from headrace.engine.contract import Ack, Cleanup, Topic, TopicConfig
-from headrace.records import RecordBatch
-from headrace.storage.batch import Batch
+from headrace.records import Batch, RecordBatch
 from headrace.storage.partition import LogOptions
 
 CATALOG_LOG: Final = 0
@@ -29,7 +28,7 @@ _HOUR_MS: Final = 3600 * 1000
 
 @dataclass(slots=True)
 class Entry:
-    """A topic and its logs, by partition."""
+    """A topic and the logs of its partitions."""
 
     topic: Topic
     logs: list[int]
@@ -37,7 +36,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Catalog:
-    """The catalog in memory, as its log's records say."""
+    """In-memory state of the catalog."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     deleted: dict[int, list[int]] = field(default_factory=dict)
@@ -69,7 +68,7 @@ def put_record(entry: Entry) -> RecordBatch:
 
 
 def delete_records(entry: Entry) -> RecordBatch:
-    """Free the name and note the logs to remove, in one append."""
+    """Return the records that free the name and list the logs to remove, for one append."""
     note = msgspec.json.encode({"logs": entry.logs})
     return RecordBatch([None, note], [_TOPIC + entry.topic.name.encode(), _DELETED + str(entry.logs[0]).encode()])
 
@@ -96,7 +95,7 @@ def _encode_entry(entry: Entry) -> bytes:
 
 
 class _StoredConfig(msgspec.Struct):
-    """A configuration as stored: what a later release added is missing and takes its default, what it dropped is ignored."""
+    """Stored configuration. Missing settings take their default, unknown ones are ignored."""
 
     ack: Ack = Ack.DURABLE
     cleanup: Cleanup = Cleanup.DELETE

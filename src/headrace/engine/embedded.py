@@ -1,7 +1,7 @@
-"""The embedded engine: the contract over the store of one data directory, in this process.
+"""Embedded engine: implements the contract over the store of one data directory, in this process.
 
-The event loop stages; the store's writer thread makes it safe and hands the completions of a whole flush back in one call. Reads
-are served on the loop when the page cache has the bytes, and on a reader thread when the disk has to be asked.
+The event loop stages appends. The store's writer thread makes them safe and returns the completions of a whole flush in one call. Reads
+run on the loop if the page cache has the bytes, otherwise on a reader thread.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 from headrace.storage.files import Files, NotCached
 from headrace.storage.health import retry_seconds
 from headrace.storage.partition import LogOptions, Partition
-from headrace.storage.store import Completion, LateRun, Store, StoreOptions
+from headrace.storage.store import Completion, LateBatch, Store, StoreOptions
 
 _READ_THREADS: Final = 4
 _THREADS_START_SECONDS: Final = 60
 _MAINTAIN: Final = "retention and compaction"
 _REMOVE: Final = "removal of deleted topics"
 _PAUSE_INTERVALS_MAX: Final = 10
-"""The longest pause after failed maintenance, in intervals."""
+"""Longest pause after failed maintenance, in intervals."""
 _LOOP_READ_BYTES_MAX: Final = 1024 * 1024
 _CATALOG_READ_BYTES: Final = 1024 * 1024
 _T = TypeVar("_T")
 _STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
 
 
-def _checked(build: LateRun) -> LateRun:
-    """A run that is built on the writer thread passes the same admission as any other."""
+def _checked(build: LateBatch) -> LateBatch:
+    """Apply the same checks to a batch that is built on the writer thread."""
 
     def built(placed: Sequence[Appended]) -> AnyBatch:
         batch = build(placed)
@@ -68,7 +68,7 @@ def _checked(build: LateRun) -> LateRun:
 
 
 class EmbeddedEngine:
-    """See `headrace.engine.contract.Engine`."""
+    """Implements `headrace.engine.contract.Engine` on disk."""
 
     def __init__(
         self, files: Files, options: StoreOptions | None = None, *, clock: Callable[[], int], maintain_interval_seconds: float = 30
@@ -80,12 +80,12 @@ class EmbeddedEngine:
         self._catalog = Catalog()
         self._topics: dict[str, Topic] = {}
         self._changing = asyncio.Lock()
-        """Topics are created, altered and deleted one at a time."""
+        """Serializes the creation, change and deletion of topics."""
         self._watchers: dict[int, set[Callable[[], None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="headrace-reader")
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="headrace-upkeep")
-        """Maintenance, deletions and the end: on a thread that is there already when no more can be started."""
+        """Runs maintenance, deletions and closing, also when no more threads can be started."""
         self.health = Health()
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,13 +98,13 @@ class EmbeddedEngine:
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self._start_readers()
-        self._store = await self._aside(partial(Store.open, self._files, self._options, threads=False, health=self.health))
+        self._store = await self._off_loop(partial(Store.open, self._files, self._options, threads=False, health=self.health))
         self._store.deliver = self._deliver
         try:
-            await self._aside(self._load_catalog)
+            await self._off_loop(self._load_catalog)
             self._store.start()
         except BaseException:
-            await self._aside(self._store.close)
+            await self._off_loop(self._store.close)
             self._store = None
             raise
         for first, logs in list(self._catalog.deleted.items()):
@@ -112,7 +112,7 @@ class EmbeddedEngine:
         self._spawn(self._maintain_forever())
 
     async def _start_readers(self) -> None:
-        """Start all threads of the pool: later, when connections have used up the threads, there may be none to be had."""
+        """Start all threads of the pool, because connections may use up the threads later."""
         together = threading.Barrier(_READ_THREADS, timeout=_THREADS_START_SECONDS)
         assert self._loop is not None
         try:
@@ -122,8 +122,8 @@ class EmbeddedEngine:
             raise
         await asyncio.gather(*started)
 
-    async def _aside(self, work: Callable[[], _T]) -> _T:
-        """Off the event loop."""
+    async def _off_loop(self, work: Callable[[], _T]) -> _T:
+        """Run on the upkeep thread."""
         assert self._loop is not None
         return await self._loop.run_in_executor(self._upkeep, work)
 
@@ -144,7 +144,7 @@ class EmbeddedEngine:
                 store.open_log(log, log_options(entry.topic.config, has_key=has_key))
         for logs in self._catalog.deleted.values():
             for log in logs:
-                store.open_log(log, LogOptions())  # takes its number: what is removed must not be a new topic's log
+                store.open_log(log, LogOptions())  # reserves its number, so that no new topic gets it
 
     async def close(self) -> None:
         store, self._store = self._store, None
@@ -154,7 +154,7 @@ class EmbeddedEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await self._aside(store.close)
+            await self._off_loop(store.close)
         finally:
             self._readers.shutdown()
             self._upkeep.shutdown()
@@ -204,19 +204,19 @@ class EmbeddedEngine:
         self._spawn(self._remove(entry.logs[0], entry.logs))
 
     async def _remove(self, first: int, logs: list[int]) -> None:
-        """Give the space of deleted logs back. The note in the catalog goes only when no journal file could bring them back."""
+        """Remove the files of deleted logs. The catalog entry is removed only when no journal file could restore the logs."""
         await self._retried(_REMOVE, partial(self._remove_files, logs))
-        with contextlib.suppress(BrokerError):  # the next start finds the note and tries again
+        with contextlib.suppress(BrokerError):  # the next start finds the entry and tries again
             await self._record(removed_record(first))
             self._catalog.deleted.pop(first, None)
 
     async def _remove_files(self, logs: list[int]) -> None:
         store = self.store
-        if not await self._aside(partial(store.delete_logs, logs)) and store.failure is None:
-            raise Unavailable("the log cannot remove files now")
+        if not await self._off_loop(partial(store.delete_logs, logs)) and store.failure is None:
+            raise Unavailable("files of deleted topics cannot be removed now; retrying")
 
     async def _retried(self, step: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Take a step until it succeeds, and say so meanwhile."""
+        """Retry a step until it succeeds, and report failures to the health."""
         while True:
             try:
                 await work()
@@ -226,14 +226,14 @@ class EmbeddedEngine:
                 self.health.succeeded(step)
                 return
 
-    def _check_partitions(self, name: str, there: int, wanted: int) -> None:
-        if wanted < max(there, 1):
-            raise InvalidRequest(f"topic {name!r} cannot have {wanted} partitions" + (f", it has {there} already" if there else ""))
+    def _check_partitions(self, name: str, current: int, wanted: int) -> None:
+        if wanted < max(current, 1):
+            raise InvalidRequest(f"topic {name!r}: expected at least {max(current, 1)} partitions, got {wanted}")
         if wanted > PARTITIONS_PER_TOPIC_MAX:
-            raise LimitExceeded(f"{wanted} partitions for topic {name!r} are more than the {PARTITIONS_PER_TOPIC_MAX} a topic may have")
-        total = sum(topic.partitions for topic in self._topics.values()) + wanted - there
+            raise LimitExceeded(f"{wanted} partitions of topic {name!r} exceed the limit of {PARTITIONS_PER_TOPIC_MAX} per topic")
+        total = sum(topic.partitions for topic in self._topics.values()) + wanted - current
         if total > PARTITIONS_MAX:
-            raise LimitExceeded(f"{total} partitions are more than the {PARTITIONS_MAX} a broker may have")
+            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX} per broker")
 
     async def _record(self, batch: RecordBatch) -> None:
         future = self._future()
@@ -266,7 +266,7 @@ class EmbeddedEngine:
     # Appending.
 
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
-        appends: list[tuple[int, AnyBatch | LateRun]] = []
+        appends: list[tuple[int, AnyBatch | LateBatch]] = []
         size_bytes, strongest, reserve = 0, Ack.NONE, True
         for write in writes:
             entry, batch = self._entry(write.topic), write.batch
@@ -279,7 +279,7 @@ class EmbeddedEngine:
             appends.append((entry.logs[write.partition], batch))
             if strongest is not Ack.DURABLE:
                 strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
-            # Records of users may not eat into what is kept for tables, nor what merely waits on disk.
+            # User records, and data that is not durable, must not use the space reserved for internal tables.
             reserve = reserve and entry.topic.internal and entry.topic.config.ack is Ack.DURABLE
         future = self._future()
         self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
@@ -291,7 +291,7 @@ class EmbeddedEngine:
 
     def _stage(
         self,
-        appends: list[tuple[int, AnyBatch | LateRun]],
+        appends: list[tuple[int, AnyBatch | LateBatch]],
         ack: Ack,
         future: asyncio.Future[list[Appended]],
         *,
@@ -300,7 +300,7 @@ class EmbeddedEngine:
         urgent: bool = False,
     ) -> None:
         def done(result: list[Appended] | BrokerError) -> None:
-            if future.done():  # the caller gave up waiting; the append stands
+            if future.done():  # the caller was cancelled; the append is valid
                 return
             if isinstance(result, BrokerError):
                 future.set_exception(result)
@@ -310,9 +310,9 @@ class EmbeddedEngine:
         self.store.stage(appends, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
 
     def _deliver(self, completions: list[Completion], advanced: list[int]) -> None:
-        """On the writer thread: one hop to the loop for a whole flush."""
+        """Pass the results of a whole flush to the loop in one call. Called on the writer thread."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._complete, completions, advanced)
 
     def _complete(self, completions: list[Completion], advanced: list[int]) -> None:
@@ -326,16 +326,16 @@ class EmbeddedEngine:
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         log = self._partition(topic, partition)
         assert self._loop is not None
-        # Megabytes take milliseconds even from the page cache, and nobody else is served meanwhile. What is in memory takes none.
+        # Reading megabytes blocks the loop for milliseconds even from the page cache. Reading the tail in memory does not.
         if bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end():
             try:
-                return log.read(offset, bytes_max, records_max, cached_only=True)
+                return [*log.read(offset, bytes_max, records_max, cached_only=True)]
             except NotCached:
                 pass
         try:
-            return await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)
+            return [*await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)]
         except CorruptData:
-            self._partition(topic, partition)  # the files of a topic that was deleted meanwhile are no damage
+            self._partition(topic, partition)  # the topic may have been deleted meanwhile, which is not damage
             raise
 
     def bounds(self, topic: str, partition: int) -> Bounds:
@@ -368,10 +368,10 @@ class EmbeddedEngine:
     # Upkeep.
 
     async def maintain(self) -> None:
-        await self._aside(partial(self.store.maintain, self._clock()))
+        await self._off_loop(partial(self.store.maintain, self._clock()))
 
     async def _maintain_forever(self) -> None:
-        """Nothing that is acknowledged depends on it: a failure is shown in the health and tried again, less and less often."""
+        """Run maintenance periodically. Failures are reported to the health and retried with growing pauses."""
         failures = 0
         while True:
             await asyncio.sleep(self._maintain_interval_seconds * min(failures + 1, _PAUSE_INTERVALS_MAX))

@@ -1,8 +1,8 @@
-"""The engine contract in memory: the readable definition of what every engine does.
+"""In-memory engine: the readable definition of the contract.
 
-Nothing here survives the process, so `ack` promises only order. Everything else is as in the embedded engine: an append is
-staged at once, becomes visible a turn of the loop later together with everything else in the same call, and only then do its
-future resolve and the watchers wake. `close` followed by `open` on the same object keeps the records, as a restart does.
+Nothing survives the process, so `ack` guarantees only order. Everything else is as in the embedded engine: an append is staged at once
+and becomes visible in the next turn of the loop, together with all writes of the same call. Then its future resolves and the watchers
+wake. `close` followed by `open` on the same object keeps the records, as a restart does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from headrace.errors import (
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import NEVER, ColumnBatch, RecordBatch
-from headrace.storage.batch import encode
-from headrace.storage.batching import pieces
+from headrace.storage.batch import StoredBatch, encode
+from headrace.storage.batching import chunked
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Partition:
     number: int
     first: int = 0
     end: int = 0
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[StoredBatch] = field(default_factory=list)
     watchers: dict[object, Callable[[], None]] = field(default_factory=dict)
     gone: bool = False
 
@@ -53,7 +53,7 @@ class _Staged:
 
 
 class MemoryEngine:
-    """`clock` gives Unix ms; it stamps runs that carry no timestamps and drives retention."""
+    """Implements `Engine` in memory. `clock` returns Unix ms; it stamps batches without timestamps and drives retention."""
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -87,7 +87,7 @@ class MemoryEngine:
             raise UnknownTopic(name)
         count = old.partitions if partitions is None else partitions
         if count < old.partitions:
-            raise InvalidRequest(f"topic {name!r} has {old.partitions} partitions; none can be removed")
+            raise InvalidRequest(f"topic {name!r}: expected at least {old.partitions} partitions, got {count}")
         self._check_room(old.partitions, count)
         self._topics[name] = Topic(name, count, old.config if config is None else config, old.internal)
         self._partitions[name] += [self._new_partition() for _ in range(count - old.partitions)]
@@ -105,12 +105,12 @@ class MemoryEngine:
 
     def _check_room(self, before: int, after: int) -> None:
         if after < 1:
-            raise InvalidRequest(f"a topic needs at least one partition, not {after}")
+            raise InvalidRequest(f"expected at least one partition, got {after}")
         if after > PARTITIONS_PER_TOPIC_MAX:
-            raise LimitExceeded(f"{after} partitions exceed the limit of {PARTITIONS_PER_TOPIC_MAX} for one topic")
+            raise LimitExceeded(f"{after} partitions exceed the limit of {PARTITIONS_PER_TOPIC_MAX} per topic")
         total = sum(map(len, self._partitions.values())) - before + after
         if total > PARTITIONS_MAX:
-            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX}")
+            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX} per broker")
 
     def _new_partition(self) -> _Partition:
         self._numbers += 1
@@ -141,7 +141,7 @@ class MemoryEngine:
         return staged.future
 
     def _flush(self) -> None:
-        """Make everything staged visible, in order; then tell everybody."""
+        """Make all staged writes visible, in order; then resolve futures and wake watchers."""
         round_, self._staged = self._staged, []
         moved: dict[_Partition, None] = {}
         for staged in round_:
@@ -160,12 +160,12 @@ class MemoryEngine:
         for partition in moved:
             partition.wake()
 
-    def _prepare(self, writes: list[tuple[Write, _Partition, TopicConfig]]) -> tuple[list[Appended], list[tuple[_Partition, Batch]]]:
-        """Encode the writes of one call without showing any of them: whatever fails here fails for all of them."""
+    def _prepare(self, writes: list[tuple[Write, _Partition, TopicConfig]]) -> tuple[list[Appended], list[tuple[_Partition, StoredBatch]]]:
+        """Encode the writes of one call without making any visible: a failure here fails all of them."""
         now = self._clock()
         ends: dict[_Partition, int] = {}
         appended: list[Appended] = []
-        batches: list[tuple[_Partition, Batch]] = []
+        batches: list[tuple[_Partition, StoredBatch]] = []
         for write, partition, config in writes:
             if partition.gone:
                 raise UnknownTopic(write.topic)
@@ -174,9 +174,9 @@ class MemoryEngine:
                 record_batch = record_batch(list(appended))
                 check_batch(record_batch)
             base = offset = ends.get(partition, partition.end)
-            for piece in pieces([record_batch], now, small=False):
-                batches.append((partition, Batch.parse(encode(partition.number, offset, piece, now=now, compress=config.compress))))
-                offset += len(piece)
+            for chunk in chunked([record_batch], now, small=False):
+                batches.append((partition, StoredBatch.parse(encode(partition.number, offset, chunk, now=now, compress=config.compress))))
+                offset += len(chunk)
             ends[partition] = offset
             appended.append(Appended(base, len(record_batch), now if record_batch.timestamps is None else record_batch.timestamps[0]))
         return appended, batches
@@ -237,15 +237,15 @@ class MemoryEngine:
                     _retain(partition, topic.config, now)
 
 
-def _record_sizes(batch: Batch) -> list[int]:
+def _record_sizes(batch: StoredBatch) -> list[int]:
     keys = batch.keys()
     if keys is None:
         return batch.value_sizes()
     return [size + len(key or b"") for size, key in zip(batch.value_sizes(), keys, strict=True)]
 
 
-def _fit(batch: Batch, bytes_max: int, records_max: int, *, at_least: int) -> Batch:
-    """The longest front of the batch that stays within both bounds."""
+def _fit(batch: StoredBatch, bytes_max: int, records_max: int, *, at_least: int) -> StoredBatch:
+    """Return the longest prefix of the batch within both limits."""
     count = 0
     for size in _record_sizes(batch):
         bytes_max -= size
@@ -256,7 +256,7 @@ def _fit(batch: Batch, bytes_max: int, records_max: int, *, at_least: int) -> Ba
 
 
 def _retain(partition: _Partition, config: TopicConfig, now: int) -> None:
-    """Drop the oldest batches: those past the age limit, and those without which the size limit is still reached."""
+    """Drop the oldest batches that exceed the age or size limit or have expired."""
     kept = partition.batches
     total = sum(batch.header.size for batch in kept)
     dropped = 0
@@ -274,14 +274,14 @@ def _retain(partition: _Partition, config: TopicConfig, now: int) -> None:
         partition.first = partition.batches[0].first_offset if partition.batches else partition.end
 
 
-def _expires_at(batch: Batch) -> int:
+def _expires_at(batch: StoredBatch) -> int:
     expiries = batch.expiries()
     return NEVER if expiries is None or NEVER in expiries else max(expiries)
 
 
 def _compact(partition: _Partition, tombstones_before: int) -> None:
-    """Keep the newest record of each key and every record without a key. Offsets stay as they are, so gaps appear; `first` stays
-    too: a reader that starts there misses nothing that this policy promises to keep."""
+    """Keep the newest record of each key and every record without a key. Offsets do not change, so gaps appear. `first` stays too: a reader
+    that starts there misses no kept record."""
     newest: dict[bytes | None, int] = {}
     for batch in partition.batches:
         newest.update(zip(batch.keys() or (), batch.offsets(), strict=False))
@@ -289,7 +289,7 @@ def _compact(partition: _Partition, tombstones_before: int) -> None:
     partition.batches = [batch for batch in kept if batch is not None]
 
 
-def _survivors(batch: Batch, newest: Mapping[bytes | None, int], tombstones_before: int) -> Batch | None:
+def _survivors(batch: StoredBatch, newest: Mapping[bytes | None, int], tombstones_before: int) -> StoredBatch | None:
     records = [
         record
         for record in batch.records()
@@ -307,4 +307,4 @@ def _survivors(batch: Batch, newest: Mapping[bytes | None, int], tombstones_befo
     )
     base = batch.header.base_offset
     deltas = [record.offset - base for record in records]
-    return Batch.parse(encode(batch.header.log, base, record_batch, now=0, deltas=deltas, span=batch.header.span))
+    return StoredBatch.parse(encode(batch.header.log, base, record_batch, now=0, deltas=deltas, span=batch.header.span))

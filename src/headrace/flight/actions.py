@@ -79,7 +79,7 @@ class Verbs:
                 continue
             found = await self._broker.fetch(who, topic, partition, wanted, bytes_max=_PROBE_BYTES, records_max=1)
             await asyncio.sleep(0)  # what is in the page cache is read at once, and there may be thousands of these
-            border = found.batches[0].header.base_offset if found.batches else stop
+            border = found.batches[0].base_offset if found.batches else stop
             if cuts[-1] < border < stop:
                 cuts.append(border)
         return list(zip(cuts, [*cuts[1:], stop], strict=True)) if start < stop else []

@@ -45,8 +45,7 @@ class Arrows:
         ms) is left out."""
         for batch in batches:
             for part in self._parts(batch):
-                # Of a whole batch the header says about how large it is; looking at its columns costs more than a small one is worth.
-                size_bytes = part.header.raw_size if len(part) == part.header.count else part.size_bytes
+                size_bytes = part.size_estimate_bytes
                 yield from self._take(self._living(part, now), size_bytes, part.next_offset)
 
     def flush(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
@@ -71,7 +70,7 @@ class Arrows:
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
         """The batch in windows that respect the bounds; a single record may be larger than they are."""
-        if 0 < len(batch) <= self._rows_max and batch.header.raw_size <= self._bytes_max:
+        if 0 < len(batch) <= self._rows_max and batch.size_estimate_bytes <= self._bytes_max:
             yield batch
             return
         while len(batch):
@@ -125,7 +124,7 @@ def _keys(batch: Batch) -> pa.Array:
 
 
 def offsets_of(batch: Batch) -> Int64s:
-    base, deltas = batch.header.base_offset, batch.delta_buffer()
+    base, deltas = batch.base_offset, batch.delta_buffer()
     if deltas is None:
         return np.arange(base + batch.start, base + batch.stop, dtype=np.int64)
     return np.frombuffer(deltas, np.uint32)[batch.start : batch.stop].astype(np.int64) + base
@@ -138,7 +137,7 @@ def _offsets(batch: Batch) -> pa.Array:
 def _timestamps(batch: Batch) -> pa.Array:
     known = batch.timestamp_buffer()
     if known is None:
-        times = np.full(len(batch), min(batch.header.min_timestamp, _TIME_MAX) * _MS, dtype=np.int64)
+        times = np.full(len(batch), min(batch.min_timestamp, _TIME_MAX) * _MS, dtype=np.int64)
     else:
         times = np.minimum(np.frombuffer(known, np.int64)[batch.start : batch.stop], _TIME_MAX) * _MS
     return pa.Array.from_buffers(TIMESTAMP, len(batch), [None, pa.py_buffer(times)])

@@ -23,7 +23,7 @@ from headrace.limits import (
     GROUP_NAME_BYTES_MAX,
     PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX,
-    SINK_IDLE_MS,
+    WRITER_IDLE_MS,
 )
 
 DEFAULT_PORT: Final = 8815
@@ -183,7 +183,7 @@ class Publish(Request):
     version: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)]
     handles: Handles
     epoch: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    remember_ms: Annotated[int, msgspec.Meta(ge=0, le=SINK_IDLE_MS)] = 0
+    remember_ms: Annotated[int, msgspec.Meta(ge=0, le=WRITER_IDLE_MS)] = 0
     """How long the application may come back to ask whether it was published; 0: as long as any."""
 
 

@@ -1,4 +1,4 @@
-"""Columnar batches: the unit of the journal, of the segments and of every read.
+"""Columnar batch format, used in the journal, in segments and by every read.
 
     0       4       8       12        14      16      20      24            32      36         40
     +-------+-------+-------+---------+-------+-------+-------+-------------+-------+----------+
@@ -12,21 +12,21 @@
     +-----------------+---------------+--------+----------+------+
 
 `crc` is the CRC-32C of everything from byte 8 to `size`. `size` counts the header, the body and its padding, and is a multiple of 8.
-`span` is how many offsets the batch covers: `count`, unless compaction took records out. `raw size` is the body's size before
+`span` is the number of offsets that the batch covers: `count`, unless compaction removed records. `raw size` is the body's size before
 compression and encryption. `nonce` is zero unless the body is encrypted.
 
-The body holds columns, each one starting at a multiple of 8, in this order (those in brackets only if their flag is set):
+The body holds columns in this order, each starting at a multiple of 8. Columns in brackets are present only if their flag is set:
 
     value offsets u32 × (count + 1), value data
-    [value validity: one bit a record, least significant first, 0 = tombstone]
+    [value validity: one bit per record, least significant first, 0 = tombstone]
     [key offsets u32 × (count + 1), key data] [key validity]
     [header offsets u32 × (count + 1), header data]
     [timestamps i64 × count]          without it, every record has the batch's min timestamp
     [expiries i64 × count]            0 = never
     [offset deltas u32 × count]       without it, offsets are dense from the base offset
 
-Offsets array and data block are laid out as Arrow's binary arrays are, so that they can be wrapped without a copy. What the headers of
-one record look like is said in `headrace.columns`.
+Offsets arrays and data blocks have the layout of Arrow's binary arrays, so that Arrow can wrap them without a copy. `headrace.columns`
+defines the encoding of record headers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from headrace.storage import zstd
 from headrace.storage.crypt import NONCE_BYTES, TAG_BYTES, Keyring
 
 CHECKSUMS_IN_C: Final = crc32c_implementation == "c"
-"""Without its extension module the library takes a second for a megabyte."""
+"""False if the extension module of the library is missing; a checksum of one megabyte then takes a second."""
 
 MAGIC: Final = b"HRB\x01"
 VERSION: Final = 1
@@ -72,19 +72,19 @@ _KNOWN_FLAGS: Final = (1 << 9) - 1
 _HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _COVERED = struct.Struct("<IHHIIQIIqq12sI")
-assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers all of the header behind itself"
+assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers the rest of the header"
 _CRC = struct.Struct("<I")
 _SINGLE = struct.Struct("<II")
 """The offsets array of one record."""
 _NO_NONCE: Final = bytes(NONCE_BYTES)
 _PARTS_FROM_BYTES: Final = 64 * KIB
-"""A batch of this size is written from where its columns lie: one copy of it costs more than a few entries of a write vector."""
+"""From this size on, the parts of a batch are written separately: copying them costs more than a few entries of a write vector."""
 _PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
 
 
 @dataclass(slots=True)
 class BatchHeader:
-    """The fixed header, parsed. Not frozen only because frozen ones take three times as long to make."""
+    """Parsed batch header. Not frozen: a frozen instance takes three times as long to create."""
 
     crc: int
     size: int
@@ -122,7 +122,7 @@ class BatchHeader:
 
 
 Built: TypeAlias = tuple[BatchHeader, tuple[bytes, ...]]
-"""A batch on its way to disk: its header, and all of it, to be written end to end."""
+"""Encoded batch: its header, and the parts of the whole batch to be written one after the other."""
 
 
 def _damage(where: str, what: str) -> CorruptData:
@@ -130,29 +130,29 @@ def _damage(where: str, what: str) -> CorruptData:
 
 
 def parse_header(buffer: bytes | memoryview, position: int, where: str) -> BatchHeader:
-    """The header at `position`; every length in it is checked before anybody allocates from it. The checksum is not looked at here."""
+    """Parse the header at `position` and check every length in it, without verifying the checksum."""
     if len(buffer) - position < HEADER_BYTES:
-        raise _damage(where, "cut inside a batch header")
+        raise _damage(where, "truncated inside a batch header")
     (magic, crc, size, version, flags, log, count, base, span, raw, low, high, nonce, reserved) = _HEADER.unpack_from(buffer, position)
     if magic != MAGIC:
-        raise _damage(where, "no batch starts here")
+        raise _damage(where, "not a batch: the magic number is missing")
     if version != VERSION or flags & ~_KNOWN_FLAGS or reserved:
-        raise _damage(where, f"batch version {version}, flags {flags:#x} is not readable by this release")
+        raise _damage(where, f"batch version {version}, flags {flags:#x} is not supported by this release")
     if not (HEADER_BYTES <= size <= BATCH_BYTES_MAX and size % ALIGN == 0):
-        raise _damage(where, f"batch claims {size} bytes")
+        raise _damage(where, f"invalid batch size of {size} bytes")
     if not (0 < count <= span and count <= BATCH_RECORDS_MAX and raw <= BATCH_BYTES_MAX):
-        raise _damage(where, f"batch claims {count} records over {span} offsets in {raw} bytes")
+        raise _damage(where, f"invalid batch header: {count} records over {span} offsets in {raw} bytes")
     return BatchHeader(crc, size, flags, log, count, base, span, raw, low, high, nonce)
 
 
 def check_crc(buffer: bytes | memoryview, position: int, header: BatchHeader, where: str) -> None:
-    """Whether the header may be believed, for those who want no more of the batch."""
+    """Verify the checksum of a batch that is not decoded. Raises `CorruptData`."""
     if crc32c(bytes(buffer[position + 8 : position + header.size])) != header.crc:
         raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
 
 
-class Batch:
-    """A window on an encoded batch: some consecutive records of one partition, decoded column by column and only on demand."""
+class StoredBatch:
+    """A window on an encoded batch. Implements `headrace.records.Batch`; columns are decoded on demand."""
 
     __slots__ = ("_body", "_front", "_keyring", "_layout", "_stored", "header", "start", "stop")
 
@@ -169,11 +169,11 @@ class Batch:
     @classmethod
     def parse(
         cls, buffer: bytes | memoryview, position: int = 0, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True
-    ) -> Batch:
-        """The batch at `position`, its checksum verified. `where` names the file and position in errors."""
+    ) -> StoredBatch:
+        """Parse the batch at `position` and verify its checksum. `where` names the file and position in errors."""
         header = parse_header(buffer, position, where)
         if len(buffer) - position < header.size:
-            raise _damage(where, f"batch of {header.size} bytes is cut after {len(buffer) - position}")
+            raise _damage(where, f"batch of {header.size} bytes is truncated after {len(buffer) - position}")
         front = bytes(buffer[position : position + HEADER_BYTES])
         stored = bytes(buffer[position + HEADER_BYTES : position + header.size])
         if verify and crc32c_extend(crc32c(front[8:]), stored) != header.crc:
@@ -181,25 +181,33 @@ class Batch:
         return cls(header, front, stored, keyring)
 
     @classmethod
-    def of_built(cls, built: Built, keyring: Keyring | None) -> Batch:
-        """One that was never out of our hands."""
+    def of_built(cls, built: Built, keyring: Keyring | None) -> StoredBatch:
+        """Return the batch that `build` returned."""
         header, (first, *others) = built
         return cls(header, first[:HEADER_BYTES], b"".join((memoryview(first)[HEADER_BYTES:], *others)), keyring)
 
     @property
     def built(self) -> Built:
-        """The whole batch as it is stored, whatever the window."""
+        """The whole stored batch, regardless of the window."""
         return self.header, (self._front, self._stored)
 
-    # What the window covers.
+    # Window.
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     @property
     def encoded(self) -> bytes:
-        """The whole batch as it is stored, whatever the window."""
+        """The whole stored batch, regardless of the window."""
         return self._front + self._stored
+
+    @property
+    def base_offset(self) -> int:
+        return self.header.base_offset
+
+    @property
+    def min_timestamp(self) -> int:
+        return self.header.min_timestamp
 
     @property
     def first_offset(self) -> int:
@@ -209,7 +217,6 @@ class Batch:
 
     @property
     def next_offset(self) -> int:
-        """Where to read on: past the window, and past what compaction took out at its end."""
         return self.header.next_offset if self.stop == self.header.count else self._offset_at(self.stop)
 
     def _offset_at(self, index: int) -> int:
@@ -218,15 +225,14 @@ class Batch:
         deltas = self._column(OFFSETS).cast("I")
         return self.header.base_offset + deltas[index]
 
-    def window(self, start: int, stop: int) -> Batch:
-        """The records with these indexes, counted in this window."""
+    def window(self, start: int, stop: int) -> StoredBatch:
         assert 0 <= start <= stop <= len(self)
-        part = Batch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
+        part = StoredBatch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
         part._body, part._layout = self._body, self._layout
         return part
 
-    def from_offset(self, offset: int) -> Batch:
-        """This window without the records below `offset`; may be empty."""
+    def from_offset(self, offset: int) -> StoredBatch:
+        """Return this window without the records below `offset`; may be empty."""
         if offset <= self.first_offset:
             return self
         if not self.header.flags & OFFSETS:
@@ -234,7 +240,7 @@ class Batch:
         below = sum(1 for known in self.offsets() if known < offset)
         return self.window(below, len(self))
 
-    # Columns. Each call decodes its column for the window.
+    # Columns of the window. Each call decodes its column.
 
     def offsets(self) -> Sequence[int]:
         base = self.header.base_offset
@@ -246,17 +252,15 @@ class Batch:
         return self._binary(0, VALUE_NULLS)
 
     def keys(self) -> list[bytes | None] | None:
-        """None when no record of the batch has a key."""
         return self._binary(KEYS, KEY_NULLS) if self.header.flags & KEYS else None
 
     def headers(self) -> list[Headers] | None:
-        """None when no record of the batch has headers."""
         if not self.header.flags & HEADERS:
             return None
         try:
             return [decode_headers(blob) if blob else () for blob in self._binary(HEADERS, 0)]
         except (struct.error, UnicodeDecodeError) as failure:
-            raise _damage("batch", f"the headers at offset {self.first_offset} and after cannot be read: {failure}") from None
+            raise _damage("batch", f"invalid record headers from offset {self.first_offset} on: {failure}") from None
 
     def timestamps(self) -> Sequence[int]:
         if not self.header.flags & TIMESTAMPS:
@@ -264,13 +268,11 @@ class Batch:
         return self._column(TIMESTAMPS).cast("q")[self.start : self.stop].tolist()
 
     def expiries(self) -> list[int] | None:
-        """None when no record of the batch expires."""
         if not self.header.flags & EXPIRIES:
             return None
         return self._column(EXPIRIES).cast("q")[self.start : self.stop].tolist()
 
     def records(self) -> Iterator[Record]:
-        """One object a record: for people and tests, not for hot paths."""
         count = len(self)
         keys, headers, expiries = self.keys(), self.headers(), self.expiries()
         yield from map(
@@ -284,11 +286,9 @@ class Batch:
         )
 
     def record_batch(self) -> RecordBatch:
-        """The window as columns to append elsewhere, timestamps kept."""
         return RecordBatch(self.values(), self.keys(), self.headers(), self.timestamps(), self.expiries())
 
     def column_batch(self) -> ColumnBatch:
-        """As `run`, without a look at single records where the window is the whole batch."""
         if len(self) < self.header.count:
             return ColumnBatch.of(self.record_batch())
         keys, headers, times = self.key_buffers(), self.header_buffers(), self.timestamp_buffer()
@@ -301,13 +301,16 @@ class Batch:
         )
 
     def value_sizes(self) -> list[int]:
-        """The size of each value, without decoding any."""
         ends = self._column(0).cast("I")[self.start : self.stop + 1].tolist()
         return [end - begin for begin, end in pairwise(ends)]
 
     @property
+    def size_estimate_bytes(self) -> int:
+        # Decoding the columns of a small batch costs more than an exact size is worth.
+        return self.header.raw_size if len(self) == self.header.count else self.size_bytes
+
+    @property
     def size_bytes(self) -> int:
-        """Keys and values of the window."""
         return self._bytes_before(self.stop) - self._bytes_before(self.start)
 
     def _bytes_before(self, index: int) -> int:
@@ -315,44 +318,37 @@ class Batch:
         return size + self._column(KEYS).cast("I")[index] if self.header.flags & KEYS else size
 
     def fitting(self, bytes_max: int) -> int:
-        """How many records from the front have keys and values of at most `bytes_max` bytes together."""
         before = self._bytes_before(self.start)
         if self._bytes_before(self.stop) - before <= bytes_max:
             return len(self)
         return bisect_right(range(self.start, self.stop + 1), before + bytes_max, key=self._bytes_before) - 1
 
     def value_buffers(self) -> tuple[memoryview, memoryview, memoryview | None]:
-        """(offsets u32 × (header.count + 1), data, validity bits or None) of the whole batch, to be wrapped by Arrow."""
         return self._column(0), self._column_data(0), self._column(VALUE_NULLS) if self.header.flags & VALUE_NULLS else None
 
     def key_buffers(self) -> tuple[memoryview, memoryview, memoryview | None] | None:
-        """As `value_buffers`, for keys; None when no record has a key."""
         if not self.header.flags & KEYS:
             return None
         return self._column(KEYS), self._column_data(KEYS), self._column(KEY_NULLS) if self.header.flags & KEY_NULLS else None
 
     def header_buffers(self) -> tuple[memoryview, memoryview] | None:
-        """(offsets u32 × (header.count + 1), data) of the whole batch's headers, one blob a record; None when no record has any."""
+        """Return (offsets u32 × (header.count + 1), data) of the whole batch's headers, one blob per record; None when there are none."""
         return (self._column(HEADERS), self._column_data(HEADERS)) if self.header.flags & HEADERS else None
 
     def timestamp_buffer(self) -> memoryview | None:
-        """i64 × header.count of the whole batch; None when every record has the batch's `header.min_timestamp`."""
         return self._column(TIMESTAMPS).cast("q") if self.header.flags & TIMESTAMPS else None
 
     def expiry_buffer(self) -> memoryview | None:
-        """i64 × header.count of the whole batch, `NEVER` for a record that does not expire; None when none does."""
         return self._column(EXPIRIES).cast("q") if self.header.flags & EXPIRIES else None
 
     def delta_buffer(self) -> memoryview | None:
-        """u32 × header.count of the whole batch: how far each offset is from `header.base_offset`; None when they are dense."""
         return self._column(OFFSETS).cast("I") if self.header.flags & OFFSETS else None
 
     @property
     def expires(self) -> bool:
-        """Whether any record of the batch has an expiry. Looks at the header alone."""
         return bool(self.header.flags & EXPIRIES)
 
-    # The body.
+    # Body.
 
     def _column(self, flag: int) -> memoryview:
         if self._body is None:
@@ -375,12 +371,12 @@ class Batch:
         return items
 
     def _decode(self) -> None:
-        """Undo encryption and compression, then find where each column lies."""
+        """Decrypt and decompress the body, and compute the column layout."""
         header = self.header
         body = memoryview(self._stored)
         if header.flags & ENCRYPTED:
             if self._keyring is None:
-                raise CorruptData(f"log {header.log}: offset {header.base_offset} is encrypted and no key is given")
+                raise CorruptData(f"log {header.log}: offset {header.base_offset} is encrypted, and no key is configured")
             (sealed_size,) = _CRC.unpack_from(body, 0)
             sealed = bytes(body[4 : 4 + sealed_size])
             body = memoryview(self._keyring.unseal(header.log, header.nonce, sealed, self._front[8:]))
@@ -388,13 +384,13 @@ class Batch:
             body = memoryview(zstd.decompress(body, size=header.raw_size))
         body = body[: header.raw_size]
         if len(body) != header.raw_size:
-            raise CorruptData(f"log {header.log}: the body at offset {header.base_offset} has {len(body)} of {header.raw_size} bytes")
+            raise CorruptData(f"log {header.log}: body at offset {header.base_offset}: expected {header.raw_size} bytes, got {len(body)}")
         self._layout = _layout(header, body)
         self._body = body
 
 
 def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
-    """Where each column begins and ends. For binary columns this is the offsets array; the data follows it."""
+    """Return the position of each column. For a binary column this is its offsets array; the data follows it."""
     layout: dict[int, tuple[int, int]] = {}
     position = 0
 
@@ -403,7 +399,7 @@ def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]
         layout[flag] = (position, position + size)
         position += size + -size % ALIGN
         if layout[flag][1] > len(body):
-            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is cut")
+            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is truncated")
 
     def take_binary(flag: int) -> None:
         nonlocal position
@@ -412,7 +408,7 @@ def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]
         size = body[begin:end].cast("I")[-1]
         position += size + -size % ALIGN
         if position - (-size % ALIGN) > len(body):
-            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is cut")
+            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is truncated")
 
     bitmap = (header.count + 7) // 8
     take_binary(0)
@@ -444,7 +440,7 @@ def encode(
     deltas: Sequence[int] | None = None,
     span: int | None = None,
 ) -> bytes:
-    """One batch. `now` stamps a run that has no timestamps; `deltas` and `span` are for compaction, which leaves gaps."""
+    """Encode one batch. `now` stamps a batch that has no timestamps. Compaction passes `deltas` and `span`, because it leaves gaps."""
     return b"".join(build(log, base_offset, batch, now=now, compress=compress, keyring=keyring, deltas=deltas, span=span)[1])
 
 
@@ -459,19 +455,19 @@ def build(
     deltas: Sequence[int] | None = None,
     span: int | None = None,
 ) -> Built:
-    """As `encode`, with the header as the reader would parse it."""
+    """Encode one batch as parts, and return them with the parsed header."""
     count = len(batch.values)
-    assert count > 0, "an empty batch has no place in the log"
+    assert count > 0, "a batch has at least one record"
     columns: list[bytes] = []
     if isinstance(batch, ColumnBatch):
-        flags, low, high = _lay_buffers(columns, batch, now)
+        flags, low, high = _put_buffers(columns, batch, now)
     else:
         if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
             try:
-                return _build_plain(log, base_offset, batch.values, now)  # type: ignore[arg-type]  # a tombstone is found by the TypeError
+                return _build_plain(log, base_offset, batch.values, now)  # type: ignore[arg-type]  # a tombstone raises TypeError
             except TypeError:
                 pass
-        flags, low, high = _lay_lists(columns, batch, now)
+        flags, low, high = _put_lists(columns, batch, now)
     if deltas is not None:
         flags |= OFFSETS
         _put(columns, array("I", deltas).tobytes())
@@ -491,7 +487,7 @@ def build(
 
 
 def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) -> Built:
-    """As `build`, for values and nothing else: a flush to a thousand partitions makes a thousand of these."""
+    """Build a batch of values only. This is the fast path: a flush to a thousand partitions builds a thousand of these."""
     content = b"".join(values)
     count, padding = len(values), _PADDING[len(content) % ALIGN]
     if count == 1:
@@ -514,7 +510,7 @@ def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) 
 
 
 def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> tuple[bytes, ...]:
-    """Header, body and padding, with the checksum that is then in the header too."""
+    """Return the parts of the finished batch, and set the checksum in `header`."""
     front = header.encode()[8:]
     if keyring is not None:
         *columns, padding = parts
@@ -528,14 +524,14 @@ def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> t
     return (front, *parts) if header.size >= _PARTS_FROM_BYTES else (b"".join((front, *parts)),)
 
 
-def _lay_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int, int, int]:
-    """The columns of a run one after the other; returns flags, lowest and highest timestamp."""
+def _put_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int, int, int]:
+    """Append the columns of a batch. Returns flags, lowest and highest timestamp."""
     flags = _put_binary(columns, packed(batch.values), 0, VALUE_NULLS)
     if batch.keys is not None:
         flags |= _put_binary(columns, packed(batch.keys), KEYS, KEY_NULLS)
     if batch.headers is not None:
-        # Publishers that mark all their records alike share one object, and it is encoded once.
-        blobs = {mark: encode_headers(pairs) if pairs else b"" for mark, pairs in {id(pairs): pairs for pairs in batch.headers}.items()}
+        # Publishers often share one headers object among all records; it is encoded once.
+        blobs = {id_: encode_headers(pairs) if pairs else b"" for id_, pairs in {id(pairs): pairs for pairs in batch.headers}.items()}
         flags |= _put_binary(columns, packed([blobs[id(pairs)] for pairs in batch.headers]), HEADERS, 0)
     low = high = now
     if batch.timestamps is not None:
@@ -549,8 +545,8 @@ def _lay_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int,
     return flags, low, high
 
 
-def _lay_buffers(columns: list[bytes], batch: ColumnBatch, now: int) -> tuple[int, int, int]:
-    """As `_lay_lists`, byte for byte, for a run that has its columns already."""
+def _put_buffers(columns: list[bytes], batch: ColumnBatch, now: int) -> tuple[int, int, int]:
+    """Append the columns of a batch that has them already. The bytes are the same as those of `_put_lists`."""
     flags = _put_binary(columns, (batch.values.offsets, batch.values.data, batch.values.validity), 0, VALUE_NULLS)
     if batch.keys is not None:
         flags |= _put_binary(columns, (batch.keys.offsets, batch.keys.data, batch.keys.validity), KEYS, KEY_NULLS)
@@ -577,7 +573,7 @@ def _put(columns: list[bytes], data: bytes) -> None:
 
 
 def _put_binary(columns: list[bytes], column: tuple[bytes, bytes, bytes | None], flag: int, nulls: int) -> int:
-    """Append an offsets array, its data and its validity bits, if it has any."""
+    """Append an offsets array, its data and its validity bits, if any. Returns the flags."""
     offsets, data, validity = column
     _put(columns, offsets)
     _put(columns, data)

@@ -1,4 +1,4 @@
-"""From the runs of a flush to the runs of batches: joined where they are small, cut where they are large."""
+"""Merging of small record batches and splitting of large ones into the batches that are stored."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 
-def pieces(batches: Sequence[AnyBatch], now: int, *, small: bool) -> list[AnyBatch]:
-    """The records of these runs, in order, as runs that each make one batch. `small`: together they are below the target.
+def chunked(batches: Sequence[AnyBatch], now: int, *, small: bool) -> list[AnyBatch]:
+    """Return the records of these batches, in order, as batches that are stored one by one. `small`: together they are below the target.
 
-    A run of columns is as good as a batch: it is neither joined nor cut.
+    A column batch is neither merged nor split.
     """
     if (
         small
@@ -43,11 +43,11 @@ def _join(batches: list[RecordBatch], now: int, small: bool, found: list[AnyBatc
     if small and batch.headers is None and len(batch.values) <= BATCH_RECORDS_MAX:
         found.append(batch)
     else:
-        found += cut(batch)
+        found += split(batch)
 
 
 def merge(batches: Sequence[RecordBatch], now: int) -> RecordBatch:
-    """One run in the order of the given ones. `now` stamps those that have no timestamps, if others have."""
+    """Return one batch in the given order. `now` stamps batches without timestamps if others have them."""
     if len(batches) == 1:
         return batches[0]
     timestamps: list[int] | None = None
@@ -66,8 +66,8 @@ def merge(batches: Sequence[RecordBatch], now: int) -> RecordBatch:
     )
 
 
-def cut(batch: RecordBatch) -> Iterator[RecordBatch]:
-    """The run in pieces that each make one batch. A record larger than the target gets a batch of its own."""
+def split(batch: RecordBatch) -> Iterator[RecordBatch]:
+    """Split a batch at the target size. A record larger than the target gets its own batch."""
     ends = _ends(batch)
     count, start, before = len(ends), 0, 0
     while start < count:
@@ -77,16 +77,16 @@ def cut(batch: RecordBatch) -> Iterator[RecordBatch]:
 
 
 def _ends(batch: RecordBatch) -> list[int]:
-    """The running total of what records take in a batch, their entries in fixed-width columns aside."""
+    """Return the running total of record sizes, without fixed-width columns."""
     if batch.keys is None and batch.headers is None:
         try:
-            return list(accumulate(map(len, batch.values)))  # type: ignore[arg-type]  # None is found by the TypeError: cheaper than looking
+            return list(accumulate(map(len, batch.values)))  # type: ignore[arg-type]  # None raises TypeError: cheaper than a test of each
         except TypeError:
             pass
     return list(accumulate(_sizes(batch)))
 
 
 def _sizes(batch: RecordBatch) -> Iterator[int]:
-    nothing: Sequence[None] = [None] * len(batch)
-    for value, key, pairs in zip(batch.values, batch.keys or nothing, batch.headers or nothing, strict=True):
+    absent: Sequence[None] = [None] * len(batch)
+    for value, key, pairs in zip(batch.values, batch.keys or absent, batch.headers or absent, strict=True):
         yield len(value or b"") + len(key or b"") + (headers_bytes(pairs) + 8 * len(pairs) if pairs else 0)

@@ -1,7 +1,7 @@
-"""The verifier: reads every byte of a data directory, changes none, and says what it finds.
+"""Read-only verification of a data directory.
 
-A problem is something a promise is broken by: a bad checksum, a gap, an overlap, a name that lies. A note is what any crash may leave
-and recovery puts right: a torn end, a journal that has not been checkpointed, an index that is missing.
+A problem breaks a guarantee: a bad checksum, a gap, an overlap, a wrong file name. A note is something that any crash may leave and that
+recovery repairs: a torn end, a journal without a checkpoint, a missing index.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData
 from headrace.storage import journal as journal_format
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.crypt import Keyring, WrongKey
 from headrace.storage.files import Files
 from headrace.storage.identity import PATH as IDENTITY_PATH
@@ -34,7 +34,7 @@ from headrace.storage.segment import (
 
 @dataclass(slots=True)
 class CheckReport:
-    """What the verifier found. `clean` is the verdict."""
+    """Result of a verification."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -51,15 +51,15 @@ class CheckReport:
 
 @dataclass(slots=True)
 class _Log:
-    """What the segments of one log hold."""
+    """Verified state of one log."""
 
     end: int
-    beyond: list[Batch]
-    """Batches of segments and journal that come after the checkpoint."""
+    beyond: list[StoredBatch]
+    """Batches of segments and journal after the checkpoint."""
 
 
 def check(files: Files, key: bytes | None = None) -> CheckReport:
-    """Verify the data directory. Nobody else may have it open; the caller holds the lock."""
+    """Verify the data directory. The caller holds its lock."""
     report = CheckReport()
     keyring = None if key is None else Keyring(key)
     _check_identity(files, keyring, report)
@@ -70,7 +70,7 @@ def check(files: Files, key: bytes | None = None) -> CheckReport:
     logs: dict[int, _Log] = {}
     for log in sorted(logs_on_disk(files) | known.logs.keys()):
         if log in known.deleted:
-            report.notes.append(f"{log_directory(log)}: what is left of a deleted log; removed at the next start")
+            report.notes.append(f"{log_directory(log)}: remains of a deleted log; the next start removes it")
             continue
         logs[log] = _check_segments(files, log, known.logs.get(log), keyring, report)
     report.logs = len(logs)
@@ -85,7 +85,7 @@ def _check_identity(files: Files, keyring: Keyring | None, report: CheckReport) 
     if unreadable:
         report.problems.append(f"{IDENTITY_PATH}: unreadable")
     elif identity is None:
-        report.problems.append(f"{IDENTITY_PATH}: missing; this is no data directory, or a very new one")
+        report.problems.append(f"{IDENTITY_PATH}: missing; this is not a data directory, or it was never opened")
     elif identity.key != (None if keyring is None else keyring.fingerprint()):
         raise WrongKey("the data directory is encrypted with another key" if identity.key else "the data directory is not encrypted")
 
@@ -96,25 +96,25 @@ def _check_segments(files: Files, log: int, known: Checkpointed | None, keyring:
     bases = sorted(base for name in names if (base := segment_base(name)) is not None)
     end = known.first if known else (bases[0] if bases else 0)
     if known and bases and bases[0] > known.first:
-        report.problems.append(f"{log_directory(log)}: starts at offset {bases[0]}, but the checkpoint saw {known.first}")
+        report.problems.append(f"{log_directory(log)}: starts at offset {bases[0]}, expected {known.first} from the checkpoint")
     covered = 0
-    beyond: list[Batch] = []
+    beyond: list[StoredBatch] = []
     for number, base in enumerate(bases):
         last = number == len(bases) - 1
         if base < covered or (known and not last and bases[number + 1] <= known.first):
-            report.notes.append(f"{segment_path(log, base)}: replaced or retired; removed at the next start")
+            report.notes.append(f"{segment_path(log, base)}: replaced by compaction or past retention; the next start removes it")
             continue
         sure = known is not None and base <= known.segment_base
         if base != end and number and sure:
-            report.problems.append(f"{segment_path(log, base)}: starts at offset {base}, but the segment before it ends at {end}")
+            report.problems.append(f"{segment_path(log, base)}: starts at offset {base}, expected {end}, the end of the previous segment")
         end, covered = _check_segment(files, log, base, known, keyring, report, end if number and not sure else base, beyond)
     if known and end < known.end:
-        report.problems.append(f"{log_directory(log)}: ends at offset {end}, but the checkpoint saw {known.end}")
+        report.problems.append(f"{log_directory(log)}: ends at offset {end}, expected {known.end} from the checkpoint")
     return _Log(end, beyond)
 
 
 def _sure_bytes(base: int, size: int, known: Checkpointed | None) -> int:
-    """How much of a segment the checkpoint vouches for. What comes after it may be torn, and the journal has it too."""
+    """Return how many bytes of a segment the checkpoint covers. The rest may be torn, and the journal has it too."""
     if known is None or base > known.segment_base:
         return 0
     return known.segment_size if base == known.segment_base else size
@@ -128,9 +128,12 @@ def _check_segment(
     keyring: Keyring | None,
     report: CheckReport,
     end: int,
-    beyond: list[Batch],
+    beyond: list[StoredBatch],
 ) -> tuple[int, int]:
-    """(the offset behind what the checkpoint vouches for, the offset up to which it replaces others). Other batches go to `beyond`."""
+    """Return (the offset after the part that the checkpoint covers, the offset up to which the segment replaces others).
+
+    Batches after that part are added to `beyond`.
+    """
     path = segment_path(log, base)
     file = files.open_readonly(path)
     try:
@@ -145,10 +148,10 @@ def _check_segment(
         (report.problems if sure else report.notes).append(str(failure))
     report.segments += 1
     if covers_to:
-        sure = size  # compaction synced it before it got its name
+        sure = size  # compaction syncs a segment before it renames it
     segment = Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
     if size < sure:
-        report.problems.append(f"{path}: has {size} bytes, but the checkpoint saw {sure}")
+        report.problems.append(f"{path}: has {size} bytes, expected {sure} from the checkpoint")
     index = SparseIndex(base)
     damages: list[Damage] = []
     for position, batch in segment.scan(HEADER_BYTES, segment.size, keyring, damages.append):
@@ -158,7 +161,7 @@ def _check_segment(
             beyond.append(batch)
             continue
         if batch.header.base_offset < end or (batch.header.base_offset > end and not covers_to):
-            what = "overlaps what is before it" if batch.header.base_offset < end else "follows a gap"
+            what = "overlaps the previous one" if batch.header.base_offset < end else "follows a gap"
             report.problems.append(f"{path} at byte {position}: the batch at offset {batch.header.base_offset} {what} (expected {end})")
         end = max(end, batch.header.next_offset)
     for damage in damages:
@@ -167,15 +170,15 @@ def _check_segment(
     return max(end, covers_to), covers_to
 
 
-def _read_all(batch: Batch, where: str, report: CheckReport) -> None:
-    """Decode every column: a good checksum over bytes that make no sense would be our own fault, and is a problem too."""
+def _read_all(batch: StoredBatch, where: str, report: CheckReport) -> None:
+    """Decode every column: a valid checksum over invalid columns is a defect of ours, and a problem too."""
     report.batches += 1
     report.records += len(batch)
     try:
         stamps = batch.timestamps()
         batch.record_batch()
         if min(stamps) < batch.header.min_timestamp or max(stamps) > batch.header.max_timestamp:
-            report.problems.append(f"{where}: timestamps outside what the header says")
+            report.problems.append(f"{where}: timestamps are outside the range in the header")
     except (CorruptData, WrongKey) as damage:
         report.problems.append(f"{where}: {damage}")
 
@@ -191,7 +194,7 @@ def _check_index(files: Files, segment: Segment, index: SparseIndex, report: Che
     finally:
         file.close()
     if content != index.encode(log=segment.log, base_offset=segment.base_offset, segment_size=segment.size):
-        report.notes.append(f"{path}: does not fit its segment; rebuilt when it is needed")
+        report.notes.append(f"{path}: does not match its segment; rebuilt on the next use")
 
 
 def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring: Keyring | None, report: CheckReport) -> None:
@@ -203,7 +206,7 @@ def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring
         holes: list[Damage] = []
         for frame in read_journal(files, number, keyring, holes.append):
             report.frames += 1
-            # What frames before the checkpoint held is in synced segments: one of them that was never synced itself may be missing.
+            # Batches of frames before the checkpoint are in synced segments, so such a frame may be missing if it was never synced.
             missing = report.problems if frame.number > known.frame else report.notes
             if holes:
                 missing += map(str, holes)
@@ -221,9 +224,9 @@ def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring
 
 
 def _check_continuation(log: int, state: _Log, report: CheckReport) -> None:
-    """Segments and journal together hold the log without a gap."""
+    """Check that segments and journal together hold the log without a gap."""
     end = state.end
     for batch in sorted(state.beyond, key=lambda batch: batch.header.base_offset):
         if batch.header.base_offset > end:
-            report.problems.append(f"log {log}: offsets {end} to {batch.header.base_offset - 1} are in no segment and no journal file")
+            report.problems.append(f"log {log}: offsets {end} to {batch.header.base_offset - 1} are missing in segments and journal")
         end = max(end, batch.header.next_offset)

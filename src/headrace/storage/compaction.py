@@ -1,9 +1,9 @@
-"""Compaction: of each key the newest record stays, in its place and with its offset.
+"""Log compaction: keeps the newest record of each key, with its offset.
 
-Closed segments are rewritten, oldest first, into new ones that say in their header up to which offset they stand for what was there
-before. The new file is complete and synced before it takes the name of the first segment it replaces; from that rename on the
-others are left-overs, removed at once or, after a crash, by recovery. Batches keep their span, so that offsets have gaps but
-no batch ever overlaps another.
+Closed segments are rewritten, oldest first, into new segments. The header of a new segment names the offset up to which it replaces
+older ones. The new file is complete and synced before it is renamed to the first segment it replaces. After the rename the other segments
+are left-overs, which are removed at once or, after a crash, by recovery. Batches keep their span, so that offsets have gaps and batches
+never overlap.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from headrace.limits import BATCH_BYTES_TARGET
 from headrace.records import NEVER, Record, RecordBatch
-from headrace.storage.batch import Batch, Built, build
+from headrace.storage.batch import Built, StoredBatch, build
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files
 from headrace.storage.partition import Partition
@@ -23,7 +23,7 @@ _SPAN_MAX: Final = (1 << 32) - 1
 
 
 def compact(files: Files, partition: Partition, now: int, keyring: Keyring | None, damaged: Damaged) -> bool:
-    """Compact if more than half of the closed bytes has not been through compaction yet. Returns whether anything changed."""
+    """Compact if more than half of the closed bytes are not compacted yet. Returns whether anything changed."""
     _close_active(partition)
     closed = partition.segments[:-1]
     total = sum(segment.size for segment in closed)
@@ -38,7 +38,7 @@ def compact(files: Files, partition: Partition, now: int, keyring: Keyring | Non
 
 
 def _close_active(partition: Partition) -> None:
-    """A table's active segment is closed once it outweighs what is already compacted, so that small tables stay small."""
+    """Close the active segment once it is larger than the compacted ones, so that small tables stay small."""
     if not partition.segments:
         return
     *closed, active = partition.segments
@@ -47,7 +47,7 @@ def _close_active(partition: Partition) -> None:
 
 
 def _newest(partition: Partition, keyring: Keyring | None, damaged: Damaged) -> dict[bytes, int]:
-    """The newest offset of each key, over everything that is in segments."""
+    """Return the newest offset of each key in all segments."""
     newest: dict[bytes, int] = {}
     for segment in partition.segments:
         for _, batch in segment.scan(HEADER_BYTES, segment.size, keyring, damaged):
@@ -58,7 +58,7 @@ def _newest(partition: Partition, keyring: Keyring | None, damaged: Damaged) -> 
 
 
 def _groups(closed: list[Segment], bytes_max: int) -> list[list[Segment]]:
-    """Neighbours that fit into one segment together are rewritten together."""
+    """Group adjacent segments that fit into one segment."""
     groups: list[list[Segment]] = []
     size = 0
     for segment in closed:
@@ -83,9 +83,9 @@ def _rewrite(
         fresh.extend(batch, fresh.append(batch))
     fresh.sync()
     for segment in group:
-        segment.file()  # readers that are under way keep what they have, whatever the name stands for then
+        segment.file()  # active readers keep the old file after the rename
     files.rename(temporary, first.path)
-    # At once, whatever fails below: a segment of the group whose descriptor is released would be opened anew under the same name.
+    # This must happen before any later step can fail: a replaced segment without descriptor would open the new file under the old name.
     with partition.lock:
         at = partition.segments.index(first)
         partition.segments = [*partition.segments[:at], fresh, *partition.segments[at + len(group) :]]
@@ -100,14 +100,14 @@ def _rewrite(
 
 
 class _Kept(list[Record]):
-    """The records of a batch that stay, and the offsets the batch covered."""
+    """Kept records of a batch, and the offsets that the batch covered."""
 
     def __init__(self, base_offset: int, next_offset: int) -> None:
         super().__init__()
         self.base_offset, self.next_offset = base_offset, next_offset
 
 
-def _kept(batch: Batch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> _Kept:
+def _kept(batch: StoredBatch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> _Kept:
     kept = _Kept(batch.header.base_offset, batch.header.next_offset)
     for record in batch.records():
         if record.key is not None and newest.get(record.key, record.offset) > record.offset:
@@ -121,7 +121,7 @@ def _kept(batch: Batch, newest: dict[bytes, int], now: int, tombstone_retention_
 
 
 def _gathered(batches: Iterator[_Kept]) -> Iterator[_Kept]:
-    """Small batches are joined while they cover neighbouring offsets; one that lost all its records lends them to the one before it."""
+    """Merge small batches that cover adjacent offsets. The offsets of an empty batch are added to the span of the previous one."""
     gathered: _Kept | None = None
     size = 0
     for kept in batches:

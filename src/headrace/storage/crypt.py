@@ -1,10 +1,10 @@
-"""Encryption at rest: AES-256-GCM, one derived key for each log, a nonce that is never used twice.
+"""Encryption at rest: AES-256-GCM with one derived key per log and unique nonces.
 
     nonce = epoch u32 | counter u64      (little-endian, 12 bytes)
 
-The epoch is the number of the journal file that was current when the store was opened. Each open makes a new journal file and
-syncs it before the first batch is sealed, so no two lives of a store share an epoch; within one life the counter counts.
-The header of a batch (all but its checksum) is the associated data: a batch cannot be moved to another log or offset.
+The epoch is the number of the journal file that was current when the store was opened. Each open creates a new journal file and
+syncs its name before the first batch is encrypted, so no two opens share an epoch. Within one open the counter makes nonces unique.
+The header of a batch, except its checksum, is the associated data: a batch cannot be moved to another log or offset.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ assert _NONCE.size == NONCE_BYTES, "the drawing says 12"
 
 
 class WrongKey(HeadraceError):
-    """The data directory was written with another key, or with one and none is given."""
+    """The configured key does not match the data directory, or is missing or superfluous."""
 
 
 class Keyring:
-    """Derives the ciphers of all logs from the one key of the data directory."""
+    """Ciphers of all logs, derived from the key of the data directory."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise WrongKey(f"an encryption key has {KEY_BYTES} bytes, this one has {len(key)}")
+            raise WrongKey(f"encryption key: expected {KEY_BYTES} bytes, got {len(key)}")
         self._key = key
         self._ciphers: dict[int, AESGCM] = {}
         self._epoch = 0
         self._counter = itertools.count()
 
     def fingerprint(self) -> str:
-        """What the data directory remembers of the key: enough to refuse another one, too little to find this one."""
+        """Return the fingerprint that the data directory stores: it identifies the key and does not reveal it."""
         return hmac.new(self._key, b"headrace key fingerprint", hashlib.sha256).hexdigest()
 
     def start_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
     def next_nonce(self) -> bytes:
-        assert self._epoch > 0, "sealing before the journal made its epoch durable"
+        assert self._epoch > 0, "encryption before the journal made its epoch durable"
         return _NONCE.pack(self._epoch, next(self._counter))
 
     def _cipher(self, log: int) -> AESGCM:
@@ -69,4 +69,4 @@ class Keyring:
         try:
             return self._cipher(log).decrypt(nonce, sealed, associated)
         except InvalidTag:
-            raise WrongKey(f"a batch of log {log} does not open with this key") from None
+            raise WrongKey(f"cannot decrypt a batch of log {log}: the key is wrong or the batch was changed") from None

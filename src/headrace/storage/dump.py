@@ -1,4 +1,4 @@
-"""A human view of one segment, journal or index file."""
+"""Text output of one segment or journal file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from headrace.errors import CorruptData
 from headrace.records import NEVER, Record
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files
 from headrace.storage.journal import SUFFIX as JOURNAL_SUFFIX
@@ -29,7 +29,7 @@ _VALUE_SHOWN_BYTES = 64
 
 
 def dump(files: Files, path: str, key: bytes | None = None, *, records: bool = False) -> Iterator[str]:
-    """Lines that say what the file holds, batch by batch, and record by record if asked. Raises `CorruptData` if it is no such file."""
+    """Yield one line per batch and, if `records` is set, per record. Raises `CorruptData` for any other file."""
     keyring = None if key is None else Keyring(key)
     *_, directory, name = ("", *path.split("/"))
     damages: list[Damage] = []
@@ -63,7 +63,7 @@ def _segment_lines(
         yield from _batch_lines(batch, position, records)
 
 
-def _batch_lines(batch: Batch, position: int | None, records: bool) -> Iterator[str]:
+def _batch_lines(batch: StoredBatch, position: int | None, records: bool) -> Iterator[str]:
     header = batch.header
     flags = ", ".join(name for flag, name in _FLAG_NAMES.items() if header.flags & flag) or "plain"
     place = "" if position is None else f" at byte {position}"
@@ -91,7 +91,7 @@ def _shown(content: bytes) -> str:
 
 
 def _time(timestamp: int) -> str:
-    """ISO 8601, or the bare number where no calendar reaches."""
+    """Format as ISO 8601, or as a number if out of range."""
     try:
         return datetime.fromtimestamp(timestamp / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

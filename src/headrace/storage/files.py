@@ -1,18 +1,18 @@
-"""The one seam between the log and the disk.
+"""File access of the log.
 
-Everything the log reads or writes goes through `Files` and `File`; nothing under `storage/` calls `os` or `open` elsewhere.
-Paths are relative to the data directory, with `/` between parts. The tests have an in-memory twin
-(`tests/storage_faults/`) that records every operation, injects faults and lists the images that a power cut may leave.
+All disk access of `storage/` goes through `Files` and `File`; no other module calls `os` or `open`. Paths are relative to the data
+directory, with `/` between parts. The tests have an in-memory implementation (`tests/storage_faults/`) that records every operation,
+injects faults and enumerates the images that a power cut may leave.
 
-What the log relies on, and what the twin therefore models:
+The log relies on these rules, and the in-memory implementation follows them:
 
 - `write_at` reaches the page cache only; `sync` makes a file's earlier writes, truncations and size durable.
 - A created, renamed or removed name is durable only after `sync_dir` of its directory.
-- `allocate` reserves space, so that later writes inside it cannot fail for lack of it. The reserved bytes read as zeros.
+- `allocate` reserves space, so that later writes inside it cannot fail for lack of space. The reserved bytes read as zeros.
 - An `OSError` with `ENOSPC` or `EDQUOT` means "disk full". `EMFILE`, `ENFILE`, `EAGAIN` or `ENOMEM` means that descriptors, threads or
-  memory have run out. Both are retriable, unless the `sync` of a file raised them: what that file holds is then unknown, whatever the
-  reason. Any other `OSError` on a write, and any on a `sync`, fences the log.
-- A failed `make_dir` leaves no directory behind: one that exists has a durable name.
+  memory have run out. Both are retriable, unless the `sync` of a file raised them: the content of that file is then unknown. Any other
+  `OSError` on a write, and any on a `sync`, fences the log.
+- A failed `make_dir` leaves no directory behind: an existing directory has a durable name.
 """
 
 from __future__ import annotations
@@ -32,38 +32,37 @@ from headrace.limits import LOG_DESCRIPTORS_RESERVED
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 EXHAUSTED_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""No descriptor, thread or memory is left. The disk is as it was, so the same step may succeed later."""
+"""Descriptors, threads or memory have run out. The disk is unchanged, so the same step may succeed later."""
 _NO_DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NO_DIRECTORY_LOCK_ERRNOS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-"""What `flock` of a directory answers where the file system (NFS) locks only files that are open for writing."""
+"""Errors of `flock` on a directory if the file system (NFS) locks only files that are open for writing."""
 _SYNC_THREADS: Final = 8
 _T = TypeVar("_T")
 
 
 def is_exhausted(failure: BaseException) -> bool:
-    """Return whether a step failed only for want of descriptors, threads or memory, and may be repeated."""
+    """Return whether a step failed because descriptors, threads or memory ran out, and may be retried."""
     return isinstance(failure, MemoryError) or (isinstance(failure, OSError) and failure.errno in EXHAUSTED_ERRNOS)
 
 
 class NotCached(Exception):
-    """The bytes are not in the page cache: read them off the event loop."""
+    """The bytes are not in the page cache and must be read off the event loop."""
 
 
 class File(Protocol):
     """One open file."""
 
     def read_at(self, position: int, size_bytes: int) -> bytes:
-        """Up to `size_bytes` bytes; fewer only at the end of the file."""
+        """Read up to `size_bytes` bytes; fewer only at the end of the file."""
 
-    def glance_at(self, position: int, size_bytes: int) -> memoryview:
-        """The same, if the page cache has it: raises `NotCached` instead of waiting for the disk. What is returned is this thread's to
-        look at until its next glance at any file."""
+    def read_cached(self, position: int, size_bytes: int) -> memoryview:
+        """Read from the page cache, or raise `NotCached`. The result is valid until this thread's next call for any file."""
 
     def write_at(self, position: int, buffers: list[bytes]) -> None:
-        """All buffers, one after the other, from `position`; a short write is continued, never ignored."""
+        """Write all buffers from `position` on, and continue after short writes."""
 
     def sync(self) -> None:
-        """fdatasync. Never called again on a file after it failed once."""
+        """Call fdatasync. Must not be called again on a file after a failure."""
 
     def truncate(self, size_bytes: int) -> None: ...
 
@@ -79,43 +78,43 @@ class Files(Protocol):
     """One data directory."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; `create` makes a new file and fails if there is one."""
+        """Open for reading and writing. `create` creates a new file and fails if it exists."""
 
     def open_readonly(self, path: str) -> File: ...
 
     def list(self, directory: str) -> list[str]:
-        """Names in the directory, sorted; an absent directory is empty."""
+        """Return the sorted names in the directory; none if it is absent."""
 
     def make_dir(self, directory: str) -> None:
         """Create the directory and its parents if absent, and make their names durable."""
 
     def remove_dir(self, directory: str) -> None:
-        """Remove an empty directory; an absent one is fine."""
+        """Remove an empty directory if it exists."""
 
     def rename(self, source: str, target: str) -> None: ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; an absent one is fine."""
+        """Remove a file if it exists."""
 
     def sync_dir(self, directory: str) -> None: ...
 
     def sync_many(self, files: Sequence[File]) -> None:
-        """`File.sync` of each, at once where that is faster; raises the first failure after all have been tried."""
+        """Sync all files, in parallel where that is faster. Raises the first failure after trying all."""
 
     def free_bytes(self) -> int: ...
 
     def reserve(self) -> bool:
-        """Hold spare descriptors for the opens of the log to use when the process has no other. False if there are not enough left."""
+        """Hold spare descriptors that the opens of the log use when the process has no other. Returns False if not enough are left."""
 
     def lock(self) -> None:
-        """Take the data directory for this process; raises `DirectoryLocked`."""
+        """Lock the data directory for this process. Raises `DirectoryLocked`."""
 
     def close(self) -> None:
-        """Give the lock and the spare descriptors back."""
+        """Release the lock and the spare descriptors."""
 
 
 class DirectoryLocked(HeadraceError):
-    """Another process has the data directory."""
+    """Another process has locked the data directory."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(f"in use by process {holder}" if holder else "in use by another process")
@@ -124,11 +123,11 @@ class DirectoryLocked(HeadraceError):
 
 _buffers = threading.local()
 _BUFFER_BYTES_KEPT: Final = 8 * 1024 * 1024
-"""The largest reads of the protocols and of the Flight endpoint, with the headers around them."""
+"""Size of the largest reads of the protocols and of the Flight endpoint, with batch headers."""
 
 
 def _buffer(size_bytes: int) -> bytearray:
-    """This thread's read buffer, at least so large."""
+    """Return this thread's read buffer, of at least this size."""
     kept: bytearray | None = getattr(_buffers, "kept", None)
     if kept is not None and len(kept) >= size_bytes:
         return kept
@@ -139,7 +138,7 @@ def _buffer(size_bytes: int) -> bytearray:
 
 
 class DiskFile:
-    """A real file. All calls release the GIL while the kernel works."""
+    """File on disk. All calls release the GIL during system calls."""
 
     __slots__ = ("_fd",)
     _IOV_MAX: Final = 1024
@@ -156,8 +155,8 @@ class DiskFile:
             data += more
         return data
 
-    def glance_at(self, position: int, size_bytes: int) -> memoryview:
-        # A buffer that is used again spares the page faults of a new one, which would cost more than the copy.
+    def read_cached(self, position: int, size_bytes: int) -> memoryview:
+        # Reusing a buffer avoids the page faults of a new one, which cost more than the copy.
         view = memoryview(_buffer(size_bytes))[:size_bytes]
         try:
             got = os.preadv(self._fd, [view], position, os.RWF_NOWAIT)
@@ -199,14 +198,14 @@ class DiskFile:
             os.close(fd)
 
     def __del__(self) -> None:
-        # Readers on other threads may still hold a file that its segment has let go: the last one closes it.
+        # Readers on other threads may still use a file that its segment has released. The last reference closes it.
         self.close()
 
 
 class DiskFiles:
-    """The real disk below one directory. Files are made with mode 0600, directories with 0700; links are not followed.
+    """Files below one directory on disk. Files have mode 0600, directories 0700. Symbolic links are not followed.
 
-    Peers can use up the descriptors of the process. `reserve` therefore keeps some spare ones open; an open that finds none left
+    Peers can use up the descriptors of the process. `reserve` therefore keeps spare descriptors open; an open that finds no descriptor
     closes spare ones until it succeeds.
     """
 
@@ -223,7 +222,7 @@ class DiskFiles:
         return self._given_descriptors(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
 
     def _given_descriptors(self, call: Callable[[], _T]) -> _T:
-        """Make a call that takes a descriptor, a spare one if there is no other."""
+        """Make a call that needs a descriptor. Closes spare descriptors if there is no other."""
         while True:
             try:
                 return call()
@@ -232,7 +231,7 @@ class DiskFiles:
                     raise
 
     def _spend(self) -> bool:
-        """Close a spare descriptor, so that the next open finds one. Another thread may be faster: the caller tries again."""
+        """Close a spare descriptor. Another thread may take it first, so the caller retries in a loop."""
         with self._sparing:
             if not self._spare_fds:
                 return False
@@ -242,7 +241,7 @@ class DiskFiles:
     def reserve(self) -> bool:
         with self._sparing, contextlib.suppress(OSError):
             while self._lock_fds and len(self._spare_fds) < LOG_DESCRIPTORS_RESERVED:
-                # An open, not a dup: it also counts against the limit of open files of the whole system.
+                # An open, not a dup, because it also counts against the system-wide limit of open files.
                 self._spare_fds.append(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         return len(self._spare_fds) >= LOG_DESCRIPTORS_RESERVED
 
@@ -268,7 +267,7 @@ class DiskFiles:
             try:
                 self._sync_dir(str(parent.parent))
             except OSError:
-                # Left behind, it would be taken for durable by whoever comes next.
+                # A later call would take the directory for durable.
                 parent.rmdir()
                 raise
 
@@ -300,17 +299,17 @@ class DiskFiles:
             while waiting:
                 try:
                     file = waiting.popleft()
-                except IndexError:  # another thread was faster
+                except IndexError:  # another thread took the last file
                     return
                 try:
                     file.sync()
-                except OSError as failure:  # a failed sync is what the caller must hear of first
+                except OSError as failure:  # failed syncs are reported first
                     failures.appendleft(failure)
                 except Exception as failure:
                     failures.append(failure)
 
         threads: list[threading.Thread] = []
-        with contextlib.suppress(RuntimeError):  # no more threads to be had: those there are do the work
+        with contextlib.suppress(RuntimeError):  # out of threads: the existing ones do the work
             while len(threads) < min(_SYNC_THREADS, len(files) // 2) - 1:
                 thread = threading.Thread(target=work, name="headrace-sync", daemon=True)
                 thread.start()
@@ -326,7 +325,7 @@ class DiskFiles:
         return status.f_bavail * status.f_frsize
 
     def lock(self) -> None:
-        """Lock the directory itself, which nobody can remove while it is in use, and the file LOCK, which names the holder."""
+        """Lock the directory itself, which nothing can remove while it is in use, and the file LOCK, which names the holder."""
         self.make_dir("")
         try:
             self._lock_fds.append(self._open(str(self.root), os.O_RDONLY | os.O_DIRECTORY))
@@ -345,7 +344,7 @@ class DiskFiles:
         except BaseException:
             self.close()
             raise
-        with contextlib.suppress(OSError):  # a full disk has no room for the number; the lock holds without it
+        with contextlib.suppress(OSError):  # the lock works without the process id on a full disk
             os.ftruncate(self._lock_fds[1], 0)
             os.pwrite(self._lock_fds[1], f"{os.getpid()}\n".encode(), 0)
         self.reserve()

@@ -1,7 +1,7 @@
-"""Health of the threads and tasks that work in the background: which of them fail, why, and how often in a row.
+"""Health of background threads and tasks: failing steps, their reasons and the number of consecutive failures.
 
-A background step that fails is reported here and retried with backoff. The state is `ok` while the last attempt of every step
-succeeded, `degraded` while a step is being retried, and `failed` once writing has ended. Reports come from any thread.
+A failing background step is reported here and retried with backoff. The state is `ok` while the last attempt of every step succeeded,
+`degraded` while a step is being retried, and `failed` once writing has stopped. Any thread may report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 RETRY_SECONDS_MIN: Final = 0.5
 RETRY_SECONDS_MAX: Final = 15.0
 FAILURES_MAX: Final = 20
-"""Unexpected failures in a row, about four minutes with the backoff between them, after which a step of the log is given up."""
+"""Consecutive unexpected failures, about four minutes with backoff, after which the log gives up a step."""
 
 
 class HealthState(enum.Enum):
@@ -26,12 +26,12 @@ class HealthState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A background step that fails."""
+    """A failing background step."""
 
     step: str
     reason: str
     failures: int
-    """In a row."""
+    """Consecutive failures."""
 
     def __str__(self) -> str:
         return f"{self.step}: {self.reason} ({self.failures} failures in a row)"
@@ -53,7 +53,7 @@ class Health:
         self._ended: Problem | None = None
         self._lock = threading.Lock()
         self.changed: Callable[[HealthReport], None] = lambda report: None
-        """Called, on any thread, when a step begins to fail, recovers, or ends writing."""
+        """Called on any thread when a step starts to fail, recovers, or stops writing."""
 
     def report(self) -> HealthReport:
         with self._lock:
@@ -66,12 +66,12 @@ class Health:
         return HealthReport(HealthState.DEGRADED if problems else HealthState.OK, problems)
 
     def failures(self, step: str) -> int:
-        """How often a step has failed in a row; 0 if its last attempt succeeded."""
+        """Return the consecutive failures of a step; 0 if its last attempt succeeded."""
         problem = self._problems.get(step)
         return problem.failures if problem else 0
 
     def failed(self, step: str, reason: str) -> int:
-        """A step failed and will be retried. Returns how often it has failed in a row."""
+        """Report a failure that will be retried. Returns the number of consecutive failures."""
         with self._lock:
             before = self._problems.get(step)
             failures = before.failures + 1 if before else 1
@@ -90,7 +90,7 @@ class Health:
         self.changed(report)
 
     def ended(self, reason: str) -> None:
-        """Writing has ended for good."""
+        """Report that writing has stopped permanently."""
         with self._lock:
             if self._ended is not None:
                 return
@@ -100,5 +100,5 @@ class Health:
 
 
 def retry_seconds(failures: int) -> float:
-    """Return how long to wait after so many failures in a row."""
+    """Return the pause after this many consecutive failures."""
     return float(min(RETRY_SECONDS_MIN * 2 ** min(failures - 1, 10), RETRY_SECONDS_MAX))

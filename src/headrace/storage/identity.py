@@ -1,4 +1,4 @@
-"""The identity of a data directory: four lines of text that say what it is before anything else is believed.
+"""Identity file of a data directory: four lines of text, read before any other file.
 
 headrace data directory
 format 1
@@ -25,7 +25,7 @@ _TITLE: Final = "headrace data directory"
 @dataclass(frozen=True, slots=True)
 class Identity:
     key: str | None
-    """The fingerprint of the encryption key, None if there is none."""
+    """Fingerprint of the encryption key; None without encryption."""
 
     def encode(self) -> bytes:
         text = f"{_TITLE}\nformat {FORMAT}\nkey {self.key or 'none'}\n".encode()
@@ -33,7 +33,7 @@ class Identity:
 
     @classmethod
     def decode(cls, content: bytes) -> Identity | None:
-        """None if a single bit is wrong. Raises `CorruptData` for a format of another release."""
+        """Decode the file; None if it is damaged. Raises `CorruptData` for the format of another release."""
         text, mark, crc = content.rpartition(b"crc ")
         if not mark or crc != f"{crc32c(text):08x}\n".encode():
             return None
@@ -41,13 +41,13 @@ class Identity:
         if len(lines) != 3 or lines[0] != _TITLE:
             return None
         if lines[1] != f"format {FORMAT}":
-            raise CorruptData(f"the data directory has {lines[1]}; this release reads format {FORMAT}")
+            raise CorruptData(f"data directory format: expected format {FORMAT}, got {lines[1]}; use the release that wrote it")
         key = lines[2].removeprefix("key ")
         return cls(None if key == "none" else key)
 
 
 def read_identity(files: Files) -> tuple[Identity | None, bool]:
-    """(the identity or None, whether there is a file that cannot be read)."""
+    """Return (the identity or None, whether the file exists and is unreadable)."""
     try:
         file = files.open_readonly(PATH)
     except FileNotFoundError:

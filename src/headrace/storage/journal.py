@@ -1,4 +1,4 @@
-"""The journal: one file that is synced before anything is acknowledged.
+"""Journal format and writer. The journal is synced before anything is acknowledged.
 
     0       4       8       12        14      16        24       32        36         40
     +-------+-------+-------+---------+-------+---------+--------+---------+----------+-----------+
@@ -6,13 +6,13 @@
     | 4 B   | u32   | u32   | u16     | u16   | u64     | u64    | u32     | u32      |           |
     +-------+-------+-------+---------+-------+---------+--------+---------+----------+-----------+
 
-A frame is the unit of atomicity: it holds the batches of all partitions one flush touches, whole batches one after the other, and
-it is there whole or not at all. `crc` is the CRC-32C of everything from byte 8 to `size`; `size` counts header and batches.
+A frame is the unit of atomicity. It holds the batches of all partitions that one flush writes, and is valid only as a whole.
+`crc` is the CRC-32C of everything from byte 8 to `size`; `size` counts header and batches.
 `number` counts frames over all journal files, `journal` is the number in the file's name.
 
-A frame starts at a multiple of 4096: rewriting a torn one never touches a sector that holds a synced one. Journal files are
-preallocated and used again under a new name when all they hold is in synced segments; the frames of an earlier life carry an
-earlier journal number and end the file just as zeros do.
+A frame starts at a multiple of 4096, so that rewriting a torn frame never touches a sector of a synced one. Journal files are
+preallocated. Once all their batches are in synced segments they are reused under a new name. Old frames in a reused file have a lower
+journal number and mark the end of the file, as zeros do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
 from headrace.limits import FRAME_BYTES_MAX, KIB, MIB
-from headrace.storage.batch import Batch, Built
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, File, Files
 
@@ -45,9 +45,9 @@ assert _HEADER.size == HEADER_BYTES, "the drawing says 40"
 _CRC = struct.Struct("<I")
 _JOIN_ABOVE: Final = 16
 _JOIN_BELOW_BYTES: Final = 64 * KIB
-"""From so many batches on, unless they are large, one copy of all is cheaper than a checksum call and a write vector for each."""
+"""From this many batches on, unless they are large, one copy of all is cheaper than a checksum call and a write vector entry for each."""
 _SMALL_FILE_BYTES: Final = (1 * MIB, 64 * KIB, ALIGN)
-"""Sizes of a journal file for a disk that has no room for a whole one: deletes and commits need little."""
+"""Fallback sizes of a journal file on a full disk: deletes and commits need little space."""
 
 
 def journal_path(journal: int) -> str:
@@ -55,7 +55,7 @@ def journal_path(journal: int) -> str:
 
 
 def journal_number(name: str) -> int | None:
-    """The number in a file name, or None if this is no journal file."""
+    """Return the number in a file name; None if it is not a journal file."""
     stem = name.removesuffix(SUFFIX)
     return int(stem) if stem != name and len(stem) == 10 and stem.isascii() and stem.isdigit() else None
 
@@ -66,18 +66,18 @@ def aligned(position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame as it was found in a journal file."""
+    """One frame read from a journal file."""
 
     journal: int
     number: int
     position: int
-    batches: list[Batch]
+    batches: list[StoredBatch]
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A stretch of a file that holds nothing readable although something was there: what intact data around it proves."""
+    """An unreadable range of a file, followed by intact data."""
 
     path: str
     position: int
@@ -90,7 +90,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class JournalStart:
-    """Where a new life begins: above every number ever seen, with the old files it may use again."""
+    """Start position of the journal after recovery: numbers above all used ones, and old files to reuse."""
 
     journal: int
     frame: int
@@ -98,41 +98,40 @@ class JournalStart:
 
 
 class SyncFailed(Exception):
-    """fdatasync said no: what the disk holds is unknown, and asking again would not tell."""
+    """fdatasync failed. The content of the disk is unknown, and a second call would not report the failure again."""
 
 
 class Journal:
-    """The writing end. Only the writer appends; the keeper recycles, and syncs what was written without a promise to sync."""
+    """Journal writer. Only the writer thread appends; the maintenance thread recycles files, and syncs frames written without `durable`."""
 
     def __init__(self, files: Files, file_bytes: int, start: JournalStart) -> None:
         self._files = files
         self._file_bytes = file_bytes
         self._file: File | None = None
-        """None after a start that found no room for a file, until an append finds some."""
+        """None if the disk was full at the start, until an append can create a file."""
         self._capacity = 0
-        """The size of `_file`; smaller than `_file_bytes` if the disk was full, larger for a frame that needs it."""
+        """Size of `_file`: smaller than `_file_bytes` if the disk was full, larger for a large frame."""
         self._position = 0
         self._written = self._synced = 0
-        """How many frames were written in this life, and how many of them are durable."""
+        """Frames written since the start, and how many of them are durable."""
         self._failed = ""
-        """Why a sync failed once: whoever comes next must not ask the disk again, which may then say yes."""
+        """Reason of a failed sync. A second sync must not be tried, because it may report success."""
         self._syncing = threading.Lock()
         self._next_frame = start.frame
         self._spares = list(start.spares)
         self._lock = threading.Lock()
-        """Guards `_spares`: the keeper puts files there, the writer takes them."""
+        """Guards `_spares`: the maintenance thread adds files, the writer takes them."""
         self.current = start.journal
-        """The number of the file that frames go to."""
+        """Number of the file that is being written."""
 
     @property
     def next_frame(self) -> int:
         return self._next_frame
 
     def start(self) -> None:
-        """Make the first file of this life; when this returns its name is durable, so its number was never used before.
+        """Create the first file. Its name is durable when this returns, so its number was never used before.
 
-        On a full disk there may be no file afterwards. The records there are can be read and deleted all the same, and each append
-        tries again.
+        On a full disk there may be no file afterwards. Existing records can then be read and deleted, and each append tries again.
         """
         self._files.make_dir(DIRECTORY)
         self._spares = [number for number in self._spares if file_size(self._files, journal_path(number)) == self._file_bytes]
@@ -143,7 +142,7 @@ class Journal:
                 raise
 
     def _open(self, journal: int, frame_bytes: int) -> None:
-        """Go on in a new file with room for the frame. A failure leaves the journal as it was, and may be tried again."""
+        """Continue in a new file with room for the frame. A failure leaves the journal unchanged and may be retried."""
         with self._lock:
             if self._spares and frame_bytes <= self._file_bytes:
                 file, capacity = self._reuse(journal), self._file_bytes
@@ -163,7 +162,7 @@ class Journal:
                 file.close()
                 raise
         except BaseException:
-            # Renamed again by the next attempt, so that the sync of the directory has something new to write.
+            # The next attempt renames it again, so that the directory sync has a change to write.
             with contextlib.suppress(OSError):
                 self._files.rename(journal_path(journal), journal_path(spare))
                 self._spares.append(spare)
@@ -172,7 +171,7 @@ class Journal:
 
     def _create(self, journal: int, frame_bytes: int) -> tuple[File, int]:
         path = journal_path(journal)
-        self._files.remove(path)  # what a failed attempt could not remove; no frame was ever written to it
+        self._files.remove(path)  # a failed attempt may have left it; it has no frames
         file = self._files.open(path, create=True)
         try:
             capacity = self._allocate(file, frame_bytes)
@@ -185,7 +184,7 @@ class Journal:
         return file, capacity
 
     def _allocate(self, file: File, frame_bytes: int) -> int:
-        """Reserve the usual size or, on a full disk, what there is room for. Returns the size."""
+        """Reserve the usual size or, on a full disk, a smaller one. Returns the size."""
         wanted = (self._file_bytes, *(size for size in _SMALL_FILE_BYTES if size < self._file_bytes))
         *sizes, least = dict.fromkeys(max(size, aligned(frame_bytes)) for size in wanted)
         for size in sizes:
@@ -194,20 +193,20 @@ class Journal:
             except OSError as failure:
                 if failure.errno not in DISK_FULL_ERRNOS:
                     raise
-                file.truncate(0)  # a part of it may have been reserved
+                file.truncate(0)  # free what was reserved
             else:
                 return size
         file.allocate(least)
         return least
 
     def append(self, batches: list[Built]) -> None:
-        """Write one frame; `sync` makes it durable. A failed write leaves no whole frame behind and may be tried again."""
+        """Write one frame; `sync` makes it durable. A failed write leaves no valid frame and may be retried."""
         size = HEADER_BYTES + sum(built[0].size for built in batches)
         assert size <= FRAME_BYTES_MAX
         if self._file is None:
             self._open(self.current, size)
         elif self._position + size > self._capacity:
-            self.sync()  # a frame of the next file must never outlive one of this file
+            self.sync()  # frames of the next file must not be durable before those of this one
             self._open(self.current + 1, size)
         header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), 0)
         crc = crc32c(header[8:])
@@ -223,10 +222,9 @@ class Journal:
         self._written += 1
 
     def sync(self) -> None:
-        """Make every frame so far durable. Raises `SyncFailed`, after which the journal must not be used again.
+        """Make all frames written so far durable. Raises `SyncFailed`, after which the journal must not be used again.
 
-        The writer and the keeper both come here: whoever finds the other one syncing waits, and then looks whether that covered
-        its own frames.
+        The writer and the maintenance thread call this. Each waits for a sync of the other, and returns if that covered its own frames.
         """
         with self._syncing:
             if self._failed:
@@ -243,7 +241,7 @@ class Journal:
             self._synced = written
 
     def recycle(self, below: int, keep: int) -> None:
-        """Everything in files numbered below `below` is in synced segments: keep a few of them for later, remove the rest."""
+        """Keep up to `keep` of the files numbered below `below` for reuse and remove the rest. Their batches are in synced segments."""
         with self._lock:
             numbers = [number for name in self._files.list(DIRECTORY) if (number := journal_number(name)) is not None]
             for number in numbers:
@@ -277,7 +275,7 @@ def sync_file(files: Files, path: str) -> None:
 
 
 def _frame_at(content: bytes, position: int, journal: int, number_min: int, path: str, keyring: Keyring | None) -> Frame | None:
-    """The whole, intact frame of this journal at `position`, or None. Frame numbers rise, so a lower one is a copy from elsewhere."""
+    """Return the intact frame of this journal at `position`, or None. Frame numbers ascend, so a lower one is a stale copy."""
     if len(content) - position < HEADER_BYTES:
         return None
     magic, crc, size, version, flags, number_of_journal, number, count, reserved = _HEADER.unpack_from(content, position)
@@ -290,17 +288,17 @@ def _frame_at(content: bytes, position: int, journal: int, number_min: int, path
     batches = []
     at = position + HEADER_BYTES
     for _ in range(count):
-        batch = Batch.parse(content, at, where=f"{path} at byte {at}", keyring=keyring)
+        batch = StoredBatch.parse(content, at, where=f"{path} at byte {at}", keyring=keyring)
         batches.append(batch)
         at += batch.header.size
     if at != position + size:
-        raise CorruptData(f"{path} at byte {position}: a frame with a good checksum has {position + size - at} bytes too many")
+        raise CorruptData(f"{path} at byte {position}: a frame with a valid checksum has {position + size - at} excess bytes")
     return Frame(journal, number, position, batches, size)
 
 
 def read_journal(files: Files, journal: int, keyring: Keyring | None, damaged: Callable[[Damage], None]) -> Iterator[Frame]:
-    """All intact frames in order. What follows the last one is the torn tail and is passed over in silence; what lies between
-    two intact ones was acknowledged once, is reported to `damaged`, and does not hide what comes after it."""
+    """Yield all intact frames in order. The torn tail after the last one is ignored. Unreadable bytes between two intact frames were
+    acknowledged once: they are reported to `damaged` and skipped."""
     path = journal_path(journal)
     file = files.open_readonly(path)
     try:

@@ -1,4 +1,4 @@
-"""The manifest: what the last checkpoint made sure of.
+"""Manifest file: the state that the last checkpoint made durable.
 
     0       4       8       12        14         16        24      32      36     40
     +-------+-------+-------+---------+----------+---------+-------+-------+------+-----------+
@@ -8,12 +8,12 @@
     entry: log u32, reserved u32, first offset u64, end offset u64, segment base u64, segment size u64       (40 bytes)
     then, up to `size`, deleted logs: log u32, reserved u32, journal u64                                     (16 bytes)
 
-All that journal files numbered below `journal` hold is in synced segments. `next` is the lowest log number never given.
-An entry says which offsets its log held at the checkpoint, and how much of which segment was synced last. A log that has neither kind of
-entry is younger than the checkpoint. A deleted one is named as long as journal files that are still needed, those up to its `journal`,
-may hold batches of it.
+All batches in journal files numbered below `journal` are in synced segments. `next` is the lowest unused log number.
+An entry holds the offsets of its log at the checkpoint, and the base and synced size of its last segment. A log without an entry is
+younger than the checkpoint. A deleted log is listed as long as journal files that are still needed, up to its `journal`, may hold
+batches of it.
 
-The file is replaced by rename, so there is always a whole one. Without one, recovery reads every segment and every journal file.
+The file is replaced by rename, so it is always complete. Without it, recovery reads every segment and every journal file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ assert _HEADER.size == 40 and _ENTRY.size == 40 and _DELETED.size == 16, "the dr
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """One log at the time of the checkpoint."""
+    """State of one log at the checkpoint."""
 
     first: int
     end: int
@@ -53,7 +53,7 @@ class Manifest:
     next_log: int = 0
     logs: dict[int, Checkpointed] = field(default_factory=dict)
     deleted: dict[int, int] = field(default_factory=dict)
-    """Deleted logs, and the last journal file that may hold batches of each."""
+    """Deleted logs, each with the last journal file that may hold batches of it."""
 
     def encode(self) -> bytes:
         entries = b"".join(
@@ -67,7 +67,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, content: bytes) -> Manifest | None:
-        """The manifest, or None if a single bit of it is wrong."""
+        """Decode the manifest; None if it is damaged."""
         if len(content) < _HEADER.size:
             return None
         magic, crc, size, version, _, journal, frame, next_log, count = _HEADER.unpack_from(content)
@@ -84,7 +84,7 @@ class Manifest:
 
 
 def write_manifest(files: Files, manifest: Manifest) -> None:
-    """Durable when it returns: content first, then the name."""
+    """Write the manifest. It is durable when this returns."""
     files.remove(_TEMPORARY)
     file = files.open(_TEMPORARY, create=True)
     try:
@@ -97,7 +97,7 @@ def write_manifest(files: Files, manifest: Manifest) -> None:
 
 
 def read_manifest(files: Files) -> tuple[Manifest | None, bool]:
-    """(the manifest or None, whether there is a file that cannot be read)."""
+    """Return (the manifest or None, whether the file exists and is unreadable)."""
     try:
         file = files.open_readonly(PATH)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""One partition: its segments on disk, its tail in memory, and the reads over both.
+"""One partition: its segments on disk, its tail in memory, and reads over both.
 
     first ………………………………………… segments ……………………………………… | tail ……… end
     [ closed segment ][ closed segment ][ active segment ][ batch ][ batch ]
 
-A batch is in the tail from the moment its journal frame is safe until the keeper has written it to the active segment; readers
-see it all the time. The writer appends to the tail, the keeper moves batches from its front to the segment, readers take
-snapshots: `lock` guards the few lines where these meet, and is never held over disk access.
+A batch is in the tail from the moment its journal frame is safe until maintenance has written it to the active segment. It is readable
+all the time. The writer appends to the tail, maintenance moves batches from its front to the segment, readers take snapshots. `lock`
+guards the few shared lines and is never held during disk access.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.records import AnyBatch, Bounds
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Batch, Built
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
 from headrace.storage.journal import Damage
@@ -30,23 +30,26 @@ _DAMAGED = -1
 
 
 class PartialReads:
-    """Batches of which a reader took only the front: it will be back for the rest, and need not read and verify them again."""
+    """Cache of batches that were read only in part. The reader that continues need not read and verify them again.
+
+    An entry is valid for one `Partition.generation`, because compaction may have removed records of the batch since.
+    """
 
     def __init__(self, count_max: int = 64) -> None:
-        self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
+        self._batches: OrderedDict[tuple[int, int, int], StoredBatch] = OrderedDict()
         self._count_max = count_max
         self._lock = threading.Lock()
 
-    def put(self, log: int, offset: int, batch: Batch) -> None:
-        """A reader of `log` will go on at `offset`, inside `batch`."""
+    def put(self, log: int, generation: int, offset: int, batch: StoredBatch) -> None:
+        """Keep `batch` for the reader of `log` that continues at `offset`."""
         with self._lock:
-            self._batches[log, offset] = batch
+            self._batches[log, generation, offset] = batch
             if len(self._batches) > self._count_max:
                 self._batches.popitem(last=False)
 
-    def take(self, log: int, offset: int) -> Batch | None:
+    def take(self, log: int, generation: int, offset: int) -> StoredBatch | None:
         with self._lock:
-            return self._batches.pop((log, offset), None)
+            return self._batches.pop((log, generation, offset), None)
 
     def forget(self, log: int) -> None:
         with self._lock:
@@ -56,7 +59,7 @@ class PartialReads:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How one log is kept. Zero means: no limit."""
+    """Settings of one log. Zero means no limit."""
 
     segment_bytes: int = 128 * 1024 * 1024
     compress: bool = False
@@ -66,12 +69,12 @@ class LogOptions:
     retention_bytes: int = 0
     tombstone_retention_ms: int = 24 * 3600 * 1000
     expired_keep_ms: int = 0
-    """How long a segment stays after the last of its records has expired."""
+    """Time for which a segment is kept after the last of its records has expired."""
 
 
 @dataclass(slots=True)
-class Commons:
-    """What all partitions of a store share."""
+class StoreContext:
+    """State that all partitions of a store use."""
 
     files: Files
     keyring: Keyring | None
@@ -81,7 +84,7 @@ class Commons:
 
 @dataclass(slots=True)
 class Pending:
-    """Runs that one flush adds to one log, before they are batches."""
+    """Record batches that one flush appends to one log."""
 
     partition: Partition
     base_offset: int
@@ -89,33 +92,33 @@ class Pending:
 
 
 class Partition:
-    """The log of one partition. `id` is the number under which journal and segments know it; it is never used again."""
+    """Log of one partition. `id` is its number in journal and segments, which is never reused."""
 
-    def __init__(self, commons: Commons, log: int, options: LogOptions) -> None:
+    def __init__(self, context: StoreContext, log: int, options: LogOptions) -> None:
         self.id = log
         self.options = options
         self.first = 0
         self.end = 0
-        """The next offset readers may wait for; what is below it is safe."""
+        """End of the readable offsets. Everything below it is safe."""
         self.next = 0
-        """The next offset to give; the writer's own, ahead of `end` only during a flush."""
+        """Next offset to assign. Only the writer uses it; it is ahead of `end` only during a flush."""
         self.segments: list[Segment] = []
         self.tail: list[Built] = []
         self.tail_bytes = 0
         self.spilled_bytes = 0
-        """What `spill` has moved since the store was opened."""
+        """Bytes that `spill` has moved since the store was opened."""
         self.dropped = False
         self.lock = threading.Lock()
         self.generation = 0
-        """Counts the times compaction or retention changed `segments`, for readers that were under way."""
+        """Number of changes of `segments` by compaction or retention. Readers compare it."""
         self.compacted_to = 0
-        """Offsets below this have been through compaction since the store was opened."""
+        """Offsets below this were compacted since the store was opened."""
         self._batch_bytes = 0
-        """The size of the batch read last: the next one is probably as large."""
-        self._partial_reads = commons.partial_reads
-        self._files = commons.files
-        self._keyring = commons.keyring
-        self._damaged = commons.damaged
+        """Size of the last batch read, as an estimate for the next one."""
+        self._partial_reads = context.partial_reads
+        self._files = context.files
+        self._keyring = context.keyring
+        self._damaged = context.damaged
 
     @property
     def keyring(self) -> Keyring | None:
@@ -130,10 +133,10 @@ class Partition:
         with self.lock:
             return sum(segment.size for segment in self.segments) + self.tail_bytes
 
-    # The writer's side.
+    # Called by the writer.
 
     def push(self, batches: list[Built]) -> int:
-        """These batches are safe in the journal: show them to readers. Returns their size in bytes."""
+        """Make batches readable that are safe in the journal. Returns their size in bytes."""
         size = batches[0][0].size if len(batches) == 1 else sum(header.size for header, _ in batches)
         with self.lock:
             if self.dropped:
@@ -143,10 +146,10 @@ class Partition:
             self.end = self.next
         return size
 
-    # The keeper's side.
+    # Called by maintenance.
 
     def spill(self) -> None:
-        """Write the tail to segments. What cannot be written stays in the tail, readable and safe."""
+        """Write the tail to segments. Batches that cannot be written stay in the tail, readable and safe."""
         while True:
             with self.lock:
                 batches, segment = list(self.tail), self.segments[-1] if self.segments else None
@@ -169,7 +172,7 @@ class Partition:
         if self.segments:
             closing = self.segments[-1]
             if closing.dirty:
-                closing.sync()  # recovery looks for the end of a log in its last segment only: the others must be whole
+                closing.sync()  # recovery searches the end of a log only in its last segment
             closing.load_index(self._keyring, self._damaged)
             closing.store_index()
         else:
@@ -180,12 +183,12 @@ class Partition:
         return segment
 
     def roll(self) -> None:
-        """Close the active segment. The new one keeps the place of the next offset on disk even when retention then removes all others."""
+        """Close the active segment. The new one preserves the next offset on disk, even if retention then removes all others."""
         if self.segments and self.segments[-1].size > HEADER_BYTES:
             self._roll(self.segments_end())
 
     def drop(self) -> int:
-        """The log is deleted: forget everything, and take nothing that is still under way. Returns how many bytes the tail had."""
+        """Discard everything after the log was deleted, and ignore later pushes. Returns the size of the tail in bytes."""
         with self.lock:
             dropped, self.tail_bytes, self.tail, self.segments = self.tail_bytes, 0, [], []
             self.dropped = True
@@ -193,36 +196,36 @@ class Partition:
         return dropped
 
     def segments_end(self) -> int:
-        """The offset behind everything that is in segments."""
+        """Return the offset after the last batch in segments."""
         with self.lock:
             return self.tail[0][0].base_offset if self.tail else self.end
 
-    # Readers.
+    # Called by readers.
 
-    def read(self, offset: int, bytes_max: int, records_max: int, *, cached_only: bool = False) -> list[Batch]:
-        """See the engine contract. Keys and values are what `bytes_max` counts."""
+    def read(self, offset: int, bytes_max: int, records_max: int, *, cached_only: bool = False) -> list[StoredBatch]:
+        """Read as the engine contract defines. `bytes_max` counts keys and values."""
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
-        taken, end = _Taken(offset, bytes_max, records_max), self.end
-        partial = self._partial_reads.take(self.id, offset)
+        taken, end, generation = _Taken(offset, bytes_max, records_max), self.end, self.generation
+        partial = self._partial_reads.take(self.id, generation, offset)
         if partial is not None:
             taken.take(partial)
         try:
             while not taken.full and taken.offset < end:
                 self._read_on(taken, cached_only)
         except NotCached:
-            if partial is not None:  # the caller reads once more, from the disk this time
-                self._partial_reads.put(self.id, offset, partial)
+            if partial is not None:  # the caller retries with disk access
+                self._partial_reads.put(self.id, generation, offset, partial)
             raise
         except (CorruptData, Unavailable):
             if not taken.batches:
                 raise
         if taken.rest is not None:
-            self._partial_reads.put(self.id, taken.offset, taken.rest)
+            self._partial_reads.put(self.id, generation, taken.offset, taken.rest)
         return taken.batches
 
     def _read_on(self, taken: _Taken, cached_only: bool) -> None:
-        """Add what the tail, or the one segment that covers `taken.offset`, has from there on. Moves past offsets that are missing."""
+        """Add batches from the tail or from the one segment that covers `taken.offset`. Skips missing offsets."""
         offset = taken.offset
         with self.lock:
             tail = self._tail_from(offset, taken.bytes_left)
@@ -230,7 +233,7 @@ class Partition:
             spilled = self.tail[0][0].base_offset if self.tail else self.end
         if tail:
             for built in tail:
-                if not taken.take(Batch.of_built(built, self._keyring)):
+                if not taken.take(StoredBatch.of_built(built, self._keyring)):
                     break
             return
         number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
@@ -244,7 +247,7 @@ class Partition:
                 raise Unavailable(f"{segments[number].path}: cannot be read now: {failure.strerror or failure}; try again") from failure
             if generation == self.generation:
                 raise CorruptData(f"{segments[number].path}: cannot be read: {failure.strerror or failure}") from failure
-        if generation != self.generation:  # compaction or retention came between: look again
+        if generation != self.generation:  # compaction or retention changed the segments: retry
             taken.offset = max(offset, self.first)
             return
         if found.batches or found.full:
@@ -255,7 +258,7 @@ class Partition:
         taken.offset = max(stop, offset + 1)
 
     def _tail_from(self, offset: int, bytes_max: int) -> list[Built]:
-        """Batches of the tail from `offset` on, enough for `bytes_max`; none if `offset` is in a segment. Called with the lock held."""
+        """Return batches of the tail from `offset` on, enough for `bytes_max`; none if `offset` is in a segment. Requires the lock."""
         if not self.tail or offset < self.tail[0][0].base_offset:
             return []
         start = stop = bisect_right(self.tail, offset, key=lambda item: item[0].base_offset) - 1
@@ -263,11 +266,11 @@ class Partition:
         while stop < len(self.tail) and size <= bytes_max:
             size += self.tail[stop][0].size
             stop += 1
-        # The first batch may end before `offset` (a gap), so one more is always taken along.
+        # The first batch may end before `offset` (a gap), so one more is always included.
         return self.tail[start : stop + 1]
 
     def _read_segment(self, segment: Segment, stop: int, taken: _Taken, cached_only: bool) -> _Taken:
-        """Take batches of one segment from `taken.offset` on; none if it holds none below `stop`."""
+        """Take batches of one segment from `taken.offset` on; none if it has none below `stop`."""
         offset = taken.offset
         hint = segment.hints.get(offset)
         if hint is None:
@@ -280,7 +283,7 @@ class Partition:
         want = max(taken.bytes_left + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
         while position < size:
             file, length = segment.file(), min(want, size - position)
-            window = file.glance_at(position, length) if cached_only else file.read_at(position, length)
+            window = file.read_cached(position, length) if cached_only else file.read_at(position, length)
             consumed, want = self._take_window(segment, window, position, taken, stop)
             if want == _DAMAGED:
                 if taken.batches:
@@ -298,7 +301,7 @@ class Partition:
         return taken
 
     def _indexed_position(self, segment: Segment, offset: int) -> int:
-        """Where the index says to start, if the batch there agrees; otherwise the index is wrong and is made anew."""
+        """Return the position that the index gives, if the batch there matches. Otherwise the index is wrong and is rebuilt."""
         index = segment.load_index(self._keyring, self._damaged)
         position, base_offset = index.position_for_offset(offset)
         head = segment.file().read_at(position, batch_format.HEADER_BYTES)
@@ -310,7 +313,7 @@ class Partition:
         return segment.rebuild_index(self._keyring, self._damaged).position_for_offset(offset)[0]
 
     def _take_window(self, segment: Segment, window: bytes | memoryview, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
-        """(bytes consumed, bytes wanted next). Nothing wanted: the end of what was asked for; `_DAMAGED`: no batch at `position`."""
+        """Return (bytes consumed, bytes wanted next). 0 wanted: the read is complete. `_DAMAGED`: there is no valid batch at `position`."""
         at = 0
         while len(window) - at >= batch_format.HEADER_BYTES:
             try:
@@ -318,9 +321,9 @@ class Partition:
                 if at + header.size > len(window):
                     if at + position + header.size <= segment.size:
                         return at, header.size
-                    raise CorruptData(f"{segment.path}: a batch is cut by the end of the file")
+                    raise CorruptData(f"{segment.path}: a batch is truncated by the end of the file")
                 if header.base_offset >= stop or header.next_offset <= taken.offset:
-                    # What is passed over because of its offsets must have them: a flipped bit may hide all that follows.
+                    # A batch that is skipped because of its offsets must be verified: a flipped bit could hide all batches after it.
                     batch_format.check_crc(window, at, header, segment.path)
                     if header.base_offset >= stop:
                         return at, 0
@@ -329,12 +332,12 @@ class Partition:
             except CorruptData:
                 return (at, batch_format.HEADER_BYTES) if at else (0, _DAMAGED)
             at += header.size
-        if at == 0:  # less than a header is left
+        if at == 0:  # fewer bytes than a header are left
             return 0, _DAMAGED
         return at, batch_format.HEADER_BYTES if at + position < segment.size else 0
 
     def _read_past_damage(self, segment: Segment, position: int, stop: int, taken: _Taken, hinted: bool) -> _Taken:
-        """Something at `position` is not a batch. A stale hint or index is dropped; real damage is reported and stepped over."""
+        """Read on after an invalid batch at `position`. A stale hint or index is dropped; damage is reported and skipped."""
         segment.hints.clear()
         if hinted:
             return self._read_segment(segment, stop, taken, False)
@@ -352,7 +355,7 @@ class Partition:
         segment.hints[offset] = position
 
     def offset_for_time(self, timestamp: int) -> int:
-        """The first offset at or after `timestamp`, `end` if there is none. May read the disk."""
+        """Return the first offset at or after `timestamp`; `end` if there is none. May read the disk."""
         try:
             return self._offset_for_time(timestamp)
         except OSError as failure:
@@ -371,16 +374,16 @@ class Partition:
                         return max(_first_at(batch, timestamp), self.first)
         for built in tail:
             if built[0].max_timestamp >= timestamp:
-                return _first_at(Batch.of_built(built, self._keyring), timestamp)
+                return _first_at(StoredBatch.of_built(built, self._keyring), timestamp)
         return end
 
 
-def _first_at(batch: Batch, timestamp: int) -> int:
+def _first_at(batch: StoredBatch, timestamp: int) -> int:
     return next(offset for offset, stamp in zip(batch.offsets(), batch.timestamps(), strict=True) if stamp >= timestamp)
 
 
 def _fitting(batches: list[Built], room: int) -> list[Built]:
-    """As many from the front as fit into `room` bytes, at least one."""
+    """Return as many batches from the front as fit into `room` bytes, at least one."""
     for count, (header, _) in enumerate(batches):
         room -= header.size
         if room < 0:
@@ -389,24 +392,24 @@ def _fitting(batches: list[Built], room: int) -> list[Built]:
 
 
 class _Taken:
-    """Collects batches from an offset on until enough bytes or records are there."""
+    """Collects batches from an offset on, up to a number of bytes or records."""
 
     __slots__ = ("batches", "bytes_left", "full", "is_onward", "offset", "records_left", "rest")
 
     def __init__(self, offset: int, bytes_max: int, records_max: int, *, is_onward: bool = False) -> None:
         self.offset = offset
-        """Where to go on."""
+        """Next offset to read."""
         self.bytes_left = bytes_max
         self.records_left = records_max
-        self.batches: list[Batch] = []
+        self.batches: list[StoredBatch] = []
         self.full = False
-        self.rest: Batch | None = None
-        """The batch of which `offset` and what follows it was not taken."""
+        self.rest: StoredBatch | None = None
+        """Batch that was taken in part; `offset` lies in it."""
         self.is_onward = is_onward
-        """Whether records were taken before these: then even the first has to fit."""
+        """Whether earlier records were taken: then even the first one here has to fit."""
 
     def onward(self) -> _Taken:
-        """Return a collection of what may still be taken. It is added by `add`, or dropped."""
+        """Return a collection with the remaining limits, to be added with `add` or discarded."""
         return _Taken(self.offset, self.bytes_left, self.records_left, is_onward=self.is_onward or bool(self.batches))
 
     def add(self, more: _Taken) -> None:
@@ -414,8 +417,8 @@ class _Taken:
         self.offset, self.bytes_left, self.records_left = more.offset, more.bytes_left, more.records_left
         self.full, self.rest = more.full, more.rest
 
-    def take(self, batch: Batch) -> bool:
-        """Take what fits; False when no more is wanted. The first record is taken however large it is."""
+    def take(self, batch: StoredBatch) -> bool:
+        """Take the records that fit. Returns False when a limit is reached. The first record is taken regardless of its size."""
         part = batch.from_offset(self.offset)
         if not len(part):
             self.offset = max(self.offset, batch.next_offset)

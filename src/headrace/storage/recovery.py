@@ -1,19 +1,19 @@
-"""Recovery: from whatever a crash left on the disk to a store that keeps every promise it made. The steps are those of docs/storage.md.
+"""Recovery of a store after a crash. docs/storage.md describes the same steps.
 
-1. Identity. Refuse another format, a wrong key, a missing key.
-2. Manifest. What the last checkpoint made sure of; without one, everything is read.
-3. Journal. Read the files the manifest still needs, in order, frame by frame. A torn end is the end. Damage between intact frames is
-   reported and stepped over.
-4. Segments. Of each log list them, drop what a finished compaction or retention left over, and look at headers.
-5. Ends. Read on from the checkpoint. From the first batch that the journal has, the journal's word counts and is written again. Where
-   neither has the next batch, the hole is reported and what follows it is kept.
+1. Identity. Reject another format, a wrong key, a missing key.
+2. Manifest. Read the state of the last checkpoint; without it, read everything.
+3. Journal. Read the files that the manifest still needs, in order, frame by frame. A torn end is the end. Damage between intact frames is
+   reported and skipped.
+4. Segments. List those of each log, remove what a finished compaction or retention left over, and read headers.
+5. Ends. Read on from the checkpoint. From the first batch that the journal has, the journal takes precedence and is written again. Where
+   neither has the next batch, the gap is reported and later batches are kept.
 6. Tails. Batches of the journal that continue the log become its tail in memory, and go to segments with the next checkpoint. A gap
-   between them is reported; what follows it is kept.
-7. Number the next journal file, log and frame above all that were ever seen.
+   between them is reported, and later batches are kept.
+7. Numbers. The next journal file, log and frame get numbers above all used ones.
 
-Journal files and directories are synced once they are read. Written are only: a missing identity, the header of a segment that was
-being created, batches of the journal that a closed segment misses, and the cut of what is no batch at the end of a segment; removed
-are left-overs. A second recovery finds the same.
+Recovery syncs journal files and directories after reading them. It writes only a missing identity, the header of a segment that was being
+created, and batches of the journal that a closed segment lacks. It truncates invalid bytes at the end of a segment and removes left-overs.
+A second recovery finds the same state.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData
 from headrace.storage import journal as journal_format
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.crypt import Keyring, WrongKey
 from headrace.storage.files import Files
 from headrace.storage.identity import Identity, read_identity, write_identity
 from headrace.storage.journal import Damage, JournalStart, file_size, journal_number, journal_path, read_journal, sync_file
 from headrace.storage.manifest import PATH as MANIFEST_PATH
 from headrace.storage.manifest import Checkpointed, Manifest, read_manifest
-from headrace.storage.partition import Commons, LogOptions, Partition
+from headrace.storage.partition import LogOptions, Partition, StoreContext
 from headrace.storage.segment import (
     HEADER_BYTES,
     INDEX_SUFFIX,
@@ -48,7 +48,7 @@ from headrace.storage.segment import (
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What was found, for people and for tests."""
+    """Findings of a recovery."""
 
     damages: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -56,15 +56,15 @@ class RecoveryReport:
     batches_replayed: int = 0
     next_log: int = 0
     deleted: dict[int, int] = field(default_factory=dict)
-    """As the manifest has them."""
+    """Deleted logs of the manifest."""
 
     def damaged(self, damage: Damage) -> None:
         if damage not in self.damages:
             self.damages.append(damage)
 
 
-def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partition], JournalStart]:
-    files, keyring = commons.files, commons.keyring
+def recover(context: StoreContext, report: RecoveryReport) -> tuple[dict[int, Partition], JournalStart]:
+    files, keyring = context.files, context.keyring
     _check_identity(files, keyring, report)
     _sync_names(files)
     manifest, unreadable = read_manifest(files)
@@ -73,12 +73,12 @@ def recover(commons: Commons, report: RecoveryReport) -> tuple[dict[int, Partiti
         report.damaged(Damage(MANIFEST_PATH, 0, size, "unreadable; every segment and journal file is read instead"))
     known = manifest or Manifest()
     replayed, start = _read_journals(files, keyring, known, report)
-    remove_logs(files, sorted(known.deleted))  # finishes what a crash interrupted
+    remove_logs(files, sorted(known.deleted))  # a crash may have interrupted their removal
     partitions: dict[int, Partition] = {}
     for log in sorted(logs_on_disk(files) | known.logs.keys() | replayed.keys()):
         if log in known.deleted:
             continue
-        partition = partitions[log] = Partition(commons, log, LogOptions())
+        partition = partitions[log] = Partition(context, log, LogOptions())
         batches = sorted(replayed.get(log, []), key=lambda batch: batch.header.base_offset)
         _open_segments(files, partition, known.logs.get(log), report)
         behind = _find_end(partition, known.logs.get(log), batches, keyring, report)
@@ -109,8 +109,8 @@ def _check_identity(files: Files, keyring: Keyring | None, report: RecoveryRepor
 
 
 def _sync_names(files: Files) -> None:
-    """A process that died may have left names in the page cache only. What is decided by them, such as which journal files are free,
-    must not be undone by a power cut."""
+    """Sync names that a killed process left in the page cache only. Decisions based on them, such as which journal files are free, must
+    survive a power cut."""
     files.sync_dir("")
     if files.list(LOGS):
         files.sync_dir(LOGS)
@@ -121,10 +121,10 @@ def _sync_names(files: Files) -> None:
 
 def _read_journals(
     files: Files, keyring: Keyring | None, manifest: Manifest, report: RecoveryReport
-) -> tuple[dict[int, list[Batch]], JournalStart]:
-    """The batches of all frames by log, and where the new journal starts."""
+) -> tuple[dict[int, list[StoredBatch]], JournalStart]:
+    """Return the batches of all frames by log, and the start of the new journal."""
     numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
-    replayed: dict[int, list[Batch]] = {}
+    replayed: dict[int, list[StoredBatch]] = {}
     frame_next = manifest.frame
     for number in numbers:
         if number < manifest.journal:
@@ -134,7 +134,7 @@ def _read_journals(
             frame_next = max(frame_next, frame.number + 1)
             for batch in frame.batches:
                 replayed.setdefault(batch.header.log, []).append(batch)
-        # A process that died may have left frames in the page cache only: they must not be outlived by the frames of this one.
+        # A killed process may have left frames in the page cache only. They must not be lost if later frames survive.
         sync_file(files, journal_path(number))
     journal_next = max([manifest.journal, 1, *(number + 1 for number in numbers)])
     return replayed, JournalStart(journal_next, frame_next, [number for number in numbers if number < manifest.journal])
@@ -148,14 +148,14 @@ def logs_on_disk(files: Files) -> set[int]:
 
 
 def _open_segments(files: Files, partition: Partition, known: Checkpointed | None, report: RecoveryReport) -> None:
-    """Fill in the partition's segments and its first offset."""
+    """Set the partition's segments and first offset."""
     log = partition.id
     names = files.list(log_directory(log))
     for name in names:
         if name.endswith(TEMPORARY_SUFFIX):
             files.remove(f"{log_directory(log)}/{name}")
     bases = sorted(base for name in names if (base := segment_base(name)) is not None)
-    if known and known.segment_size:  # one that could not be made, and stands where the active one went on
+    if known and known.segment_size:  # its creation failed, and the active segment continued
         for base in [base for base in bases if known.segment_base < base < known.end]:
             files.remove(segment_path(log, base))
             files.sync_dir(log_directory(log))
@@ -170,7 +170,7 @@ def _open_segments(files: Files, partition: Partition, known: Checkpointed | Non
             files.remove(f"{log_directory(log)}/{name}")
     partition.first = max(min(kept, default=0), known.first if known else 0)
     if known and known.segment_size and not kept:
-        report.damaged(Damage(log_directory(log), 0, 0, f"no segment is left; offsets {known.first} to {known.end - 1} are missing"))
+        report.damaged(Damage(log_directory(log), 0, 0, f"all segments are gone; offsets {known.first} to {known.end - 1} are missing"))
         partition.first = known.end
     elif known and known.segment_size and partition.first > known.first:
         what = f"the first segment is gone; offsets {known.first} to {partition.first - 1} are missing"
@@ -189,16 +189,16 @@ def _open_segment(files: Files, log: int, base: int, known: Checkpointed | None,
     try:
         covers_to = parse_segment_header(head, log=log, base_offset=base, where=path)
     except CorruptData as damage:
-        # Its batches name their log and offsets themselves, so they are still good.
+        # Its batches contain their log and offsets, so they are still valid.
         if checkpointed or (known is None and size > HEADER_BYTES):
             report.damaged(Damage(path, 0, HEADER_BYTES, str(damage)))
     if not checkpointed and not covers_to:
-        files.open(path).write_at(0, [encode_segment_header(log, base)])  # it was being created, or may not be on the disk yet
+        files.open(path).write_at(0, [encode_segment_header(log, base)])  # it was being created, or may not be durable
     return Segment(files, log, base, size=max(size, HEADER_BYTES), covers_to=covers_to)
 
 
 def _without_left_overs(files: Files, segments: list[Segment], known: Checkpointed | None) -> list[Segment]:
-    """Remove what compaction has replaced and what the manifest says retention has removed."""
+    """Remove segments that compaction has replaced and those that the manifest excludes (retention)."""
     kept: list[Segment] = []
     covered = known.first if known else 0
     for number, segment in enumerate(segments):
@@ -214,11 +214,11 @@ def _without_left_overs(files: Files, segments: list[Segment], known: Checkpoint
 
 
 def _find_end(
-    partition: Partition, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
-) -> list[Batch]:
-    """Read what the checkpoint did not make sure of. Returns intact batches that lie behind the place where the journal takes over."""
+    partition: Partition, known: Checkpointed | None, batches: list[StoredBatch], keyring: Keyring | None, report: RecoveryReport
+) -> list[StoredBatch]:
+    """Read segments beyond the checkpoint. Returns intact batches after the position where the journal takes over."""
     partition.end = partition.next = max(partition.first, known.end if known else 0)
-    behind: list[Batch] = []
+    behind: list[StoredBatch] = []
     for number, segment in enumerate(partition.segments):
         if known and segment.base_offset < known.segment_base:
             continue
@@ -233,23 +233,23 @@ def _find_end(
 
 
 def _find_segment_end(
-    segment: Segment, known: Checkpointed | None, batches: list[Batch], keyring: Keyring | None, report: RecoveryReport
-) -> tuple[int, list[Batch]]:
-    """(the offset behind what the segment holds from now on, intact batches left behind that)."""
+    segment: Segment, known: Checkpointed | None, batches: list[StoredBatch], keyring: Keyring | None, report: RecoveryReport
+) -> tuple[int, list[StoredBatch]]:
+    """Return (the offset after the batches that stay in the segment, the intact batches after it)."""
     position, end = HEADER_BYTES, segment.base_offset
     if known and known.segment_base == segment.base_offset and known.segment_size:
         position, end = known.segment_size, known.end
     if segment.covers_to:
         return max(end, segment.covers_to), []
     if segment.size < position:
-        report.damaged(Damage(segment.path, segment.size, position - segment.size, f"cut short; offsets below {end} may be missing"))
+        report.damaged(Damage(segment.path, segment.size, position - segment.size, f"truncated; offsets below {end} may be missing"))
         return end, []
     journaled = {batch.header.base_offset for batch in batches}
-    behind: list[Batch] = []
+    behind: list[StoredBatch] = []
     whole = position
     for at, batch in segment.scan(position, segment.size, keyring, lambda damage: None):
         expected = at == whole and batch.header.base_offset == end
-        # What the journal has is written again: a sync of these pages may have failed for the process that died, and would not be repeated.
+        # Batches in the journal are written again: a sync of these pages may have failed in the killed process, and would not fail again.
         if behind or end in journaled or (not expected and batch.header.base_offset < end):
             behind.append(batch)
             continue
@@ -263,8 +263,8 @@ def _find_segment_end(
     return end, behind
 
 
-def _fill(segment: Segment, end: int, stop: int, batches: list[Batch], report: RecoveryReport) -> int:
-    """Give a closed segment the batches it misses, so that it reaches the one that follows it."""
+def _fill(segment: Segment, end: int, stop: int, batches: list[StoredBatch], report: RecoveryReport) -> int:
+    """Append missing batches to a closed segment, so that it reaches the next one."""
     for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
         if batch.header.base_offset == end and batch.header.next_offset <= stop:
             missing = [batch.built]
@@ -278,8 +278,8 @@ def _fill(segment: Segment, end: int, stop: int, batches: list[Batch], report: R
 # Step 6.
 
 
-def _build_tail(partition: Partition, batches: list[Batch], report: RecoveryReport) -> None:
-    """Put what continues the log into its tail, each batch once, in order of offsets."""
+def _build_tail(partition: Partition, batches: list[StoredBatch], report: RecoveryReport) -> None:
+    """Add batches that continue the log to its tail, each once, in order of offsets."""
     for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
         header = batch.header
         if header.base_offset < partition.end:

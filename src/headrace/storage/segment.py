@@ -1,4 +1,4 @@
-"""Segments: the files in which a partition's batches rest, and the sparse index that finds them.
+"""Segment files and their sparse index.
 
     0       4       8         10      12      16            24          32         40
     +-------+-------+---------+-------+-------+-------------+-----------+----------+-----------+
@@ -7,11 +7,11 @@
     +-------+-------+---------+-------+-------+-------------+-----------+----------+-----------+
 
 The file `logs/<log>/<base offset>.seg` starts with this header; `crc` is the CRC-32C of bytes 8 to 40. Batches follow without gaps.
-`covers to` is zero in a segment that was filled by appends. Compaction writes the offset up to which the new segment stands for
-what was there before: any other segment that starts below it is a left-over and is removed.
+`covers to` is zero in a segment that was filled by appends. In a segment that compaction wrote it is the offset up to which the segment
+replaces older ones: any other segment that starts below it is a left-over and is removed.
 
-The index `<base offset>.idx` is derived data: it is written when a segment is closed, checked by its CRC, verified at each use
-against the batch it points to, and rebuilt from the segment whenever anything disagrees.
+The index `<base offset>.idx` is derived data. It is written when a segment is closed, protected by its CRC, compared at each use with
+the batch it points to, and rebuilt from the segment if it does not match.
 
     0       4       8         10      12      16            24             32           40              48
     +-------+-------+---------+-------+-------+-------------+--------------+------------+---------------+
@@ -35,7 +35,7 @@ from google_crc32c import value as crc32c
 from headrace.errors import CorruptData
 from headrace.records import NEVER
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Batch, BatchHeader, Built
+from headrace.storage.batch import BatchHeader, Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import File, Files
 from headrace.storage.journal import Damage, SyncFailed
@@ -66,7 +66,7 @@ def log_directory(log: int) -> str:
 
 
 def remove_logs(files: Files, logs: Sequence[int]) -> None:
-    """All files of deleted logs. They are gone for good when this returns: the manifest does not name them for ever."""
+    """Remove all files of deleted logs. The removal is durable when this returns: the manifest will not list the logs much longer."""
     there = {f"{LOGS}/{name}" for name in files.list(LOGS)}
     directories = [directory for log in logs if (directory := log_directory(log)) in there]
     for directory in directories:
@@ -86,7 +86,7 @@ def index_path(log: int, base_offset: int) -> str:
 
 
 def segment_base(name: str) -> int | None:
-    """The base offset in a file name, or None if this is no segment."""
+    """Return the base offset in a file name; None if it is not a segment."""
     stem = name.removesuffix(SUFFIX)
     return int(stem) if stem != name and len(stem) == 20 and stem.isascii() and stem.isdigit() else None
 
@@ -97,21 +97,21 @@ def encode_segment_header(log: int, base_offset: int, covers_to: int = 0) -> byt
 
 
 def parse_segment_header(content: bytes, *, log: int, base_offset: int, where: str) -> int:
-    """The `covers to` of a header that agrees with the name of its file."""
+    """Return `covers to` of a header after checking it against the file name."""
     if len(content) < HEADER_BYTES:
-        raise CorruptData(f"{where}: cut inside the segment header")
+        raise CorruptData(f"{where}: truncated inside the segment header")
     magic, crc, version, _flags, found_log, found_base, covers_to, _reserved = _HEADER.unpack_from(content)
     if magic != MAGIC or crc != crc32c(content[8:HEADER_BYTES]):
         raise CorruptData(f"{where}: the segment header is damaged")
     if version != VERSION:
-        raise CorruptData(f"{where}: segment version {version} is not readable by this release")
+        raise CorruptData(f"{where}: segment version {version} is not supported by this release")
     if (found_log, found_base) != (log, base_offset):
-        raise CorruptData(f"{where}: the header says log {found_log}, offset {found_base}; the file name says otherwise")
+        raise CorruptData(f"{where}: segment header: expected log {log}, offset {base_offset}, got log {found_log}, offset {found_base}")
     return int(covers_to)
 
 
 class SparseIndex:
-    """Where to start reading for an offset or a time: one entry for about every 64 KiB of batches."""
+    """Start positions for offsets and times: one entry per 64 KiB of batches."""
 
     __slots__ = ("_last_position", "end_offset", "max_timestamp", "offsets", "positions", "times")
 
@@ -119,7 +119,7 @@ class SparseIndex:
         self.offsets = array("Q")
         self.positions = array("Q")
         self.times = array("q")
-        """The greatest timestamp from the segment's start to the end of each entry's stretch: it never falls, so it can be bisected."""
+        """Running maximum of timestamps up to the end of each entry's range; ascending, so it can be bisected."""
         self.end_offset = base_offset
         self.max_timestamp = _NO_TIME
         self._last_position = -INDEX_INTERVAL_BYTES
@@ -128,7 +128,7 @@ class SparseIndex:
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp = header.max_timestamp
         if position - self._last_position >= INDEX_INTERVAL_BYTES:
-            # Readers bisect offsets and times without a lock: what they then look up must be there already.
+            # Readers bisect offsets and times without a lock, so the values that they then look up must be appended first.
             self.positions.append(position)
             self.times.append(self.max_timestamp)
             self.offsets.append(header.base_offset)
@@ -137,12 +137,12 @@ class SparseIndex:
         self.end_offset = header.next_offset
 
     def position_for_offset(self, offset: int) -> tuple[int, int]:
-        """(where to start looking for `offset`, the base offset of the batch that must be found there)."""
+        """Return (the position to start at for `offset`, the base offset of the batch expected there)."""
         entry = max(bisect_right(self.offsets, offset) - 1, 0)
         return (self.positions[entry], self.offsets[entry]) if self.offsets else (HEADER_BYTES, offset)
 
     def position_for_time(self, timestamp: int) -> int | None:
-        """Where the first batch that may hold a record at or after `timestamp` is to be looked for; None if there is none."""
+        """Return the position from which to search the first record at or after `timestamp`; None if there is none."""
         entry = bisect_left(self.times, timestamp)
         return self.positions[entry] if entry < len(self.positions) else None
 
@@ -155,7 +155,7 @@ class SparseIndex:
 
     @classmethod
     def decode(cls, content: bytes, *, log: int, base_offset: int, segment_size: int) -> SparseIndex | None:
-        """The index, or None if it is damaged or speaks of another segment or size: then it is rebuilt."""
+        """Decode an index; None if it is damaged or belongs to another segment or size."""
         if len(content) < _INDEX_HEADER.size:
             return None
         magic, crc, version, _, found_log, found_base, found_size, end, high, count = _INDEX_HEADER.unpack_from(content)
@@ -174,7 +174,7 @@ class SparseIndex:
 
 
 class Segment:
-    """One segment file. Its `size` and `index` grow with appends; bytes beyond `size` do not exist for readers."""
+    """One segment file. `size` and `index` grow with appends. Readers ignore bytes beyond `size`."""
 
     __slots__ = ("_expiry", "_file", "_growing", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "size")
 
@@ -185,20 +185,20 @@ class Segment:
         self.covers_to = covers_to
         self.size = size
         self.index: SparseIndex | None = None
-        """None until somebody needs it."""
+        """None until first used."""
         self.dirty = False
-        """Whether there is something that no sync covers. Cleared after the sync has returned, never before."""
+        """Whether unsynced data exists. Cleared only after the sync has returned."""
         self.hints: dict[int, int] = {}
-        """Where recent reads ended: offset → position. Verified like the index."""
+        """Positions where recent reads ended, by offset. Verified like the index."""
         self._file: File | None = None
         self._expiry = HEADER_BYTES, NEVER
-        """(Size, time): what `expires_at` found when the segment had that size."""
+        """Result of `expires_at`, and the segment size it is valid for."""
         self._growing = threading.Lock()
         """Held while `size` and `index` change together."""
 
     @classmethod
     def create(cls, files: Files, log: int, base_offset: int, *, name: str | None = None, covers_to: int = 0) -> Segment:
-        """A new, empty segment. Its name is durable when this returns, its header with the next `sync`."""
+        """Create an empty segment. Its name is durable when this returns, its header after the next `sync`."""
         path = segment_path(log, base_offset) if name is None else name
         files.remove(path)
         segment = cls(files, log, base_offset, size=HEADER_BYTES, covers_to=covers_to)
@@ -207,7 +207,7 @@ class Segment:
             segment._file.write_at(0, [encode_segment_header(log, base_offset, covers_to)])
             files.sync_dir(log_directory(log))
         except BaseException:
-            files.remove(path)  # left behind, it would stand where the segment before it goes on
+            files.remove(path)  # otherwise it would overlap the previous segment, which continues
             raise
         segment.index = SparseIndex(base_offset)
         segment.dirty = True
@@ -225,15 +225,15 @@ class Segment:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds a descriptor."""
+        """Whether the file is open."""
         return self._file is not None
 
     def release(self) -> None:
-        """Let the descriptor go once its last reader is done with it."""
+        """Drop the file. It is closed when its last reader is done."""
         self._file = None
 
     def append(self, batches: list[Built]) -> int:
-        """Write batches behind the last one; returns the new size, which the owner then publishes with `extend`."""
+        """Write batches after the last one. Returns the new size, which the caller then publishes with `extend`."""
         self.file().write_at(self.size, [part for _, parts in batches for part in parts])
         return self.size + sum(header.size for header, _ in batches)
 
@@ -248,7 +248,7 @@ class Segment:
             self.dirty = True
 
     def sync(self) -> None:
-        """Raises `SyncFailed`, after which the store must not be written to, or an `OSError` if the file could not even be opened."""
+        """Sync the file. Raises `SyncFailed`, after which the store must not write, or `OSError` if the file cannot be opened."""
         file = self.file()
         try:
             file.sync()
@@ -259,8 +259,7 @@ class Segment:
     # Reading.
 
     def expires_at(self, keyring: Keyring | None, damaged: Damaged) -> int:
-        """When the last of its records will have expired; `NEVER` if one of them does not. Each record is looked at once, and none
-        behind the first that does not expire."""
+        """Return when the last record expires; `NEVER` if a record does not expire. Each record is read at most once."""
         (looked_to, latest), size = self._expiry, self.size
         if latest == NEVER and looked_to > HEADER_BYTES:
             return NEVER
@@ -274,16 +273,16 @@ class Segment:
         return latest
 
     def load_index(self, keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
-        """The index, read from its file if that can be believed, otherwise rebuilt."""
+        """Return the index, read from its file if that is valid, otherwise rebuilt."""
         return self.index or self._install(self._stored_index, keyring, damaged)
 
     def rebuild_index(self, keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
-        """Make the index anew: the one there is has been caught lying."""
+        """Rebuild the index after it was found wrong."""
         self.index = None
         return self._install(lambda size: None, keyring, damaged)
 
     def _install(self, stored: Callable[[int], SparseIndex | None], keyring: Keyring | None, damaged: Damaged) -> SparseIndex:
-        """Put an index in place that covers the segment as it is then, however it grew meanwhile."""
+        """Install an index that covers the whole segment, including concurrent appends."""
         covered = self.size
         index = stored(covered)
         if index is None:
@@ -309,7 +308,7 @@ class Segment:
             file.close()
 
     def store_index(self) -> None:
-        """Write the index file. It needs no sync: a damaged one is rebuilt."""
+        """Write the index file. It needs no sync, because a damaged one is rebuilt."""
         if self.index is None:
             return
         path = index_path(self.log, self.base_offset)
@@ -318,8 +317,8 @@ class Segment:
         file.write_at(0, [self.index.encode(log=self.log, base_offset=self.base_offset, segment_size=self.size)])
         file.close()
 
-    def scan(self, position: int, stop: int, keyring: Keyring | None, damaged: Damaged) -> Iterator[tuple[int, Batch]]:
-        """All intact batches in [position, stop), with their positions. Damage between them is reported and stepped over."""
+    def scan(self, position: int, stop: int, keyring: Keyring | None, damaged: Damaged) -> Iterator[tuple[int, StoredBatch]]:
+        """Yield all intact batches in [position, stop) with their positions. Damage between them is reported and skipped."""
         hole = -1
         window, window_at = b"", position
         while position < stop:
@@ -328,7 +327,7 @@ class Segment:
             try:
                 header = batch_format.parse_header(window, position - window_at, self._where(position))
                 if header.size > stop - position:
-                    raise CorruptData(f"{self._where(position)}: a batch of {header.size} bytes is cut by the end of the file")
+                    raise CorruptData(f"{self._where(position)}: a batch of {header.size} bytes is truncated by the end of the file")
                 if position - window_at + header.size > len(window):
                     window, window_at = self._window(position, stop, max(_SCAN_BYTES, header.size)), position
                 batch = self.parse(window, position - window_at, keyring, position)
@@ -351,7 +350,7 @@ class Segment:
         return self.file().read_at(position, min(size, stop - position))
 
     def _next_magic(self, position: int, stop: int, window: bytes, window_at: int) -> tuple[int, bytes, int]:
-        """The next place after `position` where a batch may start."""
+        """Return the next position where a batch may start."""
         position += batch_format.ALIGN
         while position < stop:
             if not window_at <= position < window_at + len(window) - 4:
@@ -368,9 +367,9 @@ class Segment:
                 return window_at + found, window, window_at
         return stop, window, window_at
 
-    def parse(self, window: bytes | memoryview, at: int, keyring: Keyring | None, position: int) -> Batch:
-        """The batch at `at`; one that belongs to another log is damage, however good its checksum."""
-        batch = Batch.parse(window, at, where=self._where(position), keyring=keyring)
+    def parse(self, window: bytes | memoryview, at: int, keyring: Keyring | None, position: int) -> StoredBatch:
+        """Parse the batch at `at`. A batch of another log is damage, even with a valid checksum."""
+        batch = StoredBatch.parse(window, at, where=self._where(position), keyring=keyring)
         if batch.header.log != self.log:
-            raise CorruptData(f"{self._where(position)}: a batch of log {batch.header.log} lies here")
+            raise CorruptData(f"{self._where(position)}: batch of log {batch.header.log}, expected log {self.log}")
         return batch

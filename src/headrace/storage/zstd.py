@@ -1,4 +1,4 @@
-"""Zstandard with a cap: the output is never larger than the size the caller already checked."""
+"""Zstandard compression with a limit on the decompressed size."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(data: bytes | memoryview, *, size: int) -> bytes:
-    """Exactly `size` bytes, or `CorruptData`; what lies behind the end of the frame is ignored (padding)."""
+    """Return exactly `size` bytes, or raise `CorruptData`. Bytes after the frame (padding) are ignored."""
     decompressor = ZstdDecompressor()
     try:
         plain = decompressor.decompress(data, max_length=size)
     except ZstdError as failure:
-        raise CorruptData(f"compressed data does not open: {failure}") from None
+        raise CorruptData(f"cannot decompress: {failure}") from None
     if len(plain) != size or not (decompressor.eof or size == 0):
-        raise CorruptData(f"compressed data opens to something other than the {size} bytes it should")
+        raise CorruptData(f"decompressed size is not the expected {size} bytes")
     return plain

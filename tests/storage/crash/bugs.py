@@ -1,6 +1,6 @@
-"""Mistakes that logs are known for, each planted into the shipped code by a test and gone when the test is over.
+"""Typical mistakes of log implementations, each planted into the shipped code for the time of a test.
 
-A plant takes pytest's `MonkeyPatch` and leaves the code as somebody in a hurry might have written it.
+A plant takes pytest's `MonkeyPatch` and changes the code to contain the mistake.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData, DiskFull
 from headrace.records import Ack
-from headrace.storage import compaction, journal, keeper, recovery, segment, store
-from headrace.storage.batch import Batch, Built
+from headrace.storage import compaction, journal, maintenance, recovery, segment, store
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.journal import Frame, Journal, SyncFailed
-from headrace.storage.keeper import SPARE_JOURNALS, Keeper
+from headrace.storage.maintenance import SPARE_JOURNALS, Maintenance
 from headrace.storage.partition import Partition, Pending
 from headrace.storage.segment import Segment, SparseIndex
 from headrace.storage.store import Completion, Store
@@ -27,7 +27,7 @@ from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles
 Plant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 PLANTS: Final[dict[str, Plant]] = {}
-"""By what is wrong."""
+"""Plants by the name of the mistake."""
 
 
 def plant(name: str) -> Callable[[Plant], Plant]:
@@ -39,7 +39,7 @@ def plant(name: str) -> Callable[[Plant], Plant]:
 
 
 def _without(patch: pytest.MonkeyPatch, owner: object, step: str, below: type, call: str) -> None:
-    """Inside `owner.step` a `call` to what is below does nothing: as if nobody had written that line."""
+    """Make `call` do nothing inside `owner.step`, as if that line were missing."""
     whole, effect, depth = getattr(owner, step), getattr(below, call), 0
 
     def careless(*arguments: Any, **named: Any) -> Any:
@@ -54,7 +54,7 @@ def _without(patch: pytest.MonkeyPatch, owner: object, step: str, below: type, c
         if not depth:
             effect(*arguments)
 
-    # A class method is bound already when it is looked up, so it must not be bound again.
+    # A class method is already bound when it is looked up.
     patch.setattr(owner, step, staticmethod(careless) if hasattr(whole, "__self__") else careless)
     patch.setattr(below, call, absent)
 
@@ -68,8 +68,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(self: Store, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
         self.deliver(completions[Ack.WRITTEN] + completions[Ack.DURABLE], list(pending))
-        nobody: list[Completion] = [(lambda outcome: None, [])]
-        commit(self, pending, {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: nobody if completions[Ack.DURABLE] else []}, now, small)
+        nothing: list[Completion] = [(lambda outcome: None, [])]
+        commit(self, pending, {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: nothing if completions[Ack.DURABLE] else []}, now, small)
 
     patch.setattr(Store, "_commit", hasty)
 
@@ -136,7 +136,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "fence", lambda self, why: DiskFull(why))
 
 
-# The journal's files.
+# Journal files.
 
 
 @plant("the name of a new journal file is not synced")
@@ -157,13 +157,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("journal files are freed before the checkpoint")
 def _(patch: pytest.MonkeyPatch) -> None:
-    checkpoint = Keeper._checkpoint
+    checkpoint = Maintenance._checkpoint
 
-    def thrifty(self: Keeper, closing: bool) -> None:
+    def thrifty(self: Maintenance, closing: bool) -> None:
         self._store.journal.recycle(self._store.journal.current, SPARE_JOURNALS)
         checkpoint(self, closing)
 
-    patch.setattr(Keeper, "_checkpoint", thrifty)
+    patch.setattr(Maintenance, "_checkpoint", thrifty)
 
 
 @plant("the journal file in use is freed by a checkpoint")
@@ -182,19 +182,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("a checkpoint vouches for segments it has not synced")
 def _(patch: pytest.MonkeyPatch) -> None:
-    _without(patch, Keeper, "_sync", SimulatedFile, "sync")
+    _without(patch, Maintenance, "_sync", SimulatedFile, "sync")
 
 
 @plant("a checkpoint forgets what it has to sync before the sync returned")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def hasty(self: Keeper, dirty: list[Segment]) -> None:
+    def hasty(self: Maintenance, dirty: list[Segment]) -> None:
         files = []
         for one in dirty:
             one.dirty = False
             files.append(one.file())
         self._store.files.sync_many(files)
 
-    patch.setattr(Keeper, "_sync", hasty)
+    patch.setattr(Maintenance, "_sync", hasty)
 
 
 @plant("a journal file that could not be made stands in the way of the next one")
@@ -215,7 +215,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("the manifest gets its name before its content is synced")
 def _(patch: pytest.MonkeyPatch) -> None:
-    _without(patch, keeper, "write_manifest", SimulatedFile, "sync")
+    _without(patch, maintenance, "write_manifest", SimulatedFile, "sync")
 
 
 # Retention, compaction, deletion.
@@ -223,21 +223,21 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("retention removes the active segment as well")
 def _(patch: pytest.MonkeyPatch) -> None:
-    remove = Keeper._remove_segments
+    remove = Maintenance._remove_segments
 
-    def greedy(self: Keeper, segments: list[Segment]) -> None:
+    def greedy(self: Maintenance, segments: list[Segment]) -> None:
         remove(self, [*segments, self._store.partitions[segments[0].log].segments[-1]])
 
-    patch.setattr(Keeper, "_remove_segments", greedy)
+    patch.setattr(Maintenance, "_remove_segments", greedy)
 
 
 @plant("retention goes by the oldest record of a segment")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def impatient(self: Keeper, old: Segment, partition: Partition, now: int) -> bool:
+    def impatient(self: Maintenance, old: Segment, partition: Partition, now: int) -> bool:
         batches = old.scan(segment.HEADER_BYTES, old.size, self._store.keyring, lambda damage: None)
         return any(batch.header.min_timestamp < now - partition.options.retention_ms for _, batch in batches)
 
-    patch.setattr(Keeper, "_is_over", impatient)
+    patch.setattr(Maintenance, "_is_over", impatient)
 
 
 @plant("compaction renames before the sync")
@@ -247,12 +247,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("compaction gives up a record for one that is not durable")
 def _(patch: pytest.MonkeyPatch) -> None:
-    _without(patch, Keeper, "_maintain", Journal, "sync")
+    _without(patch, Maintenance, "_maintain", Journal, "sync")
 
 
 @plant("compaction keeps the oldest record of a key")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def backwards(batch: Batch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> compaction._Kept:
+    def backwards(batch: StoredBatch, newest: dict[bytes, int], now: int, tombstone_retention_ms: int) -> compaction._Kept:
         kept = compaction._Kept(batch.header.base_offset, batch.header.next_offset)
         for record in batch.records():
             if record.key is None or seen.setdefault(record.key, record.offset) == record.offset:
@@ -286,11 +286,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
         frame = intact(content, position, number, number_min, path, keyring)
         if frame is not None or content[position + 16 : position + 24] != struct.pack("<Q", number):
             return frame
-        batches: list[Batch] = []
+        batches: list[StoredBatch] = []
         at = position + journal.HEADER_BYTES
         try:
             while True:
-                batches.append(Batch.parse(content, at, keyring=keyring))
+                batches.append(StoredBatch.parse(content, at, keyring=keyring))
                 at += batches[-1].header.size
         except CorruptData:
             pass
@@ -324,15 +324,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("the checksum of a batch is not looked at")
 def _(patch: pytest.MonkeyPatch) -> None:
-    parse = Batch.parse
-    patch.setattr(Batch, "parse", lambda *arguments, **named: parse(*arguments, **{**named, "verify": False}))
+    parse = StoredBatch.parse
+    patch.setattr(StoredBatch, "parse", lambda *arguments, **named: parse(*arguments, **{**named, "verify": False}))
 
 
 @plant("what follows a hole in a segment is given up")
 def _(patch: pytest.MonkeyPatch) -> None:
     scan = Segment.scan
 
-    def resigned(self: Segment, position: int, stop: int, *rest: Any) -> Iterator[tuple[int, Batch]]:
+    def resigned(self: Segment, position: int, stop: int, *rest: Any) -> Iterator[tuple[int, StoredBatch]]:
         for at, batch in scan(self, position, stop, *rest):
             if at != position:
                 return
@@ -387,7 +387,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     build = recovery._build_tail
 
-    def impatient(partition: Partition, batches: list[Batch], report: recovery.RecoveryReport) -> None:
+    def impatient(partition: Partition, batches: list[StoredBatch], report: recovery.RecoveryReport) -> None:
         build(partition, sorted(batches, key=lambda batch: batch.header.base_offset)[:-1], report)
 
     patch.setattr(recovery, "_build_tail", impatient)
@@ -397,7 +397,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     build = recovery._build_tail
 
-    def low(partition: Partition, batches: list[Batch], report: recovery.RecoveryReport) -> None:
+    def low(partition: Partition, batches: list[StoredBatch], report: recovery.RecoveryReport) -> None:
         build(partition, batches, report)
         partition.next = max(partition.first, partition.next - 1)
 
@@ -406,12 +406,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("recovery takes what the page cache shows of a segment for durable")
 def _(patch: pytest.MonkeyPatch) -> None:
-    find, start = recovery._find_segment_end, Keeper.__init__
+    find, start = recovery._find_segment_end, Maintenance.__init__
 
-    def believing(one: Segment, known: Any, batches: list[Batch], *rest: Any) -> tuple[int, list[Batch]]:
+    def believing(one: Segment, known: Any, batches: list[StoredBatch], *rest: Any) -> tuple[int, list[StoredBatch]]:
         return find(one, known, [], *rest)
 
-    def forgetful(self: Keeper, owner: Store) -> None:
+    def forgetful(self: Maintenance, owner: Store) -> None:
         start(self, owner)
         self._unsynced.clear()
         for partition in owner.partitions.values():
@@ -419,7 +419,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
                 one.dirty = False
 
     patch.setattr(recovery, "_find_segment_end", believing)
-    patch.setattr(Keeper, "__init__", forgetful)
+    patch.setattr(Maintenance, "__init__", forgetful)
 
 
 @plant("recovery builds upon names that are not synced")

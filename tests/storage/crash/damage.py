@@ -1,7 +1,7 @@
-"""Data directories to be damaged, and the judge of what is left of them afterwards.
+"""Data directories to be damaged, and the verification of the result.
 
-A damage may cost what it hits and nothing else. Units are what checksums protect: a batch in a segment, a frame in a journal. The
-map from bytes to units is made here by looking for whole ones, without asking recovery.
+Damage may affect only what it hits. Units are what checksums protect: a batch in a segment, a frame in a journal. The map from bytes to
+units is built here by searching for complete ones, without using recovery.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 
 from headrace.records import Record
 from headrace.storage import journal, segment
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.check import check
 from headrace.storage.store import Store
 from tests.storage.crash.history import Anomaly, Content, read_store
@@ -23,22 +23,22 @@ from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import SimulatedFiles
 
 WINDOW_BYTES = 64 * 1024
-"""Only the end of a file is damaged: what comes before it is more of the same."""
+"""Only the end of a file is damaged, because earlier parts are similar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A stretch of a file that is there whole or not at all."""
+    """A range of a file that is valid only as a whole."""
 
     start: int
     stop: int
     records: frozenset[tuple[int, int]]
-    """(log, offset) of what it holds."""
+    """(log, offset) of its records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A data directory before anything happens to it."""
+    """A data directory before the damage."""
 
     shape: Shape
     contents: Mapping[str, bytes]
@@ -55,7 +55,7 @@ class Original:
 
 @cache
 def original(name: str, *, closed: bool) -> Original:
-    """A store with closed segments, checkpoints and a journal that goes on behind the last of them; `closed` lets it end in peace."""
+    """Create a store with closed segments, checkpoints and a journal that continues after the last of them. `closed` closes it properly."""
     shape = next(shape for shape in DAMAGED if shape.name == name)
     workload = Workload(shape, random.Random(name))
     workload.take(["append", "atomic", "append", "checkpoint", "atomic", "append", "checkpoint", "append", "append", "atomic", "append"])
@@ -67,7 +67,7 @@ def original(name: str, *, closed: bool) -> Original:
 
 
 def used(path: str, content: bytes) -> int:
-    """Where the zeros begin that were never written."""
+    """Return the start of the zeros that were never written."""
     return min(journal.aligned(len(content.rstrip(b"\0"))), len(content)) if path.endswith(journal.SUFFIX) else len(content)
 
 
@@ -85,22 +85,22 @@ def units(path: str, content: bytes) -> list[Unit]:
     return found
 
 
-def _batches(content: bytes, position: int, stop: int) -> Iterator[tuple[int, int, Batch]]:
+def _batches(content: bytes, position: int, stop: int) -> Iterator[tuple[int, int, StoredBatch]]:
     while position < stop:
-        batch = Batch.parse(content, position)
+        batch = StoredBatch.parse(content, position)
         yield position, position + batch.header.size, batch
         position += batch.header.size
 
 
-def _offsets(batches: list[Batch]) -> frozenset[tuple[int, int]]:
+def _offsets(batches: list[StoredBatch]) -> frozenset[tuple[int, int]]:
     return frozenset(
         (batch.header.log, offset) for batch in batches for offset in range(batch.header.base_offset, batch.header.next_offset)
     )
 
 
 def inspect(files: SimulatedFiles, before: Original, risk: frozenset[tuple[int, int]], *, silent: bool, thorough: bool) -> None:
-    """Open the damaged directory. Raise `Anomaly` if it invents something, loses more than `risk`, or loses it without a word
-    (unless `silent`: an end that is cut off cleanly cannot be missed)."""
+    """Open the damaged directory. Raise `Anomaly` if it returns unknown records, loses more than `risk`, or loses records without
+    reporting it (unless `silent`: a cleanly truncated end cannot be detected)."""
     untouched = files.rewound() if thorough else files
     store = Store.open(files, before.shape.store_options(), threads=False)
     found = read_store(store)

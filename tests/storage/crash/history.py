@@ -1,8 +1,8 @@
-"""What the writers of a log know, and the judge who compares it with what a recovered store holds.
+"""History of a workload, and the comparison with a recovered store.
 
-A workload marks its history on the simulated disk: staged, acknowledged, created, deleting, maintaining. At any cut the marks
-before it say what a store must hold (acknowledged as durable), what it may hold (staged) and what may be gone (retention,
-deletion). Since offsets are given in the order of staging, each offset has exactly one record that may stand there.
+A workload marks its history on the simulated disk: staged, acknowledged, created, deleting, maintaining. At any cut the marks before
+it define what a store must hold (acknowledged as durable), what it may hold (staged) and what may be missing (retention, deletion).
+Offsets are assigned in the order of staging, so each offset has exactly one valid record.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from headrace.records import Bounds, Record
-from headrace.storage.batch import Batch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.partition import LogOptions
 from headrace.storage.store import Store
 
@@ -21,12 +21,12 @@ Content: TypeAlias = dict[int, tuple[Bounds, list[Record]]]
 
 
 class Anomaly(AssertionError):
-    """The store holds less or something else than its writers were told."""
+    """The store lost acknowledged records, or holds other records than were written."""
 
 
 @dataclass(slots=True)
 class Given:
-    """One log as its writers know it: the record that belongs to each offset, None where an earlier life lost one it might lose."""
+    """Records of one log by offset; None where a crash lost a record that it was allowed to lose."""
 
     options: LogOptions
     records: list[Record | None] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One run of an append."""
+    """One batch of an append."""
 
     log: int
     base: int
@@ -47,25 +47,25 @@ class Part:
 
 @dataclass(slots=True)
 class Facts:
-    """What holds at one moment of a history."""
+    """Facts at one point of a history."""
 
     must: dict[int, int] = field(default_factory=dict)
-    """log → the end of what was acknowledged as durable. Everything below must be there."""
+    """log → end of the records acknowledged as durable. Everything below must be present."""
     may: dict[int, int] = field(default_factory=dict)
-    """log → the end of what was staged. Nothing above may be there."""
+    """log → end of the staged records. Nothing above may be present."""
     floor: dict[int, int] = field(default_factory=dict)
-    """log → the offset below which retention may have taken records."""
+    """log → offset below which retention may have removed records."""
     unsure: list[tuple[Part, ...]] = field(default_factory=list)
-    """Appends that are staged and not acknowledged as durable: whole or absent."""
+    """Staged appends that are not acknowledged as durable: present completely or not at all."""
     created: set[int] = field(default_factory=set)
     deleting: set[int] = field(default_factory=set)
     deleted: set[int] = field(default_factory=set)
     maintained: bool = False
     """Whether compaction may have run."""
     promised: dict[int, set[int]] = field(default_factory=dict)
-    """log → the offsets that were acknowledged as durable themselves, not only by what came after them."""
+    """log → offsets that were acknowledged as durable themselves, not only through later ones."""
     strict: bool = True
-    """Whether an acknowledgement stands for everything before it as well. Once a sync has failed, it does not."""
+    """Whether an acknowledgement covers everything before it. It does not after a failed sync."""
 
     def copy(self) -> Facts:
         return Facts(
@@ -86,7 +86,7 @@ class Facts:
 
 
 Event: TypeAlias = Callable[[Facts], None]
-"""What a mark on the disk carries: how it changes the facts."""
+"""A mark on the disk, which changes the facts."""
 
 
 def created(log: int) -> Event:
@@ -120,7 +120,7 @@ def durable(parts: tuple[Part, ...]) -> Event:
 
 
 def forgotten(appends: Sequence[tuple[Part, ...]]) -> Event:
-    """These never reached the disk, so their offsets are free again."""
+    """Records that never reached the disk; their offsets are free again."""
     lost = list(appends)
 
     def change(facts: Facts) -> None:
@@ -133,7 +133,7 @@ def forgotten(appends: Sequence[tuple[Part, ...]]) -> Event:
 
 
 def maintaining(floor: Mapping[int, int]) -> Event:
-    """`floor` is filled in when the maintenance is over: what it left is what it may have wanted to leave."""
+    """`floor` is set when maintenance is over, to what it left."""
 
     def change(facts: Facts) -> None:
         facts.maintained = True
@@ -145,8 +145,8 @@ def maintaining(floor: Mapping[int, int]) -> Event:
 _decoded: dict[tuple[bytes, int, int], list[Record]] = {}
 
 
-def _records(encoded: bytes, start: int, stop: int, batch: Batch) -> list[Record]:
-    """The records of a window. The same bytes come back from thousands of images and are decoded once."""
+def _records(encoded: bytes, start: int, stop: int, batch: StoredBatch) -> list[Record]:
+    """Return the records of a window. Thousands of images contain the same bytes, so the result is cached."""
     key = (encoded, start, stop)
     records = _decoded.get(key)
     if records is None:
@@ -177,8 +177,7 @@ def read_store(store: Store) -> Content:
 
 
 def adopt(store: Store, given: Mapping[int, Given], facts: Facts) -> None:
-    """Do what the owner of a store does after opening it, who has the list of logs in one of them: say which there are and
-    remove again the ones whose deletion was under way."""
+    """Act as the owner of a store after opening it: open the existing logs, and repeat unfinished deletions."""
     for log in sorted(store.partitions):
         if log not in facts.created:
             raise Anomaly(f"log {log} was never created")
@@ -192,7 +191,7 @@ def adopt(store: Store, given: Mapping[int, Given], facts: Facts) -> None:
 
 
 def judge(content: Content, given: Mapping[int, Given], facts: Facts) -> None:
-    """Raise `Anomaly` unless a store that was cut off at this moment may hold `content`."""
+    """Raise `Anomaly` unless `content` is valid after a crash at this point."""
     for log, (bounds, records) in content.items():
         _judge_log(log, bounds, records, given[log], facts)
     present = {log: {record.offset for record in records} for log, (_, records) in content.items() if _dense(given, log)}
@@ -227,8 +226,8 @@ def _judge_log(log: int, bounds: Bounds, records: Sequence[Record], given: Given
 
 
 def _judge_view(log: int, bounds: Bounds, records: Sequence[Record], given: Given, facts: Facts) -> None:
-    """A compacted log may lose records, as long as the newest one of each key says the same: the newest of all below the end,
-    or the newest of those that are promised or there, when a power cut took others."""
+    """Check a compacted log. It may lose records if the newest one of each key stays the same: the newest of all below the end, or, after a
+    power cut, the newest of those that must be or are present."""
     kept = {record.offset for record in records}
     known = [record for record in given.records[: bounds.end] if record]
     newest = view(known)
@@ -240,7 +239,7 @@ def _judge_view(log: int, bounds: Bounds, records: Sequence[Record], given: Give
 
 
 def view(records: Iterable[Record]) -> dict[bytes | None, bytes]:
-    """The table that a keyed log stands for."""
+    """Return the table that a keyed log represents."""
     table: dict[bytes | None, bytes] = {}
     for record in records:
         if record.value is None:

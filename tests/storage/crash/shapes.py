@@ -1,4 +1,4 @@
-"""The workloads that the crash tests run: each one leans on another part of the log."""
+"""Workloads of the crash tests, each with another focus."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ DAMAGED: Final = (
     Shape("compressed", {}, logs=2, options=LogOptions(segment_bytes=700, compress=True), journal_bytes=64 * 1024, sizes=(20, 100, 300)),
     Shape("encrypted", {}, logs=2, options=LogOptions(segment_bytes=700), journal_bytes=64 * 1024, encrypted=True, sizes=(20, 100, 300)),
 )
-"""What is cut and flipped: small enough that every byte gets its turn."""
+"""Workloads whose files are truncated and flipped: small enough to cover every byte."""

@@ -1,4 +1,4 @@
-"""Cut the power at every moment of a workload, recover each disk this may leave, and judge what came back."""
+"""Cut the power after every operation of a workload, recover each possible disk, and verify the result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.storage_faults.power_cut import PowerCuts, barest
 from tests.storage_faults.simulated import Operation, SimulatedFiles
 
 SECOND_LIFE_EVERY = 500
-"""How many images pass until one of them lives on: the workload continues on it and the power is cut at every moment again."""
+"""Interval of images on which the workload continues, with further power cuts."""
 KILLED_EVERY = 70
-"""How many cuts pass until, at one of them, only the process dies: another one takes over, and then the power is cut."""
+"""Interval of cuts at which only the process is killed; a new process continues, and then the power is cut."""
 SECOND_LIFE_STEPS = 3
 
 
@@ -34,13 +34,13 @@ class Survival:
     operations: int = 0
     acked: int = 0
     second_lives: int = 0
-    """Workloads that went on after a power cut or the death of their process."""
+    """Workloads that continued after a power cut or a kill."""
 
 
 def survive(shape: Shape, seed: int, *, steps: Sequence[str] | None = None) -> Survival:
-    """Live `steps`, or random ones of the shape, and cut the power everywhere.
+    """Take `steps`, or random ones of the shape, and cut the power everywhere.
 
-    Raise `Anomaly`, with all that is needed to see it again, unless every image recovers to something it may be.
+    Raises `Anomaly`, with everything needed to reproduce it, unless every image recovers to a valid state.
     """
     rng = random.Random(f"{shape.name} {seed}")
     outcome = Survival()
@@ -52,8 +52,8 @@ def survive(shape: Shape, seed: int, *, steps: Sequence[str] | None = None) -> S
             workload.take(steps)
         _cut_everywhere(workload, rng, outcome, lives=2)
     except (Anomaly, BrokerError, OSError) as failure:
-        told = "" if steps is None else f", steps {', '.join(steps)}"
-        raise Anomaly(f"{shape.name!r}, seed {seed}{told}: {failure}") from failure
+        taken = "" if steps is None else f", steps {', '.join(steps)}"
+        raise Anomaly(f"{shape.name!r}, seed {seed}{taken}: {failure}") from failure
     return outcome
 
 
@@ -85,7 +85,7 @@ def _cut_everywhere(workload: Workload, rng: random.Random, outcome: Survival, *
 
 
 def recover(image: SimulatedFiles, shape: Shape, given: dict[int, Given], facts: Facts, *, now: int) -> Content:
-    """Recover, judge, verify, lose the power once more, recover to the same, and go on writing. What was recovered."""
+    """Recover, verify, check, cut the power again, recover to the same state, and continue writing. Returns the recovered content."""
     store = Store.open(image, shape.store_options(), threads=False)
     adopt(store, given, facts)
     content = read_store(store)
@@ -107,7 +107,7 @@ def recover(image: SimulatedFiles, shape: Shape, given: dict[int, Given], facts:
 
 
 def compact_again(store: Store, now: int) -> None:
-    """What a crash in the middle of a compaction left is compacted in turn, and the tables say what they said before."""
+    """Compact after a crash during compaction; the tables must stay the same."""
     before = read_store(store)
     store.maintain(now)
     for log, (bounds, records) in read_store(store).items():
@@ -121,8 +121,7 @@ def compact_again(store: Store, now: int) -> None:
 
 
 def verify_segments(store: Store) -> None:
-    """What compaction has replaced is no part of a log any more. No reader could tell, since the records that replaced it say the same;
-    but nobody would ever give the space back."""
+    """Check that replaced segments are removed. Readers would not notice them, but their space would never be freed."""
     for partition in store.partitions.values():
         for one, following in pairwise(partition.segments):
             if one.covers_to > following.base_offset:
@@ -130,14 +129,14 @@ def verify_segments(store: Store) -> None:
 
 
 def _verify(files: SimulatedFiles, shape: Shape) -> None:
-    """A gap that unsynced frames left is reported by recovery and by the checker alike; where there is none, neither may complain."""
+    """Check that recovery and the checker report the same gaps of unsynced frames, and none where there is none."""
     report = check(files, shape.store_options().key)
     if not report.clean:
         raise Anomaly(f"the checker says: {report.problems[0]}")
 
 
 def _verify_journals(files: SimulatedFiles) -> None:
-    """A file that is used again shows what it held in an earlier life: none of that may be read as if it were new."""
+    """Check that old frames in a reused journal file are ignored."""
     for name in files.list("journal"):
         number = journal_number(name)
         assert number is not None, "nothing else is in that directory"
@@ -147,14 +146,14 @@ def _verify_journals(files: SimulatedFiles) -> None:
 
 
 def _verify_nonces(first: Workload, upto: int, heir: Workload) -> None:
-    """No two lives seal with the same nonce."""
+    """Check that no nonce is used twice."""
     again = _nonces(first.files.operations[:upto]) & _nonces(heir.files.operations[heir.began :])
     if again:
         raise Anomaly(f"the nonce {min(again).hex()} is used twice")
 
 
 def _nonces(operations: Sequence[Operation]) -> set[bytes]:
-    """Of all batches that went to a journal."""
+    """Return the nonces of all batches in journals."""
     found: set[bytes] = set()
     for operation in operations:
         if operation.kind == "write" and operation.path.endswith(SUFFIX):
@@ -172,7 +171,7 @@ def _differing(one: Content, other: Content) -> str:
 
 
 def _go_on(store: Store, content: Content, now: int) -> None:
-    """The next record of each log gets the next offset, and can be read back behind all the others."""
+    """Append to each log: the record gets the next offset and can be read after all others."""
     outcomes: list[list[Appended] | BrokerError] = []
     for log in content:
         store.stage([(log, RecordBatch([b"after"], [b"key 1"]))], ack=Ack.DURABLE, now=now, done=outcomes.append, size_bytes=10)
@@ -186,10 +185,10 @@ def _go_on(store: Store, content: Content, now: int) -> None:
 
 
 def _live_on(image: SimulatedFiles, first: Workload, cut: int, content: Content, before: Facts) -> Workload:
-    """The workload goes on where the recovered store stands, with what it found."""
+    """Continue the workload on the recovered store."""
     given = {log: Given(known.options) for log, known in first.given.items() if log in before.created}
     for log, (bounds, records) in content.items():
-        if image.operations:  # only the process died: what compaction took may still come back with a power cut
+        if image.operations:  # only the process was killed: a power cut may still restore compacted records
             given[log].records = first.given[log].records[: bounds.end]
             continue
         given[log].records = [None] * bounds.end
@@ -199,7 +198,7 @@ def _live_on(image: SimulatedFiles, first: Workload, cut: int, content: Content,
     facts.unsure, facts.maintained = [], True
     facts.may = {log: bounds.end for log, (bounds, _) in content.items()}
     facts.floor = {log: bounds.first for log, (bounds, _) in content.items()}
-    if not image.operations:  # the power was cut, so what came back is on the disk for good
+    if not image.operations:  # after a power cut the recovered records are durable
         facts.must = dict(facts.may)
     workload = Workload(replace(first.shape, steps=SECOND_LIFE_STEPS), first.rng, image, given, facts, now=first.now + 1000)
     workload.run()

@@ -1,6 +1,6 @@
-"""Every call to the disk fails once, one after the other, in a workload that does everything.
+"""Each disk call fails once, in turn, in a workload with all operations.
 
-HEADRACE_FAULTS=all takes every call; the normal run takes every few of them.
+HEADRACE_FAULTS=all takes every call; the normal suite takes a sample.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ STEPS = (
     ),
 )
 FULL = ("write_at", "allocate", "create", "make_dir", "rename", "sync", "sync_dir")
-"""The calls that may find no room."""
+"""Calls that may fail for lack of space."""
 EXHAUSTED = ("open", "open_readonly", "create", "list", "make_dir", "rename", "remove", "write_at", "allocate", "sync_dir")
-"""The calls that may find no descriptor or no memory. A sync of a file is not among them: what its failure leaves is unknown."""
+"""Calls that may fail for lack of descriptors or memory. A file sync is not among them, because its failure leaves an unknown state."""
 PARTS = 3
-"""The longest of these tests is divided, so that no worker ends alone with it: each part takes every third of the calls."""
+"""The longest test is split for xdist: each part takes every third call."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-def test_a_failing_disk_breaks_no_promise(lasting: bool, part: int, proof: Proof) -> None:
+@pytest.mark.parametrize("persistent", [False, True], ids=["once", "from then on"])
+def test_a_failing_disk_breaks_no_promise(persistent: bool, part: int, proof: Proof) -> None:
     sites: set[tuple[str, str]] = set()
     for nth in itertools.count(1 + part * STEP, PARTS * STEP):
-        files, images = endure(SHAPE, STEPS, Fault("*", nth, error=errno.EIO, lasting=lasting))
+        files, images = endure(SHAPE, STEPS, Fault("*", nth, error=errno.EIO, persistent=persistent))
         proof("crash images recovered", images)
         if not files.fired:
             break
@@ -70,10 +70,10 @@ def test_a_failing_disk_breaks_no_promise(lasting: bool, part: int, proof: Proof
 
 
 @pytest.mark.parametrize("kind", FULL)
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-def test_a_full_disk_breaks_no_promise(kind: str, lasting: bool, proof: Proof) -> None:
+@pytest.mark.parametrize("persistent", [False, True], ids=["once", "from then on"])
+def test_a_full_disk_breaks_no_promise(kind: str, persistent: bool, proof: Proof) -> None:
     for nth in itertools.count(1, STEP):
-        files, images = endure(SHAPE, STEPS, Fault(kind, nth, error=errno.ENOSPC, lasting=lasting, kept_bytes=nth * 7 % 100))
+        files, images = endure(SHAPE, STEPS, Fault(kind, nth, error=errno.ENOSPC, persistent=persistent, kept_bytes=nth * 7 % 100))
         proof("crash images recovered", images)
         if not files.fired:
             break
@@ -81,11 +81,11 @@ def test_a_full_disk_breaks_no_promise(kind: str, lasting: bool, proof: Proof) -
 
 
 @pytest.mark.parametrize("kind", EXHAUSTED)
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-def test_want_of_descriptors_or_memory_breaks_no_promise_and_ends_nothing(kind: str, lasting: bool, proof: Proof) -> None:
+@pytest.mark.parametrize("persistent", [False, True], ids=["once", "from then on"])
+def test_want_of_descriptors_or_memory_breaks_no_promise_and_ends_nothing(kind: str, persistent: bool, proof: Proof) -> None:
     for nth in itertools.count(1, STEP):
         error = sorted(EXHAUSTED_ERRNOS)[nth % len(EXHAUSTED_ERRNOS)]
-        fault = Fault(kind, nth, error=error, lasting=lasting, kept_bytes=nth * 7 % 100)
+        fault = Fault(kind, nth, error=error, persistent=persistent, kept_bytes=nth * 7 % 100)
         files, images = endure(SHAPE, STEPS, fault, fences=False)
         proof("crash images recovered", images)
         if not files.fired:

@@ -1,7 +1,7 @@
 """No power cut loses an acknowledged record, invents one, or leaves half of an atomic append.
 
-The environment makes the run longer: HEADRACE_CRASH_SEEDS=100 takes a hundred seeds of each workload, HEADRACE_CRASH_STEPS=3 all
-histories of three steps. A failure names its workload and seed; `survive(shape, seed)` shows it again.
+The environment selects a longer test: HEADRACE_CRASH_SEEDS=100 takes a hundred seeds of each workload, HEADRACE_CRASH_STEPS=3 all
+histories of three steps. A failure names its workload and seed; `survive(shape, seed)` reproduces it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_every_image_of_a_power_cut_recovers(shape: Shape, proof: Proof) -> None
 
 @pytest.mark.parametrize("first", SHORT.weights)
 def test_every_image_of_a_short_history_recovers(first: str, proof: Proof) -> None:
-    """Few steps, but all of them in every order: what two operations do to each other is not left to chance."""
+    """Short histories, exhaustively: every pair of operations in every order."""
     for steps in itertools.product(SHORT.weights, repeat=STEPS - 1):
         outcome = survive(SHORT, 1, steps=["append", first, *steps, "append"])
         proof("crash images recovered", outcome.images)

@@ -1,6 +1,6 @@
-"""Files cut at every byte and flipped at every bit: each damage is detected or harmless, and costs only what it hits.
+"""Files truncated at every byte and flipped at every bit: each damage is detected or harmless, and affects only what it hits.
 
-The normal run draws evenly from the long files; HEADRACE_MUTATIONS=all takes every bit of them.
+The normal suite takes an even sample of long files; HEADRACE_MUTATIONS=all takes every bit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.storage.crash.shapes import DAMAGED
 pytestmark = pytest.mark.crash_images
 
 PER_FILE = None if os.environ.get("HEADRACE_MUTATIONS") == "all" else 320
-"""How many mutations of one sort a file gets in the normal run."""
+"""Mutations of one kind per file in the normal suite."""
 THOROUGH_EVERY = 8
 KINDS = ("journal", "segment", "index", "MANIFEST", "IDENTITY")
 EMPTY: frozenset[tuple[int, int]] = frozenset()
 
 
 def drawn(count: int) -> range:
-    """Evenly from `range(count)`, in odd steps so that every bit of a byte gets its turn."""
+    """Sample evenly from `range(count)`, in odd steps so that every bit of a byte is covered."""
     step = 1 if PER_FILE is None else max(1, count // PER_FILE) | 1
     return range(0, count, step)
 
@@ -40,7 +40,7 @@ def hit(of: list[Unit], start: int, stop: int) -> frozenset[tuple[int, int]]:
 
 
 def examined(before: Original, kind: str, closed: bool) -> Iterator[tuple[str, bytes, int, list[Unit]]]:
-    """(path, content, where the damage may start, units) of each file of the kind."""
+    """Return (path, content, start of the damage, units) of each file of the kind."""
     paths = before.paths(kind)
     assert paths or (kind == "index" and not closed), f"no {kind} file to damage"
     for path in paths:
@@ -81,7 +81,7 @@ def test_a_flipped_bit_costs_at_most_what_it_is_in(before: tuple[Original, bool]
             flipped = bytearray(content)
             flipped[at] ^= 1 << bit
             risk = hit(of, at, at + 1)
-            silent = bool(risk) and of[-1].start <= at and kind == "journal"  # the last frame may as well have been torn
+            silent = bool(risk) and of[-1].start <= at and kind == "journal"  # the last frame may count as torn
             try:
                 inspect(directory.damaged(path, bytes(flipped)), directory, risk, silent=silent, thorough=thorough(count))
             except Anomaly as anomaly:

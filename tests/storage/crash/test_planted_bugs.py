@@ -1,7 +1,6 @@
-"""Planted bugs: the harness lets the shipped code pass and catches the mistakes that logs are known for.
+"""Planted bugs: the crash tests accept the shipped code and detect typical mistakes of logs.
 
-A harness that never complained would prove nothing. Each mistake of `bugs.PLANTS` is tried by the short run that is meant to find
-it, and the same run must be content with the code as it is.
+Each mistake of `bugs.PLANTS` is tried by a short test that must detect it; the same test must accept the unchanged code.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tests.storage_faults.simulated import Fault, SimulatedFiles
 pytestmark = pytest.mark.crash_images
 
 Trial: TypeAlias = Callable[[], None]
-"""Raises `Anomaly` when the code breaks a promise."""
+"""Raise `Anomaly` when the code breaks a guarantee."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class PowerCut:
 
     @property
     def shape(self) -> Shape:
-        weights = Counter(self.steps.split())  # for the images that live on
+        weights = Counter(self.steps.split())  # for the images on which the workload continues
         small = Shape(self.name, weights, logs=2, options=self.options, journal_bytes=8 * 1024, sizes=(1, 60, 200))
         return replace(small, compacted=self.compacted, encrypted=self.encrypted)
 
@@ -59,7 +58,7 @@ class PowerCut:
 
 @dataclass(frozen=True)
 class Failing(PowerCut):
-    """One call to the disk fails, then another one instead; see `endure`."""
+    """Let one disk call fail, then another one; see `endure`."""
 
     fault: Fault = Fault("sync", path="journal/*")
     count: int = 5
@@ -91,7 +90,7 @@ class Flipped:
 
 
 def a_reader_sees_only_what_stays() -> None:
-    """What a flush could not sync must not have been shown to anybody."""
+    """Records that a flush could not sync must not be visible."""
     files = SimulatedFiles()
     store = opened(files)
     log = new_log(store)
@@ -106,7 +105,7 @@ def a_reader_sees_only_what_stays() -> None:
 
 
 def a_torn_frame_of_a_used_file_is_the_end() -> None:
-    """The first frame of a file that is used again is torn: what lies behind it is of another life, and no sign of damage."""
+    """The first frame of a reused file is torn: the frames after it are old, and no damage."""
     files = SimulatedFiles()
     store = opened(files)
     log = new_log(store)
@@ -126,7 +125,7 @@ def a_torn_frame_of_a_used_file_is_the_end() -> None:
 
 
 def the_number_of_a_log_is_given_once() -> None:
-    """What is left of a deleted log would otherwise be the first records of another one."""
+    """Remains of a deleted log must not become the first records of another one."""
     files = SimulatedFiles()
     store = opened(files)
     kept, gone = new_log(store), new_log(store)
@@ -139,7 +138,7 @@ def the_number_of_a_log_is_given_once() -> None:
 
 
 def a_key_survives_compaction_and_a_power_cut() -> None:
-    """The newer of two records was only written: when the power cut takes it, the older one must be there."""
+    """The newer of two records was only written: if a power cut loses it, the older one must be present."""
     files = SimulatedFiles()
     store = opened(files)
     log = new_log(store, segment_bytes=2000, compact=True)
@@ -155,7 +154,7 @@ def a_key_survives_compaction_and_a_power_cut() -> None:
 
 
 def a_checkpoint_that_was_cut_short_is_made_up_for() -> None:
-    """There is no descriptor for the second of two segments that a checkpoint has to sync: the next one has to sync the first as well."""
+    """A checkpoint has no descriptor for the second of two segments to sync: the next one must sync the first again."""
     for nth in range(1, 4):
         files = SimulatedFiles()
         store = opened(files)
@@ -176,13 +175,13 @@ def a_checkpoint_that_was_cut_short_is_made_up_for() -> None:
 
 
 def a_journal_roll_that_found_no_room_is_tried_again() -> None:
-    """Each call that makes the next journal file fails once for lack of space: the append after it succeeds."""
+    """Each call that creates the next journal file fails once for lack of space: the next append succeeds."""
     for kind in ("create", "allocate", "sync_dir"):
         files = SimulatedFiles()
         store = opened(files)
         log = new_log(store)
         put(store, log, bytes(40_000))
-        files.inject(Fault(kind, path="journal*", error=errno.ENOSPC, lasting=True))
+        files.inject(Fault(kind, path="journal*", error=errno.ENOSPC, persistent=True))
         outcome = staged(store, (log, RecordBatch([bytes(40_000)])))
         store.flush()
         files.heal()
@@ -193,7 +192,7 @@ def a_journal_roll_that_found_no_room_is_tried_again() -> None:
 
 
 def what_compaction_has_replaced_is_gone() -> None:
-    """Segments that have become small are merged into the first of them; a process that dies in between leaves the others behind."""
+    """Small segments are merged into the first of them; a process that is killed meanwhile leaves the others behind."""
     files = SimulatedFiles()
     store = opened(files)
     options = LogOptions(segment_bytes=600, compact=True)
@@ -293,7 +292,7 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
 
 @cache
 def contented(trial: Trial) -> None:
-    """The code as it is passes; found out once for all bugs of a trial."""
+    """Check that the unchanged code passes, once for all bugs of a trial."""
     trial()
 
 

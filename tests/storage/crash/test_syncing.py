@@ -1,4 +1,4 @@
-"""Writer and keeper sync one journal: neither may believe that the other's sync covered a frame that came later."""
+"""The writer and the maintenance thread sync one journal: neither may assume that the other's sync covered a later frame."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def test_a_frame_written_while_another_thread_syncs_is_synced_as_well(monkeypatc
 
     def slow(file: SimulatedFile) -> None:
         sync(file)
-        if threading.current_thread() is keeper:
+        if threading.current_thread() is maintenance:
             entered.set()
             assert leave.wait(60)
 
     monkeypatch.setattr(SimulatedFile, "sync", slow)
     files = SimulatedFiles()
     journal = started(files)
-    keeper = threading.Thread(target=journal.sync)
-    keeper.start()
+    maintenance = threading.Thread(target=journal.sync)
+    maintenance.start()
     assert entered.wait(60)
     journal.append([BATCH])
     leave.set()
-    keeper.join()
+    maintenance.join()
     journal.sync()
     assert durable_frames(files) == [0, 1]
 

@@ -1,8 +1,8 @@
-"""Workloads on a disk that fails on plan: what was refused is gone or doubtful, what was acknowledged stays.
+"""Workloads on a failing disk: rejected records are absent or unknown, acknowledged ones stay.
 
-An append refused for lack of space, descriptors or memory left nothing behind: its offsets are free again, and the next one may
-succeed. One that failed with the disk is doubtful until the store is opened again; until then the store takes no more writes and goes
-on reading.
+An append rejected for lack of space, descriptors or memory leaves nothing behind: its offsets are free again, and the next one may
+succeed. The outcome of one that met a disk failure is unknown until the store is opened again. Until then the store rejects writes and
+continues to serve reads.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.storage_faults.power_cut import PowerCuts
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 SOON = 12
-"""So many operations after a fault, a power cut is still soon."""
+"""Operations after a fault within which a power cut is tested."""
 
 
 @dataclass
 class Troubled(Workload):
-    """A workload that goes on after errors, as the clients of a broker do."""
+    """A workload that continues after errors, as clients do."""
 
     known: Facts = field(default_factory=lambda: Facts(strict=False))
-    """What holds now."""
+    """Current facts."""
     archive: list[tuple[int, dict[int, Given]]] = field(default_factory=list)
-    """(operations so far, what was given) at the end of each life."""
+    """(number of operations, facts) at the end of each process."""
     _outcomes: list[BrokerError] = field(default_factory=list)
 
     def _mark(self, event: Callable[[Facts], None]) -> None:
@@ -47,7 +47,7 @@ class Troubled(Workload):
             getattr(self, name)()
 
     def flush(self) -> None:
-        """One frame for all that is staged, so all of it is refused together."""
+        """Flush: one frame for everything staged, so all of it is rejected together."""
         group, failed, acked = list(self.staged), self.store.failure is not None, self.acked
         super().flush()
         if failed and self.acked > acked:
@@ -57,8 +57,8 @@ class Troubled(Workload):
         self._outcomes.clear()
 
     def _commit(self, appends: Sequence[object], parts: tuple[Part, ...], ack: Ack) -> None:
-        super()._commit(appends, parts, ack)  # type: ignore[arg-type]  # handed through as it is
-        if self._outcomes:  # refused at once: nothing was staged
+        super()._commit(appends, parts, ack)  # type: ignore[arg-type]  # passed on unchanged
+        if self._outcomes:  # rejected at once: nothing was staged
             self._outcomes.clear()
             self._forget([parts])
 
@@ -102,12 +102,12 @@ class Troubled(Workload):
         self._come_back()
 
     def _come_back(self) -> None:
-        """Whatever was doubtful is now there or not; the writers go on from what they find."""
+        """Restart: unknown outcomes become known, and the writers continue from there."""
         self.store = self._open()
         adopt(self.store, self.given, self.known)
         try:
             content = read_store(self.store)
-        except (CorruptData, Unavailable):  # the disk does not read: that is no lie
+        except (CorruptData, Unavailable):  # a read error is allowed
             self.files.heal()
             content = read_store(self.store)
         judge(content, self.given, self.known)
@@ -120,7 +120,7 @@ class Troubled(Workload):
         self._mark(_settled(ends))
 
     def given_at(self, cut: int) -> dict[int, Given]:
-        """What the writers knew then: doubtful records of an earlier life are forgotten when a new one begins."""
+        """Return the facts at that point. A restart resolves unknown outcomes of earlier processes."""
         return next((given for until, given in self.archive if cut <= until), self.given)
 
     def _open(self) -> Store:
@@ -142,9 +142,9 @@ def _settled(ends: dict[int, int]) -> Callable[[Facts], None]:
 def endure(
     shape: Shape, steps: Sequence[str], fault: Fault, *, images_max: int = 12, seed: int = 1, fences: bool = True
 ) -> tuple[SimulatedFiles, int]:
-    """Take the steps with a fault armed. Raise `Anomaly` unless all promises hold then: for readers now, after a restart, and on
-    disks that a power cut may leave soon after the fault or at the end. Without `fences`, the fault may not end writing either. Returns
-    the disk and how many images were recovered."""
+    """Take the steps with a fault injected. Raise `Anomaly` unless all guarantees hold: for readers now, after a restart, and on the disks
+    that a power cut may leave soon after the fault or at the end. Without `fences`, the fault must not stop writing. Returns the disk and
+    the number of recovered images."""
     files = SimulatedFiles()
     files.inject(fault)
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Random but repeatable lives of a store on a simulated disk, one step at a time and nothing behind the test's back."""
+"""Random, reproducible workloads of a store on a simulated disk, one step at a time and without threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from headrace.errors import BrokerError
 from headrace.records import NEVER, Ack, AnyBatch, Appended, ColumnBatch, Headers, Record, RecordBatch
 from headrace.storage.partition import LogOptions
-from headrace.storage.store import LateRun, Store, StoreOptions
+from headrace.storage.store import LateBatch, Store, StoreOptions
 from tests.storage.crash.history import (
     Anomaly,
     Facts,
@@ -34,7 +34,7 @@ SIZES = (0, 1, 20, 100, 100, 700, 5000)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a workload is like. `weights` says how often each step is taken, by the name of its method."""
+    """Parameters of a workload. `weights` are the frequencies of steps, by method name."""
 
     name: str
     weights: Mapping[str, int]
@@ -42,12 +42,12 @@ class Shape:
     steps: int = 12
     options: LogOptions = LogOptions(segment_bytes=16 * 1024)
     compacted: int = 0
-    """How many of the logs are compacted tables."""
+    """Number of logs that are compacted tables."""
     journal_bytes: int = 64 * 1024
     encrypted: bool = False
     sizes: Sequence[int] = SIZES
     tombstones: float = 0.2
-    """How many of a table's records delete their key."""
+    """Fraction of a table's records that are tombstones."""
 
     def store_options(self) -> StoreOptions:
         return StoreOptions(journal_bytes=self.journal_bytes, headroom_bytes=0, key=KEY if self.encrypted else None)
@@ -55,25 +55,25 @@ class Shape:
 
 @dataclass
 class Workload:
-    """One store and what its writers know of it. Every step is marked on the disk for `history.judge`."""
+    """One store and the knowledge of its writers. Every step is marked on the disk for `history.judge`."""
 
     shape: Shape
     rng: random.Random
     files: SimulatedFiles = field(default_factory=SimulatedFiles)
     given: dict[int, Given] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
-    """At the start of this life."""
+    """At the start of this process."""
     now: int = NOW
     staged: list[tuple[Part, ...]] = field(default_factory=list)
     staged_now: int = NOW
     unstamped: list[tuple[int, int]] = field(default_factory=list)
-    """(log, offset) of staged records that get their time from the flush."""
+    """(log, offset) of staged records that are stamped by the flush."""
     anomalies: list[str] = field(default_factory=list)
     acked: int = 0
 
     def __post_init__(self) -> None:
         self.began = len(self.files.operations)
-        """Where this life starts in the history of the disk."""
+        """Start of this process in the history of the disk."""
         self.store = self._open()
         adopt(self.store, self.given, self.facts)
         self.live = sorted(self.facts.created - self.facts.deleting)
@@ -83,7 +83,7 @@ class Workload:
         self.take(self.rng.choices(names, [self.shape.weights[name] for name in names], k=self.shape.steps))
 
     def take(self, steps: Iterable[str]) -> None:
-        """Take these steps, by the names of their methods."""
+        """Take these steps, by method name."""
         while len(self.live) < self.shape.logs:
             self.create()
         for name in steps:
@@ -132,7 +132,7 @@ class Workload:
         self._maybe_flush()
 
     def flush(self) -> None:
-        """All that one flush takes gets one clock: the latest."""
+        """Flush. All its records get the latest of their times."""
         for log, offset in self.unstamped:
             record = self.given[log].records[offset]
             assert record is not None, "it was staged in this life"
@@ -148,7 +148,7 @@ class Workload:
         self.store.checkpoint()
 
     def maintain(self) -> None:
-        """Retention is judged here, while it is known what there was before."""
+        """Apply retention and verify it against the state before."""
         floor: dict[int, int] = {}
         self._mark(maintaining(floor))
         self.store.maintain(self.now)
@@ -165,7 +165,7 @@ class Workload:
             self.store.open_log(log, self.given[log].options)
 
     def die(self) -> None:
-        """The process dies and another one takes over: what was only in memory is gone, what was written is in the page cache still."""
+        """Kill the process and start another: memory is lost, written data is still in the page cache."""
         self._forget(self.staged)
         self.staged.clear()
         self.files.close()
@@ -176,7 +176,7 @@ class Workload:
                 raise Anomaly(f"log {log} ended at {len(self.given[log].records)}, after the death of the process at {end}")
 
     def _forget(self, appends: Sequence[tuple[Part, ...]]) -> None:
-        """These, the newest ones, never reached the disk: their offsets are free again."""
+        """Take back the newest records, which never reached the disk; their offsets are free again."""
         for part in (part for parts in appends for part in parts):
             del self.given[part.log].records[part.base :]
         self.unstamped = [(log, offset) for log, offset in self.unstamped if offset < len(self.given[log].records)]
@@ -204,10 +204,10 @@ class Workload:
         self.files.mark(event)
 
     def _stage(self, logs: Sequence[int], ack: Ack) -> None:
-        appends: list[tuple[int, AnyBatch | LateRun]] = []
+        appends: list[tuple[int, AnyBatch | LateBatch]] = []
         parts: list[Part] = []
         for log in logs:
-            batch = self._run(log)
+            batch = self._batch(log)
             base = len(self.given[log].records)
             parts.append(Part(log, base, len(batch)))
             self.given[log].records += _records(batch, base, self.now)
@@ -219,14 +219,14 @@ class Workload:
         if tuple(parts) in self.staged:
             self.staged_now = self.now
 
-    def _commit(self, appends: list[tuple[int, AnyBatch | LateRun]], parts: tuple[Part, ...], ack: Ack) -> None:
+    def _commit(self, appends: list[tuple[int, AnyBatch | LateBatch]], parts: tuple[Part, ...], ack: Ack) -> None:
         self.staged.append(parts)
         self._mark(staged(parts))
         done = partial(self._answered, parts, ack)
         self.store.stage(appends, ack=ack, now=self.now, done=done, size_bytes=1000)
 
     def _answered(self, parts: tuple[Part, ...], ack: Ack, outcome: list[Appended] | BrokerError) -> None:
-        """The store calls this, and must not be disturbed by what the test thinks of the answer: that is raised by `flush`."""
+        """Called by the store. A failed check must not disturb it, so `flush` raises it later."""
         if parts not in self.staged:
             return
         self.staged.remove(parts)
@@ -240,7 +240,7 @@ class Workload:
             self._mark(durable(parts))
             self.acked += 1
 
-    def _run(self, log: int) -> RecordBatch:
+    def _batch(self, log: int) -> RecordBatch:
         count, rng = self.rng.choice((1, 1, 2, 3, 8)), self.rng
         values: list[bytes | None] = [rng.randbytes(rng.choice(self.shape.sizes)) for _ in range(count)]
         keys: list[bytes | None] | None = None
@@ -257,14 +257,14 @@ class Workload:
         return RecordBatch(values, keys, headers, timestamps, expiries)
 
 
-def _late(batch: RecordBatch, before: Sequence[Part]) -> LateRun:
-    """A run that is built when the offsets of the runs before it are known."""
+def _late(batch: RecordBatch, before: Sequence[Part]) -> LateBatch:
+    """Return a batch that is built when the offsets of the batches before it are known."""
     wanted = [(part.base, part.count) for part in before]
 
     def build(landed: Sequence[Appended]) -> RecordBatch:
         found = [(appended.base_offset, appended.count) for appended in landed]
         if found != wanted:
-            raise Anomaly(f"a late run was told {found}, the runs before it are at {wanted}")
+            raise Anomaly(f"a late batch got {found}, expected {wanted}")
         return batch
 
     return build

@@ -27,7 +27,7 @@ from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NotAuthorized, StaleEpoch
-from headrace.limits import SINK_EPOCHS_REMEMBERED, SINK_VERSION_FIRST_MAX, SINK_VERSION_SKIP_MAX
+from headrace.limits import WRITER_EPOCHS_REMEMBERED, WRITER_VERSION_FIRST_MAX, WRITER_VERSION_SKIP_MAX
 
 Key: TypeAlias = tuple[str]
 
@@ -60,7 +60,7 @@ class WriterRow(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""
     """The principal who published first in the run that counts; empty where nobody has, or there are no runs."""
     topics: tuple[str, ...] = ()
-    """Where the last publication that had records went, `SINK_TOPICS_REMEMBERED` of them at most."""
+    """Where the last publication that had records went, `WRITER_TOPICS_REMEMBERED` of them at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +74,7 @@ class Writer:
     """Who published first in this run."""
     topics: tuple[str, ...] = ()
     """Where it published last."""
-    superseded: deque[str] = field(default_factory=lambda: deque(maxlen=SINK_EPOCHS_REMEMBERED))
+    superseded: deque[str] = field(default_factory=lambda: deque(maxlen=WRITER_EPOCHS_REMEMBERED))
     used_at: int = 0
     handles: set[str] = field(default_factory=set)
     """Its stages."""
@@ -123,7 +123,7 @@ class Writer:
     def check_skip(self, version: int) -> None:
         """A version far ahead would have all those up to it answered as published. Raises `InvalidRequest`."""
         last = self.version
-        most = SINK_VERSION_FIRST_MAX if last is None else last + max(SINK_VERSION_SKIP_MAX, last)
+        most = WRITER_VERSION_FIRST_MAX if last is None else last + max(WRITER_VERSION_SKIP_MAX, last)
         if version > most:
             after = "is no first version" if last is None else f"skips far ahead of {last}, the last one"
             raise InvalidRequest(

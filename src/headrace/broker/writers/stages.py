@@ -34,7 +34,7 @@ from headrace.broker.writers.stage import Stage, StageEntry, StageSize, State
 from headrace.engine.admission import check_batch
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, NotAuthorized, UnknownStage
-from headrace.limits import SINK_TOPICS_REMEMBERED, STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX
+from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, WRITER_TOPICS_REMEMBERED
 from headrace.records import AnyBatch
 
 __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
@@ -258,7 +258,7 @@ class Stages:
             stage.state = State.PUBLISHING
         before = writer.owner, writer.topics
         writer.owner = writer.owner or (who.name if writer.epoch else "")
-        writer.topics = tuple(_topics_of(stages)[:SINK_TOPICS_REMEMBERED]) or writer.topics
+        writer.topics = tuple(_topics_of(stages)[:WRITER_TOPICS_REMEMBERED]) or writer.topics
         try:
             for stage in stages:
                 if stage.spilling is not None:

@@ -1,4 +1,4 @@
-"""The keeper: moves tails into segments, takes checkpoints, applies retention and compaction. One step at a time, off the ack path."""
+"""Background maintenance of the store: moves tails into segments, takes checkpoints, applies retention and compaction."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 TICK_SECONDS: Final = 0.5
 SPILL_BYTES: Final = 8 * MIB
-"""So much in tails is written to segments at once, without waiting for the next checkpoint."""
+"""Tails of this total size are written to segments without waiting for the next checkpoint."""
 SPARE_JOURNALS: Final = 2
 OPEN_SEGMENTS_MAX: Final = 512
 STEP: Final = "log maintenance"
-"""The name of the keeper in the health of the store."""
+"""Name of maintenance in the health of the store."""
 
 
-class Keeper:
-    """Runs on its own thread when the store has threads. `_mutex` makes its steps exclude each other."""
+class Maintenance:
+    """Maintenance of one store, on its own thread if the store has threads. `_mutex` serializes its steps."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,35 +41,35 @@ class Keeper:
         self._progress = threading.Condition()
         self._stopping = False
         self._halt = threading.Event()
-        """Ends a pause between two attempts."""
+        """Ends the pause between two attempts."""
         self._thread: threading.Thread | None = None
         self._checkpointed_journal = store.journal.current
         self._ticks = 0
         self._unexpected = 0
-        """How many attempts in a row met a failure that waiting may not cure."""
+        """Consecutive attempts that failed for a reason that waiting may not resolve."""
         self._touched: set[Partition] = set()
-        """Partitions that have a tail."""
+        """Partitions with a tail."""
         self._tail_bytes = 0
         self._touching = threading.Lock()
         self._unsynced = {partition for partition in store.partitions.values() if any(segment.dirty for segment in partition.segments)}
-        """Partitions that have segments to sync: at first those of which recovery read more than a checkpoint had made sure of."""
+        """Partitions with segments to sync: at first those with data beyond the last checkpoint."""
         self._retired: list[list[Segment]] = []
-        """Segments that retention took out of their partitions, and whose files go after the next checkpoint."""
-        self._doomed: set[int] = set()
-        """Deleted logs whose files are not gone yet, or that no checkpoint has left out yet."""
+        """Segments that retention removed from their partitions. Their files are removed after the next checkpoint."""
+        self._removing: set[int] = set()
+        """Deleted logs whose files still exist, or that the last checkpoint still lists."""
         recovered = [partition for partition in store.partitions.values() if partition.tail]
         self.touch(recovered, sum(partition.tail_bytes for partition in recovered))
 
     def touch(self, partitions: list[Partition], size_bytes: int) -> None:
-        """The writer has put `size_bytes` bytes into the tails of these."""
+        """Record that the writer added `size_bytes` bytes to the tails of these partitions."""
         with self._touching:
             self._touched.update(partitions)
             self._tail_bytes += size_bytes
 
-    # The thread.
+    # Thread.
 
     def start(self) -> None:
-        thread = threading.Thread(target=self._run, name="headrace-keeper", daemon=True)
+        thread = threading.Thread(target=self._run, name="headrace-maintenance", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -85,10 +85,10 @@ class Keeper:
             failures = self.attempt(urgent=woken and not failures)
 
     def attempt(self, *, urgent: bool = False) -> int:
-        """Take what is due, and survive it. Returns how many attempts have failed in a row.
+        """Run the due steps and catch failures. Returns the number of consecutive failed attempts.
 
-        Want of descriptors, threads or memory is waited out for as long as it takes. Any other failure that is not a failed write (which
-        ends writing at once) is retried `FAILURES_MAX` times; then writing ends.
+        Lack of descriptors, threads or memory is retried indefinitely. A failed write stops writing at once. Any other failure is retried
+        `FAILURES_MAX` times; then writing stops.
         """
         store = self._store
         try:
@@ -101,16 +101,16 @@ class Keeper:
                 store.fence(f"log maintenance failed {self._unexpected} times in a row: {failure!r}")
         failures = store.health.failures(STEP)
         if failures:
-            with self._progress:  # the writer does not wait for who cannot help
+            with self._progress:  # the writer must not wait while maintenance fails
                 self._progress.notify_all()
         return failures
 
     def tick(self, *, urgent: bool = False) -> None:
-        """What is due now: a checkpoint when a journal file is full or the interval is over, otherwise tails into segments."""
+        """Run the due steps: a checkpoint if a journal file is full or the interval is over, otherwise tails to segments."""
         store = self._store
         self._ticks += not urgent
         due = self._ticks * TICK_SECONDS * 1000 >= store.options.checkpoint_interval_ms
-        if store.journal.current != self._checkpointed_journal or (due and (self._touched or self._unsynced or self._doomed)):
+        if store.journal.current != self._checkpointed_journal or (due and (self._touched or self._unsynced or self._removing)):
             succeeded = self.checkpoint()
             if succeeded:
                 self._ticks = 0
@@ -122,18 +122,18 @@ class Keeper:
             if not store.files.reserve():
                 with self._mutex:
                     self._release_clean()
-        # Under load the writer wakes the keeper before every interval is over: whoever only looked when it is would never look.
+        # Also on urgent ticks: under load the writer wakes this thread before each interval is over.
         self._watch_headroom()
         if succeeded:
             store.health.succeeded(STEP)
 
     @property
     def is_behind(self) -> bool:
-        """Whether more waits in memory than may, and the last attempt to write it to segments failed."""
+        """Whether the tails exceed their limit and the last attempt to write them to segments failed."""
         return self._tail_bytes >= self._store.options.tail_bytes_max and self._store.health.failures(STEP) > 0
 
     def after_flush(self) -> None:
-        """Called by the writer: wake the keeper when there is enough to do, and wait for it when there is too much."""
+        """Wake maintenance when there is enough to do, and wait for it when there is too much. Called by the writer."""
         store = self._store
         tail = self._tail_bytes
         if tail >= SPILL_BYTES or store.journal.current != self._checkpointed_journal:
@@ -153,7 +153,7 @@ class Keeper:
             )
 
     def stop(self) -> None:
-        """A last checkpoint, so that the next start has nothing to replay."""
+        """Stop the thread and take a last checkpoint, so that the next start has nothing to replay."""
         self._stopping = True
         self._halt.set()
         self._wake.set()
@@ -164,25 +164,24 @@ class Keeper:
         try:
             self.checkpoint(closing=True)
         except Exception as failure:
-            self._store.fence(f"the last checkpoint failed: {failure!r}")  # the journal has what it did not reach
+            self._store.fence(f"the last checkpoint failed: {failure!r}")  # the journal still has the batches
             raise
 
     # Steps.
 
     def checkpoint(self, *, closing: bool = False) -> bool:
-        """Tails to segments, segments to disk, then the manifest that says so; after that older journal files may go. False if it has
-        to be tried again."""
+        """Write tails to segments, sync them, write the manifest, recycle older journal files. Returns False if it has to be retried."""
         counters = self._store.counters
         with self._mutex:
             before = counters.checkpoints
             succeeded = self._guarded(lambda: self._checkpoint(closing))
-            if self._doomed:
-                succeeded &= self._guarded(lambda: self._remove_doomed(left_out=counters.checkpoints > before))
+            if self._removing:
+                succeeded &= self._guarded(lambda: self._remove_logs(excluded=counters.checkpoints > before))
             return succeeded
 
     def _checkpoint(self, closing: bool) -> None:
         store = self._store
-        # Frames in files before the current one were pushed to their tails before the writer opened it.
+        # The writer adds the frames of earlier files to their tails before it opens the current file.
         journal = store.journal.current
         if closing:
             journal += 1
@@ -196,8 +195,8 @@ class Keeper:
             for partition in partitions.values():
                 if partition.segments:
                     partition.segments[-1].store_index()
-        # One whose files are still there has to be named as well: recovery would take them for a log it knows nothing of.
-        deleted = {log: number for log, number in store.deleted.items() if number >= journal or log in self._doomed}
+        # A log whose files still exist must be listed too: otherwise recovery would take it for an unknown log.
+        deleted = {log: number for log, number in store.deleted.items() if number >= journal or log in self._removing}
         write_manifest(store.files, Manifest(journal, store.journal.next_frame, store.next_log, known, deleted))
         for log in store.deleted.keys() - deleted.keys():
             del store.deleted[log]
@@ -207,13 +206,13 @@ class Keeper:
         self._release_files(partitions)
 
     def _sync(self, dirty: list[Segment]) -> None:
-        """Never a second sync of pages whose first one failed: a failure fences the store."""
+        """Sync segments. A failure fences the store, because a second sync of the same pages would not report it."""
         files = [segment.file() for segment in dirty]
         try:
             self._store.files.sync_many(files)
         except OSError as failure:
             raise SyncFailed(str(failure)) from failure
-        # Only now: a round that ends before this line has made nothing durable, and the next one has to sync the same segments.
+        # Only after all syncs: a round that fails has made nothing durable, and the next one must sync the same segments.
         for segment in dirty:
             segment.dirty = False
 
@@ -229,42 +228,44 @@ class Keeper:
                 self._touched.update(touched)
 
     def _spill(self, partition: Partition) -> None:
-        """The only way from a tail to a segment: what was moved, be it a part before a failure, is synced by the next checkpoint."""
+        """Move a tail to segments. The next checkpoint syncs the moved batches, also those moved before a failure."""
         before = partition.spilled_bytes
         self._unsynced.add(partition)
         try:
             partition.spill()
         finally:
-            self._settle(partition.spilled_bytes - before)
+            self._subtract_tail(partition.spilled_bytes - before)
 
-    def _settle(self, moved: int) -> None:
-        """So many bytes left the tails: the writer may be waiting for that."""
+    def _subtract_tail(self, moved: int) -> None:
+        """Subtract bytes that left the tails, and wake the writer, which may wait for that."""
         with self._touching:
             self._tail_bytes -= moved
         with self._progress:
             self._progress.notify_all()
 
     def _release_files(self, partitions: dict[int, Partition]) -> None:
-        """Descriptors are few, partitions may be many."""
+        """Close clean segments if there are more segments than descriptors for them."""
         if sum(len(partition.segments) for partition in partitions.values()) > OPEN_SEGMENTS_MAX:
             self._release_clean()
 
     def _release_clean(self) -> None:
-        """One that is dirty stays open: the failure of a write to it is reported to this descriptor, and perhaps to no other."""
+        """Close the files of clean segments. A dirty one stays open, because a write failure may be reported to this descriptor only."""
         for partition in list(self._store.partitions.values()):
             for segment in partition.segments:
                 if not segment.dirty:
                     segment.release()
 
     def _relieve(self) -> None:
-        """There are no descriptors left: sync the segments that hold one, and let go of all of them."""
+        """Sync the open segments and close all files, after descriptors ran out."""
         with self._mutex:
             self._sync([segment for partition in self._unsynced for segment in partition.segments if segment.dirty and segment.is_open])
             self._release_clean()
 
     def _guarded(self, step: Callable[[], None]) -> bool:
-        """Run one step; a full disk is waited out, want of descriptors or memory makes it fail for now, any other failure of the disk ends
-        writing, after which there are no more steps. False if the step has to be taken again."""
+        """Run one step. Returns False if it has to be retried.
+
+        A full disk is waited out. Lack of descriptors or memory makes the step fail for now. Any other disk failure stops writing.
+        """
         store = self._store
         if store.failure is not None:
             return False
@@ -286,7 +287,7 @@ class Keeper:
                 return False
             store.full = True
             return True
-        with contextlib.suppress(OSError):  # `_watch_headroom` meets the same, and is heard
+        with contextlib.suppress(OSError):  # `_watch_headroom` meets and reports the same failure
             if store.full and self._has_headroom():
                 store.full = False
         return True
@@ -295,7 +296,7 @@ class Keeper:
         return self._store.files.free_bytes() >= self._store.options.headroom_bytes
 
     def _watch_headroom(self) -> None:
-        """Raises what `statvfs` raises: that says nothing about the log."""
+        """Update `full`. Raises the errors of `statvfs`, which do not concern the log."""
         if not self._has_headroom():
             self._store.full = True
         elif self._store.full and not self._tail_bytes:
@@ -318,12 +319,12 @@ class Keeper:
                 partition.generation += 1
             self._retired.append(segments)
         if self._retired:
-            # The manifest says that they are gone before they go: what a crash leaves of them is recognised and removed.
+            # The manifest excludes these segments before their files are removed, so that recovery recognizes files that a crash leaves.
             self._checkpoint(closing=False)
             while self._retired:
                 self._remove_segments(self._retired[0])
                 self._retired.pop(0)
-        # A record must not go for the sake of a newer one that a power cut may take: all that segments hold is in frames synced here.
+        # Compaction must not remove a record in favour of a newer one that a power cut may lose, so all frames in segments are synced.
         self._store.journal.sync()
         unreadable: list[CorruptData] = []
         for partition in partitions:
@@ -331,13 +332,13 @@ class Keeper:
                 self._unsynced.add(partition)
                 try:
                     compact(self._store.files, partition, now, self._store.keyring, self._store.report.damaged)
-                except CorruptData as damage:  # of this log; the others are compacted all the same
+                except CorruptData as damage:  # the other logs are still compacted
                     unreadable.append(damage)
         if unreadable:
             raise unreadable[0]
 
     def _expired(self, partition: Partition, now: int) -> list[Segment]:
-        """The oldest segments that retention no longer keeps; never the active one, which is closed first if all of it is due."""
+        """Return the oldest segments past retention, never the active one. Closes the active one first if all its records are due."""
         options = partition.options
         if options.compact:
             return []
@@ -357,7 +358,7 @@ class Keeper:
         return segments[:count]
 
     def _is_over(self, segment: Segment, partition: Partition, now: int) -> bool:
-        """Whether all records of the segment are past retention, or have all expired."""
+        """Return whether all records of the segment are past retention or have expired."""
         keyring, damaged, options = self._store.keyring, self._store.report.damaged, partition.options
         if options.retention_ms and segment.load_index(keyring, damaged).max_timestamp < now - options.retention_ms:
             return True
@@ -372,23 +373,23 @@ class Keeper:
             self._store.files.sync_dir(log_directory(segments[0].log))
 
     def remove(self, partitions: Sequence[Partition]) -> None:
-        """All files of deleted logs, after a checkpoint that says so."""
+        """Remove all files of deleted logs, after a checkpoint that excludes them."""
         with self._mutex:
             for partition in partitions:
                 self._unsynced.discard(partition)
-                self._settle(partition.drop())
-            self._doomed.update(partition.id for partition in partitions)
+                self._subtract_tail(partition.drop())
+            self._removing.update(partition.id for partition in partitions)
             self.checkpoint()
 
-    def _remove_doomed(self, *, left_out: bool) -> None:
-        """Give the space back even if a full disk had no room for the checkpoint. The logs stay on the list until one has left them out."""
-        remove_logs(self._store.files, sorted(self._doomed))
-        if left_out:
-            self._doomed.clear()
+    def _remove_logs(self, *, excluded: bool) -> None:
+        """Remove files even if a full disk had no room for the checkpoint. The logs stay listed until a checkpoint excludes them."""
+        remove_logs(self._store.files, sorted(self._removing))
+        if excluded:
+            self._removing.clear()
 
     def is_removed(self, logs: Iterable[int]) -> bool:
-        """Whether these deleted logs are gone for good."""
-        return self._doomed.isdisjoint(logs)
+        """Return whether these deleted logs are removed completely."""
+        return self._removing.isdisjoint(logs)
 
 
 def _checkpointed(partition: Partition) -> Checkpointed:
