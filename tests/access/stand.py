@@ -64,7 +64,7 @@ class Guarded:
             self.engine,
             clock=self.clock,
             authorize=self.access.authorize,
-            witness=self.access.witness,
+            audit_hook=self.access.record_decision,
             later=self.clock.later,
             random_bytes=bytes_in_order(),
         )

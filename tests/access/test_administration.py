@@ -337,10 +337,10 @@ async def test_denials_beyond_what_the_disk_takes_are_counted() -> None:
     async with guarded() as stand:
         stand.engine.hold()
         for number in range(AUDIT_EVENTS_WAITING_MAX + 7):
-            stand.access.witness(Principal("mallory", "figg"), Action.READ, "topic", f"t{number}", False)
+            stand.access.record_decision(Principal("mallory", "figg"), Action.READ, "topic", f"t{number}", False)
         stand.engine.let_go()
         await turns()
-        stand.access.witness(Principal("mallory", "figg"), Action.READ, "topic", "last", False)
+        stand.access.record_decision(Principal("mallory", "figg"), Action.READ, "topic", "last", False)
         (noted,) = await found(stand, types=["audit"])
         assert noted.event.details == {"events": "7"}
 

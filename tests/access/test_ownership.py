@@ -251,5 +251,5 @@ async def test_of_very_many_topics_some_are_remembered() -> None:
             await stand.broker.stage(ROOT, "h", f"t{number}", RecordBatch([b"x"]), writer="q")
         await stand.broker.seal(ROOT, "h")
         await stand.broker.publish_staged(ROOT, "q", 0, ["h"])
-        (writer_name,) = stand.broker._stages._sinks.writers.values()
+        (writer_name,) = stand.broker._stages._writers.writers.values()
         assert len(writer_name.topics) == SINK_TOPICS_REMEMBERED

@@ -168,7 +168,7 @@ async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_t
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule, taken, rings = stand.broker._schedule, list[tuple[int, int]](), 0
-    deliver, ring = schedule._deliver, schedule._ring
+    deliver, ring = schedule._deliver, schedule._on_timer
 
     def told(due: list[Waiting]) -> None:
         taken.append((len(due), rings))

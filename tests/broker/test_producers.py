@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.broker import BrokerSettings, ProducerStamp, Published
 from headrace.errors import BrokerError, DiskFull, InvalidRequest, LimitExceeded, OutOfSequence, UnknownPartition
-from headrace.limits import PRODUCER_EPOCHS_REMEMBERED
+from headrace.limits import PRODUCER_BATCHES_REMEMBERED
 from headrace.records import RecordBatch
 from tests.broker.stand import ANN, Stand, turns
 
@@ -75,11 +75,11 @@ async def test_a_gap_is_refused_and_says_what_was_expected(stand: Stand) -> None
 
 
 async def test_so_many_runs_are_remembered_and_no_more(stand: Stand) -> None:
-    for number in range(PRODUCER_EPOCHS_REMEMBERED + 1):
+    for number in range(PRODUCER_BATCHES_REMEMBERED + 1):
         await _send(stand, number, number)
     with pytest.raises(OutOfSequence):
         _send(stand, 0, 0)
-    for number in range(1, PRODUCER_EPOCHS_REMEMBERED + 1):
+    for number in range(1, PRODUCER_BATCHES_REMEMBERED + 1):
         assert (await _send(stand, number, number)).base_offset == number
 
 
@@ -123,7 +123,7 @@ async def test_memory_survives_a_crash(stand: Stand) -> None:
     originals = [await _send(stand, 10 * number, 10 * number + 9) for number in range(8)]
     for _ in range(2):
         await stand.crash()
-        for number in range(8 - PRODUCER_EPOCHS_REMEMBERED, 8):
+        for number in range(8 - PRODUCER_BATCHES_REMEMBERED, 8):
             assert await _send(stand, 10 * number, 10 * number + 9) == originals[number]
         with pytest.raises(OutOfSequence):
             _send(stand, 20, 29)
@@ -137,7 +137,7 @@ async def test_memory_survives_compaction_of_its_table(stand: Stand) -> None:
     originals = [await _send(stand, number, number) for number in range(12)]
     stand.clock.tick(10**8)
     await stand.engine.maintain()
-    assert len(await stand.records("__producers")) == PRODUCER_EPOCHS_REMEMBERED
+    assert len(await stand.records("__producers")) == PRODUCER_BATCHES_REMEMBERED
     await stand.crash()
     assert await _send(stand, 11, 11) == originals[11]
     assert await _send(stand, 7, 7) == originals[7]
@@ -284,7 +284,7 @@ def test_against_a_model_every_record_lands_once_and_in_order(steps: list[tuple[
                     answers.append((first, _send(stand, first, first + count - 1)))
                     sent = max(sent, first + count)
                 except OutOfSequence:
-                    assert back >= PRODUCER_EPOCHS_REMEMBERED, "one record a run is the least that is remembered"
+                    assert back >= PRODUCER_BATCHES_REMEMBERED, "one record a run is the least that is remembered"
             elif step == "turn":
                 await asyncio.sleep(0)
             else:

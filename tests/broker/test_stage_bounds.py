@@ -44,7 +44,7 @@ async def test_there_is_a_bound_on_stages() -> None:
 
 
 async def test_there_is_a_bound_on_writers_and_the_silent_ones_are_forgotten() -> None:
-    stand = await bounded(BrokerSettings(sinks_max=2, sink_idle_ms=10_000))
+    stand = await bounded(BrokerSettings(writers_max=2, writer_idle_ms=10_000))
     await publish(stand, 0, writer="a")
     await publish(stand, 0, writer="b")
     with pytest.raises(LimitExceeded):
@@ -77,7 +77,7 @@ async def test_a_writer_that_comes_only_once_is_remembered_for_as_long_as_it_say
 
 
 async def test_a_writer_that_only_staged_is_not_remembered() -> None:
-    stand = await bounded(BrokerSettings(sinks_max=1))
+    stand = await bounded(BrokerSettings(writers_max=1))
     await put(stand, "h1", "a", writer="a")
     with pytest.raises(LimitExceeded):
         await put(stand, "h2", "a", writer="b")

@@ -476,7 +476,7 @@ async def test_a_forgotten_writer_begins_anew(stand: Stand) -> None:
 
 async def test_who_forgets_a_writer_is_noted(stand: Stand) -> None:
     heard: list[tuple[Principal, Action, str, str, bool]] = []
-    stand.broker._gate._witness = lambda *said: heard.append(said)
+    stand.broker._authorizer._audit_hook = lambda *said: heard.append(said)
     await publish(stand, 0)
     await stand.broker.forget_writer(ANN, "q")
     assert heard == [(ANN, Action.DELETE, "transaction", "q", True)]

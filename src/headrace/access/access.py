@@ -167,7 +167,7 @@ class Access:
     def _would(self, who: Principal, action: Action, resource: Resource) -> bool:
         return decide(self._policy, who, action, resource)
 
-    def witness(self, who: Principal, action: Action, kind: str, name: str, allowed: bool) -> None:
+    def record_decision(self, who: Principal, action: Action, kind: str, name: str, allowed: bool) -> None:
         """What the gate saw: every change of a topic or group, and each denial once."""
         type = kind if allowed else "denial"
         self._audit.note(event_of(who, who.address, type, action.value, f"{kind}:{name}", "allowed" if allowed else "denied"))

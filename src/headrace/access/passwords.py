@@ -40,20 +40,20 @@ class Passwords:
         self._hasher = hasher
         self._threads = ThreadPoolExecutor(PASSWORD_JOBS_RUNNING, thread_name_prefix="password")
         self._jobs = 0
-        self._nobody = ""
+        self._unused_hash = ""
 
     async def hash(self, password: str) -> str:
         """Raises `InvalidRequest` for a password that is too short or too long, `Unavailable` when too many are waiting."""
         check_password(password)
-        return await self._aside(lambda: self._hasher.hash(password, salt=self._random_bytes(_SALT_BYTES)))
+        return await self._in_thread(lambda: self._hasher.hash(password, salt=self._random_bytes(_SALT_BYTES)))
 
     async def verify(self, hash: str, password: str) -> bool:
         """Does it fit? An empty hash fits nothing, and finding that out takes as long. Raises `Unavailable` as `hash` does."""
         if len(password.encode("utf-8", "surrogatepass")) > PASSWORD_BYTES_MAX:
             password = ""
-        if not self._nobody:
-            self._nobody = await self._aside(lambda: self._hasher.hash("", salt=self._random_bytes(_SALT_BYTES)))
-        fits = await self._aside(lambda: self._fits(hash or self._nobody, password))
+        if not self._unused_hash:
+            self._unused_hash = await self._in_thread(lambda: self._hasher.hash("", salt=self._random_bytes(_SALT_BYTES)))
+        fits = await self._in_thread(lambda: self._fits(hash or self._unused_hash, password))
         return fits and bool(hash)
 
     def is_outdated(self, hash: str) -> bool:
@@ -69,7 +69,7 @@ class Passwords:
         except (VerificationError, InvalidHashError):
             return False
 
-    async def _aside(self, job: Callable[[], _T]) -> _T:
+    async def _in_thread(self, job: Callable[[], _T]) -> _T:
         if self._jobs >= PASSWORD_JOBS_RUNNING + PASSWORD_JOBS_QUEUED_MAX:
             raise Unavailable("too many logins are waiting")
         self._jobs += 1

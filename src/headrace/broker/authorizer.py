@@ -77,9 +77,9 @@ _CHANGES: Final = frozenset({Action.CREATE, Action.ALTER, Action.DELETE, Action.
 class Authorizer:
     """Asks `authorize` once per question and remembers the answer."""
 
-    def __init__(self, authorize: Authorize, witness: AuditHook | None = None) -> None:
+    def __init__(self, authorize: Authorize, audit_hook: AuditHook | None = None) -> None:
         self._authorize = authorize
-        self._witness = witness
+        self._audit_hook = audit_hook
         self._answers: dict[tuple[Principal, Action, str, str], bool] = {}
         self._denials: set[tuple[Principal, Action, str, str]] = set()
         """Those the witness was told of. That somebody was asked about before does not mean that they were refused anything."""
@@ -96,8 +96,8 @@ class Authorizer:
     def check(self, who: Principal, action: Action, kind: str, name: str) -> None:
         """Raises `NotAuthorized` unless the rules allow it."""
         allowed = self.allows(who, action, kind, name)
-        if self._witness is not None and (action in _CHANGES if allowed else (who, action, kind, name) not in self._denials):
-            self._witness(who, action, kind, name, allowed)
+        if self._audit_hook is not None and (action in _CHANGES if allowed else (who, action, kind, name) not in self._denials):
+            self._audit_hook(who, action, kind, name, allowed)
         if not allowed:
             self._denials.add((who, action, kind, name))
             raise NotAuthorized(principal=who.name, action=action.value, resource=str(Resource(kind, name)))

@@ -1,4 +1,4 @@
-"""The broker: every verb a session may use, in one place. Each passes the gate, then hands over to the module that does it."""
+"""The broker: every verb a session may use, in one place. Each passes the authorizer, then hands over to the module that does it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
-from headrace.broker.writers.operations import WriterVerbs
+from headrace.broker.writers.operations import WriterOperations
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
@@ -43,7 +43,7 @@ _BROKER = "headrace"
 """The name of the broker as a resource."""
 
 
-class Broker(WriterVerbs):
+class Broker(WriterOperations):
     """Owns its engine: `open` opens it, `close` closes it. All verbs are called on the event loop."""
 
     def __init__(
@@ -53,19 +53,19 @@ class Broker(WriterVerbs):
         clock: Clock,
         settings: BrokerSettings = _DEFAULTS,
         authorize: Authorize = allow_all,
-        witness: AuditHook | None = None,
+        audit_hook: AuditHook | None = None,
         later: Later | None = None,
         random_bytes: RandomBytes | None = None,
     ) -> None:
         """`clock` gives Unix ms; `later` sets timers (None: the running loop's `call_later`); `random_bytes` makes the ids of delayed
         messages, which cannot be published without it."""
-        later = _loops_later if later is None else later
+        later = _loop_later if later is None else later
         self._engine = engine
         self._settings = settings
         self._later = later
-        self._gate = gate = Authorizer(authorize, witness)
+        self._authorizer = authorizer = Authorizer(authorize, audit_hook)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
-        self._publisher = publisher = Publisher(engine, gate, self._topics.find, clock, self._schema_rule)
+        self._publisher = publisher = Publisher(engine, authorizer, self._topics.find, clock, self._schema_rule)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
         self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
         self._watermarks = Watermarks(engine, later=later, waiting_max=settings.waiting_fetches_max)
@@ -80,10 +80,10 @@ class Broker(WriterVerbs):
             clock=clock,
             changed=publisher.forget,
             letters=self._dead_letters.rejected,
-            make_room=self._make_dead_letter_topic,
+            create_dead_letter_topic=self._create_dead_letter_topic,
         )
-        self._making_room: set[asyncio.Task[None]] = set()
-        self.schemas = Schemas(self._schemas, gate, self._topics, self._dead_letters)
+        self._creating_dead_letters: set[asyncio.Task[None]] = set()
+        self.schemas = Schemas(self._schemas, authorizer, self._topics, self._dead_letters)
         self._sweep = Sweep(engine, publisher, self._dead_letters, clock=clock, later=later, every_ms=settings.sweep_every_ms)
         self._schedule = Schedule(
             engine,
@@ -92,13 +92,13 @@ class Broker(WriterVerbs):
             later=later,
             count_max=settings.delayed_max,
             bytes_max=settings.delayed_bytes_max,
-            check_owner=lambda owner, topic: gate.check(Principal(owner), Action.PUBLISH, "topic", topic),
+            check_owner=lambda owner, topic: authorizer.check(Principal(owner), Action.PUBLISH, "topic", topic),
             letters=self._dead_letters.rejected,
-            make_room=self._make_dead_letter_topic,
+            create_dead_letter_topic=self._create_dead_letter_topic,
             random_bytes=random_bytes,
         )
-        around = GroupContext(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
-        self._settlement = Settlement(around, shares_max=settings.groups_max)
+        context = GroupContext(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
+        self._settlement = Settlement(context, consumers_max=settings.groups_max)
         self._transactions = Transactions(
             publisher,
             groups,
@@ -108,7 +108,7 @@ class Broker(WriterVerbs):
             open_max=settings.transactions_open_max,
             bytes_max=settings.transactions_bytes_max,
         )
-        self._stages = Stages(engine, gate, publisher, clock=clock, later=later, settings=settings)
+        self._stages = Stages(engine, authorizer, publisher, clock=clock, later=later, settings=settings)
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -142,8 +142,8 @@ class Broker(WriterVerbs):
         self._cursors.drain()
         self._transactions.drain()
         await self._stages.drain()
-        if self._making_room:
-            await asyncio.wait(self._making_room)
+        if self._creating_dead_letters:
+            await asyncio.wait(self._creating_dead_letters)
         await self._schedule.drain()
         await self._sweep.drain()
         if self._expiry is not None:
@@ -162,7 +162,7 @@ class Broker(WriterVerbs):
 
     def access_changed(self) -> None:
         """The rules behind `authorize` have changed: forget its answers, and end the cursors of those who may not read any more."""
-        self._gate.forget()
+        self._authorizer.forget()
         self._publisher.forget()
         self._cursors.recheck()
         self._settlement.recheck()
@@ -190,7 +190,7 @@ class Broker(WriterVerbs):
 
     async def create_topic(self, who: Principal, name: str, *, partitions: int = 1, config: TopicConfig | None = None) -> Topic:
         """Raises `InvalidTopicName`, `TopicExists`, `LimitExceeded`."""
-        self._gate.check(who, Action.CREATE, "topic", name)
+        self._authorizer.check(who, Action.CREATE, "topic", name)
         self._publisher.check_open()
         return await self._topics.create(name, partitions, config)
 
@@ -200,13 +200,13 @@ class Broker(WriterVerbs):
         Whoever may neither see nor create it gets the same answer whether it is there or not.
         """
         is_there = name in self._engine.topics()
-        if is_there or not (self._settings.auto_create and self._gate.allows(who, Action.CREATE, "topic", name)):
+        if is_there or not (self._settings.auto_create and self._authorizer.allows(who, Action.CREATE, "topic", name)):
             self._check_sees(who, name)
         if is_there:
             return self._topics.find(name)
         if not self._settings.auto_create:
             raise UnknownTopic(name)
-        self._gate.check(who, Action.CREATE, "topic", name)
+        self._authorizer.check(who, Action.CREATE, "topic", name)
         self._publisher.check_open()
         return await self._topics.ensure(name)
 
@@ -224,12 +224,12 @@ class Broker(WriterVerbs):
 
     async def alter_topic(self, who: Principal, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Add partitions (never remove) or replace the configuration."""
-        self._gate.check(who, Action.ALTER, "topic", name)
+        self._authorizer.check(who, Action.ALTER, "topic", name)
         return await self._topics.alter(name, partitions, config)
 
     async def delete_topic(self, who: Principal, name: str) -> None:
         """Its records, committed offsets and producer memory go; whoever waits for its records is woken with `UnknownTopic`."""
-        self._gate.check(who, Action.DELETE, "topic", name)
+        self._authorizer.check(who, Action.DELETE, "topic", name)
         await self._topics.delete(name)
 
     # Publish
@@ -274,7 +274,7 @@ class Broker(WriterVerbs):
         Raises `OffsetOutOfRange` below the first offset and above the end. Expired records are left out, unless whoever asks for them
         (and does not wait) leaves them out by itself, whole columns at a time.
         """
-        self._gate.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.READ, "topic", topic)
         self._topics.find_partition(topic, partition)
         fetched = await self._fetcher.fetch(
             topic,
@@ -287,12 +287,12 @@ class Broker(WriterVerbs):
             with_expired=with_expired,
         )
         if wait_ms:
-            self._gate.check(who, Action.READ, "topic", topic)  # it may have waited for longer than the permission was there
+            self._authorizer.check(who, Action.READ, "topic", topic)  # it may have waited for longer than the permission was there
         return fetched
 
     def check_reads(self, who: Principal, topic: str) -> None:
         """For protocols that hold records back: may they still be handed out? Raises `NotAuthorized`."""
-        self._gate.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.READ, "topic", topic)
 
     def bounds(self, who: Principal, topic: str, partition: int) -> Bounds:
         """The first offset there is and the end, the next one to be given."""
@@ -338,10 +338,10 @@ class Broker(WriterVerbs):
         one batch. `failed` is called once when the cursor cannot go on (the topic is gone). A reader so slow that retention
         overtakes it goes on at the first record there is. Raises `OffsetOutOfRange`.
         """
-        self._gate.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.READ, "topic", topic)
         self._publisher.check_open()
         self._topics.find_partition(topic, partition)
-        check = partial(self._gate.check, who, Action.READ, "topic", topic)
+        check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
         return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check)
 
     # Groups
@@ -353,23 +353,23 @@ class Broker(WriterVerbs):
 
     def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
         """None if the group has committed nothing there."""
-        self._gate.check(who, Action.DESCRIBE, "group", group)
+        self._authorizer.check(who, Action.DESCRIBE, "group", group)
         self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
         return self._groups.committed(group, topic, partition)
 
     def lag(self, who: Principal, group: str) -> list[GroupLag]:
         """One entry for each partition the group has committed an offset in, of the topics that this principal may see."""
-        self._gate.check(who, Action.DESCRIBE, "group", group)
+        self._authorizer.check(who, Action.DESCRIBE, "group", group)
         return [lag for lag in self._groups.lag(group) if self._may_see(who, lag.topic)]
 
     def groups(self, who: Principal) -> list[str]:
         """The groups with committed offsets that this principal may see, by name."""
-        return [group for group in self._groups.names() if self._gate.allows(who, Action.DESCRIBE, "group", group)]
+        return [group for group in self._groups.names() if self._authorizer.allows(who, Action.DESCRIBE, "group", group)]
 
     async def delete_group(self, who: Principal, group: str, *, topic: str | None = None) -> None:
         """Forget its offsets, in one topic or (None) in all. Raises `InvalidRequest` while a settlement queue of it is open."""
-        self._gate.check(who, Action.DELETE, "group", group)
+        self._authorizer.check(who, Action.DELETE, "group", group)
         if self._settlement.is_open(group):
             raise InvalidRequest(f"group {group!r} has consumers")
         await self._groups.delete(group, topic)
@@ -395,7 +395,7 @@ class Broker(WriterVerbs):
 
     def begin(self, who: Principal, *, id: str | None = None, timeout_ms: int = 60_000) -> Transaction:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
-        self._gate.check(who, Action.PUBLISH, "transaction", id or "")
+        self._authorizer.check(who, Action.PUBLISH, "transaction", id or "")
         return self._transactions.begin(who, id, timeout_ms)
 
     # Dead letters
@@ -405,7 +405,7 @@ class Broker(WriterVerbs):
     ) -> list[DeadLetterEntry]:
         """The dead letters of a topic from the oldest on, or from the one behind the id `after`; those replayed only if asked for.
         None where there is no dead-letter topic."""
-        self._gate.check(who, Action.READ, "topic", topic + SUFFIX)
+        self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
         return await self._dead_letters.entries(topic, records_max, bytes_max, after, replayed)
 
     def dead_letter_counts(self, who: Principal) -> dict[str, int]:
@@ -415,8 +415,8 @@ class Broker(WriterVerbs):
 
     async def move_to_dead_letters(self, who: Principal, topic: str, partition: int, offset: int, *, error: str = "") -> None:
         """Keep a copy of a record among the dead letters. Raises `UnknownMessage` if it is not there any more."""
-        self._gate.check(who, Action.READ, "topic", topic)
-        self._gate.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
         self._topics.find_partition(topic, partition)
         await self._dead_letters.move(topic, partition, offset, "moved", error)
 
@@ -425,8 +425,8 @@ class Broker(WriterVerbs):
     ) -> int:
         """Keep copies of records, each (partition, offset, error), among the dead letters. Returns how many were not there yet for this
         reason, so that whoever is not sure may ask again. What the log does not hold any more is left out."""
-        self._gate.check(who, Action.READ, "topic", topic)
-        self._gate.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
         check_name("reason", reason)
         if len(entries) > DEAD_LETTERS_MOVED_MAX:
             raise InvalidRequest(f"a move takes at most {DEAD_LETTERS_MOVED_MAX} records")
@@ -443,14 +443,14 @@ class Broker(WriterVerbs):
 
         Raises `UnknownMessage` for one that is not there or has been replayed; then none of them is.
         """
-        self._gate.check(who, Action.READ, "topic", topic + SUFFIX)
+        self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
         if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
             raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
         return await self._dead_letters.replay(self._publisher.route(who, topic), ids)
 
     async def purge_dead_letters(self, who: Principal, topic: str) -> int:
         """Forget all dead letters of a topic; returns how many were waiting. None there: nothing happens."""
-        self._gate.check(who, Action.DELETE, "topic", topic + SUFFIX)
+        self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
         return await self._dead_letters.purge(topic)
 
     # Delayed messages
@@ -488,7 +488,7 @@ class Broker(WriterVerbs):
             name = one.message.topic
             if name not in seen:
                 seen[name] = topic in (None, name) and any(
-                    self._gate.allows(who, action, "topic", name) for action in (Action.READ, Action.DELETE)
+                    self._authorizer.allows(who, action, "topic", name) for action in (Action.READ, Action.DELETE)
                 )
             return seen[name] or (topic in (None, name) and who.name != ANONYMOUS and self._owns(who, one.message))
 
@@ -497,8 +497,8 @@ class Broker(WriterVerbs):
     def _delayed_entry(self, who: Principal, one: Waiting) -> DelayedEntry:
         message = one.message
         is_own = self._owns(who, message)
-        key = message.key if is_own or self._gate.allows(who, Action.READ, "topic", message.topic) else None
-        owner = message.owner if is_own or self._gate.allows(who, Action.DELETE, "topic", message.topic) else None
+        key = message.key if is_own or self._authorizer.allows(who, Action.READ, "topic", message.topic) else None
+        owner = message.owner if is_own or self._authorizer.allows(who, Action.DELETE, "topic", message.topic) else None
         return DelayedEntry(one.id, message.topic, message.due, len(message.value or b""), key, owner)
 
     async def cancel_delayed(self, who: Principal, id: str, *, topic: str | None = None) -> None:
@@ -513,18 +513,18 @@ class Broker(WriterVerbs):
             raise UnknownMessage(id)
         if not self._owns(who, message):
             try:
-                self._gate.check(who, Action.DELETE, "topic", message.topic)
+                self._authorizer.check(who, Action.DELETE, "topic", message.topic)
             except NotAuthorized:
                 raise UnknownMessage(id) from None
         await self._schedule.cancel(waiting)
 
     def _owns(self, who: Principal, message: Delayed) -> bool:
         """Within what was shown: an API key of the owner whose scopes leave out the topic does not own its messages."""
-        return who.name == message.owner and self._gate.allows(who, Action.PUBLISH, "topic", message.topic)
+        return who.name == message.owner and self._authorizer.allows(who, Action.PUBLISH, "topic", message.topic)
 
     def status(self, who: Principal) -> Status:
         """What this broker holds."""
-        self._gate.check(who, Action.DESCRIBE, "broker", _BROKER)
+        self._authorizer.check(who, Action.DESCRIBE, "broker", _BROKER)
         topics = self._topics.visible()
         bounds = [self._engine.bounds(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
         return Status(
@@ -543,20 +543,20 @@ class Broker(WriterVerbs):
     # Inside
 
     def _may_see(self, who: Principal, topic: str) -> bool:
-        return self._gate.allows_topic(who, topic)
+        return self._authorizer.allows_topic(who, topic)
 
     def _check_sees(self, who: Principal, topic: str) -> None:
         if not self._may_see(who, topic):
-            self._gate.check(who, Action.DESCRIBE, "topic", topic)
+            self._authorizer.check(who, Action.DESCRIBE, "topic", topic)
 
     def _check_takes(self, who: Principal, group: str, topic: str) -> None:
-        self._gate.check(who, Action.READ, "topic", topic)
-        self._gate.check(who, Action.COMMIT, "group", group)
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.COMMIT, "group", group)
 
     def _check_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        self._gate.check(who, Action.COMMIT, "group", group)
+        self._authorizer.check(who, Action.COMMIT, "group", group)
         for topic, partition in offsets:
-            self._gate.check(who, Action.READ, "topic", topic)
+            self._authorizer.check(who, Action.READ, "topic", topic)
             self._topics.find_partition(topic, partition)
 
     def _exists(self, topic: str) -> bool:
@@ -587,10 +587,10 @@ class Broker(WriterVerbs):
     def _schema_rule(self, topic: str) -> Rule | None:
         return self._schemas.rule(topic)
 
-    def _make_dead_letter_topic(self, topic: str) -> None:
+    def _create_dead_letter_topic(self, topic: str) -> None:
         making = asyncio.get_running_loop().create_task(self._ensure_dead_letters(topic))
-        self._making_room.add(making)
-        making.add_done_callback(self._making_room.discard)
+        self._creating_dead_letters.add(making)
+        making.add_done_callback(self._creating_dead_letters.discard)
         supervise(self._engine.health, "creation of dead letter topics", making)
 
     async def _ensure_dead_letters(self, topic: str) -> None:
@@ -615,5 +615,5 @@ class Broker(WriterVerbs):
             self._schedule_expiry()
 
 
-def _loops_later(seconds: float, callback: Callable[[], object]) -> Timer:
+def _loop_later(seconds: float, callback: Callable[[], object]) -> Timer:
     return asyncio.get_running_loop().call_later(seconds, callback)

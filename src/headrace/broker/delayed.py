@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from headrace.broker.publishing.publish import Placing, Publisher
-from headrace.broker.publishing.requirements import Divert, Letters, MakeRoom
+from headrace.broker.publishing.requirements import Divert, Letters, CreateDeadLetterTopic
 from headrace.broker.tables import Staged, TableLog
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_batch, headers_bytes
@@ -115,7 +115,7 @@ class CheckOwner(Protocol):
 
 
 class Schedule(TableLog[_Key, Delayed]):
-    """All delayed messages. `count_max` and `bytes_max` bound what waits; `letters` and `make_room` are for what may not be delivered."""
+    """All delayed messages. `count_max` and `bytes_max` bound what waits; `letters` and `create_dead_letter_topic` are for what may not be delivered."""
 
     def __init__(
         self,
@@ -128,13 +128,13 @@ class Schedule(TableLog[_Key, Delayed]):
         bytes_max: int,
         check_owner: CheckOwner,
         letters: Letters,
-        make_room: MakeRoom,
+        create_dead_letter_topic: CreateDeadLetterTopic,
         random_bytes: RandomBytes | None,
     ) -> None:
         super().__init__(engine, "__delayed", _Key, Delayed, is_binary=True)  # type: ignore[arg-type]  # see `Groups`
         self._publisher = publisher
         self._random_bytes = random_bytes
-        self._check_owner, self._letters, self._make_room = check_owner, letters, make_room
+        self._check_owner, self._letters, self._create_dead_letter_topic = check_owner, letters, create_dead_letter_topic
         self._clock = clock
         self._later = later
         self._count_max, self._bytes_max = count_max, bytes_max
@@ -236,7 +236,7 @@ class Schedule(TableLog[_Key, Delayed]):
         try:
             await self.put([((waiting.id,), None)])
         except BrokerError:
-            self._stay([waiting])
+            self._retry_later([waiting])
             raise
 
     async def topic_gone(self, topic: str) -> None:
@@ -275,9 +275,9 @@ class Schedule(TableLog[_Key, Delayed]):
                 return
             self._timer.cancel()
         self._timer_at = due
-        self._timer = self._later(min(max(0, due - self._clock()) / 1000, _LOOK_SECONDS_MAX), self._ring)
+        self._timer = self._later(min(max(0, due - self._clock()) / 1000, _LOOK_SECONDS_MAX), self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         due = self._take_due()
         if due:
@@ -285,7 +285,7 @@ class Schedule(TableLog[_Key, Delayed]):
                 self._deliver(due)
             except Exception as failure:  # all of them wait again; the timer must be set whatever happens
                 self._engine.health.failed(_STEP, repr(failure))
-                self._stay(due)
+                self._retry_later(due)
             else:
                 self._engine.health.succeeded(_STEP)
         # What else is due comes in the next turn of the loop: tens of thousands at once must not keep everybody waiting.
@@ -313,7 +313,7 @@ class Schedule(TableLog[_Key, Delayed]):
                 writes += self._placed(topic, partition, group) if topic in self._engine.topics() else ()
                 leaving += group
             except BrokerError:
-                self._stay(group)
+                self._retry_later(group)
         if not leaving:
             return
         changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None) for waiting in leaving]
@@ -321,7 +321,7 @@ class Schedule(TableLog[_Key, Delayed]):
             # Its time has come: megabytes that others have just handed in may wait.
             staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE, urgent=True)
         except BrokerError:
-            self._stay(leaving)
+            self._retry_later(leaving)
             return
         self._under_way.add(staged)
         self.follow(staged, changes)
@@ -330,7 +330,7 @@ class Schedule(TableLog[_Key, Delayed]):
     def _landed(self, left: list[Waiting], staged: Staged) -> None:
         self._under_way.discard(staged)
         if staged.cancelled() or staged.exception() is not None:
-            self._stay(left)
+            self._retry_later(left)
 
     def _placed(self, topic: str, partition: int | None, group: list[Waiting]) -> list[Write]:
         """The records of those whose owners may publish them, and the dead letters of the others."""
@@ -348,7 +348,7 @@ class Schedule(TableLog[_Key, Delayed]):
         try:
             return [*writes, *self._letters(topic, self._records(denied), [denials[message.owner] for message in denied])]
         except UnknownTopic:
-            self._make_room(topic)
+            self._create_dead_letter_topic(topic)
             raise Unavailable(f"the dead letters of {topic} are being made") from None
 
     def _records(self, messages: list[Delayed]) -> RecordBatch:
@@ -362,7 +362,7 @@ class Schedule(TableLog[_Key, Delayed]):
             else None,
         )
 
-    def _stay(self, kept: list[Waiting]) -> None:
+    def _retry_later(self, kept: list[Waiting]) -> None:
         """To be tried again, but not at once."""
         for waiting in kept:
             if self._waiting.get(waiting.id) is waiting:

@@ -147,9 +147,9 @@ class SchemaChecks:
                 self._remember(waiting, verdict)
         finally:
             self._task = None
-            self._let_go()
+            self._release_waiting()
 
-    def _let_go(self) -> None:
+    def _release_waiting(self) -> None:
         """Whoever waits asks again, and is answered then."""
         for waiting in self._queue:
             if not waiting.done.done():

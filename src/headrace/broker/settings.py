@@ -50,8 +50,8 @@ class BrokerSettings:
     spill_sizes: SpillSizes = field(default_factory=SpillSizes)
     stage_idle_ms: int = limits.STAGE_IDLE_MS_MAX
     """A stage is dropped when its writer was silent for so long."""
-    sinks_max: int = limits.SINK_APPS_MAX
-    sink_idle_ms: int = limits.SINK_IDLE_MS
+    writers_max: int = limits.SINK_APPS_MAX
+    writer_idle_ms: int = limits.SINK_IDLE_MS
     """Exactly-once writers that are remembered, and for how long after their last publication."""
     sweep_every_ms: int = 1_000
     """How often expired records are moved to the dead letters, where a topic asks for it."""

@@ -70,8 +70,8 @@ class TableLog(Generic[K, V]):
         """
         if callable(changes):
             build = changes
-            return Write(self.name, 0, lambda appended: self._run(build(appended)))
-        return Write(self.name, 0, self._run(changes))
+            return Write(self.name, 0, lambda appended: self._batch(build(appended)))
+        return Write(self.name, 0, self._batch(changes))
 
     def follow(self, staged: Staged, changes: Changes[K, V]) -> None:
         """Show the changes once the append that carries them has resolved."""
@@ -97,7 +97,7 @@ class TableLog(Generic[K, V]):
         if self._pending:
             await asyncio.wait(list(self._pending))
 
-    def _run(self, changes: Changes[K, V]) -> RecordBatch:
+    def _batch(self, changes: Changes[K, V]) -> RecordBatch:
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         for key, value in changes:

@@ -52,7 +52,7 @@ class Topics:
         if partitions < 1:
             raise InvalidRequest(f"a topic needs at least one partition, not {partitions}")
         _check_config(config)
-        async with self._alone(name):
+        async with self._locked(name):
             return await self._create(name, partitions, config)
 
     @property
@@ -62,14 +62,14 @@ class Topics:
     async def ensure(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Find or create. Of many at once, one creates and the others find."""
         check_topic_name(name)
-        async with self._alone(name):
+        async with self._locked(name):
             if name in self._engine.topics():
                 return self.find(name)
             return await self._create(name, partitions or self._settings.auto_create_partitions, config)
 
     async def alter(self, name: str, partitions: int | None, config: TopicConfig | None) -> Topic:
         _check_config(config)
-        async with self._alone(name):
+        async with self._locked(name):
             topic = self.find(name)
             if partitions is not None and partitions < topic.partitions:
                 raise InvalidRequest(f"topic {name!r} has {topic.partitions} partitions; none can be removed")
@@ -79,7 +79,7 @@ class Topics:
 
     async def delete(self, name: str) -> None:
         """The name stays taken until everything that bears it is gone, so that a successor inherits nothing."""
-        async with self._alone(name):
+        async with self._locked(name):
             self.find(name)
             await self._engine.delete_topic(name)
             self._unpurged.add(name)
@@ -97,7 +97,7 @@ class Topics:
         return topic
 
     @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
+    async def _locked(self, name: str) -> AsyncIterator[None]:
         while (change := self._changes.get(name)) is not None:
             await asyncio.wait([change])
         change = self._changes[name] = asyncio.get_running_loop().create_future()

@@ -63,11 +63,11 @@ class CheckCommit(Protocol):
 class Transaction:
     """Staged in memory, invisible until it is committed."""
 
-    def __init__(self, ledger: Transactions, who: Principal, id: str) -> None:
+    def __init__(self, transactions: Transactions, who: Principal, id: str) -> None:
         self.id = id
         self.size_bytes = 0
         self.timer: Timer | None = None
-        self._ledger = ledger
+        self._transactions = transactions
         self._who = who
         self._state = _State.OPEN
         self._is_overdue = False
@@ -93,21 +93,21 @@ class Transaction:
         """Stage a run; returns the partitions it will go to. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also
         when it grows too large."""
         self._check_open()
-        route = self._ledger.publisher.known_route(self._who, topic)
+        route = self._transactions.publisher.known_route(self._who, topic)
         size_bytes = check_batch(batch)
         placing = Placing(route, batch, partition)
-        self._ledger.make_room(self, weight(batch, size_bytes))
+        self._transactions.reserve(self, weight(batch, size_bytes))
         self._placings.append(placing)
         if ("topic", topic) not in self._checks:
-            self._checks["topic", topic] = partial(self._ledger.publisher.check_may, self._who, topic)
+            self._checks["topic", topic] = partial(self._transactions.publisher.check_may, self._who, topic)
         return placing
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Stage a group's offsets; they become durable with the records."""
         self._check_open()
-        self._ledger.check_commit(self._who, group, offsets)
-        self._commits += self._ledger.groups.commits(group, offsets)
-        self._checks["group", group] = partial(self._ledger.check_commit, self._who, group, {})
+        self._transactions.check_commit(self._who, group, offsets)
+        self._commits += self._transactions.groups.commits(group, offsets)
+        self._checks["group", group] = partial(self._transactions.check_commit, self._who, group, {})
 
     async def commit(self) -> list[Published]:
         """All of it or nothing. One `Published` for each `publish`, in order.
@@ -120,13 +120,13 @@ class Transaction:
         """`commit`, staged now: what is published or committed after this call comes after it in the log. Raises at once what can be
         known at once. Whoever gives up waiting does not take the commit back."""
         self._check_open()
-        self._ledger.publisher.check_open()
+        self._transactions.publisher.check_open()
         for check in self._checks.values():
             check()
         for placing in self._placings:
-            placing.check_again(self._ledger.publisher.own_route(placing.topic))
+            placing.check_again(self._transactions.publisher.own_route(placing.topic))
         placings, answer = self._placings, asyncio.get_running_loop().create_future()
-        staged = self._ledger.append(placings, self._commits)
+        staged = self._transactions.append(placings, self._commits)
         self._state = _State.COMMITTING
         if staged is None:
             self._end(_State.COMMITTED)
@@ -167,7 +167,7 @@ class Transaction:
         self._state = state
         if state is not _State.OPEN:
             self._placings, self._commits = [], []
-            self._ledger.ended(self)
+            self._transactions.ended(self)
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -220,7 +220,7 @@ class Transactions:
         self._by_id[id] = transaction
         return transaction
 
-    def make_room(self, transaction: Transaction, size_bytes: int) -> None:
+    def reserve(self, transaction: Transaction, size_bytes: int) -> None:
         if transaction.size_bytes + size_bytes > TRANSACTION_BYTES_MAX:
             raise InvalidTransaction(f"a transaction may hold {TRANSACTION_BYTES_MAX} bytes")
         if self._bytes + size_bytes > self._bytes_max:

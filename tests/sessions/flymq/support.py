@@ -159,7 +159,7 @@ class ListenerContext:
             clock=lambda: self.now,
             settings=settings,
             authorize=lambda *question: authorize(*question) and self.access.authorize(*question),
-            witness=self.access.witness,
+            audit_hook=self.access.record_decision,
             random_bytes=bytes_in_order(),
         )
         self.access.listen(self.broker.access_changed)

@@ -49,7 +49,7 @@ class Moves:
         self._clock = clock
         self._known: dict[str, _Known] = {}
         """By the name of the dead-letter topic, the one used last at the end."""
-        self._alone = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._staged: asyncio.Future[list[Appended]] | None = None
 
     def topic_gone(self, name: str) -> None:
@@ -60,7 +60,7 @@ class Moves:
 
         What the log does not hold any more is left out: there is nothing left of it to keep.
         """
-        async with self._alone:
+        async with self._lock:
             if self._staged is not None:
                 await asyncio.wait([self._staged])  # whoever waited for it was cancelled; what it adds is seen only when it has landed
             now = self._clock()
@@ -121,7 +121,7 @@ class Moves:
         held = self._engine.topics().get(name)
         for partition in range(held.partitions if held else 0):
             await self._read_on(topic, partition, known)
-        self._make_room(name)
+        self._evict(name)
         return known
 
     async def _read_on(self, topic: str, partition: int, known: _Known) -> None:
@@ -143,7 +143,7 @@ class Moves:
         except (OffsetOutOfRange, UnknownTopic):
             pass  # retention or a purge ran ahead: what it took need not be remembered
 
-    def _make_room(self, name: str) -> None:
+    def _evict(self, name: str) -> None:
         """What has not been asked for is read again when it is."""
         total = sum(len(known.prints) for known in self._known.values())
         for other in [one for one in self._known if one != name]:

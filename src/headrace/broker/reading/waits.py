@@ -1,4 +1,4 @@
-"""Waiting for records: one caller, at most one timer, woken as often as there may be something new."""
+"""Wait for records: one caller and at most one timer, woken each time there may be new records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from headrace.limits import FETCH_WAIT_MS_MAX
 
 
 class Wait:
-    """Register it first and look once more before the first `for_more`: a wake-up between two looks is kept, never lost."""
+    """A wait with an optional deadline. Register it, then look once more before the first `for_more`: a wake-up between two looks is
+    kept."""
 
     def __init__(self, later: Later, wait_ms: int) -> None:
         self._is_over = False
@@ -19,17 +20,17 @@ class Wait:
         self._timer = later(min(wait_ms, FETCH_WAIT_MS_MAX) / 1000, self.end)
 
     def wake(self) -> None:
-        """There may be something."""
+        """Signal that there may be records."""
         self._woken.set()
 
     def end(self, error: BrokerError | None = None) -> None:
-        """There is no point in waiting any longer; with an error, because of that."""
+        """End the wait, with an error if one is given."""
         self._is_over = True
         self._error = error
         self._woken.set()
 
     async def for_more(self) -> bool:
-        """True when it is worth looking again, False when the time is over."""
+        """Return True when it is worth looking again, False when the time is over."""
         await self._woken.wait()
         self._woken.clear()
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""Waiting for the ends of partitions to move: one caller, any number of topics, no records read."""
+"""Wait for the end offsets of partitions to move: one caller, any number of topics, no records read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headrace.engine.contract import Engine
 from headrace.errors import Unavailable, UnknownTopic
 
 Ends: TypeAlias = Mapping[str, Mapping[int, int]]
-"""Topic → partition → the end that is known."""
+"""Topic → partition → known end offset."""
 
 
 class Watermarks:
-    """Keeps those who wait."""
+    """Holds the waiting callers."""
 
     def __init__(self, engine: Engine, *, later: Later, waiting_max: int) -> None:
         self._engine = engine
@@ -25,7 +25,7 @@ class Watermarks:
         self._is_draining = False
 
     def have_moved(self, ends: Ends) -> bool:
-        """Whether a partition ends behind what is known of it, or is not known at all. Raises `UnknownTopic`."""
+        """Return whether a partition has grown beyond its known end or is unknown. Raises `UnknownTopic`."""
         for name, known in ends.items():
             topic = self._engine.topics().get(name)
             if topic is None:
@@ -36,7 +36,7 @@ class Watermarks:
         return False
 
     async def moved(self, ends: Ends, wait_ms: int) -> bool:
-        """True as soon as they have, False when the time is over first."""
+        """Return True as soon as an end moves, False when the time is over first."""
         if wait_ms <= 0 or self._is_draining or self.have_moved(ends):
             return self.have_moved(ends)
         if len(self._waiting) >= self._waiting_max:
@@ -62,7 +62,7 @@ class Watermarks:
         return topic is not None and partition < topic.partitions
 
     def topic_changed(self, name: str) -> None:
-        """It may have more partitions now."""
+        """Wake the waiting callers: the topic may have more partitions."""
         for wait, ends in self._waiting.items():
             if name in ends:
                 wait.wake()
@@ -73,7 +73,7 @@ class Watermarks:
                 wait.end(gone)
 
     def drain(self) -> None:
-        """Answer everybody with what there is, now."""
+        """Answer all waiting callers now."""
         self._is_draining = True
         for wait in self._waiting:
             wait.end()

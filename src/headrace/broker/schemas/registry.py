@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.broker.names import check_name
-from headrace.broker.publishing.requirements import Letters, MakeRoom, OnInvalid, Rule
+from headrace.broker.publishing.requirements import Letters, CreateDeadLetterTopic, OnInvalid, Rule
 from headrace.broker.schema_checks import SchemaChecks, settled
 from headrace.broker.tables import Table
 from headrace.broker.timers import Clock
@@ -71,17 +71,25 @@ class Requirement(msgspec.Struct, frozen=True):
 class SchemaRegistry:
     """`changed` is called with the name of a topic whose rule is another now."""
 
-    def __init__(self, engine: Engine, *, clock: Clock, changed: Callable[[str], None], letters: Letters, make_room: MakeRoom) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Clock,
+        changed: Callable[[str], None],
+        letters: Letters,
+        create_dead_letter_topic: CreateDeadLetterTopic,
+    ) -> None:
         self._versions = Table(engine, "__schemas", tuple[str, int], _Row)
         self._rules = Table(engine, "__schema_rules", tuple[str], _RuleRow)
         self._clock = clock
         self._changed = changed
-        self._letters, self._make_room = letters, make_room
+        self._letters, self._create_dead_letter_topic = letters, create_dead_letter_topic
         self.checks = SchemaChecks()
         self._compiled: dict[tuple[str, int], Schema] = {}
         self._by_name: dict[str, list[int]] = {}
         """The versions there are, in order."""
-        self._alone = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """One change at a time: a version is compared with the one before it, and must then come right after it."""
 
     async def open(self) -> None:
@@ -148,7 +156,7 @@ class SchemaRegistry:
         `mode` is what this and later versions must keep; None: as it was. Raises `InvalidSchema`, `IncompatibleSchema`, `LimitExceeded`.
         """
         check_name("schema", name)
-        async with self._alone:
+        async with self._lock:
             kept = mode or self.compatibility(name)
             found = await self._large_conflicts(name, type, definition, kept)
             new = compile_schema(type, definition)
@@ -196,14 +204,14 @@ class SchemaRegistry:
 
     async def set_compatibility(self, name: str, mode: Compatibility) -> None:
         """Raises `UnknownSchema`."""
-        async with self._alone:
+        async with self._lock:
             self._number(name, 0)
             await self._put_head(name, mode)
 
     async def delete(self, name: str, version: int, may_name: Callable[[str], bool] = lambda topic: True) -> int:
         """One version, or (0) all; returns how many. Raises `UnknownSchema`, and `InvalidRequest` while a topic requires it, by name if
         `may_name` says so."""
-        async with self._alone:
+        async with self._lock:
             self._number(name, version)
             doomed = [version] if version else list(self._by_name[name])
             left = [one for one in self._by_name[name] if one not in doomed]
@@ -236,14 +244,14 @@ class SchemaRegistry:
 
     async def require(self, wanted: Requirement) -> None:
         """Raises `UnknownSchema`, `InvalidSchema`."""
-        async with self._alone:
+        async with self._lock:
             self.schema(wanted.schema, wanted.version)
             await self._rules.put([((wanted.topic,), _RuleRow(wanted.schema, wanted.version, wanted.on_invalid))])
             self._changed(wanted.topic)
 
     async def release(self, topic: str) -> None:
         """It requires nothing any more."""
-        async with self._alone:
+        async with self._lock:
             if (topic,) in self._rules.rows:
                 await self._rules.put([((topic,), None)])
                 self._changed(topic)
@@ -259,4 +267,4 @@ class SchemaRegistry:
             label = f"{wanted.schema}-v{self._number(wanted.schema, wanted.version)}"
         except (InvalidSchema, UnknownSchema) as error:
             schema, label = str(error), wanted.schema
-        return Rule(topic, schema, label, wanted.on_invalid, self._letters, self._make_room, self.checks)
+        return Rule(topic, schema, label, wanted.on_invalid, self._letters, self._create_dead_letter_topic, self.checks)

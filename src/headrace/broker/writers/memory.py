@@ -85,8 +85,8 @@ class StageMemory:
     def leave(self, stage: Stage) -> None:
         """A stage is gone, and so is what it held."""
         self._bytes -= stage.memory_bytes
-        self._spill.release(stage.pieces)
-        stage.held, stage.pieces, stage.memory_bytes, stage.disk_bytes = [], [], 0, 0
+        self._spill.release(stage.chunks)
+        stage.held, stage.chunks, stage.memory_bytes, stage.disk_bytes = [], [], 0, 0
         for arrival in self._arrivals if stage.arriving else ():  # thousands may go while thousands of others wait
             if arrival.stage is stage and not arrival.taken.done():
                 arrival.taken.set_exception(UnknownStage(stage.handle))
@@ -94,7 +94,7 @@ class StageMemory:
 
     async def drain(self) -> None:
         self._is_stopped = True
-        self._refuse(Unavailable("the broker is draining"))
+        self._fail_arrivals(Unavailable("the broker is draining"))
         if self._spilling is not None:
             await asyncio.wait([self._spilling])
 
@@ -127,9 +127,9 @@ class StageMemory:
                 await self._spill_one(stage)
                 self.consider()
         except BrokerError as error:
-            self._refuse(error)
+            self._fail_arrivals(error)
         except Exception as failure:
-            self._refuse(Unavailable(f"stages cannot be moved to disk: {failure!r}"))
+            self._fail_arrivals(Unavailable(f"stages cannot be moved to disk: {failure!r}"))
             raise
         finally:
             self._spilling = None
@@ -142,12 +142,12 @@ class StageMemory:
             count += 1
         stage.spilling = asyncio.get_running_loop().create_future()
         try:
-            pieces = await self._spill.write(stage.held[:count])
+            chunks = await self._spill.write(stage.held[:count])
             if stage.state is State.GONE:
-                self._spill.release(pieces)
+                self._spill.release(chunks)
                 return
             del stage.held[:count]
-            stage.pieces += pieces
+            stage.chunks += chunks
             stage.memory_bytes -= size
             stage.disk_bytes += size
             self._bytes -= size
@@ -155,7 +155,7 @@ class StageMemory:
             stage.spilling.set_result(None)
             stage.spilling = None
 
-    def _refuse(self, error: BrokerError) -> None:
+    def _fail_arrivals(self, error: BrokerError) -> None:
         """The disk does not help: those that wait wait in vain."""
         for arrival in self._arrivals:
             if not arrival.taken.done():

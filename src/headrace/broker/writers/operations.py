@@ -11,7 +11,7 @@ from headrace.broker.writers.stages import Publication, StageEntry, Stages, Stag
 from headrace.records import AnyBatch
 
 
-class WriterVerbs:
+class WriterOperations:
     """A part of `Broker`: each verb hands over to `Stages`, which passes the gate."""
 
     _stages: Stages

@@ -68,7 +68,7 @@ class Writer:
     """A writer: its row, and what is under way."""
 
     name: str
-    sink: WriterRow | None = None
+    stored: WriterRow | None = None
     epoch: str = ""
     owner: str = ""
     """Who published first in this run."""
@@ -91,20 +91,20 @@ class Writer:
 
     @property
     def version(self) -> int | None:
-        return None if self.sink is None else self.sink.version
+        return None if self.stored is None else self.stored.version
 
     @property
     def rolling(self) -> Rolling | None:
-        return None if self.sink is None else self.sink.rolling
+        return None if self.stored is None else self.stored.rolling
 
-    def check_batch(self, epoch: str) -> None:
+    def check_epoch(self, epoch: str) -> None:
         """Raises `StaleEpoch`."""
         if epoch in self.superseded:
             raise StaleEpoch(writer=self.name, epoch=epoch, current=self.epoch)
 
     def enter(self, epoch: str) -> bool:
         """A run has been heard of. Returns whether it has superseded another; no run id at all supersedes nobody."""
-        self.check_batch(epoch)
+        self.check_epoch(epoch)
         if not epoch or epoch == self.epoch:
             return False
         before, self.epoch, self.owner = self.epoch, epoch, ""
@@ -130,7 +130,7 @@ class Writer:
                 f"version {version} of writer {self.name[:80]!r} {after}: at most {most} is accepted now; forget the writer to start anew"
             )
 
-    def forget_runs(self) -> None:
+    def forget_epochs(self) -> None:
         self.epoch = self.owner = ""
         self.topics = ()
         self.superseded.clear()
@@ -166,22 +166,22 @@ class WriterTable(TableLog[Key, WriterRow]):
     async def load(self) -> None:
         await super().load()
         for writer in self.writers.values():
-            assert writer.sink is not None, "only rows make apps while the table is read"
-            writer.epoch = writer.sink.epoch
-            writer.superseded.extend(writer.sink.superseded)
-            writer.owner, writer.topics = writer.sink.owner, writer.sink.topics
+            assert writer.stored is not None, "only rows make apps while the table is read"
+            writer.epoch = writer.stored.epoch
+            writer.superseded.extend(writer.stored.superseded)
+            writer.owner, writer.topics = writer.stored.owner, writer.stored.topics
 
     def show(self, key: Key, value: WriterRow | None) -> None:
         (name,) = key
         writer = self.writers.get(name)
         if value is None:
             if writer is not None:
-                writer.sink = None
+                writer.stored = None
                 self.leave(writer)
             return
         if writer is None:
             writer = self.writers[name] = Writer(name)
-        writer.sink = value
+        writer.stored = value
         writer.remember_ms = value.remember_ms
         writer.used_at = max(writer.used_at, value.at)
 
@@ -201,16 +201,16 @@ class WriterTable(TableLog[Key, WriterRow]):
 
     def leave(self, writer: Writer) -> None:
         """Forget one of which nothing is written down and nothing is staged."""
-        if writer.sink is None and not writer.handles and not writer.busy and self.writers.get(writer.name) is writer:
+        if writer.stored is None and not writer.handles and not writer.busy and self.writers.get(writer.name) is writer:
             del self.writers[writer.name]
 
     def entries(self) -> list[WriterEntry]:
         """Those with a row, by name."""
-        rows = [(writer, writer.sink) for _, writer in sorted(self.writers.items()) if writer.sink is not None]
-        return [WriterEntry(writer.name, sink.version, sink.at, sink.epoch, sink.rolling is not None) for writer, sink in rows]
+        rows = [(writer, writer.stored) for _, writer in sorted(self.writers.items()) if writer.stored is not None]
+        return [WriterEntry(writer.name, row.version, row.at, row.epoch, row.rolling is not None) for writer, row in rows]
 
     @asynccontextmanager
-    async def alone(self, writer: Writer) -> AsyncIterator[None]:
+    async def locked(self, writer: Writer) -> AsyncIterator[None]:
         """Whoever writes its row does it in here."""
         writer.busy += 1
         try:
@@ -225,10 +225,10 @@ class WriterTable(TableLog[Key, WriterRow]):
         now = self._clock()
         for writer in list(self.writers.values()):
             is_over = writer.used_at < now - (writer.remember_ms or self._idle_ms)
-            if is_over and writer.sink is not None and writer.rolling is None and not writer.handles and not writer.busy:
-                async with self.alone(writer):
+            if is_over and writer.stored is not None and writer.rolling is None and not writer.handles and not writer.busy:
+                async with self.locked(writer):
                     await self.put([((writer.name,), None)])
-                    writer.forget_runs()
+                    writer.forget_epochs()
 
     def fence(self, writer: Writer) -> None:
         """Write down that a run has superseded another. `Writer.fence` is done when it is durable."""
@@ -238,7 +238,7 @@ class WriterTable(TableLog[Key, WriterRow]):
 
     async def _fence(self, writer: Writer) -> None:
         try:
-            async with self.alone(writer):
+            async with self.locked(writer):
                 await self.put([((writer.name,), writer.row(writer.version, self._clock(), writer.rolling))])
         except BrokerError:
             pass  # it is in memory, and in the row of the next publication

@@ -6,9 +6,9 @@ all, for every reader.
 A larger one is made of several appends:
 
     1. everything that is still in memory goes to the stage logs, durably
-    2. one append: the plan (every piece and where it goes) and the writer's row, which says that it is under way. From here on it will
+    2. one append: the plan (every chunk and where it goes) and the writer's row, which says that it is under way. From here on it will
        happen, whatever else does
-    3. appends of some pieces each, every one with the row that says how far it is
+    3. appends of some chunks each, every one with the row that says how far it is
     4. the last of them makes the version final, and takes the plan away
 
 Whenever the broker dies, its next start goes on behind the last append that is on disk: no record is lost or written twice. So it is
@@ -53,24 +53,24 @@ class Plans(TableLog[_PlanKey, tuple[SpilledBatch, ...]]):
         else:
             self._rows[key] = value
 
-    def pieces(self, writer: str, rows: int) -> list[SpilledBatch]:
-        return [piece for row in range(rows) for piece in self._rows[writer, row]]
+    def chunks(self, writer: str, rows: int) -> list[SpilledBatch]:
+        return [chunk for row in range(rows) for chunk in self._rows[writer, row]]
 
-    def put_all(self, writer: str, pieces: Sequence[SpilledBatch]) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
-        starts = range(0, len(pieces), _ROW_PIECES)
-        return [((writer, row), tuple(pieces[start : start + _ROW_PIECES])) for row, start in enumerate(starts)]
+    def put_all(self, writer: str, chunks: Sequence[SpilledBatch]) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
+        starts = range(0, len(chunks), _ROW_PIECES)
+        return [((writer, row), tuple(chunks[start : start + _ROW_PIECES])) for row, start in enumerate(starts)]
 
-    def take_away(self, writer: str, rows: int) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
+    def remove_all(self, writer: str, rows: int) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
         return [((writer, row), None) for row in range(rows)]
 
 
 class Publications:
     """Whoever calls has the app to themselves (`WriterTable.alone`). `whole_bytes` is how much is published in one append."""
 
-    def __init__(self, engine: Engine, publisher: Publisher, sinks: WriterTable, spill: Spill, *, clock: Clock, whole_bytes: int) -> None:
+    def __init__(self, engine: Engine, publisher: Publisher, writers: WriterTable, spill: Spill, *, clock: Clock, whole_bytes: int) -> None:
         self._engine = engine
         self._publisher = publisher
-        self._sinks = sinks
+        self._writers = writers
         self._spill = spill
         self._clock = clock
         self._whole_bytes = whole_bytes
@@ -82,13 +82,13 @@ class Publications:
     async def open(self) -> list[Writer]:
         """Those whose publication is to go on."""
         await self._plans.load()
-        under_way = [writer for writer in self._sinks.writers.values() if writer.rolling is not None]
-        await self._spill.open(piece for writer in under_way for piece in self._rest(writer))
+        under_way = [writer for writer in self._writers.writers.values() if writer.rolling is not None]
+        await self._spill.open(chunk for writer in under_way for chunk in self._rest(writer))
         return under_way
 
     def _rest(self, writer: Writer) -> list[SpilledBatch]:
         rolling = writer.rolling
-        return [] if rolling is None else self._plans.pieces(writer.name, rolling.rows)[rolling.done :]
+        return [] if rolling is None else self._plans.chunks(writer.name, rolling.rows)[rolling.done :]
 
     async def publish(self, writer: Writer, version: int, stages: Sequence[Stage]) -> bool:
         """Returns whether all of it is done; if not, it has been begun, and `roll` does the rest."""
@@ -97,7 +97,7 @@ class Publications:
             async with self._heavy:
                 await self._begin(writer, version, stages)
             return False
-        if size_bytes > _HEAVY_BYTES or any(stage.pieces for stage in stages):
+        if size_bytes > _HEAVY_BYTES or any(stage.chunks for stage in stages):
             async with self._heavy:
                 await self._publish_whole(writer, version, stages)
         else:
@@ -107,21 +107,21 @@ class Publications:
     async def _publish_whole(self, writer: Writer, version: int, stages: Sequence[Stage]) -> None:
         writes: list[Write] = []
         for stage in stages:
-            for piece in stage.pieces:
-                writes += await self._spill.read(piece)
+            for chunk in stage.chunks:
+                writes += await self._spill.read(chunk)
             writes += [one.write for one in stage.held]
         self._check_rules(stages, writes)
         await self._append(self._stamped(writes), [((writer.name,), writer.row(version, self._clock()))])
 
     def _check_rules(self, stages: Sequence[Stage], writes: Iterable[Write]) -> None:
         """The rules may be others than they were when the records were staged. Raises `InvalidRecord`."""
-        for topic in self._judged_anew(stages):
+        for topic in self._rules_changed(stages):
             rule = self._publisher.own_route(topic).rule
             for write in writes:
                 if rule is not None and write.topic == topic:
                     rule.sift(_listed(batch_of(write)), Divert.NEVER)
 
-    def _judged_anew(self, stages: Sequence[Stage]) -> set[str]:
+    def _rules_changed(self, stages: Sequence[Stage]) -> set[str]:
         changed: set[str] = set()
         for stage in stages:
             for topic, then in stage.rules.items():
@@ -141,11 +141,11 @@ class Publications:
         plan: list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]] | None = None,
     ) -> None:
         """Records and rows, all or none of them."""
-        tables = [self._sinks.write(rows), *([self._plans.write(plan)] if plan else ())]
+        tables = [self._writers.write(rows), *([self._plans.write(plan)] if plan else ())]
         staged = self._publisher.append([*writes, *tables], Ack.DURABLE)
         if plan:
             self._plans.follow(staged, plan)
-        self._sinks.follow(staged, rows)
+        self._writers.follow(staged, rows)
         await asyncio.shield(staged)
 
     # Too much for one append
@@ -154,8 +154,8 @@ class Publications:
         """Steps 1 and 2."""
         spilled: list[SpilledBatch] = []
         try:
-            pieces = await self._plan(stages, spilled)
-            plan = self._plans.put_all(writer.name, pieces)
+            chunks = await self._plan(stages, spilled)
+            plan = self._plans.put_all(writer.name, chunks)
             rolling = Rolling(version, sum(stage.records for stage in stages), len(plan))
             await self._append([], [((writer.name,), writer.row(writer.version, self._clock(), rolling))], plan)
         except BrokerError as error:
@@ -163,11 +163,11 @@ class Publications:
                 self._spill.release(spilled)
             raise
         for stage in stages:
-            stage.pieces = []  # they are the plan's now
+            stage.chunks = []  # they are the plan's now
 
     async def _plan(self, stages: Sequence[Stage], spilled: list[SpilledBatch]) -> list[SpilledBatch]:
-        """All pieces, in an order that keeps that of each partition. Those written on the way are in `spilled` too."""
-        changed = self._judged_anew(stages)
+        """All chunks, in an order that keeps that of each partition. Those written on the way are in `spilled` too."""
+        changed = self._rules_changed(stages)
         plan: list[SpilledBatch] = []
         waiting, size = list[Held](), 0
 
@@ -180,9 +180,9 @@ class Publications:
             waiting, size = [], 0
 
         for stage in stages:
-            if stage.pieces:
+            if stage.chunks:
                 await flush()
-                plan += stage.pieces
+                plan += stage.chunks
             for one in stage.held:
                 waiting.append(one)
                 size += one.memory_bytes
@@ -190,9 +190,9 @@ class Publications:
                     await flush()
         await flush()
         if changed:
-            for piece in plan:
-                if piece.topic in changed:
-                    self._check_rules(stages, await self._spill.read(piece))
+            for chunk in plan:
+                if chunk.topic in changed:
+                    self._check_rules(stages, await self._spill.read(chunk))
         return plan
 
     async def roll(self, writer: Writer) -> None:
@@ -200,31 +200,31 @@ class Publications:
         rolling = writer.rolling
         if rolling is None:
             return
-        pieces = self._plans.pieces(writer.name, rolling.rows)
+        chunks = self._plans.chunks(writer.name, rolling.rows)
         while rolling is not None:
             if self.is_stopped:
                 raise Unavailable("the broker is draining; the publication goes on when it is back")
             async with self._heavy:
-                done = await self._step(writer, rolling, pieces)
-            self._spill.release(pieces[rolling.done : done])
+                done = await self._step(writer, rolling, chunks)
+            self._spill.release(chunks[rolling.done : done])
             rolling = writer.rolling
 
-    async def _step(self, writer: Writer, rolling: Rolling, pieces: Sequence[SpilledBatch]) -> int:
+    async def _step(self, writer: Writer, rolling: Rolling, chunks: Sequence[SpilledBatch]) -> int:
         """Publish some more; returns how far it is now."""
         writes: list[Write] = []
         done, size = rolling.done, 0
-        while done < len(pieces) and size < self._spill.sizes.step_bytes:
-            piece = pieces[done]
-            if self._has(piece.topic, piece.partition):
-                writes += await self._spill.read(piece)
-                size += piece.memory_bytes
+        while done < len(chunks) and size < self._spill.sizes.step_bytes:
+            chunk = chunks[done]
+            if self._has(chunk.topic, chunk.partition):
+                writes += await self._spill.read(chunk)
+                size += chunk.memory_bytes
             done += 1
         writes = [write for write in writes if self._has(write.topic, write.partition)]  # some may have gone while others were read
         now = self._clock()
-        if done < len(pieces):
+        if done < len(chunks):
             row, plan = writer.row(writer.version, now, Rolling(rolling.version, rolling.records, rolling.rows, done)), None
         else:
-            row, plan = writer.row(rolling.version, now), self._plans.take_away(writer.name, rolling.rows)
+            row, plan = writer.row(rolling.version, now), self._plans.remove_all(writer.name, rolling.rows)
         try:
             await self._append(self._stamped(writes), [((writer.name,), row)], plan)
         except UnknownTopic:
@@ -238,7 +238,7 @@ class Publications:
     async def forget(self, writer: Writer) -> None:
         """Give up what is under way, and forget the app."""
         rest, rolling = self._rest(writer), writer.rolling
-        await self._append([], [((writer.name,), None)], self._plans.take_away(writer.name, rolling.rows) if rolling is not None else None)
+        await self._append([], [((writer.name,), None)], self._plans.remove_all(writer.name, rolling.rows) if rolling is not None else None)
         self._spill.release(rest)
 
 

@@ -30,7 +30,7 @@ _CONFIG: Final = TopicConfig(ack=Ack.WRITTEN)
 
 
 class Spill:
-    """The stage logs, and how many pieces of each are waited for."""
+    """The stage logs, and how many chunks of each are waited for."""
 
     def __init__(self, engine: Engine, publisher: Publisher, sizes: SpillSizes) -> None:
         self.sizes = sizes
@@ -45,7 +45,7 @@ class Spill:
         self._removals: set[asyncio.Task[None]] = set()
 
     async def open(self, planned: Iterable[SpilledBatch]) -> None:
-        """`planned` are the pieces that publications still need; what nobody needs is deleted."""
+        """`planned` are the chunks that publications still need; what nobody needs is deleted."""
         self.hold(planned)
         for name in [name for name in self._engine.topics() if name.startswith(_PREFIX)]:
             log = int(name.removeprefix(_PREFIX))
@@ -57,15 +57,15 @@ class Spill:
         while self._removals:
             await asyncio.wait(self._removals)
 
-    def hold(self, pieces: Iterable[SpilledBatch]) -> None:
-        self._pieces.update(piece.log for piece in pieces)
+    def hold(self, chunks: Iterable[SpilledBatch]) -> None:
+        self._pieces.update(chunk.log for chunk in chunks)
 
-    def release(self, pieces: Iterable[SpilledBatch]) -> None:
+    def release(self, chunks: Iterable[SpilledBatch]) -> None:
         """Nobody waits for them any more."""
-        for piece in pieces:
-            self._let_go(piece.log)
+        for chunk in chunks:
+            self._release_log(chunk.log)
 
-    def _let_go(self, log: int) -> None:
+    def _release_log(self, log: int) -> None:
         self._pieces[log] -= 1
         if self._pieces[log] > 0:
             return
@@ -86,21 +86,21 @@ class Spill:
     # To the disk
 
     async def write(self, held: Sequence[Held]) -> list[SpilledBatch]:
-        """Durable when it returns. Within each partition the pieces are in the order of the writes; the caller holds them from now on."""
+        """Durable when it returns. Within each partition the chunks are in the order of the writes; the caller holds them from now on."""
         log = await self._log(sum(one.memory_bytes for one in held))
         self._pieces[log] += 1  # so that it stays while it is written to
         try:
             drafts = list(_drafts(log, held, self.sizes.piece_bytes))
             writes = [Write(_name(log), 0, batch_of(one.write)) for _, ones in drafts for one in ones]
             appended = await asyncio.shield(self._publisher.append(writes, Ack.DURABLE))
-            pieces, index = list[SpilledBatch](), 0
-            for piece, ones in drafts:
-                pieces.append(_at(piece, appended[index].base_offset))
+            chunks, index = list[SpilledBatch](), 0
+            for chunk, ones in drafts:
+                chunks.append(_at(chunk, appended[index].base_offset))
                 index += len(ones)
-            self.hold(pieces)
-            return pieces
+            self.hold(chunks)
+            return chunks
         finally:
-            self._let_go(log)
+            self._release_log(log)
 
     async def _log(self, size_bytes: int) -> int:
         async with self._making:
@@ -113,14 +113,14 @@ class Spill:
 
     # And back
 
-    async def read(self, piece: SpilledBatch) -> list[Write]:
+    async def read(self, chunk: SpilledBatch) -> list[Write]:
         """Raises `CorruptData` if some of it is not there."""
-        position, end = piece.offset, piece.offset + piece.count
+        position, end = chunk.offset, chunk.offset + chunk.count
         writes: list[Write] = []
-        missing = piece.count
+        missing = chunk.count
         while position < end:
             try:
-                batches = await self._engine.read(_name(piece.log), 0, position, bytes_max=_READ_BYTES, records_max=end - position)
+                batches = await self._engine.read(_name(chunk.log), 0, position, bytes_max=_READ_BYTES, records_max=end - position)
             except UnknownTopic:
                 break
             except OffsetOutOfRange as error:
@@ -133,12 +133,12 @@ class Spill:
             for batch in batches:
                 part = _until(batch, end)
                 if len(part):
-                    writes.append(Write(piece.topic, piece.partition, _run(part, piece.is_timed)))
+                    writes.append(Write(chunk.topic, chunk.partition, _as_written(part, chunk.is_timed)))
                     missing -= len(part)
             position = batches[-1].next_offset
             await asyncio.sleep(0)
-        if missing and not piece.expires:
-            raise CorruptData(f"{missing} of {piece.count} staged records for {piece.topic} cannot be read back from {_name(piece.log)}")
+        if missing and not chunk.expires:
+            raise CorruptData(f"{missing} of {chunk.count} staged records for {chunk.topic} cannot be read back from {_name(chunk.log)}")
         return writes
 
 
@@ -171,8 +171,8 @@ def _draft(log: int, topic: str, partition: int, is_timed: bool, ones: Sequence[
     return SpilledBatch(log, 0, sum(map(len, record_batches)), topic, partition, memory_bytes, is_timed, expires)
 
 
-def _at(piece: SpilledBatch, offset: int) -> SpilledBatch:
-    return SpilledBatch(piece.log, offset, piece.count, piece.topic, piece.partition, piece.memory_bytes, piece.is_timed, piece.expires)
+def _at(chunk: SpilledBatch, offset: int) -> SpilledBatch:
+    return SpilledBatch(chunk.log, offset, chunk.count, chunk.topic, chunk.partition, chunk.memory_bytes, chunk.is_timed, chunk.expires)
 
 
 def _until(batch: Batch, end: int) -> Batch:
@@ -182,7 +182,7 @@ def _until(batch: Batch, end: int) -> Batch:
     return batch.window(0, sum(offset < end for offset in batch.offsets()))
 
 
-def _run(batch: Batch, is_timed: bool) -> AnyBatch:
+def _as_written(batch: Batch, is_timed: bool) -> AnyBatch:
     record_batch = batch.column_batch()
     return (
         record_batch if is_timed else ColumnBatch(record_batch.values, record_batch.keys, record_batch.headers, None, record_batch.expiries)

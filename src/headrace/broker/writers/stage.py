@@ -78,7 +78,7 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """Its records in order: first those of `pieces`, which are on disk, then those of `held`."""
+    """Its records in order: first those of `chunks`, which are on disk, then those of `held`."""
 
     handle: str
     writer: Writer
@@ -90,7 +90,7 @@ class Stage:
     state: State = State.OPEN
     records: int = 0
     size_bytes: int = 0
-    pieces: list[SpilledBatch] = field(default_factory=list)
+    chunks: list[SpilledBatch] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     memory_bytes: int = 0
     disk_bytes: int = 0

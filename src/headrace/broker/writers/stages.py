@@ -78,10 +78,10 @@ class Stages:
     """All stages, and the writers they belong to."""
 
     def __init__(
-        self, engine: Engine, gate: Authorizer, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings
+        self, engine: Engine, authorizer: Authorizer, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings
     ) -> None:
         self._engine = engine
-        self._gate = gate
+        self._authorizer = authorizer
         self._health = engine.health
         self._publisher = publisher
         self._clock = clock
@@ -89,10 +89,10 @@ class Stages:
         self._count_max = settings.stages_max
         self._idle_ms = settings.stage_idle_ms
         self._stages: dict[str, Stage] = {}
-        self._sinks = sinks = WriterTable(engine, clock=clock, writers_max=settings.sinks_max, idle_ms=settings.sink_idle_ms)
+        self._writers = writers = WriterTable(engine, clock=clock, writers_max=settings.writers_max, idle_ms=settings.writer_idle_ms)
         self._spill = spill = Spill(engine, publisher, settings.spill_sizes)
         self._memory = StageMemory(spill, self._stages, settings.stages_memory_bytes)
-        self._publications = Publications(engine, publisher, sinks, spill, clock=clock, whole_bytes=settings.publication_bytes)
+        self._publications = Publications(engine, publisher, writers, spill, clock=clock, whole_bytes=settings.publication_bytes)
         self._gone: dict[str, None] = {}
         """Handles of stages there were, which nobody may use again, oldest first."""
         self._forbidden: dict[tuple[str, str], None] = {}
@@ -106,9 +106,9 @@ class Stages:
 
     async def open(self) -> None:
         """Load; publications that a crash has stopped go on in the background."""
-        await self._sinks.load()
+        await self._writers.load()
         for writer in await self._publications.open():
-            self._go_on(writer)
+            self._resume(writer)
 
     async def drain(self) -> None:
         """What is staged goes with the broker: its writers stage it again. What is being published is finished, or (if it takes several
@@ -125,7 +125,7 @@ class Stages:
 
     async def expire(self) -> None:
         """Forget the writers that were silent for too long."""
-        await self._sinks.expire()
+        await self._writers.expire()
 
     # Staging
 
@@ -133,7 +133,7 @@ class Stages:
         self, who: Principal, handle: str, topic: str, batch: AnyBatch, *, writer: str, epoch: str, order: int, partition: int | None
     ) -> asyncio.Future[None]:
         """Resolves when there was room for it. Whatever it raises or fails with, nothing of the run is staged."""
-        self._gate.check(who, Action.PUBLISH, _KIND, writer)
+        self._authorizer.check(who, Action.PUBLISH, _KIND, writer)
         route = self._publisher.route(who, topic)
         size_bytes = check_batch(batch)
         if size_bytes > TRANSACTION_BYTES_MAX or weight(batch) > TRANSACTION_BYTES_MAX:
@@ -147,13 +147,13 @@ class Stages:
     async def seal(self, who: Principal, handle: str, writer: str, epoch: str, order: int) -> StageSize:
         """Idempotent. With `app` a stage that is not there is made: a task may have had nothing to stage."""
         if writer and handle not in self._stages:
-            self._gate.check(who, Action.PUBLISH, _KIND, writer)
+            self._authorizer.check(who, Action.PUBLISH, _KIND, writer)
             self._publisher.check_open()
             stage = self._open(who, handle, writer, epoch, order)
         else:
             stage = self._find(who, handle)
             self._check_topics(who, stage.writer, stage.by_topic)
-            stage.writer.check_batch(stage.epoch)
+            stage.writer.check_epoch(stage.epoch)
         if stage.arriving:
             raise InvalidRequest(f"stage {handle!r} is still being written")
         if stage.state is State.OPEN:
@@ -169,29 +169,29 @@ class Stages:
             self._find(who, handle)
             if stage.writer.name != name or stage.epoch != epoch or stage.order != order:
                 raise InvalidRequest(f"stage {handle!r} belongs to another writer, run or place in the order")
-            stage.writer.check_batch(epoch)
+            stage.writer.check_epoch(epoch)
             stage.writer.used_at = self._clock()
             return stage
         check_name("stage", handle)
         if epoch:
-            check_name("run", epoch)
+            check_name("epoch", epoch)
         if handle in self._gone or (who.name, handle) in self._forbidden:
             raise UnknownStage(handle)
         if len(self._stages) >= self._count_max:
             raise LimitExceeded(f"{self._count_max} stages wait to be published already")
         self._check_acts(who, name, epoch)
-        writer = self._sinks.enter(name)
-        self._enter_run(writer, epoch)
+        writer = self._writers.enter(name)
+        self._enter_epoch(writer, epoch)
         stage = self._stages[handle] = Stage(handle, writer, epoch, order, self._clock(), writer.publications)
         writer.handles.add(handle)
         self._arm()
         return stage
 
-    def _enter_run(self, writer: Writer, epoch: str) -> None:
+    def _enter_epoch(self, writer: Writer, epoch: str) -> None:
         """The stages of a run that has been superseded will never be published. Raises `StaleEpoch`."""
         if not writer.enter(epoch):
             return
-        self._sinks.fence(writer)
+        self._writers.fence(writer)
         for stage in [self._stages[handle] for handle in writer.handles]:
             if stage.epoch and stage.epoch != epoch and stage.state is not State.PUBLISHING:
                 self._drop(stage)
@@ -200,18 +200,18 @@ class Stages:
 
     async def publish(self, who: Principal, name: str, version: int, handles: Sequence[str], epoch: str, remember_ms: int) -> Publication:
         """The check and the publication are one step, whoever else asks at the same time; it goes on if its caller gives up."""
-        self._gate.check(who, Action.PUBLISH, _KIND, name)
+        self._authorizer.check(who, Action.PUBLISH, _KIND, name)
         self._publisher.check_open()
         check_version(version)
         if remember_ms < 0:
             raise InvalidRequest(f"a writer cannot be remembered for {remember_ms} ms")
         if epoch:
-            check_name("run", epoch)
+            check_name("epoch", epoch)
         self._check_acts(who, name, epoch)
-        if (known := self._sinks.find(name)) is not None:
+        if (known := self._writers.find(name)) is not None:
             known.check_owner(who.name, epoch)
-        writer = self._sinks.enter(name)
-        self._enter_run(writer, epoch)
+        writer = self._writers.enter(name)
+        self._enter_epoch(writer, epoch)
         writer.remember_ms = remember_ms
         task = asyncio.get_running_loop().create_task(self._publish(who, writer, version, list(dict.fromkeys(handles)), epoch))
         self._follow(writer, task)
@@ -225,7 +225,7 @@ class Stages:
     def _ended(self, writer: Writer, task: asyncio.Task[Publication | None]) -> None:
         self._tasks.discard(task)
         writer.busy -= 1
-        self._sinks.leave(writer)
+        self._writers.leave(writer)
         if not task.cancelled():
             failure = task.exception()  # the caller may have given up
             if failure is None:
@@ -233,11 +233,11 @@ class Stages:
             elif not isinstance(failure, BrokerError):
                 self._health.failed(_STEP, repr(failure))
         if writer.rolling is not None:
-            self._try_again(writer, task)
+            self._retry_later(writer, task)
 
     async def _publish(self, who: Principal, writer: Writer, version: int, handles: list[str], epoch: str) -> Publication:
-        async with self._sinks.alone(writer):
-            writer.check_batch(epoch)  # another run may have come while this one waited, and the rules may have changed
+        async with self._writers.locked(writer):
+            writer.check_epoch(epoch)  # another run may have come while this one waited, and the rules may have changed
             await self._publications.roll(writer)
             writer.check_owner(who.name, epoch)
             self._check_topics(who, writer, writer.topics)
@@ -298,21 +298,21 @@ class Stages:
             stages.append(stage)
         return sorted(stages, key=lambda stage: stage.order)
 
-    def _go_on(self, writer: Writer) -> None:
+    def _resume(self, writer: Writer) -> None:
         """With a publication that was begun."""
         self._retries.pop(writer.name, None)
         if not self._is_stopped:
             self._follow(writer, asyncio.get_running_loop().create_task(self._roll(writer)))
 
     async def _roll(self, writer: Writer) -> None:
-        async with self._sinks.alone(writer):
+        async with self._writers.locked(writer):
             await self._publications.roll(writer)
 
-    def _try_again(self, writer: Writer, task: asyncio.Task[Publication | None]) -> None:
+    def _retry_later(self, writer: Writer, task: asyncio.Task[Publication | None]) -> None:
         """After a full disk, and the like; what will not get better by waiting waits for somebody to look at it."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, BrokerError) and error.retriable and not self._is_stopped and writer.name not in self._retries:
-            self._retries[writer.name] = self._later(_RETRY_SECONDS, partial(self._go_on, writer))
+            self._retries[writer.name] = self._later(_RETRY_SECONDS, partial(self._resume, writer))
 
     # Going away
 
@@ -336,16 +336,16 @@ class Stages:
 
     async def forget_writer(self, who: Principal, name: str) -> None:
         """Its last version and its stages, and what is left of a publication under way. Raises `NoSuchEntry`."""
-        self._gate.check(who, Action.DELETE, _KIND, name)
-        writer = self._sinks.find(name)
+        self._authorizer.check(who, Action.DELETE, _KIND, name)
+        writer = self._writers.find(name)
         if writer is None:
             raise NoSuchEntry("writer", name)
         for stage in [self._stages[handle] for handle in writer.handles]:
             if stage.state is not State.PUBLISHING:
                 self._drop(stage)
-        async with self._sinks.alone(writer):
+        async with self._writers.locked(writer):
             await self._publications.forget(writer)
-            writer.forget_runs()
+            writer.forget_epochs()
 
     def _drop(self, stage: Stage) -> None:
         if self._stages.get(stage.handle) is not stage:
@@ -355,7 +355,7 @@ class Stages:
         stage.writer.handles.discard(stage.handle)
         _remember(self._gone, stage.handle)
         self._memory.leave(stage)
-        self._sinks.leave(stage.writer)
+        self._writers.leave(stage.writer)
 
     def _arm(self) -> None:
         """Set the timer for the writer that was silent for the longest time, if it is not set already."""
@@ -363,9 +363,9 @@ class Stages:
             return
         first = min((stage.writer.used_at for stage in self._stages.values() if stage.state is not State.PUBLISHING), default=None)
         if first is not None:
-            self._timer = self._later(max(0, first + self._idle_ms - self._clock()) / 1000, self._ring)
+            self._timer = self._later(max(0, first + self._idle_ms - self._clock()) / 1000, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         """Writers that have gone away without a word."""
         self._timer = None
         before = self._clock() - self._idle_ms
@@ -377,13 +377,13 @@ class Stages:
     # Looking
 
     def last_version(self, who: Principal, name: str) -> int | None:
-        writer = self._sinks.find(name)
+        writer = self._writers.find(name)
         if not self._may_see(who, name, () if writer is None else writer.topics):
             raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"{_KIND} {name!r}")
         return None if writer is None else writer.version
 
     def writers(self, who: Principal) -> list[WriterEntry]:
-        return [entry for entry in self._sinks.entries() if self._may_see(who, entry.writer, self._sinks.writers[entry.writer].topics)]
+        return [entry for entry in self._writers.entries() if self._may_see(who, entry.writer, self._writers.writers[entry.writer].topics)]
 
     def stages(self, who: Principal) -> list[StageEntry]:
         now = self._clock()
@@ -393,13 +393,13 @@ class Stages:
 
     def _may_see(self, who: Principal, name: str, topics: Iterable[str]) -> bool:
         """A writer, and where it writes to."""
-        may = any(self._gate.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
-        return may and all(self._gate.allows_topic(who, topic) for topic in self._present(topics))
+        may = any(self._authorizer.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
+        return may and all(self._authorizer.allows_topic(who, topic) for topic in self._present(topics))
 
     def _may_act(self, who: Principal, name: str) -> bool:
         """Asked where the answer is not told, so that a denial is on record all the same."""
         try:
-            self._gate.check(who, Action.PUBLISH, _KIND, name)
+            self._authorizer.check(who, Action.PUBLISH, _KIND, name)
         except NotAuthorized:
             return False
         return True
@@ -407,7 +407,7 @@ class Stages:
     def _check_acts(self, who: Principal, name: str, epoch: str) -> None:
         """The name of a writer is not enough to act for it: its versions and its stages are those of whoever may publish where it does.
         Raises `NotAuthorized`."""
-        writer = self._sinks.find(name)
+        writer = self._writers.find(name)
         if writer is None:
             return
         self._check_topics(who, writer, writer.topics)
@@ -420,7 +420,7 @@ class Stages:
             try:
                 self._publisher.check_may(who, topic)
             except NotAuthorized:
-                if self._gate.allows_topic(who, topic):
+                if self._authorizer.allows_topic(who, topic):
                     raise
                 raise NotAuthorized(principal=who.name, action=Action.PUBLISH.value, resource=f"{_KIND} {writer.name!r}") from None
 
