@@ -239,7 +239,7 @@ BROKER_NEEDS = {
     "publish_staged": "publish a & publish t",
     "drop_staged": "publish a & publish t",
     "last_version": WRITES,
-    "forget_writer": "delete a",
+    "forget_writer": "delete a & publish t",
     "status": "describe b",
 }
 ABSENT_NEEDS = {
@@ -250,11 +250,12 @@ ABSENT_NEEDS = {
     "publish_staged": "publish a",
     "drop_staged": "never",
     "last_version": WRITES_NOTHING_YET,
+    "forget_writer": "delete a",
 }
 """Where it matters that the topic is not there. An unknown message or stage is unknown to everybody."""
 AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
 """What is not theirs is as unknown to them as what is not there."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages"}
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 
 
@@ -452,7 +453,7 @@ BROKER_CALLS: dict[str, Row] = {
     "dlq.replay": Row(lambda n: broker_call("dlq.replay", topic=n, ids=["0-9"]), "read d & publish t"),
     "delayed.list": Row(lambda n: broker_call("delayed.list", topic=n), ""),
     "writer.list": Row(lambda n: broker_call("writer.list"), ""),
-    "writer.forget": Row(lambda n: broker_call("writer.forget", writer=n), "delete a"),
+    "writer.forget": Row(lambda n: broker_call("writer.forget", writer=n), "delete a & publish t", "delete a"),
     "stage.list": Row(lambda n: broker_call("stage.list"), ""),
     "stage.drop": Row(lambda n: broker_call("stage.drop", handles=["none of these"]), ""),
     "schema.list": Row(lambda n: broker_call("schema.list"), ""),

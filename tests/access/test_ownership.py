@@ -144,7 +144,7 @@ async def test_the_name_of_a_writer_is_not_enough_to_act_for_it() -> None:
     async with guarded() as stand:
         who = await writer(stand)
         await stand.broker.create_topic(ROOT, "own")
-        mallory = await person(stand, "mallory", "publish,describe transaction:job-*", "publish topic:own")
+        mallory = await person(stand, "mallory", "publish,describe,delete transaction:job-*", "publish topic:own")
         broker = stand.broker
         with pytest.raises(NotAuthorized):
             await broker.drop_staged(mallory, ["second"])
@@ -161,9 +161,31 @@ async def test_the_name_of_a_writer_is_not_enough_to_act_for_it() -> None:
             await broker.seal(mallory, "mine", writer="job-1", epoch="r2")
         with pytest.raises(NotAuthorized):
             broker.last_version(mallory, "job-1")
+        with pytest.raises(NotAuthorized) as refused:
+            await broker.forget_writer(mallory, "job-1")
+        assert "'t'" not in str(refused.value), "the topic is hidden from mallory"
         assert broker.writers(mallory) == [] and broker.stages(mallory) == []
         published = await broker.publish_staged(who, "job-1", 1, ["second"], epoch="r1")
         assert (published.already, published.records) == (False, 1)
+
+
+async def test_a_writer_without_a_publication_is_forgotten_only_by_those_who_may_publish_to_the_topics_of_its_stages() -> None:
+    async with guarded() as stand:
+        await stand.broker.create_topic(ROOT, "t")
+        await stand.broker.stage(ROOT, "h", "t", RecordBatch([b"x"]), writer="q")
+        mallory = await person(stand, "mallory", "delete transaction:q")
+        with pytest.raises(NotAuthorized):
+            await stand.broker.forget_writer(mallory, "q")
+        assert [stage.handle for stage in stand.broker.stages(ROOT)] == ["h"]
+
+
+async def test_delete_on_the_writer_and_publish_on_its_topics_are_enough_to_forget_it() -> None:
+    async with guarded() as stand:
+        await writer(stand)
+        operator = await person(stand, "operator", "delete transaction:job-1", "publish topic:t")
+        await stand.broker.forget_writer(operator, "job-1")
+        assert stand.broker.last_version(ROOT, "job-1") is None
+        assert stand.broker.stages(ROOT) == []
 
 
 async def test_a_writer_is_guarded_after_a_restart_too() -> None:
@@ -197,7 +219,7 @@ async def test_a_run_belongs_to_whom_published_first_in_it() -> None:
     async with guarded() as stand:
         who = await writer(stand)
         other = await person(stand, "other", "publish topic:t", "publish transaction:job-*")
-        with pytest.raises(NotAuthorized, match="run 'r1' of transaction 'job-1'"):
+        with pytest.raises(NotAuthorized, match="epoch 'r1' of transaction 'job-1'"):
             await stand.broker.publish_staged(other, "job-1", 1, [], epoch="r1")
         with pytest.raises(StaleEpoch):
             await stand.broker.publish_staged(other, "job-1", 1, [])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
+from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy, authorizer
 from headrace.broker.authorizer import Authorizer
 from headrace.errors import NotAuthorized, UnknownMessage, UnknownStage
 from headrace.records import RecordBatch
@@ -36,6 +38,8 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "alter_topic": (lambda broker: broker.alter_topic(BOB, "t", partitions=2), Action.ALTER, "topic"),
     "delete_topic": (lambda broker: broker.delete_topic(BOB, "t"), Action.DELETE, "topic"),
     "publish": (lambda broker: broker.publish(BOB, "t", RecordBatch([b"x"])), Action.PUBLISH, "topic"),
+    "check_ready": (lambda broker: broker.check_ready(BOB, "t", [b"x"]), Action.PUBLISH, "topic"),
+    "prepare": (lambda broker: broker.prepare(BOB, "t", [b"x"]), Action.DESCRIBE, "topic"),
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
     "check_reads": (lambda broker: broker.check_reads(BOB, "t"), Action.READ, "topic"),
     "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),
@@ -63,7 +67,7 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
 }
 AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}
 """What is not theirs is as unknown to them as what is not there."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages"}
 """These answer everybody, with what they may see."""
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 
@@ -82,6 +86,18 @@ async def _guarded() -> tuple[Stand, Rules]:
 def test_every_verb_of_the_broker_is_in_the_table() -> None:
     verbs = {name for name, _ in inspect.getmembers(Broker, inspect.isfunction) if not name.startswith("_")}
     assert verbs == set(VERBS) | AS_UNKNOWN | LISTS | NOT_FOR_USERS
+
+
+def test_the_documented_modules_and_no_others_ask_the_authorizer() -> None:
+    package = Path(inspect.getfile(authorizer)).parent
+    asking = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"\bauthorizer\.(check|allows|allows_topic)\(", path.read_text().replace("_authorizer", "authorizer"))
+    }
+    documented = set(re.findall(r"^    ([\w/]+\.py) ", authorizer.__doc__ or "", re.MULTILINE))
+    assert asking == documented
+    assert "broker.py" in documented
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -167,20 +167,20 @@ async def test_a_message_that_cannot_be_written_comes_later(stand: Stand) -> Non
 async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_thousand(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule, taken, rings = stand.broker._schedule, list[tuple[int, int]](), 0
-    deliver, ring = schedule._deliver, schedule._on_timer
+    schedule, taken, fired = stand.broker._schedule, list[tuple[int, int]](), 0
+    deliver, on_timer = schedule._deliver, schedule._on_timer
 
     def told(due: list[Waiting]) -> None:
-        taken.append((len(due), rings))
+        taken.append((len(due), fired))
         deliver(due)
 
     def counted() -> None:
-        nonlocal rings
-        rings += 1
-        ring()
+        nonlocal fired
+        fired += 1
+        on_timer()
 
     monkeypatch.setattr(schedule, "_deliver", told)
-    monkeypatch.setattr(schedule, "_ring", counted)
+    monkeypatch.setattr(schedule, "_on_timer", counted)
     for _ in range(2_500):
         await _later(stand, "a", 100)
     await _tick(stand, 100)

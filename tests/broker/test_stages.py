@@ -259,7 +259,7 @@ async def test_a_handle_belongs_to_one_writer_one_run_and_one_place(stand: Stand
 
 
 @pytest.mark.parametrize(
-    ("topic", "partition", "run", "error"),
+    ("topic", "partition", "batch", "error"),
     [
         ("absent", None, RecordBatch([b"a"]), UnknownTopic),
         ("__sinks", None, RecordBatch([b"a"]), UnknownTopic),

@@ -1,6 +1,6 @@
 """The protocol-neutral broker: topics, delivery, groups, settlement, transactions, access.
 
-Sessions need nothing but what this package exports; the types of topics and batches are those of the engine contract.
+Sessions use only the names exported here. The types of topics and batches come from the engine contract.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Supervision of the broker's background tasks.
 
-Nobody awaits these tasks, so an exception in one of them would be seen by nobody. `supervise` reports the outcome of a task to the
-health of the engine, which `Broker.status` shows. What a task does about an error it expects (a full disk) is its own affair; an
-unexpected one is retried by the timer that started the task.
+No caller awaits these tasks, so their exceptions would go unnoticed. `supervise` reports the outcome of a task to the engine's health,
+which `Broker.status` shows. A task handles the errors it expects (a full disk); after an unexpected one, the timer that started the
+task starts it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.engine.contract import Health
 
 
 def supervise(health: Health, step: str, task: asyncio.Task[Any]) -> None:
-    """Report how `task` ends as the outcome of `step`."""
+    """Report the outcome of `task` as that of `step`."""
     task.add_done_callback(partial(_ended, health, step))
 
 

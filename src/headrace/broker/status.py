@@ -1,4 +1,4 @@
-"""What a broker says about itself."""
+"""Status of a broker."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from headrace.engine.contract import HealthReport
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Numbers over all topics but the internal ones."""
+    """Counts over all topics except the internal ones."""
 
     uptime_ms: int
     topics: int
     records: int
-    """Those that are kept."""
+    """Records currently stored."""
     written: int
-    """Those that ever were."""
+    """Records ever written."""
     health: HealthReport
-    """Whether the threads and tasks behind the broker do their work, and why not."""
+    """Health of the broker's threads and tasks."""

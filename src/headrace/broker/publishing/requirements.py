@@ -72,7 +72,7 @@ class Sifted:
 class Rule:
     """Schema requirement of one topic."""
 
-    __slots__ = ("_checks", "_letters", "_create_dead_letter_topic", "_schema", "label", "on_invalid", "topic")
+    __slots__ = ("_checks", "_create_dead_letter_topic", "_letters", "_schema", "label", "on_invalid", "topic")
 
     def __init__(
         self,

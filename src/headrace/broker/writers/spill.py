@@ -1,8 +1,8 @@
-"""Staged records on disk: what does not fit into memory waits in internal topics, the stage logs `__stage.1`, `__stage.2`, …
+"""Staged records on disk, in the internal topics `__stage.1`, `__stage.2`, … (stage logs).
 
-Stages share them: a stage log is filled up to a size with whatever has to leave memory, sorted by where it will go, and is deleted as
-soon as none of its records is waited for any more. Which records are whose is known to the stages, in memory, and once a publication has
-been begun to its plan. So after a crash every stage log that no plan refers to is a leftover, and is deleted at the start.
+All stages share the stage logs. A stage log is filled up to a size, sorted by destination, and deleted when none of its records is
+needed. The stages know in memory which records are theirs; a publication in progress has its plan. After a crash, every stage log
+without a plan is deleted at start.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch
 
 _READ_BYTES: Final = 1 * MIB
-"""What is read, and taken apart, in one turn of the loop: others want theirs."""
+"""Bytes read and split in one loop iteration, so that other tasks can run."""
 _PREFIX: Final = "__stage."
 _CONFIG: Final = TopicConfig(ack=Ack.WRITTEN)
-"""Nothing here is worth the disk's last reserve. Records are written with the stronger promise all the same."""
+"""Spilled records must not use the disk's reserve. They are written with the stronger acknowledgement all the same."""
 
 
 class Spill:
-    """The stage logs, and how many chunks of each are waited for."""
+    """The stage logs, and the number of needed chunks in each."""
 
     def __init__(self, engine: Engine, publisher: Publisher, sizes: SpillSizes) -> None:
         self.sizes = sizes
@@ -45,7 +45,7 @@ class Spill:
         self._removals: set[asyncio.Task[None]] = set()
 
     async def open(self, planned: Iterable[SpilledBatch]) -> None:
-        """`planned` are the chunks that publications still need; what nobody needs is deleted."""
+        """Keep the chunks in `planned`, which publications still need. Delete all other stage logs."""
         self.hold(planned)
         for name in [name for name in self._engine.topics() if name.startswith(_PREFIX)]:
             log = int(name.removeprefix(_PREFIX))
@@ -61,7 +61,7 @@ class Spill:
         self._pieces.update(chunk.log for chunk in chunks)
 
     def release(self, chunks: Iterable[SpilledBatch]) -> None:
-        """Nobody waits for them any more."""
+        """Release chunks that are no longer needed."""
         for chunk in chunks:
             self._release_log(chunk.log)
 
@@ -81,14 +81,15 @@ class Spill:
         try:
             await self._engine.delete_topic(_name(log))
         except BrokerError:
-            pass  # the next start finds it
+            pass  # the next start deletes it
 
-    # To the disk
+    # Writing
 
     async def write(self, held: Sequence[Held]) -> list[SpilledBatch]:
-        """Durable when it returns. Within each partition the chunks are in the order of the writes; the caller holds them from now on."""
+        """Write to a stage log and return the chunks. Durable when it returns. Chunks of a partition keep the order of the writes;
+        the caller holds them."""
         log = await self._log(sum(one.memory_bytes for one in held))
-        self._pieces[log] += 1  # so that it stays while it is written to
+        self._pieces[log] += 1  # keeps the log while it is written to
         try:
             drafts = list(_drafts(log, held, self.sizes.piece_bytes))
             writes = [Write(_name(log), 0, batch_of(one.write)) for _, ones in drafts for one in ones]
@@ -111,10 +112,10 @@ class Spill:
             self._current_bytes += size_bytes
             return self._current
 
-    # And back
+    # Reading
 
     async def read(self, chunk: SpilledBatch) -> list[Write]:
-        """Raises `CorruptData` if some of it is not there."""
+        """Read a chunk back. Raises `CorruptData` if records are missing."""
         position, end = chunk.offset, chunk.offset + chunk.count
         writes: list[Write] = []
         missing = chunk.count
@@ -147,7 +148,7 @@ def _name(log: int) -> str:
 
 
 def _drafts(log: int, held: Sequence[Held], bytes_max: int) -> Iterator[tuple[SpilledBatch, list[Held]]]:
-    """Pieces of a good size, without their offsets. Only the order within a partition counts, so those of one partition lie together."""
+    """Split into chunks without offsets. Only the order within a partition matters, so the chunks of one partition are adjacent."""
     by_place = sorted(held, key=lambda one: (one.write.topic, one.write.partition))
     for (topic, partition, is_timed), alike in groupby(by_place, key=_kind):
         ones, size = list[Held](), 0
@@ -176,7 +177,7 @@ def _at(chunk: SpilledBatch, offset: int) -> SpilledBatch:
 
 
 def _until(batch: Batch, end: int) -> Batch:
-    """The front of the batch whose offsets are below `end`."""
+    """Return the part of the batch with offsets below `end`."""
     if batch.next_offset <= end:
         return batch
     return batch.window(0, sum(offset < end for offset in batch.offsets()))
