@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 from headrace.access.policy import Effect, Grant, Match, Rule
 from headrace.broker import Action, BrokerSettings, Principal
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized
+from headrace.flight.request import encode
 from headrace.schemas import SchemaType
 from headrace.sessions.figg.session import FiggSession
 from headrace.sessions.fujin.session import FujinSession
@@ -19,8 +24,9 @@ from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from tests.access.stand import ADMIN, Guarded, guarded
+from tests.access.test_flight_matrix import ACTIONS, PUTS, READS, act, flight_client, put, read
 from tests.access.test_matrix import BROKER, BROKER_CALLS, EXISTING, FLYMQ, SCHEMAS, World, flymq_peer, world
-from tests.access.test_protocol_matrix import FIGG, FUJIN, RUSTLOG
+from tests.access.test_protocol_matrix import BLIPMQ, FIGG, FUJIN, RUSTLOG, blipmq_peer
 from tests.access.world import ABSENT, PEOPLE, expected
 from tests.broker.stand import Stand, turns
 from tests.conftest import Proof
@@ -144,6 +150,47 @@ async def test_no_other_protocol_tells_whether_a_hidden_topic_exists(who: str, p
                 fujin.lost()
                 await turns()
             assert set(told.values()) == {told[ABSENT]}, request
+            cases += len(told)
+    proof("answers that tell nothing", cases)
+
+
+@pytest.mark.parametrize("who", HIDING)
+async def test_no_blipmq_frame_tells_whether_a_hidden_topic_exists(who: str, proof: Proof) -> None:
+    cases = 0
+    async with world() as stand, blipmq_peer(stand, PEOPLE[who].at("blipmq")) as peer:
+        for kind, row in BLIPMQ.items():
+            told = {}
+            for name in (ABSENT, *hidden(who, "blipmq")):
+                told[name] = unnamed(await peer.ask(row.request(name)), name, stand)
+            assert set(told.values()) == {told[ABSENT]}, kind
+            cases += len(told)
+    proof("answers that tell nothing", cases)
+
+
+def flight_calls(client: flight.FlightClient, stand: World, name: str) -> dict[str, Callable[[], object]]:
+    return {
+        **{kind: partial(act, client, flight.Action(kind, encode(row.request(stand, name)))) for kind, row in ACTIONS.items()},
+        **{kind.__name__: partial(put, client, row.request(stand, name)) for kind, row in PUTS.items()},
+        **{call: partial(read, client, call, name) for call in READS},
+    }
+
+
+async def flight_outcome(call: Callable[[], object]) -> str:
+    """Return the result or the error of a call in words, without what gRPC adds about the connection."""
+    try:
+        return repr(await asyncio.to_thread(call))
+    except (flight.FlightError, pa.ArrowException) as error:
+        return f"{type(error).__name__}: {str(error).partition('gRPC client debug context')[0]}"
+
+
+@pytest.mark.parametrize("who", HIDING)
+async def test_no_flight_call_tells_whether_a_hidden_topic_exists(who: str, proof: Proof) -> None:
+    cases = 0
+    async with world() as stand, flight_client(stand, PEOPLE[who].at("flight")) as client:
+        calls = {name: flight_calls(client, stand, name) for name in (ABSENT, *hidden(who, "flight"))}
+        for label in calls[ABSENT]:
+            told = {name: unnamed(await flight_outcome(of_name[label]), name, stand) for name, of_name in calls.items()}
+            assert set(told.values()) == {told[ABSENT]}, label
             cases += len(told)
     proof("answers that tell nothing", cases)
 

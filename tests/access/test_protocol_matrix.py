@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import get_args
 
 import pytest
 
+from headrace.broker import Principal
 from headrace.broker.groups.subscriptions import SubscriptionBook
 from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings
@@ -19,7 +22,7 @@ from headrace.wire import blipmq, fujin
 from headrace.wire import figg as figg_wire
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from headrace.wire.rustlog import messages as r
-from tests.access.test_matrix import CREATES, SEES, SEES_AND_GROUP, Row, Tally, world
+from tests.access.test_matrix import CREATES, SEES, SEES_AND_GROUP, Row, Tally, World, world
 from tests.access.world import NAMES, PEOPLE, needed
 from tests.broker.stand import turns
 from tests.conftest import Proof
@@ -84,25 +87,31 @@ def test_every_blipmq_request_has_a_row() -> None:
     assert {kind.name for kind in blipmq.FrameType} == {blipmq.FrameType(kind).name for kind in BLIPMQ} | BLIPMQ_NO_REQUESTS
 
 
+@asynccontextmanager
+async def blipmq_peer(stand: World, principal: Principal) -> AsyncIterator[BlipMqPeer]:
+    """Return a peer that is logged in as this principal."""
+    book = SubscriptionBook(stand.engine, "blipmq")
+    subscriptions = Subscriptions(stand.broker, book, clock=stand.clock, settings=BlipMqSettings(), later=stand.clock.later)
+    await subscriptions.open()
+    wire = Wire()
+    peer = BlipMqPeer(BlipMqSession(wire, stand.broker, subscriptions, verify_key=lambda key: principal), wire)
+    await peer.login()
+    yield peer
+    peer.session.lost()
+    await turns()
+    await subscriptions.close()
+
+
 @pytest.mark.parametrize("who", PEOPLE)
 async def test_every_blipmq_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
-    tally, principal = Tally(), PEOPLE[who].at("blipmq")
-    async with world() as stand:
-        book = SubscriptionBook(stand.engine, "blipmq")
-        subscriptions = Subscriptions(stand.broker, book, clock=stand.clock, settings=BlipMqSettings(), later=stand.clock.later)
-        await subscriptions.open()
-        wire = Wire()
-        peer = BlipMqPeer(BlipMqSession(wire, stand.broker, subscriptions, verify_key=lambda key: principal), wire)
-        await peer.login()
+    tally = Tally()
+    async with world() as stand, blipmq_peer(stand, PEOPLE[who].at("blipmq")) as peer:
         for kind, row in BLIPMQ.items():
             for name in NAMES:
                 replies = await peer.ask(row.request(name))
                 got = not any(isinstance(reply, blipmq.Nack) and reply.code == 401 for reply in replies)
                 tally.add(f"{blipmq.FrameType(kind).name} {name}", got, needed(who, "blipmq", row.of(name), name))
                 await stand.restore(name)
-        peer.session.lost()
-        await turns()
-        await subscriptions.close()
     assert tally.wrong == []
     proof("authorization cases", tally.cases)
 
