@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.broker import Broker, Principal
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Batch, Health, HealthReport, HealthState
 from headrace.engine.embedded import EmbeddedEngine

@@ -3,8 +3,7 @@
     login or key ─► Principal ─► Authorizer ─► authorize ─► decide(policy)
     create_user, put_rule, … ─► tables ─► a new policy ─► the broker checks again, open cursors included
 
-A method that administers takes the `Caller`. It raises an error for callers without the permission and writes an audit event either
-way.
+A method that administers takes the `Caller`. It raises an error for callers without the permission and writes an audit event either way.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _TIMER_SECONDS_MAX: Final = 24 * 3600.0
 
 
 class Mode(StrEnum):
-    """Whether the rules are enforced."""
+    """Enforcement of the access rules."""
 
     OPEN = "open"
     ENFORCED = "enforced"
@@ -176,8 +175,7 @@ class Access:
     # Authentication
 
     async def log_in(self, name: str, password: str, caller: Caller) -> Principal:
-        """Return the principal of a user. Raises `LoginFailed`, `LoginThrottled`, and `Unavailable` when too many logins are
-        waiting."""
+        """Return the principal of a user. Raises `LoginFailed`, `LoginThrottled`, and `Unavailable` when too many logins are waiting."""
         protocol, now, caller = caller.who.protocol, self._ticks(), _from_plain_address(caller)
         if not self.is_enforced:
             check_user_name(name)
@@ -222,8 +220,8 @@ class Access:
         self._throttle.begin(account, caller.address, now)
         row = self._directory.key(id) if id else None
         if not fits(None if row is None else row.digest, text) or row is None or id not in self._policy.keys:
-            nobody = Principal(ANONYMOUS, caller.who.protocol)
-            self._audit.note(event_of(nobody, caller.address, "login", "login", f"key:{id}", "failure"))
+            anonymous = Principal(ANONYMOUS, caller.who.protocol)
+            self._audit.note(event_of(anonymous, caller.address, "login", "login", f"key:{id}", "failure"))
             return None
         self._throttle.succeeded(account, caller.address)
         self.administration.keys_used[id] = self._clock()

@@ -41,7 +41,7 @@ class Effect(StrEnum):
 
 
 class Match(StrEnum):
-    """How a rule's name is compared. The empty prefix matches everything."""
+    """Comparison of a rule's name. The empty prefix matches everything."""
 
     LITERAL = "literal"
     PREFIX = "prefix"

@@ -28,10 +28,8 @@ _Pair: TypeAlias = tuple[str, str]
 
 
 def plain_address(host: str) -> str:
-    """Return one text for each IP address, without brackets and zone; an IPv4 address in IPv6 form becomes the IPv4 address.
-
-    Text that is not an IP address is returned unchanged.
-    """
+    """Return one text for each IP address, without brackets and zone; an IPv4 address in IPv6 form becomes the IPv4 address. Text that is
+    not an IP address is returned unchanged."""
     try:
         found = ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

@@ -1,7 +1,6 @@
 """The broker: every operation of a session. Each method checks the permission, then calls the module that implements it.
 
-`publish`, the writer operations (`WriterOperations`) and `schemas` leave the check to their module; `authorizer.py` lists all call
-sites.
+`publish`, the writer operations (`WriterOperations`) and `schemas` leave the check to their module; `authorizer.py` lists all call sites.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from headrace.broker.authorizer import ANONYMOUS, Action, AuditHook, Authorize, Authorizer, Principal, allow_all
-from headrace.broker.background import supervise
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
 from headrace.broker.dead_letters.expiry import Sweep
 from headrace.broker.dead_letters.moves import Moves
@@ -20,18 +18,18 @@ from headrace.broker.delayed import Delayed, DelayedEntry, RandomBytes, Schedule
 from headrace.broker.groups.consumer import GroupContext
 from headrace.broker.groups.offsets import GroupLag, Groups
 from headrace.broker.groups.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
+from headrace.broker.health import Status, supervise
 from headrace.broker.names import check_name
 from headrace.broker.publishing.producers import Producers
 from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.reading.cursor import Cursor, Cursors
 from headrace.broker.reading.fetch import Fetched, Fetcher
-from headrace.broker.reading.watermarks import Ends, Watermarks
+from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.operations import Schemas
 from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
@@ -185,7 +183,7 @@ class Broker(WriterOperations):
 
     def topics(self, who: Principal) -> list[Topic]:
         """Return the topics that this principal may see, by name. Internal topics are hidden."""
-        return [topic for topic in self._topics.visible() if self._may_see(who, topic.name)]
+        return [topic for topic in self._topics.visible() if self._authorizer.allows_topic(who, topic.name)]
 
     def topic(self, who: Principal, name: str) -> Topic:
         """Return a topic. Raises `UnknownTopic`."""
@@ -199,11 +197,8 @@ class Broker(WriterOperations):
         return await self._topics.create(name, partitions, config)
 
     async def ensure_topic(self, who: Principal, name: str) -> Topic:
-        """Return the topic. Create it with the defaults if it is missing and `settings.auto_create` allows it, else raise
-        `UnknownTopic`.
-
-        A principal that may neither see nor create the topic gets the same error whether it exists or not.
-        """
+        """Return the topic. Create it with the defaults if it is missing and `settings.auto_create` allows it, else raise `UnknownTopic`. A
+        principal that may neither see nor create the topic gets the same error whether it exists or not."""
         is_there = name in self._engine.topics()
         if is_there or not (self._settings.auto_create and self._authorizer.allows(who, Action.CREATE, "topic", name)):
             self._check_sees(who, name)
@@ -249,12 +244,10 @@ class Broker(WriterOperations):
         producer: ProducerStamp | None = None,
         ack: Ack | None = None,
     ) -> asyncio.Future[Published]:
-        """Stage now; call order is log order within a partition. The future resolves when the guarantee of `ack` holds.
-
-        With `partition` None, a record with a key goes to the partition given by FNV-1a of the key, and records without a key rotate,
-        one batch at a time. Raises at once `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `OutOfSequence`, `NotAuthorized`,
-        `Unavailable`, `SchemaCheckPending`. The future fails with `DiskFull` or `StorageFailed`.
-        """
+        """Stage now; call order is log order within a partition. The future resolves when the guarantee of `ack` holds. With `partition`
+        None, a record with a key goes to the partition given by FNV-1a of the key, and records without a key rotate, one batch at a time.
+        Raises at once `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `OutOfSequence`, `NotAuthorized`, `Unavailable`,
+        `SchemaCheckPending`. The future fails with `DiskFull` or `StorageFailed`."""
         if producer is None:
             return self._publisher.publish(who, topic, batch, partition, ack)
         return self._producers.publish(self._publisher.route(who, topic), batch, partition, producer, ack)
@@ -274,11 +267,9 @@ class Broker(WriterOperations):
         bytes_min: int = 1,
         with_expired: bool = False,
     ) -> Fetched:
-        """Read from `offset` on. At the end of the partition, wait up to `wait_ms` for `bytes_min` bytes, then return what is there.
-
-        Raises `OffsetOutOfRange` below the first offset and above the end. Expired records are left out, unless `with_expired` is set
-        by a caller that does not wait and filters whole columns.
-        """
+        """Read from `offset` on. At the end of the partition, wait up to `wait_ms` for `bytes_min` bytes, then return what is there. Raises
+        `OffsetOutOfRange` below the first offset and above the end. Expired records are left out, unless `with_expired` is set by a caller
+        that does not wait and filters whole columns."""
         self._authorizer.check(who, Action.READ, "topic", topic)
         self._topics.find_partition(topic, partition)
         fetched = await self._fetcher.fetch(
@@ -318,10 +309,8 @@ class Broker(WriterOperations):
         return self._engine.size_bytes(topic, partition)
 
     async def wait_for_growth(self, who: Principal, ends: Ends, wait_ms: int) -> bool:
-        """Wait until a partition grows beyond its known end (topic → partition → end), or a partition exists that is not in `ends`.
-
-        Returns False when the time is over first. Raises `UnknownTopic`, also while waiting.
-        """
+        """Wait until a partition grows beyond its known end (topic → partition → end), or a partition exists that is not in `ends`. Returns
+        False when the time is over first. Raises `UnknownTopic`, also while waiting."""
         for topic in ends:
             self._check_sees(who, topic)
         return await self._watermarks.moved(ends, wait_ms)
@@ -337,12 +326,10 @@ class Broker(WriterOperations):
         credit_bytes: int,
         failed: Callable[[BrokerError], None] | None = None,
     ) -> Cursor:
-        """Push records from `offset` on: history, then live, without gap or duplicate.
-
-        `deliver` is called on the loop while there is credit. Each delivery uses credit for its key and value bytes and may overdraw by
-        one batch. `failed` is called once when the cursor cannot continue (the topic is deleted). If retention deletes records before
-        they are read, the cursor continues at the first offset. Raises `OffsetOutOfRange`.
-        """
+        """Push records from `offset` on: history, then live, without gap or duplicate. `deliver` is called on the loop while there is
+        credit. Each delivery uses credit for its key and value bytes and may overdraw by one batch. `failed` is called once when the cursor
+        cannot continue (the topic is deleted). If retention deletes records before they are read, the cursor continues at the first offset.
+        Raises `OffsetOutOfRange`."""
         self._authorizer.check(who, Action.READ, "topic", topic)
         self._publisher.check_open()
         self._topics.find_partition(topic, partition)
@@ -366,7 +353,7 @@ class Broker(WriterOperations):
     def lag(self, who: Principal, group: str) -> list[GroupLag]:
         """Return one entry per partition with a committed offset, for the topics that this principal may see."""
         self._authorizer.check(who, Action.DESCRIBE, "group", group)
-        return [lag for lag in self._groups.lag(group) if self._may_see(who, lag.topic)]
+        return [lag for lag in self._groups.lag(group) if self._authorizer.allows_topic(who, lag.topic)]
 
     def groups(self, who: Principal) -> list[str]:
         """Return the groups with committed offsets that this principal may see, by name."""
@@ -445,10 +432,8 @@ class Broker(WriterOperations):
         return await self._moves.move(topic, wanted, reason)
 
     async def replay(self, who: Principal, topic: str, ids: Sequence[str]) -> Replayed:
-        """Publish dead letters again with their keys and headers, and mark them, in one append.
-
-        Raises `UnknownMessage` if one does not exist or was replayed; then none is published.
-        """
+        """Publish dead letters again with their keys and headers, and mark them, in one append. Raises `UnknownMessage` if one does not
+        exist or was replayed; then none is published."""
         self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
         if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
             raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
@@ -473,10 +458,8 @@ class Broker(WriterOperations):
         partition: int | None = None,
         ttl_ms: int = 0,
     ) -> tuple[str, int]:
-        """Publish after a delay (negative: none). Durable when it returns (id, Unix ms of delivery).
-
-        Raises as `publish` does, and `LimitExceeded` when too many messages wait.
-        """
+        """Publish after a delay (negative: none). Durable when it returns (id, Unix ms of delivery). Raises as `publish` does, and
+        `LimitExceeded` when too many messages wait."""
         route = self._publisher.route(who, topic)
         self._schedule.check(delay_ms, ttl_ms)
         await settled(lambda: route.check(RecordBatch([value])))
@@ -508,12 +491,9 @@ class Broker(WriterOperations):
         return DelayedEntry(one.id, message.topic, message.due, len(message.value or b""), key, owner)
 
     async def cancel_delayed(self, who: Principal, id: str, *, topic: str | None = None) -> None:
-        """Cancel a message; it is not delivered after this returns. Allowed for its owner and for principals that may delete its
-        topic.
-
-        Raises `UnknownMessage` if it is not waiting, is in another topic, or may not be cancelled by this principal. The error is the
-        same, so that guessing reveals nothing.
-        """
+        """Cancel a message; it is not delivered after this returns. Allowed for its owner and for principals that may delete its topic.
+        Raises `UnknownMessage` if it is not waiting, is in another topic, or may not be cancelled by this principal. The error is the same,
+        so that guessing reveals nothing."""
         waiting = self._schedule.find(id)
         message = waiting.message
         if topic not in (None, message.topic):
@@ -549,11 +529,8 @@ class Broker(WriterOperations):
 
     # Internals
 
-    def _may_see(self, who: Principal, topic: str) -> bool:
-        return self._authorizer.allows_topic(who, topic)
-
     def _check_sees(self, who: Principal, topic: str) -> None:
-        if not self._may_see(who, topic):
+        if not self._authorizer.allows_topic(who, topic):
             self._authorizer.check(who, Action.DESCRIBE, "topic", topic)
 
     def _check_takes(self, who: Principal, group: str, topic: str) -> None:

@@ -100,10 +100,8 @@ class SchemaChecks:
         return [[] if value is None else self._answers[schema, value][0] for value in values]
 
     def conflicts(self, old: Schema | None, type: SchemaType, definition: bytes, mode: Compatibility) -> list[str] | None:
-        """Return why the definition cannot follow `old`; None if it is small and may be compared on the loop.
-
-        Raises `InvalidSchema`, also for a definition that takes too long to compile; `SchemaCheckPending`, `Unavailable`.
-        """
+        """Return why the definition cannot follow `old`; None if it is small and may be compared on the loop. Raises `InvalidSchema`, also
+        for a definition that takes too long to compile; `SchemaCheckPending`, `Unavailable`."""
         if len(definition) <= SCHEMA_LOOP_DEFINITION_BYTES_MAX and (old is None or len(old.definition) <= SCHEMA_LOOP_DEFINITION_BYTES_MAX):
             return None
         key = (old, type, definition, mode)

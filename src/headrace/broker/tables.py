@@ -64,11 +64,8 @@ class TableLog(Generic[K, V]):
             position = batches[-1].next_offset
 
     def write(self, changes: Changes[K, V] | Callable[[Sequence[Appended]], Changes[K, V]]) -> Write:
-        """Return the changes as one write of a larger append. The caller passes the future of that append to `follow`.
-
-        A callable receives the positions of the writes before it. An engine may call it on another thread, so it must not touch shared
-        state.
-        """
+        """Return the changes as one write of a larger append. The caller passes the future of that append to `follow`. A callable receives
+        the positions of the writes before it. An engine may call it on another thread, so it must not touch shared state."""
         if callable(changes):
             build = changes
             return Write(self.name, 0, lambda appended: self._batch(build(appended)))

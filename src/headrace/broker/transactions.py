@@ -110,10 +110,8 @@ class Transaction:
         self._checks["group", group] = partial(self._transactions.check_commit, self._who, group, {})
 
     async def commit(self) -> list[Published]:
-        """Commit atomically. Returns one `Published` for each `publish`, in order.
-
-        After a retriable error (`DiskFull`) the transaction stays open and may be committed again.
-        """
+        """Commit atomically. Returns one `Published` for each `publish`, in order. After a retriable error (`DiskFull`) the transaction
+        stays open and may be committed again."""
         return await self.stage_commit()
 
     def stage_commit(self) -> asyncio.Future[list[Published]]:

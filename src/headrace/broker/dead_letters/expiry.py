@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeAlias
 
-from headrace.broker.background import supervise
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetter, DeadLetters
 from headrace.broker.groups.progress import Row, rows_of
+from headrace.broker.health import supervise
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.tables import Table
 from headrace.broker.timers import Clock, Later, Timer

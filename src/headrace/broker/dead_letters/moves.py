@@ -56,10 +56,8 @@ class Moves:
         self._known.pop(name, None)
 
     async def move(self, topic: str, wanted: Mapping[int, Mapping[int, str]], reason: str) -> int:
-        """Move `wanted` (partition → offset → error) and return how many are new dead letters. Durable when it returns.
-
-        Records that the log no longer holds are skipped.
-        """
+        """Move `wanted` (partition → offset → error) and return how many are new dead letters. Durable when it returns. Records that the
+        log no longer holds are skipped."""
         async with self._lock:
             if self._staged is not None:
                 await asyncio.wait([self._staged])  # its caller was cancelled

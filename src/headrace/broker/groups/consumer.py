@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.broker.background import supervise
 from headrace.broker.dead_letters.dead_letters import DeadLetter, DeadLetters
 from headrace.broker.groups.offsets import Groups
 from headrace.broker.groups.progress import Entry, Holder, PartitionProgress, Row, State, rows_of
+from headrace.broker.health import supervise
 from headrace.broker.reading.waits import Wait
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.contract import Engine

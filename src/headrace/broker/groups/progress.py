@@ -111,7 +111,7 @@ class Entry:
     holder: Holder | None
     """The holder that received it last; only this holder may ack it."""
     reason: str = ""
-    """Why it is DEAD."""
+    """Reason of the state DEAD."""
     first_failure: int = 0
     last_failure: int = 0
     """Unix ms of the first and the last delivery that was nacked or timed out."""

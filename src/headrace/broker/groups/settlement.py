@@ -72,11 +72,8 @@ class SettlementQueue:
         return len(self._holder.in_flight)
 
     async def take(self, records_max: int, bytes_max: int = FETCH_BYTES_MAX, *, wait_ms: int = 0) -> list[Delivery]:
-        """Take up to `records_max` records; wait up to `wait_ms` for the first. Returns at least one ready record, whatever its
-        size.
-
-        Raises `UnknownTopic` after the topic is deleted, `InvalidRequest` after `close`.
-        """
+        """Take up to `records_max` records; wait up to `wait_ms` for the first. Returns at least one ready record, whatever its size.
+        Raises `UnknownTopic` after the topic is deleted, `InvalidRequest` after `close`."""
         if records_max < 1 or bytes_max < 1:
             raise InvalidRequest("records_max and bytes_max must be at least 1")
         found = await self._take_now(records_max, bytes_max)
@@ -108,8 +105,7 @@ class SettlementQueue:
         return [Delivery.of(entry, row) for entry, row in taking.taken]
 
     def _rotated_partitions(self) -> list[PartitionProgress]:
-        """Return this queue's partitions, starting with a different one each time, so that a busy partition does not starve the
-        others."""
+        """Return this queue's partitions, starting with a different one each time, so that a busy partition does not starve the others."""
         partitions = self._consumer.partitions
         mine = list(partitions.values()) if self._partitions is None else [partitions[partition] for partition in self._partitions]
         self._turn = (self._turn + 1) % len(mine)

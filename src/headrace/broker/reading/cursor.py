@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.reading.batches import size_bytes, unexpired
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Batch, Engine

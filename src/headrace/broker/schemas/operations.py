@@ -29,8 +29,7 @@ class Schemas:
     async def register(
         self, who: Principal, name: str, type: SchemaType, definition: bytes, *, compatibility: Compatibility | None = None
     ) -> SchemaVersion:
-        """Register a definition and return its version: a new one, or the existing one with this definition. Durable when it
-        returns.
+        """Register a definition and return its version: a new one, or the existing one with this definition. Durable when it returns.
 
         `compatibility` applies to this and later versions; None keeps the current one, initially backward. Raises `InvalidSchema`,
         `IncompatibleSchema`, `LimitExceeded`.
@@ -52,8 +51,7 @@ class Schemas:
         return self._registry.find(name, version)
 
     def versions(self, who: Principal, name: str | None = None) -> list[SchemaVersion]:
-        """Return the versions of one schema or (None) of all that this principal may see, by name and number. Empty if there are
-        none."""
+        """Return the versions of one schema or (None) of all that this principal may see, by name and number. Empty if there are none."""
         names = self._registry.names() if name is None else [name]
         seen = [one for one in names if self._authorizer.allows(who, Action.DESCRIBE, KIND, one)]
         return [version for one in seen for version in self._registry.versions(one)]
@@ -90,10 +88,8 @@ class Schemas:
     async def require(
         self, who: Principal, topic: str, name: str, *, version: int = 0, on_invalid: OnInvalid = OnInvalid.REJECT
     ) -> Requirement:
-        """Require that every new record of the topic, through any protocol, satisfies the schema (version 0: its latest).
-
-        Raises `UnknownTopic`, `UnknownSchema`, and `InvalidRequest` for a dead-letter topic, which must accept every record.
-        """
+        """Require that every new record of the topic, through any protocol, satisfies the schema (version 0: its latest). Raises
+        `UnknownTopic`, `UnknownSchema`, and `InvalidRequest` for a dead-letter topic, which must accept every record."""
         self._authorizer.check(who, Action.ALTER, "topic", topic)
         self._authorizer.check(who, Action.DESCRIBE, KIND, name)
         self._topics.find(topic)

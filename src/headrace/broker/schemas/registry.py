@@ -151,11 +151,8 @@ class SchemaRegistry:
     # Changes
 
     async def register(self, name: str, type: SchemaType, definition: bytes, mode: Compatibility | None) -> SchemaVersion:
-        """Return the version with this definition: a new one, or the existing one.
-
-        `mode` applies to this and later versions; None keeps the current one. Raises `InvalidSchema`, `IncompatibleSchema`,
-        `LimitExceeded`.
-        """
+        """Return the version with this definition: a new one, or the existing one. `mode` applies to this and later versions; None keeps
+        the current one. Raises `InvalidSchema`, `IncompatibleSchema`, `LimitExceeded`."""
         check_name("schema", name)
         async with self._lock:
             kept = mode or self.compatibility(name)

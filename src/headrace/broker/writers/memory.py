@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Held, Stage, State

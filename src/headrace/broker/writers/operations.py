@@ -45,9 +45,8 @@ class WriterOperations:
     async def publish_staged(
         self, who: Principal, writer: str, version: int, handles: Sequence[str], *, epoch: str = "", remember_ms: int = 0
     ) -> Publication:
-        """Publish all records of these handles atomically. If this or a later version of the writer is already published, publish
-        nothing and drop the handles. Durable when it returns. `remember_ms` is how long to remember a writer that will not
-        return.
+        """Publish all records of these handles atomically. If this or a later version of the writer is already published, publish nothing
+        and drop the handles. Durable when it returns. `remember_ms` is how long to remember a writer that will not return.
 
         Raises `UnknownStage`, `StaleEpoch`, `InvalidRequest` for a handle that is not sealed, and as a transaction's commit does.
         """

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.names import check_name
 from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock
@@ -57,7 +57,7 @@ class WriterRow(msgspec.Struct, frozen=True, array_like=True):
     """Superseded epochs, oldest first."""
     rolling: Rolling | None = None
     remember_ms: int = 0
-    """How long to remember the writer, if it set a time."""
+    """Idle time after which the writer is forgotten, if it set one."""
     owner: str = ""
     """Principal that published first in the current epoch; empty without one, or without epochs."""
     topics: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Writer:
     fence: asyncio.Task[None] | None = None
     """Task that stores a new epoch."""
     remember_ms: int = 0
-    """How long to remember the writer; 0: the default."""
+    """Idle time after which the writer is forgotten; 0: the default."""
     publications: int = 0
     """Number of publications since the broker loaded the writer."""
 

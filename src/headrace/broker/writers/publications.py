@@ -1,7 +1,6 @@
 """Publications of staged records: one append, or several that are rolled forward.
 
-A publication up to `PUBLICATION_BYTES_MAX` is one append with all its records and the writer's row. Every reader sees all of it or
-nothing.
+A publication up to `PUBLICATION_BYTES_MAX` is one append with all its records and the writer's row. Every reader sees all of it or nothing.
 
 A larger publication takes several appends:
 
@@ -11,9 +10,9 @@ A larger publication takes several appends:
     3. Append some chunks at a time, each time with the row that records the progress.
     4. The last append makes the version final and removes the plan.
 
-After a crash the broker continues after the last append on disk: no record is lost or written twice. The outcome is atomic, but readers
-see the records of step 3 appear one append after another. Until step 4 the last version is the previous one. If a topic is deleted
-meanwhile, its records are skipped; the rest of the publication continues.
+After a crash the broker continues after the last append on disk: no record is lost or written twice. The outcome is atomic, but readers see
+the records of step 3 appear one append after another. Until step 4 the last version is the previous one. If a topic is deleted meanwhile,
+its records are skipped; the rest of the publication continues.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.settings import SpillSizes
 from headrace.broker.writers.stage import Held, SpilledBatch, batch_of

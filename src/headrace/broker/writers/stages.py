@@ -336,10 +336,8 @@ class Stages:
         return len(doomed)
 
     async def forget_writer(self, who: Principal, name: str) -> None:
-        """Forget the writer's last version, its stages and a publication in progress. Raises `NoSuchEntry`.
-
-        Needs DELETE on the writer and, as publishing does, PUBLISH on the topics of its last publication and of its stages.
-        """
+        """Forget the writer's last version, its stages and a publication in progress. Raises `NoSuchEntry`. Needs DELETE on the writer and,
+        as publishing does, PUBLISH on the topics of its last publication and of its stages."""
         self._authorizer.check(who, Action.DELETE, _KIND, name)
         writer = self._writers.find(name)
         if writer is None:
@@ -404,8 +402,7 @@ class Stages:
         return may and all(self._authorizer.allows_topic(who, topic) for topic in self._present(topics))
 
     def _may_act(self, who: Principal, name: str) -> bool:
-        """Return whether the principal may act for the writer. Uses `check`, so that a denial is audited although the caller hides
-        it."""
+        """Return whether the principal may act for the writer. Uses `check`, so that a denial is audited although the caller hides it."""
         try:
             self._authorizer.check(who, Action.PUBLISH, _KIND, name)
         except NotAuthorized:
