@@ -107,11 +107,11 @@ async def allowed(ask: Callable[..., object], *arguments: object) -> bool:
 
 
 @asynccontextmanager
-async def flight_client(stand: World, principal: Principal) -> AsyncIterator[flight.FlightClient]:
+async def flight_client(harness: World, principal: Principal) -> AsyncIterator[flight.FlightClient]:
     """Serve the Flight endpoint and connect to it as this principal."""
     bridge, calls = Bridge(asyncio.get_running_loop()), Calls(FLIGHT_CALLS_MAX)
-    middleware = {MIDDLEWARE: LoginMiddleware(Callers(bridge, stand.access, "anonymous"), calls)}
-    server = FlightServer("grpc://127.0.0.1:0", stand.broker, bridge, lambda context: principal, calls, middleware=middleware)
+    middleware = {MIDDLEWARE: LoginMiddleware(Callers(bridge, harness.access, "anonymous"), calls)}
+    server = FlightServer("grpc://127.0.0.1:0", harness.broker, bridge, lambda context: principal, calls, middleware=middleware)
     client = flight.connect(f"grpc://127.0.0.1:{server.port}")
     try:
         yield client
@@ -123,19 +123,19 @@ async def flight_client(stand: World, principal: Principal) -> AsyncIterator[fli
 @pytest.mark.parametrize("who", PEOPLE)
 async def test_every_flight_call_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally, principal = Tally(), PEOPLE[who].at(PROTOCOL)
-    async with world() as stand, flight_client(stand, principal) as client:
+    async with world() as harness, flight_client(harness, principal) as client:
         for name in NAMES:
-            if name in stand.staged:
-                await stand.broker.seal(ROOT, stand.staged[name])
-            for verb, row in ACTIONS.items():
-                action = flight.Action(verb, encode(row.request(stand, name)))
-                needs = SEES if name == INTERNAL and verb == "ensure_topic" else row.of(name)
-                tally.add(f"{verb} {name}", await allowed(act, client, action), needed(who, PROTOCOL, needs, name))
-                await stand.restore(name)
+            if name in harness.staged:
+                await harness.broker.seal(ROOT, harness.staged[name])
+            for method, row in ACTIONS.items():
+                action = flight.Action(method, encode(row.request(harness, name)))
+                needs = SEES if name == INTERNAL and method == "ensure_topic" else row.of(name)
+                tally.add(f"{method} {name}", await allowed(act, client, action), needed(who, PROTOCOL, needs, name))
+                await harness.restore(name)
             for kind, row in PUTS.items():
-                command = row.request(stand, name)
+                command = row.request(harness, name)
                 tally.add(f"{kind.__name__} {name}", await allowed(put, client, command), needed(who, PROTOCOL, row.of(name), name))
-                await stand.restore(name)
+                await harness.restore(name)
             for call, needs in READS.items():
                 tally.add(f"{call} {name}", await allowed(read, client, call, name), needed(who, PROTOCOL, needs, name))
         visible = {name for name in EXISTING if needed(who, PROTOCOL, SEES, name)}

@@ -1,7 +1,7 @@
-"""Power cuts and kills with transactions, delayed messages and replays in flight: none lost, none twice, none early, none by half.
+"""Power cuts and kills with transactions, delayed messages and replays in flight: nothing is lost, duplicated, early or partial.
 
-A broker works on a simulated disk, whose history is then cut at many places. Each image the disk may have left is opened by a new broker,
-which must show everything that was acknowledged before the cut, whole, and deliver what was waiting exactly once.
+A broker works on a simulated disk, whose history is then cut at many places. A new broker opens each image that the disk may have left.
+It must show everything that was acknowledged before the cut, complete, and deliver the waiting messages exactly once.
 
 HEADRACE_CRASH_CUTS=1000 cuts more often.
 """
@@ -23,7 +23,7 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import UnknownMessage
 from headrace.records import Record, RecordBatch
 from headrace.storage.store import StoreOptions
-from tests.broker.stand import ANN, HandClock
+from tests.broker.harness import ANN, HandClock
 from tests.conftest import Proof
 from tests.storage_faults.power_cut import PowerCuts
 from tests.storage_faults.simulated import SimulatedFiles
@@ -37,10 +37,10 @@ OPTIONS = StoreOptions(journal_bytes=1 << 20, headroom_bytes=0)
 
 @dataclass
 class Told:
-    """What a client had been told before the cut, and what it had asked for."""
+    """Answers and requests of a client before the cut."""
 
     delayed: dict[str, int] = field(default_factory=dict)
-    """Value → when it is due, of those acknowledged."""
+    """Value → due time, of acknowledged messages."""
     asked: set[str] = field(default_factory=set)
     cancelling: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
@@ -50,7 +50,7 @@ class Told:
 
 
 class Life:
-    """A broker on a disk, with time turned by hand."""
+    """A broker on a disk with a manual clock."""
 
     def __init__(self, files: SimulatedFiles, now: int) -> None:
         self.files = files
@@ -59,7 +59,7 @@ class Life:
         self.broker = Broker(self.engine, clock=self.clock, later=self.clock.later, random_bytes=os.urandom)
 
     async def tick(self, ms: int) -> None:
-        """Let time pass until nothing is due any more."""
+        """Advance the clock until nothing is due."""
         self.clock.tick(ms)
         while under_way := self.broker._schedule._under_way:
             await asyncio.wait(under_way)
@@ -83,7 +83,7 @@ class Life:
 
 
 async def _work(life: Life, seed: int) -> None:
-    """Some of everything. What a client is told, and what it asks for, is marked in the disk's history."""
+    """Run a mix of operations. Requests and answers are marked in the disk's history."""
     dice, broker, mark = random.Random(seed), life.broker, life.files.mark
     await broker.open()
     for topic in ("later", "a", "b"):
@@ -121,7 +121,7 @@ async def _work(life: Life, seed: int) -> None:
 
 
 def _told(files: SimulatedFiles, upto: int) -> Told | None:
-    """None: the cut came before there was anything to lose."""
+    """Return None if the cut came before the first request."""
     marks = [operation.value for operation in files.operations[:upto] if operation.kind == "mark"]
     if "ready" not in marks:
         return None
@@ -157,7 +157,7 @@ async def _verify(image: SimulatedFiles, told: Told, now: int) -> None:
         delivered = await life.records("later")
         counts = Counter((record.value or b"").decode() for record in delivered)
         assert max(counts.values(), default=0) <= 1, f"twice: {counts}"
-        assert set(counts) <= told.asked - told.cancelled, f"out of nowhere: {counts}"
+        assert set(counts) <= told.asked - told.cancelled, f"never published: {counts}"
         assert set(counts) >= set(told.delayed) - told.cancelling - told.cancelled, f"lost: {set(told.delayed) - set(counts)}"
         early = [record for record in delivered if record.timestamp < told.delayed.get((record.value or b"").decode(), 0)]
         assert early == []
@@ -171,12 +171,12 @@ async def _verify_transactions(life: Life, told: Told) -> None:
     both = await life.values("b")
     count = len(set(own))
     assert count >= told.transactions, "an acknowledged transaction is lost"
-    assert both == [f"{letter}{step}" for step in range(count) for letter in "xy"], "a transaction is there by half"
+    assert both == [f"{letter}{step}" for step in range(count) for letter in "xy"], "a transaction is incomplete"
     assert (life.broker.committed(ANN, "g", "a", 0) or 0) == count, "its offset is not"
 
 
 async def _verify_dead_letters(life: Life, told: Told) -> None:
-    """Replayed means: marked, and there a second time. Neither without the other."""
+    """Check that a replayed dead letter is marked and published a second time, never one without the other."""
     entries = await life.broker.dead_letters(ANN, "a", records_max=100, replayed=True)
     assert len(entries) >= told.letters
     replayed = {entry.id: (entry.value or b"").decode() for entry in entries if entry.replayed_at is not None}
