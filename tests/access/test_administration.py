@@ -318,7 +318,7 @@ async def test_a_query_finds_the_newest_first_page_by_page() -> None:
         assert len(await found(harness, types=["acl"], start_ms=middle)) == 5
         assert len(await found(harness, types=["acl"], end_ms=middle)) == 20
         assert len(await found(harness, search="USER:U2")) == 6
-        assert await found(harness, user="nobody") == []
+        assert await found(harness, user="unknown") == []
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ HIDING = [who for who in PEOPLE if hidden(who, "internal")]
 
 
 def test_there_are_people_from_whom_topics_are_hidden() -> None:
-    assert {"nobody", "alice", "bob", "carol", "stranger", "revoked key", "narrow key"} <= set(HIDING)
+    assert {"anonymous", "alice", "bob", "carol", "stranger", "revoked key", "narrow key"} <= set(HIDING)
 
 
 def unnamed(answer: object, name: str, harness: World) -> str:
@@ -82,18 +82,18 @@ async def test_no_broker_method_tells_whether_a_hidden_topic_exists(who: str, au
         harness.broker._settings = BrokerSettings(auto_create=auto_create)
         harness.waiting[ABSENT], harness.staged[ABSENT] = "none", "none"
         for method, call in BROKER.items():
-            told = {}
+            answers = {}
             for name in (ABSENT, *hidden(who, "internal")):
-                told[name] = unnamed(await outcome(lambda n=name, c=call: c(harness, harness.broker, principal, n)), name, harness)
-            assert set(told.values()) == {told[ABSENT]}, method
-            cases += len(told)
+                answers[name] = unnamed(await outcome(lambda n=name, c=call: c(harness, harness.broker, principal, n)), name, harness)
+            assert set(answers.values()) == {answers[ABSENT]}, method
+            cases += len(answers)
         for method, (schema_call, _) in SCHEMAS.items():
-            told = {}
+            answers = {}
             for name in (ABSENT, *hidden(who, "internal")):
                 found = await outcome(lambda n=name, c=schema_call: c(harness.broker.schemas, principal, n))
-                told[name] = unnamed(found, name, harness)
-            assert set(told.values()) == {told[ABSENT]}, method
-            cases += len(told)
+                answers[name] = unnamed(found, name, harness)
+            assert set(answers.values()) == {answers[ABSENT]}, method
+            cases += len(answers)
     proof("answers that tell nothing", cases)
 
 
@@ -103,12 +103,12 @@ async def test_no_flymq_request_tells_whether_a_hidden_topic_exists(who: str, pr
     async with world() as harness:
         peer = flymq_peer(harness, PEOPLE[who].at("flymq"))
         for label, row in [*((hex(opcode), row) for opcode, row in FLYMQ.items()), *BROKER_CALLS.items()]:
-            told = {}
+            answers = {}
             for name in (ABSENT, *hidden(who, "flymq")):
-                told[name] = unnamed(await peer.one(row.request(name)), name, harness)
+                answers[name] = unnamed(await peer.one(row.request(name)), name, harness)
             if label not in ("0x40", "0x43"):  # a transaction has a different id each time
-                assert set(told.values()) == {told[ABSENT]}, label
-                cases += len(told)
+                assert set(answers.values()) == {answers[ABSENT]}, label
+                cases += len(answers)
     proof("answers that tell nothing", cases)
 
 
@@ -120,37 +120,37 @@ async def test_no_other_protocol_tells_whether_a_hidden_topic_exists(who: str, p
         session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():
-            told = {}
+            answers = {}
             for name in (ABSENT, *hidden(who, "rustlog")):
-                told[name] = unnamed(await peer.ask(RustLogDialect.JSON, row.request(name)), name, harness)
+                answers[name] = unnamed(await peer.ask(RustLogDialect.JSON, row.request(name)), name, harness)
             if kind.__name__ not in ("MetricsFetch", "Ping"):
-                assert set(told.values()) == {told[ABSENT]}, kind
-                cases += len(told)
+                assert set(answers.values()) == {answers[ABSENT]}, kind
+                cases += len(answers)
         session.lost()
         for label, row in FIGG.items():
-            told = {}
+            answers = {}
             for name in (ABSENT, *hidden(who, "figg")):
                 link = TestLink()
                 figg = FiggSession(harness.broker, link, PEOPLE[who].at("figg"))
                 figg.receive(row.request(name))
                 await turns()
-                told[name] = unnamed(link.closed, name, harness)
+                answers[name] = unnamed(link.closed, name, harness)
                 figg.lost()
-            assert set(told.values()) == {told[ABSENT]}, label
-            cases += len(told)
+            assert set(answers.values()) == {answers[ABSENT]}, label
+            cases += len(answers)
         for request, row in FUJIN.items():
-            told = {}
+            answers = {}
             for name in (ABSENT, *hidden(who, "fujin")):
                 stream = StreamLink()
                 fujin = FujinSession(harness.broker, stream, PEOPLE[who].at("fujin"), WriterIds())
                 fujin.receive(row.request(name))
                 await turns()
-                refusals = re.findall(r"may not \w+ \w+ '[^']*'", bytes(stream.sent).decode(errors="replace"))
-                told[name] = unnamed(refusals, name, harness)
+                errors = re.findall(r"may not \w+ \w+ '[^']*'", bytes(stream.sent).decode(errors="replace"))
+                answers[name] = unnamed(errors, name, harness)
                 fujin.lost()
                 await turns()
-            assert set(told.values()) == {told[ABSENT]}, request
-            cases += len(told)
+            assert set(answers.values()) == {answers[ABSENT]}, request
+            cases += len(answers)
     proof("answers that tell nothing", cases)
 
 
@@ -159,11 +159,11 @@ async def test_no_blipmq_frame_tells_whether_a_hidden_topic_exists(who: str, pro
     cases = 0
     async with world() as harness, blipmq_peer(harness, PEOPLE[who].at("blipmq")) as peer:
         for kind, row in BLIPMQ.items():
-            told = {}
+            answers = {}
             for name in (ABSENT, *hidden(who, "blipmq")):
-                told[name] = unnamed(await peer.ask(row.request(name)), name, harness)
-            assert set(told.values()) == {told[ABSENT]}, kind
-            cases += len(told)
+                answers[name] = unnamed(await peer.ask(row.request(name)), name, harness)
+            assert set(answers.values()) == {answers[ABSENT]}, kind
+            cases += len(answers)
     proof("answers that tell nothing", cases)
 
 
@@ -189,9 +189,9 @@ async def test_no_flight_call_tells_whether_a_hidden_topic_exists(who: str, proo
     async with world() as harness, flight_client(harness, PEOPLE[who].at("flight")) as client:
         calls = {name: flight_calls(client, harness, name) for name in (ABSENT, *hidden(who, "flight"))}
         for label in calls[ABSENT]:
-            told = {name: unnamed(await flight_outcome(of_name[label]), name, harness) for name, of_name in calls.items()}
-            assert set(told.values()) == {told[ABSENT]}, label
-            cases += len(told)
+            answers = {name: unnamed(await flight_outcome(of_name[label]), name, harness) for name, of_name in calls.items()}
+            assert set(answers.values()) == {answers[ABSENT]}, label
+            cases += len(answers)
     proof("answers that tell nothing", cases)
 
 
@@ -284,9 +284,9 @@ async def test_roles_are_shown_to_those_who_hold_them_and_to_administrators() ->
         for label, who in people.items():
             assert who is not None
             peer = flymq_peer(harness, who)  # type: ignore[arg-type]  # it needs only the guarded broker of a world
-            told = "".join([str(await peer.one(a.AccessCall("role.list", b"{}"))), str(await peer.one(a.RoleList()))])
-            assert "producer" in told, "the built-in roles are public"
-            shown[label] = [role for role in ("clerk", "spy") if role in told]
+            answers = "".join([str(await peer.one(a.AccessCall("role.list", b"{}"))), str(await peer.one(a.RoleList()))])
+            assert "producer" in answers, "the built-in roles are public"
+            shown[label] = [role for role in ("clerk", "spy") if role in answers]
         nothing: list[str] = []
         assert shown == {
             "anonymous": nothing,

@@ -25,7 +25,7 @@ from tests.access.harness import ADMIN, ADMIN_PASSWORD, PASSWORD, QUICK, Guarded
 from tests.broker.harness import HandClock
 from tests.conftest import Proof
 
-NOBODY = Caller(Principal("anonymous", "blipmq"), "10.0.0.9")
+ANONYMOUS_CALLER = Caller(Principal("anonymous", "blipmq"), "10.0.0.9")
 
 
 async def test_the_right_password_logs_in_and_a_wrong_one_does_not() -> None:
@@ -37,7 +37,7 @@ async def test_the_right_password_logs_in_and_a_wrong_one_does_not() -> None:
             await harness.log_in("ann", "another password")
 
 
-@pytest.mark.parametrize("name", ["nobody", "disabled", "certificate", "", "\0", "x" * 70_000])
+@pytest.mark.parametrize("name", ["unknown", "disabled", "certificate", "", "\0", "x" * 70_000])
 async def test_every_failed_login_has_the_same_text(name: str) -> None:
     async with guarded() as harness:
         await harness.administration.create_user(ADMIN, "disabled", PASSWORD, [], enabled=False)
@@ -250,9 +250,9 @@ async def test_a_key_is_whose_it_is_and_only_as_a_whole() -> None:
     async with guarded() as harness:
         await harness.administration.create_user(ADMIN, "ann", "", ["producer"])
         id, text = await key_of(harness)
-        assert harness.access.verify_key(text, NOBODY) == Principal("ann", "blipmq", f"key:{id}")
+        assert harness.access.verify_key(text, ANONYMOUS_CALLER) == Principal("ann", "blipmq", f"key:{id}")
         for wrong in ("", "hr", id, text[:-1], text + "x", text.upper(), text.replace(id, "a" * 12), f"hr_{id}_", "hr__"):
-            assert harness.access.verify_key(wrong, NOBODY) is None
+            assert harness.access.verify_key(wrong, ANONYMOUS_CALLER) is None
         assert harness.administration.key(ADMIN, id).used_ms == harness.clock.now
 
 
@@ -279,13 +279,13 @@ async def test_a_key_ends_when_it_expires_is_revoked_or_deleted_or_its_owner_goe
     async with guarded() as harness:
         await harness.administration.create_user(ADMIN, "ann", "", ["producer"])
         keys = [await key_of(harness, expires_ms=harness.clock.now + 5_000 if n == 0 else 0) for n in range(4)]
-        assert all(harness.access.verify_key(text, NOBODY) for _, text in keys)
+        assert all(harness.access.verify_key(text, ANONYMOUS_CALLER) for _, text in keys)
         harness.clock.tick(5_000)
         await harness.administration.revoke_key(ADMIN, keys[1][0])
         await harness.administration.delete_key(ADMIN, keys[2][0])
-        assert [harness.access.verify_key(text, NOBODY) is not None for _, text in keys] == [False, False, False, True]
+        assert [harness.access.verify_key(text, ANONYMOUS_CALLER) is not None for _, text in keys] == [False, False, False, True]
         await harness.administration.delete_user(ADMIN, "ann")
-        assert harness.access.verify_key(keys[3][1], NOBODY) is None
+        assert harness.access.verify_key(keys[3][1], ANONYMOUS_CALLER) is None
         assert harness.administration.keys(ADMIN) == []
 
 
@@ -295,7 +295,7 @@ async def test_a_revoked_key_never_comes_back() -> None:
         id, text = await key_of(harness)
         await harness.administration.revoke_key(ADMIN, id)
         await harness.administration.alter_key(ADMIN, id, expires_ms=harness.clock.now + 1_000_000, description="again?")
-        assert harness.access.verify_key(text, NOBODY) is None
+        assert harness.access.verify_key(text, ANONYMOUS_CALLER) is None
         with pytest.raises(InvalidRequest, match="expired already"):
             await harness.administration.create_key(ADMIN, "ann", [Grant(frozenset({Action.READ}))], expires_ms=harness.clock.now)
 
@@ -305,9 +305,9 @@ async def test_guessing_keys_is_slowed_down_by_address() -> None:
         await harness.administration.create_user(ADMIN, "ann", "", [])
         _, text = await key_of(harness)
         for number in range(30):
-            assert harness.access.verify_key(f"hr_{number:012d}_guess", NOBODY) is None
-        assert harness.access.verify_key(text, NOBODY) is None, "nothing is checked within the pause"
-        assert harness.access.verify_key(text, Caller(NOBODY.who, "10.0.0.10")) is not None
+            assert harness.access.verify_key(f"hr_{number:012d}_guess", ANONYMOUS_CALLER) is None
+        assert harness.access.verify_key(text, ANONYMOUS_CALLER) is None, "nothing is checked within the pause"
+        assert harness.access.verify_key(text, Caller(ANONYMOUS_CALLER.who, "10.0.0.10")) is not None
 
 
 async def test_after_many_failures_from_an_address_one_good_login_lets_the_next_ones_in() -> None:
@@ -316,7 +316,7 @@ async def test_after_many_failures_from_an_address_one_good_login_lets_the_next_
             await harness.administration.create_user(ADMIN, name, PASSWORD, [])
         for number in range(40):
             with pytest.raises((LoginFailed, LoginThrottled)):
-                await harness.log_in(f"nobody {number}", "wrong password")
+                await harness.log_in(f"unknown {number}", "wrong password")
         harness.clock.tick(LOGIN_PAUSE_MS_MAX)
         for _ in range(5):
             await harness.log_in("ann")
@@ -341,7 +341,9 @@ async def test_a_wall_clock_that_jumps_locks_no_user_out() -> None:
 
 async def test_a_login_is_written_down_with_one_text_for_each_address() -> None:
     async with guarded() as harness:
-        assert (await harness.access.log_in("admin", ADMIN_PASSWORD, Caller(NOBODY.who, "[::ffff:10.0.0.7]"))).address == "10.0.0.7"
+        assert (
+            await harness.access.log_in("admin", ADMIN_PASSWORD, Caller(ANONYMOUS_CALLER.who, "[::ffff:10.0.0.7]"))
+        ).address == "10.0.0.7"
 
 
 # First start

@@ -156,11 +156,11 @@ def test_every_decision_is_the_one_the_statements_say(proof: Proof) -> None:
 
 
 def test_the_authorizer_caches_answers_per_principal() -> None:
-    gate = Authorizer(lambda who, action, resource: decide(policy(), who, action, resource))
+    authorizer = Authorizer(lambda who, action, resource: decide(policy(), who, action, resource))
     for _ in range(2):
         for who, person in PEOPLE.items():
             for name in NAMES:
-                assert gate.allows(person.at("figg"), Action.READ, "topic", name) is expected(who, "figg", "read", "topic", name)
+                assert authorizer.allows(person.at("figg"), Action.READ, "topic", name) is expected(who, "figg", "read", "topic", name)
 
 
 # The broker.
@@ -268,13 +268,13 @@ def test_every_method_of_the_broker_has_a_row() -> None:
     assert set(BROKER) == set(BROKER_NEEDS)
 
 
-async def allowed(answer: Callable[[], Any], refusal: type[BrokerError] = NotAuthorized) -> bool:
+async def allowed(answer: Callable[[], Any], error: type[BrokerError] = NotAuthorized) -> bool:
     """Return whether the call passed authorization, whatever its outcome."""
     try:
         result = answer()
         if isinstance(result, Awaitable):
             await result
-    except (NotAuthorized, refusal):
+    except (NotAuthorized, error):
         return False
     except BrokerError:
         pass
@@ -308,7 +308,7 @@ async def test_every_method_answers_as_the_policy_says(who: str, proof: Proof) -
         owners = {name for name in EXISTING if needed(who, "internal", CANCELS, name)}
         tally.add("owners of delayed", {one.topic for one in waiting if one.owner is not None} == owners, True)
         writers = {name for name in EXISTING if needed(who, "internal", WRITES, name)}
-        tally.add("apps", {entry.writer for entry in harness.broker.writers(principal)} == writers, True)
+        tally.add("writers", {entry.writer for entry in harness.broker.writers(principal)} == writers, True)
         tally.add("stages", {entry.writer for entry in harness.broker.stages(principal)} == writers, True)
         tally.add("dead letters", harness.broker.dead_letter_counts(principal) == {}, True)
     assert tally.wrong == []
@@ -403,15 +403,15 @@ FLYMQ: dict[int, Row] = {
 """Requests about topics and groups."""
 FLYMQ_ADMIN: dict[int, Callable[[], Any]] = {
     0x73: lambda: a.UserCreate("new", "a new password"),
-    0x74: lambda: a.UserDelete("nobody there"),
-    0x75: lambda: a.UserUpdate("nobody there", "", "", []),
+    0x74: lambda: a.UserDelete("no such user"),
+    0x75: lambda: a.UserUpdate("no such user", "", "", []),
     0x76: lambda: a.UserList(),
-    0x77: lambda: a.UserGet("nobody there"),
+    0x77: lambda: a.UserGet("no such user"),
     0x78: lambda: a.AclSet("own", True, [], []),
     0x79: lambda: a.AclGet("own"),
     0x7A: lambda: a.AclDelete("own"),
     0x7B: lambda: a.AclList(),
-    0x7C: lambda: a.PasswordChange("nobody there", "a new password"),
+    0x7C: lambda: a.PasswordChange("no such user", "a new password"),
     0x80: lambda: a.AuditQuery(),
     0x81: lambda: a.AuditExport(a.AuditQuery(), "json"),
     0xA0: lambda: a.AuditQuerySdk(),
@@ -429,13 +429,13 @@ ACCESS: dict[str, tuple[dict[str, object], bool]] = {
     "rule.list": ({}, True),
     "rule.add": ({**GRANT, "subject": "*"}, True),
     "rule.remove": ({**GRANT, "subject": "*"}, True),
-    "rule.check": ({"user": "nobody there", "action": "read", "kind": "topic", "name": "own"}, True),
+    "rule.check": ({"user": "no such user", "action": "read", "kind": "topic", "name": "own"}, True),
     "role.list": ({}, False),
     "role.put": ({"name": "new"}, True),
     "role.delete": ({"name": "new"}, True),
     "key.list": ({}, True),
     "key.get": ({"id": "none"}, True),
-    "key.create": ({"owner": "nobody there"}, True),
+    "key.create": ({"owner": "no such user"}, True),
     "key.alter": ({"id": "none"}, True),
     "key.revoke": ({"id": "none"}, True),
     "key.delete": ({"id": "none"}, True),

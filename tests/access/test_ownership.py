@@ -106,10 +106,10 @@ async def test_those_without_a_login_do_not_see_each_others_messages_but_may_can
     async with guarded() as harness:
         await harness.broker.create_topic(ROOT, "t")
         await give(harness, ANONYMOUS, "publish topic:t")
-        nobody = Principal(ANONYMOUS, "flymq")
-        id, _ = await harness.broker.publish_delayed(nobody, "t", b"later", delay_ms=1_000)
-        assert harness.broker.delayed(nobody) == []
-        await harness.broker.cancel_delayed(nobody, id)
+        anonymous = Principal(ANONYMOUS, "flymq")
+        id, _ = await harness.broker.publish_delayed(anonymous, "t", b"later", delay_ms=1_000)
+        assert harness.broker.delayed(anonymous) == []
+        await harness.broker.cancel_delayed(anonymous, id)
         assert harness.broker.delayed(ROOT) == []
 
 

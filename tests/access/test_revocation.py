@@ -42,7 +42,7 @@ async def take_away(harness: Guarded, how: str) -> None:
             await harness.administration.update_user(ADMIN, "ann", [], enabled=False)
         case "deleted":
             await harness.administration.delete_user(ADMIN, "ann")
-        case "deleted and made anew":
+        case "deleted and created again":
             await harness.administration.delete_user(ADMIN, "ann")
             harness.clock.tick(1)
             await harness.administration.create_user(ADMIN, "ann", PASSWORD, ["consumer", "producer"])
@@ -50,7 +50,7 @@ async def take_away(harness: Guarded, how: str) -> None:
             await harness.administration.change_password(ADMIN, "ann", "another password", "")
 
 
-WAYS = ["rule removed", "denied", "disabled", "deleted", "deleted and made anew", "password changed"]
+WAYS = ["rule removed", "denied", "disabled", "deleted", "deleted and created again", "password changed"]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -158,7 +158,7 @@ async def test_a_delayed_message_whose_owner_may_not_publish_when_it_is_due_beco
         assert harness.broker.delayed(ROOT) == []
 
 
-@pytest.mark.parametrize("how", ["deleted and made anew", "password changed"])
+@pytest.mark.parametrize("how", ["deleted and created again", "password changed"])
 async def test_a_delayed_message_is_its_owners_by_name(how: str) -> None:
     async with guarded() as harness:
         who = await reader(harness)

@@ -70,7 +70,7 @@ class Person:
 
 
 PEOPLE = {
-    "nobody": Person("anonymous"),
+    "anonymous": Person("anonymous"),
     "alice": Person("alice", (), "password:1"),
     "bob": Person("bob", (), "password:1"),
     "carol": Person("carol", (), "password:1"),

@@ -186,17 +186,17 @@ async def test_changed_rules_count_after_access_changed() -> None:
 
 def test_a_question_is_asked_once() -> None:
     rules = Rules()
-    gate = Authorizer(rules)
+    under_test = Authorizer(rules)
     for _ in range(3):
-        gate.check(ANN, Action.READ, "topic", "t")
-        assert not gate.allows(BOB, Action.READ, "topic", "t")
+        under_test.check(ANN, Action.READ, "topic", "t")
+        assert not under_test.allows(BOB, Action.READ, "topic", "t")
     assert len(rules.asked) == 2
-    gate.forget()
-    gate.check(ANN, Action.READ, "topic", "t")
+    under_test.forget()
+    under_test.check(ANN, Action.READ, "topic", "t")
     assert len(rules.asked) == 3
 
 
 def test_the_same_name_through_another_protocol_is_another_question() -> None:
-    gate = Authorizer(lambda who, action, resource: who.protocol == "figg")
-    assert gate.allows(Principal("x", "figg"), Action.READ, "topic", "t")
-    assert not gate.allows(Principal("x", "rustlog"), Action.READ, "topic", "t")
+    under_test = Authorizer(lambda who, action, resource: who.protocol == "figg")
+    assert under_test.allows(Principal("x", "figg"), Action.READ, "topic", "t")
+    assert not under_test.allows(Principal("x", "rustlog"), Action.READ, "topic", "t")

@@ -170,7 +170,7 @@ async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_t
     schedule, taken, fired = harness.broker._schedule, list[tuple[int, int]](), 0
     deliver, on_timer = schedule._deliver, schedule._on_timer
 
-    def told(due: list[Waiting]) -> None:
+    def counted_delivery(due: list[Waiting]) -> None:
         taken.append((len(due), fired))
         deliver(due)
 
@@ -179,7 +179,7 @@ async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_t
         fired += 1
         on_timer()
 
-    monkeypatch.setattr(schedule, "_deliver", told)
+    monkeypatch.setattr(schedule, "_deliver", counted_delivery)
     monkeypatch.setattr(schedule, "_on_timer", counted)
     for _ in range(2_500):
         await _later(harness, "a", 100)

@@ -76,15 +76,15 @@ async def test_a_subscriber_gets_an_error_when_its_delivery_fails() -> None:
     await broker.create_topic(ANN, "t")
     shown: asyncio.Future[HealthReport] = asyncio.get_running_loop().create_future()
     engine.health.changed = shown.set_result
-    told: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
+    failed: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
 
     def deliver(batches: list[Batch]) -> None:
         raise ValueError("a defect")
 
-    broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=1000, failed=told.set_result)
+    broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=1000, failed=failed.set_result)
     await broker.publish(ANN, "t", RecordBatch([b"x"]))
     async with asyncio.timeout(60):
-        assert "a defect" in str(await told)
+        assert "a defect" in str(await failed)
         assert [problem.step for problem in (await shown).problems] == ["delivery to subscribers"]
     await broker.close()
 

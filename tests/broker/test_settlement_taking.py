@@ -123,21 +123,21 @@ async def test_a_cancelled_take_loses_nothing_and_counts_no_attempt(harness: Har
     await harness.put("a", partition=0)
     await harness.put("b", partition=1)
     queue = open_queue(harness)
-    read, gate = harness.engine.read, asyncio.Event()
+    read, resume = harness.engine.read, asyncio.Event()
     reads = 0
 
     async def stuck(*args: object, **kwargs: object) -> object:
         nonlocal reads
         reads += 1
         if reads == 2:
-            await gate.wait()
+            await resume.wait()
         return await read(*args, **kwargs)  # type: ignore[arg-type]  # passed through as they came
 
     monkeypatch.setattr(harness.engine, "read", stuck)
     taking = asyncio.ensure_future(queue.take(10))
     await turns()
     taking.cancel()
-    gate.set()
+    resume.set()
     await turns()
     assert queue.in_flight == 0
     assert sorted((delivery.partition, delivery.attempt) for delivery in await queue.take(10)) == [(0, 1), (1, 1)]

@@ -473,12 +473,12 @@ async def test_a_forgotten_writer_starts_over(harness: Harness) -> None:
     assert harness.broker.writers(ANN) == []
     assert not (await publish(harness, 0, epoch="r1")).already
     with pytest.raises(NoSuchEntry):
-        await harness.broker.forget_writer(ANN, "nobody")
+        await harness.broker.forget_writer(ANN, "unknown")
 
 
 async def test_who_forgets_a_writer_is_noted(harness: Harness) -> None:
-    heard: list[tuple[Principal, Action, str, str, bool]] = []
-    harness.broker._authorizer._audit_hook = lambda *said: heard.append(said)
+    audited: list[tuple[Principal, Action, str, str, bool]] = []
+    harness.broker._authorizer._audit_hook = lambda *event: audited.append(event)
     await publish(harness, 0)
     await harness.broker.forget_writer(ANN, "q")
-    assert heard == [(ANN, Action.DELETE, "transaction", "q", True)]
+    assert audited == [(ANN, Action.DELETE, "transaction", "q", True)]

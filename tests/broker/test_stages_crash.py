@@ -132,9 +132,9 @@ def _value(version: int, task: int, number: int) -> str:
     return f"{version}-{task}-{number}".ljust(50, ".")
 
 
-async def write_all(broker: Broker, attempt: int, told: Callable[[int], None] = lambda version: None) -> None:
+async def write_all(broker: Broker, attempt: int, acknowledged: Callable[[int], None] = lambda version: None) -> None:
     """Run a writer that has just started: it knows only what the broker knows of it."""
-    epoch = f"run-{attempt}"
+    epoch = f"epoch-{attempt}"
     last = broker.last_version(ANN, "q")
     # Its own notes are one version behind: it died before it noted what it had published.
     for version in range(max(0, -1 if last is None else last), len(SIZES)):
@@ -147,7 +147,7 @@ async def write_all(broker: Broker, attempt: int, told: Callable[[int], None] = 
             await broker.seal(ANN, handle)
         answer = await broker.publish_staged(ANN, "q", version, handles, epoch=epoch)
         assert attempt or not answer.already
-        told(version)
+        acknowledged(version)
 
 
 async def contents(engine: MemoryEngine | EmbeddedEngine) -> dict[tuple[str, int], list[str]]:
@@ -292,7 +292,7 @@ async def test_whatever_a_cut_leaves_a_version_is_published_exactly_once(proof: 
     proof("broker crash images recovered", images)
 
 
-async def _verify(image: SimulatedFiles, told: int) -> None:
+async def _verify(image: SimulatedFiles, acknowledged: int) -> None:
     clock = HandClock()
     engine = EmbeddedEngine(image, OPTIONS, clock=clock, maintain_interval_seconds=3_600)
     broker = Broker(engine, clock=clock, settings=SETTINGS, later=clock.later)
@@ -300,7 +300,7 @@ async def _verify(image: SimulatedFiles, told: int) -> None:
     while tasks := broker._stages._tasks:
         await asyncio.wait(tasks)
     last = broker.last_version(ANN, "q")
-    assert (-1 if last is None else last) + 1 >= told, "an acknowledged version is lost"
+    assert (-1 if last is None else last) + 1 >= acknowledged, "an acknowledged version is lost"
     if all(topic in engine.topics() for topic in ("t", "u")):
         assert await contents(engine) == all_of(0 if last is None else last + 1), "incomplete or duplicated"
     else:

@@ -13,7 +13,8 @@ These modules ask it, and no others (tests/broker/test_access.py compares this l
     writers/stages.py       every method of `WriterOperations`: the decision depends on the writer's row and its stages
     schemas/operations.py   every method of `broker.schemas`
 
-`Broker.now`, `Broker.topic_defaults` and `Broker.health` take no principal and check nothing.
+`Broker.now`, `Broker.topic_defaults` and `Broker.health` take no principal and check nothing. Users, rules and keys are
+administered outside the broker: `access/administration.py` requires ADMIN.
 """
 
 from __future__ import annotations
