@@ -61,7 +61,7 @@ WRITER_VERSION_SKIP_MAX: Final = 10_000_000
 FETCH_BYTES_MAX: Final = 32 * MIB
 FETCH_WAIT_MS_MAX: Final = 60_000
 GROUPS_MAX: Final = 50_000
-PRODUCER_EPOCHS_REMEMBERED: Final = 5
+PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Latest batches per partition that an idempotent producer may resend."""
 DEAD_LETTER_ERROR_BYTES_MAX: Final = 1 * KIB
 """Error text that a dead letter keeps."""

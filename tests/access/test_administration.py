@@ -1,4 +1,4 @@
-"""Users, roles, rules and keys: what changes, what cannot, what survives, and that every change has its line in the audit log."""
+"""Users, roles, rules and keys: changes, limits, persistence, and the audit event of every change."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from headrace.errors import (
 )
 from headrace.limits import AUDIT_EVENTS_WAITING_MAX, AUDIT_QUERY_EVENTS_MAX, SCOPES_PER_KEY_MAX
 from headrace.records import RecordBatch
-from tests.access.stand import ADMIN, ADMIN_PASSWORD, PASSWORD, Guarded, guarded
-from tests.broker.stand import turns
+from tests.access.harness import ADMIN, ADMIN_PASSWORD, PASSWORD, Guarded, guarded
+from tests.broker.harness import turns
 
 READ = frozenset({Action.READ})
 ALLOW = Rule("user:ann", Effect.ALLOW, Grant(READ, "topic", Match.LITERAL, "t"))
 
 
-async def found(stand: Guarded, **query: object) -> list[Noted]:
-    return (await stand.administration.audit(ADMIN, Query(**query))).events  # type: ignore[arg-type]  # names of its fields
+async def found(harness: Guarded, **query: object) -> list[Noted]:
+    return (await harness.administration.audit(ADMIN, Query(**query))).events  # type: ignore[arg-type]  # names of its fields
 
 
 async def test_everything_survives_a_restart() -> None:
-    async with guarded() as stand:
-        await stand.administration.put_role(ADMIN, "clerk", [Grant(READ, "topic", Match.PREFIX, "orders")], "reads orders")
-        await stand.administration.create_user(ADMIN, "ann", PASSWORD, ["clerk"])
-        await stand.administration.add_rule(ADMIN, ALLOW)
-        key = await stand.administration.create_key(ADMIN, "ann", [Grant(READ)], description="for the lorry")
-        again = Guarded(engine=stand.engine, clock=stand.clock)
+    async with guarded() as harness:
+        await harness.administration.put_role(ADMIN, "clerk", [Grant(READ, "topic", Match.PREFIX, "orders")], "reads orders")
+        await harness.administration.create_user(ADMIN, "ann", PASSWORD, ["clerk"])
+        await harness.administration.add_rule(ADMIN, ALLOW)
+        key = await harness.administration.create_key(ADMIN, "ann", [Grant(READ)], description="for the lorry")
+        again = Guarded(engine=harness.engine, clock=harness.clock)
         assert await again.access.open() is None
-        assert again.access.policy == stand.access.policy
+        assert again.access.policy == harness.access.policy
         who = await again.log_in("ann")
         assert again.access.authorize(who, Action.READ, Resource("topic", "orders.eu"))
         assert again.access.authorize(who, Action.READ, Resource("topic", "t"))
@@ -54,98 +54,98 @@ async def test_everything_survives_a_restart() -> None:
 
 @pytest.mark.parametrize("name", ["", "anonymous", "*", " ann", "ann ", "a\nb", "a\0b", "x" * 250, "cafe\u0301"])
 async def test_a_name_that_could_be_mistaken_is_refused(name: str) -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         with pytest.raises(InvalidRequest):
-            await stand.administration.create_user(ADMIN, name, PASSWORD, [])
+            await harness.administration.create_user(ADMIN, name, PASSWORD, [])
         if name != "anonymous":
             with pytest.raises(InvalidRequest):
-                await stand.administration.put_role(ADMIN, name, [], "")
+                await harness.administration.put_role(ADMIN, name, [], "")
 
 
 async def test_users_are_made_once_even_if_asked_for_twice_at_the_same_time() -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         made = await asyncio.gather(
-            *(stand.administration.create_user(ADMIN, "ann", f"password {n}", []) for n in range(5)), return_exceptions=True
+            *(harness.administration.create_user(ADMIN, "ann", f"password {n}", []) for n in range(5)), return_exceptions=True
         )
         assert sum(isinstance(outcome, EntryExists) for outcome in made) == 4
         with pytest.raises(NoSuchEntry, match='role "clerk" not found'):
-            await stand.administration.create_user(ADMIN, "bob", PASSWORD, ["clerk"])
+            await harness.administration.create_user(ADMIN, "bob", PASSWORD, ["clerk"])
 
 
-async def test_there_is_always_somebody_who_can_administer() -> None:
-    async with guarded() as stand:
-        other = Caller(await stand.user("ann", "admin"))
+async def test_there_is_always_a_user_who_can_administer() -> None:
+    async with guarded() as harness:
+        other = Caller(await harness.user("ann", "admin"))
         with pytest.raises(InvalidRequest, match="cannot delete your own account"):
-            await stand.administration.delete_user(ADMIN, "admin")
-        await stand.administration.update_user(other, "admin", ["admin"], enabled=False)
+            await harness.administration.delete_user(ADMIN, "admin")
+        await harness.administration.update_user(other, "admin", ["admin"], enabled=False)
         for change in (
-            stand.administration.update_user(other, "ann", ["admin"], enabled=False),
-            stand.administration.update_user(other, "ann", ["producer"], enabled=True),
+            harness.administration.update_user(other, "ann", ["admin"], enabled=False),
+            harness.administration.update_user(other, "ann", ["producer"], enabled=True),
         ):
             with pytest.raises(InvalidRequest, match="last user who can administer"):
                 await change
-        await stand.administration.delete_user(other, "admin")
+        await harness.administration.delete_user(other, "admin")
         with pytest.raises(InvalidRequest, match="never the broker or everything"):
-            await stand.administration.add_rule(other, Rule("*", Effect.DENY, Grant(frozenset(Action), "*", Match.PREFIX, "")))
+            await harness.administration.add_rule(other, Rule("*", Effect.DENY, Grant(frozenset(Action), "*", Match.PREFIX, "")))
         with pytest.raises(InvalidRequest, match="built in"):
-            await stand.administration.put_role(other, "admin", [], "")
+            await harness.administration.put_role(other, "admin", [], "")
         with pytest.raises(InvalidRequest, match="built in"):
-            await stand.administration.delete_role(other, "admin")
+            await harness.administration.delete_role(other, "admin")
 
 
 async def test_one_changes_ones_own_password_with_the_old_one_and_others_by_right() -> None:
-    async with guarded() as stand:
-        ann = Caller(await stand.user("ann"))
+    async with guarded() as harness:
+        ann = Caller(await harness.user("ann"))
         for name, old in (("ann", ""), ("admin", ADMIN_PASSWORD), ("admin", "")):
             with pytest.raises(NotAuthorized):
-                await stand.administration.change_password(ann, name, "new password", old)
+                await harness.administration.change_password(ann, name, "new password", old)
         with pytest.raises(LoginFailed):
-            await stand.administration.change_password(ann, "ann", "new password", "wrong password")
-        stand.clock.tick(1)
-        await stand.administration.change_password(ann, "ann", "new password", PASSWORD)
-        await stand.log_in("ann", "new password")
+            await harness.administration.change_password(ann, "ann", "new password", "wrong password")
+        harness.clock.tick(1)
+        await harness.administration.change_password(ann, "ann", "new password", PASSWORD)
+        await harness.log_in("ann", "new password")
         with pytest.raises(NotAuthorized):
-            await stand.administration.change_password(ann, "ann", PASSWORD, "")
-        await stand.administration.change_password(ADMIN, "ann", PASSWORD, "")
-        await stand.log_in("ann", PASSWORD)
+            await harness.administration.change_password(ann, "ann", PASSWORD, "")
+        await harness.administration.change_password(ADMIN, "ann", PASSWORD, "")
+        await harness.log_in("ann", PASSWORD)
 
 
 async def test_a_user_s_rules_and_keys_go_with_it_and_a_successor_inherits_nothing() -> None:
-    async with guarded() as stand:
-        await stand.user("ann", "producer")
-        await stand.administration.add_rule(ADMIN, ALLOW)
-        await stand.administration.create_key(ADMIN, "ann", [])
-        await stand.administration.delete_user(ADMIN, "ann")
-        assert stand.administration.rules(ADMIN) == [] and stand.administration.keys(ADMIN) == []
-        stand.clock.tick(1)
-        who = await stand.user("ann")
-        assert not stand.access.authorize(who, Action.READ, Resource("topic", "t"))
+    async with guarded() as harness:
+        await harness.user("ann", "producer")
+        await harness.administration.add_rule(ADMIN, ALLOW)
+        await harness.administration.create_key(ADMIN, "ann", [])
+        await harness.administration.delete_user(ADMIN, "ann")
+        assert harness.administration.rules(ADMIN) == [] and harness.administration.keys(ADMIN) == []
+        harness.clock.tick(1)
+        who = await harness.user("ann")
+        assert not harness.access.authorize(who, Action.READ, Resource("topic", "t"))
 
 
 async def test_a_role_that_goes_takes_its_rules_with_it() -> None:
-    async with guarded() as stand:
-        await stand.administration.put_role(ADMIN, "clerk", [Grant(READ)], "")
-        who = await stand.user("ann", "clerk")
-        await stand.administration.add_rule(ADMIN, Rule("role:clerk", Effect.ALLOW, Grant(frozenset({Action.PUBLISH}), "topic")))
-        assert stand.access.authorize(who, Action.PUBLISH, Resource("topic", "t"))
-        await stand.administration.delete_role(ADMIN, "clerk")
-        assert not any(stand.access.authorize(who, action, Resource("topic", "t")) for action in Action)
-        assert stand.administration.user(ADMIN, "ann").roles == []
+    async with guarded() as harness:
+        await harness.administration.put_role(ADMIN, "clerk", [Grant(READ)], "")
+        who = await harness.user("ann", "clerk")
+        await harness.administration.add_rule(ADMIN, Rule("role:clerk", Effect.ALLOW, Grant(frozenset({Action.PUBLISH}), "topic")))
+        assert harness.access.authorize(who, Action.PUBLISH, Resource("topic", "t"))
+        await harness.administration.delete_role(ADMIN, "clerk")
+        assert not any(harness.access.authorize(who, action, Resource("topic", "t")) for action in Action)
+        assert harness.administration.user(ADMIN, "ann").roles == []
 
 
 async def test_actions_of_a_rule_are_added_and_taken_away_one_by_one() -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         write = Rule(ALLOW.subject, ALLOW.effect, Grant(frozenset({Action.PUBLISH}), "topic", Match.LITERAL, "t"))
-        await stand.administration.add_rule(ADMIN, ALLOW)
-        await stand.administration.add_rule(ADMIN, write)
-        (rule,) = stand.administration.rules(ADMIN)
+        await harness.administration.add_rule(ADMIN, ALLOW)
+        await harness.administration.add_rule(ADMIN, write)
+        (rule,) = harness.administration.rules(ADMIN)
         assert rule.grant.actions == {Action.READ, Action.PUBLISH}
-        await stand.administration.remove_rule(ADMIN, ALLOW)
-        assert stand.administration.rules(ADMIN) == [write]
+        await harness.administration.remove_rule(ADMIN, ALLOW)
+        assert harness.administration.rules(ADMIN) == [write]
         with pytest.raises(NoSuchEntry):
-            await stand.administration.remove_rule(ADMIN, ALLOW)
-        await stand.administration.remove_rule(ADMIN, write)
-        assert stand.administration.rules(ADMIN) == []
+            await harness.administration.remove_rule(ADMIN, ALLOW)
+        await harness.administration.remove_rule(ADMIN, write)
+        assert harness.administration.rules(ADMIN) == []
 
 
 @pytest.mark.parametrize(
@@ -162,58 +162,58 @@ async def test_actions_of_a_rule_are_added_and_taken_away_one_by_one() -> None:
     ],
 )
 async def test_a_rule_that_makes_no_sense_is_refused(rule: Rule) -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         with pytest.raises(InvalidRequest):
-            await stand.administration.add_rule(ADMIN, rule)
+            await harness.administration.add_rule(ADMIN, rule)
 
 
 async def test_a_key_has_a_greatest_number_of_scopes() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", "", [])
-        await stand.administration.create_key(ADMIN, "ann", [Grant(READ)] * SCOPES_PER_KEY_MAX)
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", "", [])
+        await harness.administration.create_key(ADMIN, "ann", [Grant(READ)] * SCOPES_PER_KEY_MAX)
         with pytest.raises(BrokerError, match="at most"):
-            await stand.administration.create_key(ADMIN, "ann", [Grant(READ)] * (SCOPES_PER_KEY_MAX + 1))
+            await harness.administration.create_key(ADMIN, "ann", [Grant(READ)] * (SCOPES_PER_KEY_MAX + 1))
         with pytest.raises(NoSuchEntry):
-            await stand.administration.create_key(ADMIN, "bob", [])
+            await harness.administration.create_key(ADMIN, "bob", [])
 
 
 async def test_the_acl_of_a_topic_is_a_view_of_its_rules() -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         acl = TopicAcl("t", True, ["ann"], ["producer"])
-        await stand.administration.set_topic_acl(ADMIN, acl)
-        assert stand.administration.topic_acl(ADMIN, "t") == acl
-        assert stand.access.authorize(Principal("anonymous", "figg"), Action.PUBLISH, Resource("topic", "t"))
+        await harness.administration.set_topic_acl(ADMIN, acl)
+        assert harness.administration.topic_acl(ADMIN, "t") == acl
+        assert harness.access.authorize(Principal("anonymous", "figg"), Action.PUBLISH, Resource("topic", "t"))
         narrower = TopicAcl("t", False, ["bob"], [])
-        await stand.administration.set_topic_acl(ADMIN, narrower)
-        assert stand.administration.topic_acls(ADMIN) == [narrower]
-        assert not stand.access.authorize(Principal("anonymous", "figg"), Action.PUBLISH, Resource("topic", "t"))
-        await stand.administration.delete_topic_acl(ADMIN, "t")
-        assert stand.administration.topic_acl(ADMIN, "t") is None
+        await harness.administration.set_topic_acl(ADMIN, narrower)
+        assert harness.administration.topic_acls(ADMIN) == [narrower]
+        assert not harness.access.authorize(Principal("anonymous", "figg"), Action.PUBLISH, Resource("topic", "t"))
+        await harness.administration.delete_topic_acl(ADMIN, "t")
+        assert harness.administration.topic_acl(ADMIN, "t") is None
         with pytest.raises(NoSuchEntry):
-            await stand.administration.delete_topic_acl(ADMIN, "t")
+            await harness.administration.delete_topic_acl(ADMIN, "t")
         with pytest.raises(InvalidTopicName):
-            await stand.administration.set_topic_acl(ADMIN, TopicAcl("__audit", True, [], []))
+            await harness.administration.set_topic_acl(ADMIN, TopicAcl("__audit", True, [], []))
 
 
 async def test_where_access_is_open_everybody_administers_and_the_rules_can_be_tried() -> None:
-    async with guarded(AccessSettings(Mode.OPEN)) as stand:
+    async with guarded(AccessSettings(Mode.OPEN)) as harness:
         anybody = Caller(Principal("anonymous", "flymq"))
-        assert await stand.log_in("whoever", "whatever") == Principal("whoever", "flymq")
-        await stand.administration.create_user(anybody, "ann", PASSWORD, ["consumer"])
-        assert stand.administration.explain(anybody, "ann", Action.READ, Resource("topic", "t"))
-        assert not stand.administration.explain(anybody, "ann", Action.PUBLISH, Resource("topic", "t"))
-        assert stand.access.authorize(anybody.who, Action.PUBLISH, Resource("topic", "t"))
+        assert await harness.log_in("whoever", "whatever") == Principal("whoever", "flymq")
+        await harness.administration.create_user(anybody, "ann", PASSWORD, ["consumer"])
+        assert harness.administration.explain(anybody, "ann", Action.READ, Resource("topic", "t"))
+        assert not harness.administration.explain(anybody, "ann", Action.PUBLISH, Resource("topic", "t"))
+        assert harness.access.authorize(anybody.who, Action.PUBLISH, Resource("topic", "t"))
 
 
 # The audit log.
 
 SILENT = {"users", "user", "roles", "rules", "topic_acl", "topic_acls", "keys", "key", "explain", "audit"}
-"""What only shows something is not written down, unless it is refused."""
+"""A request that only shows something is audited only if it is denied."""
 
 
 async def test_every_change_has_its_line() -> None:
-    async with guarded() as stand:
-        administration = stand.administration
+    async with guarded() as harness:
+        administration = harness.administration
         await administration.put_role(ADMIN, "clerk", [], "")
         await administration.create_user(ADMIN, "ann", PASSWORD, ["clerk"])
         await administration.update_user(ADMIN, "ann", [], enabled=True)
@@ -229,37 +229,37 @@ async def test_every_change_has_its_line() -> None:
         await administration.delete_role(ADMIN, "clerk")
         await administration.delete_user(ADMIN, "ann")
         changing = {name for name, _ in inspect.getmembers(Administration, inspect.isfunction) if not name.startswith("_")} - SILENT
-        lines = [noted.event for noted in await found(stand, limit=1000) if noted.event.user == "admin"]
+        lines = [noted.event for noted in await found(harness, limit=1000) if noted.event.user == "admin"]
         assert len(lines) == len(changing) == 14
         assert {(line.address, line.protocol, line.result) for line in lines} == {("10.0.0.1", "flymq", "success")}
 
 
 async def test_a_change_and_its_line_are_one_append() -> None:
-    async with guarded() as stand:
-        before = stand.engine.appends
-        await stand.administration.add_rule(ADMIN, ALLOW)
-        assert stand.engine.appends == before + 1
-        stand.engine.error = DiskFull("no room")
+    async with guarded() as harness:
+        before = harness.engine.appends
+        await harness.administration.add_rule(ADMIN, ALLOW)
+        assert harness.engine.appends == before + 1
+        harness.engine.error = DiskFull("no room")
         with pytest.raises(DiskFull):
-            await stand.administration.remove_rule(ADMIN, ALLOW)
-        stand.engine.error = None
-        assert stand.administration.rules(ADMIN) == [ALLOW]
-        assert [noted.event.action for noted in await found(stand, types=["acl"])] == ["create"]
+            await harness.administration.remove_rule(ADMIN, ALLOW)
+        harness.engine.error = None
+        assert harness.administration.rules(ADMIN) == [ALLOW]
+        assert [noted.event.action for noted in await found(harness, types=["acl"])] == ["create"]
 
 
 async def test_logins_denials_and_changes_of_topics_are_written_down() -> None:
-    async with guarded() as stand:
-        ann = await stand.user("ann")
+    async with guarded() as harness:
+        ann = await harness.user("ann")
         with pytest.raises(LoginFailed):
-            await stand.log_in("ann", "wrong password", address="10.6.6.6")
+            await harness.log_in("ann", "wrong password", address="10.6.6.6")
         for _ in range(5):
             with pytest.raises(NotAuthorized):
-                stand.broker.publish(ann, "t", RecordBatch([b"x"]))
+                harness.broker.publish(ann, "t", RecordBatch([b"x"]))
         with pytest.raises(NotAuthorized):
-            await stand.administration.delete_user(Caller(ann, "10.0.0.9"), "admin")
-        await stand.broker.create_topic(ADMIN.who, "t")
-        await stand.broker.delete_topic(ADMIN.who, "t")
-        lines = [(n.event.type, n.event.action, n.event.user, n.event.resource, n.event.result) for n in await found(stand)][::-1]
+            await harness.administration.delete_user(Caller(ann, "10.0.0.9"), "admin")
+        await harness.broker.create_topic(ADMIN.who, "t")
+        await harness.broker.delete_topic(ADMIN.who, "t")
+        lines = [(n.event.type, n.event.action, n.event.user, n.event.resource, n.event.result) for n in await found(harness)][::-1]
         assert lines[2:] == [
             ("login", "login", "ann", "user:ann", "success"),
             ("login", "login", "ann", "user:ann", "failure"),
@@ -270,85 +270,85 @@ async def test_logins_denials_and_changes_of_topics_are_written_down() -> None:
         ]
 
 
-async def test_what_the_gate_writes_down_says_where_it_came_from() -> None:
-    async with guarded() as stand:
-        await stand.user("ann")
+async def test_an_audited_decision_has_the_address_of_the_caller() -> None:
+    async with guarded() as harness:
+        await harness.user("ann")
         for address in ("10.1.1.1", "10.2.2.2"):
-            ann = await stand.log_in("ann", address=address)
+            ann = await harness.log_in("ann", address=address)
             with pytest.raises(NotAuthorized):
-                stand.broker.publish(ann, "t", RecordBatch([b"x"]))
-        root = await stand.log_in("admin", ADMIN_PASSWORD, address="10.3.3.3")
-        await stand.broker.create_topic(root, "t")
-        lines = [(n.event.type, n.event.address) for n in await found(stand, types=["denial", "topic"])][::-1]
-        assert lines == [("denial", "10.1.1.1"), ("topic", "10.3.3.3")], "a denial is written once, wherever else it comes from"
+                harness.broker.publish(ann, "t", RecordBatch([b"x"]))
+        root = await harness.log_in("admin", ADMIN_PASSWORD, address="10.3.3.3")
+        await harness.broker.create_topic(root, "t")
+        lines = [(n.event.type, n.event.address) for n in await found(harness, types=["denial", "topic"])][::-1]
+        assert lines == [("denial", "10.1.1.1"), ("topic", "10.3.3.3")], "a denial is recorded once, from any address"
 
 
-async def test_nobody_reads_writes_or_deletes_the_audit_log_as_a_topic() -> None:
-    async with guarded() as stand:
-        assert TOPIC in stand.engine.topics()
+async def test_the_audit_log_cannot_be_read_written_or_deleted_as_a_topic() -> None:
+    async with guarded() as harness:
+        assert TOPIC in harness.engine.topics()
         for attempt in (
-            lambda: stand.broker.delete_topic(ADMIN.who, TOPIC),
-            lambda: stand.broker.alter_topic(ADMIN.who, TOPIC, partitions=2),
-            lambda: stand.broker.fetch(ADMIN.who, TOPIC, 0, 0, bytes_max=100),
-            lambda: stand.broker.publish(ADMIN.who, TOPIC, RecordBatch([b"x"])),
-            lambda: stand.broker.cursor(ADMIN.who, TOPIC, 0, 0, lambda _: None, credit_bytes=1),
+            lambda: harness.broker.delete_topic(ADMIN.who, TOPIC),
+            lambda: harness.broker.alter_topic(ADMIN.who, TOPIC, partitions=2),
+            lambda: harness.broker.fetch(ADMIN.who, TOPIC, 0, 0, bytes_max=100),
+            lambda: harness.broker.publish(ADMIN.who, TOPIC, RecordBatch([b"x"])),
+            lambda: harness.broker.cursor(ADMIN.who, TOPIC, 0, 0, lambda _: None, credit_bytes=1),
         ):
             with pytest.raises((NotAuthorized, UnknownTopic)):
                 answer = attempt()
                 if inspect.isawaitable(answer):
                     await answer
-        ann = Caller(await stand.user("ann", "producer", "consumer"))
+        ann = Caller(await harness.user("ann", "producer", "consumer"))
         with pytest.raises(NotAuthorized):
-            await stand.administration.audit(ann, Query())
+            await harness.administration.audit(ann, Query())
 
 
 async def test_a_query_finds_the_newest_first_page_by_page() -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         for number in range(25):
-            stand.clock.tick(1_000)
-            await stand.administration.add_rule(ADMIN, Rule(f"user:u{number}", Effect.ALLOW, Grant(READ, "topic")))
+            harness.clock.tick(1_000)
+            await harness.administration.add_rule(ADMIN, Rule(f"user:u{number}", Effect.ALLOW, Grant(READ, "topic")))
         names: list[str] = []
         for page in range(3):
             query = Query(types=["acl"], limit=10, skip=page * 10)
-            answer: Found = await stand.administration.audit(ADMIN, query)
+            answer: Found = await harness.administration.audit(ADMIN, query)
             assert answer.total == 25 and answer.has_more(query) is (page < 2)
             names += [noted.event.resource.split()[1] for noted in answer.events]
         assert names == [f"user:u{number}" for number in reversed(range(25))]
-        middle = stand.clock.now - 4_500
-        assert len(await found(stand, types=["acl"], start_ms=middle)) == 5
-        assert len(await found(stand, types=["acl"], end_ms=middle)) == 20
-        assert len(await found(stand, search="USER:U2")) == 6
-        assert await found(stand, user="nobody") == []
+        middle = harness.clock.now - 4_500
+        assert len(await found(harness, types=["acl"], start_ms=middle)) == 5
+        assert len(await found(harness, types=["acl"], end_ms=middle)) == 20
+        assert len(await found(harness, search="USER:U2")) == 6
+        assert await found(harness, user="unknown") == []
 
 
 @pytest.mark.parametrize(
     ("limit", "is_taken"), [(1, True), (AUDIT_QUERY_EVENTS_MAX, True), (AUDIT_QUERY_EVENTS_MAX + 1, False), (0, False)]
 )
 async def test_a_query_has_a_greatest_size(limit: int, is_taken: bool) -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         if is_taken:
-            await found(stand, limit=limit)
+            await found(harness, limit=limit)
         else:
             with pytest.raises(InvalidRequest):
-                await found(stand, limit=limit)
+                await found(harness, limit=limit)
 
 
 async def test_denials_beyond_what_the_disk_takes_are_counted() -> None:
-    async with guarded() as stand:
-        stand.engine.hold()
+    async with guarded() as harness:
+        harness.engine.hold()
         for number in range(AUDIT_EVENTS_WAITING_MAX + 7):
-            stand.access.witness(Principal("mallory", "figg"), Action.READ, "topic", f"t{number}", False)
-        stand.engine.let_go()
+            harness.access.record_decision(Principal("mallory", "figg"), Action.READ, "topic", f"t{number}", False)
+        harness.engine.let_go()
         await turns()
-        stand.access.witness(Principal("mallory", "figg"), Action.READ, "topic", "last", False)
-        (noted,) = await found(stand, types=["audit"])
+        harness.access.record_decision(Principal("mallory", "figg"), Action.READ, "topic", "last", False)
+        (noted,) = await found(harness, types=["audit"])
         assert noted.event.details == {"events": "7"}
 
 
 async def test_audit_lines_are_kept_as_long_as_the_configuration_says() -> None:
-    async with guarded(AccessSettings(Mode.ENFORCED, audit_retention_ms=123_000)) as stand:
-        assert stand.engine.topics()[TOPIC].config.retention_ms == 123_000
-        again = Guarded(AccessSettings(Mode.ENFORCED, audit_retention_ms=456_000), stand.engine, stand.clock)
+    async with guarded(AccessSettings(Mode.ENFORCED, audit_retention_ms=123_000)) as harness:
+        assert harness.engine.topics()[TOPIC].config.retention_ms == 123_000
+        again = Guarded(AccessSettings(Mode.ENFORCED, audit_retention_ms=456_000), harness.engine, harness.clock)
         await again.access.open()
-        assert stand.engine.topics()[TOPIC].config.retention_ms == 456_000
+        assert harness.engine.topics()[TOPIC].config.retention_ms == 456_000
         await again.access.close()

@@ -1,4 +1,4 @@
-"""Who somebody is: passwords, pauses after wrong ones, API keys."""
+"""Authentication: passwords, pauses after failures, API keys."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from headrace.limits import (
     PASSWORD_JOBS_QUEUED_MAX,
     PASSWORD_JOBS_RUNNING,
 )
-from tests.access.stand import ADMIN, ADMIN_PASSWORD, PASSWORD, QUICK, Guarded, bytes_in_order, guarded
-from tests.broker.stand import HandClock
+from tests.access.harness import ADMIN, ADMIN_PASSWORD, PASSWORD, QUICK, Guarded, bytes_in_order, guarded
+from tests.broker.harness import HandClock
 from tests.conftest import Proof
 
-NOBODY = Caller(Principal("anonymous", "blipmq"), "10.0.0.9")
+ANONYMOUS_CALLER = Caller(Principal("anonymous", "blipmq"), "10.0.0.9")
 
 
 async def test_the_right_password_logs_in_and_a_wrong_one_does_not() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", PASSWORD, ["producer"])
-        who = await stand.log_in("ann")
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", PASSWORD, ["producer"])
+        who = await harness.log_in("ann")
         assert (who.name, who.protocol) == ("ann", "flymq") and who.credential.startswith("password:")
         with pytest.raises(LoginFailed, match="invalid username or password"):
-            await stand.log_in("ann", "another password")
+            await harness.log_in("ann", "another password")
 
 
-@pytest.mark.parametrize("name", ["nobody", "disabled", "certificate", "", "\0", "x" * 70_000])
+@pytest.mark.parametrize("name", ["unknown", "disabled", "certificate", "", "\0", "x" * 70_000])
 async def test_every_failed_login_has_the_same_text(name: str) -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "disabled", PASSWORD, [], enabled=False)
-        await stand.administration.create_user(ADMIN, "certificate", "", [])
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "disabled", PASSWORD, [], enabled=False)
+        await harness.administration.create_user(ADMIN, "certificate", "", [])
         for password in (PASSWORD, "", "x" * (PASSWORD_BYTES_MAX + 1)):
             with pytest.raises(LoginFailed) as caught:
-                await stand.log_in(name, password)
+                await harness.log_in(name, password)
             assert str(caught.value) == "invalid username or password"
 
 
 async def test_an_unknown_user_costs_as_much_time_as_a_wrong_password() -> None:
     passwords = Passwords(bytes_in_order(), PasswordHasher(time_cost=2, memory_cost=8192, parallelism=1))
     known = await passwords.hash(PASSWORD)
-    await passwords.verify("", "the first one makes the hash of nobody")
+    await passwords.verify("", "the first one creates the hash for unknown users")
     spent = {"": 0.0, known: 0.0}
     for _ in range(30):
         for hash in spent:
@@ -69,13 +69,13 @@ async def test_passwords_are_hashed_with_argon2id_and_the_parameters_that_are_pr
 
 @pytest.mark.parametrize(("password", "is_taken"), [("x" * (PASSWORD_CHARACTERS_MIN - 1), False), ("x" * PASSWORD_CHARACTERS_MIN, True)])
 async def test_a_password_has_a_least_length(password: str, is_taken: bool) -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         if is_taken:
-            await stand.administration.create_user(ADMIN, "ann", password, [])
-            await stand.log_in("ann", password)
+            await harness.administration.create_user(ADMIN, "ann", password, [])
+            await harness.log_in("ann", password)
         else:
             with pytest.raises(InvalidRequest, match="at least"):
-                await stand.administration.create_user(ADMIN, "ann", password, [])
+                await harness.administration.create_user(ADMIN, "ann", password, [])
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(PASSWORD_BYTES_MAX, True), (PASSWORD_BYTES_MAX + 1, False)])
@@ -89,17 +89,17 @@ async def test_a_password_has_a_greatest_length(size: int, is_taken: bool) -> No
     passwords.close()
 
 
-async def test_a_hash_of_older_parameters_is_made_anew_at_the_next_login() -> None:
-    async with guarded() as stand:
-        who = await stand.user("ann", "producer")
-        stand.passwords._hasher = PasswordHasher(time_cost=2, memory_cost=8, parallelism=1)
-        again = await stand.log_in("ann")
-        assert again == who, "whoever is logged in stays so"
-        assert "t=2" in stand.administration.user(ADMIN, "ann").hash
-        await stand.log_in("ann")
+async def test_a_hash_with_older_parameters_is_replaced_at_the_next_login() -> None:
+    async with guarded() as harness:
+        who = await harness.user("ann", "producer")
+        harness.passwords._hasher = PasswordHasher(time_cost=2, memory_cost=8, parallelism=1)
+        again = await harness.log_in("ann")
+        assert again == who, "existing logins stay valid"
+        assert "t=2" in harness.administration.user(ADMIN, "ann").hash
+        await harness.log_in("ann")
 
 
-async def test_a_storm_of_logins_finds_a_full_queue_and_the_loop_goes_on() -> None:
+async def test_many_logins_at_once_find_a_full_queue_and_the_loop_keeps_serving() -> None:
     passwords = Passwords(bytes_in_order(), PasswordHasher(time_cost=1, memory_cost=32_768, parallelism=1))
     known = await passwords.hash(PASSWORD)
     await passwords.verify("", "warm")
@@ -198,170 +198,172 @@ def test_names_are_forgotten_when_there_are_too_many() -> None:
 
 
 async def test_ten_thousand_guesses_are_slowed_down_to_a_handful(proof: Proof) -> None:
-    """At a hundred guesses a second, for a hundred seconds, the broker looks at fewer than twenty of them."""
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", PASSWORD, [])
+    """At a hundred guesses a second for a hundred seconds, the broker checks fewer than twenty of them."""
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", PASSWORD, [])
         looked_at = 0
         for number in range(10_000):
-            stand.clock.tick(10)
+            harness.clock.tick(10)
             try:
-                await stand.log_in("ann", f"guess number {number}")
+                await harness.log_in("ann", f"guess number {number}")
             except LoginThrottled:
                 continue
             except LoginFailed:
                 looked_at += 1
         assert looked_at < 20
         with pytest.raises(LoginThrottled, match="try again in"):
-            await stand.log_in("ann")
-        await stand.log_in("ann", address="10.0.0.10")
-        stand.clock.tick(LOGIN_PAUSE_MS_MAX)
-        await stand.log_in("ann")
+            await harness.log_in("ann")
+        await harness.log_in("ann", address="10.0.0.10")
+        harness.clock.tick(LOGIN_PAUSE_MS_MAX)
+        await harness.log_in("ann")
         proof("guesses at a password", 10_000)
 
 
 async def test_a_hundred_guesses_at_once_are_a_hundred_guesses() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", PASSWORD, [])
-        outcomes = await asyncio.gather(*(stand.log_in("ann", f"guess {n}") for n in range(100)), return_exceptions=True)
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", PASSWORD, [])
+        outcomes = await asyncio.gather(*(harness.log_in("ann", f"guess {n}") for n in range(100)), return_exceptions=True)
         assert sum(isinstance(outcome, LoginFailed) for outcome in outcomes) <= 6
         assert sum(isinstance(outcome, LoginThrottled) for outcome in outcomes) >= 94
 
 
 async def test_an_attempt_that_found_no_room_does_not_count_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", PASSWORD, [])
-        monkeypatch.setattr(stand.passwords, "_jobs", PASSWORD_JOBS_RUNNING + PASSWORD_JOBS_QUEUED_MAX)
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", PASSWORD, [])
+        monkeypatch.setattr(harness.passwords, "_jobs", PASSWORD_JOBS_RUNNING + PASSWORD_JOBS_QUEUED_MAX)
         for _ in range(50):
             with pytest.raises(Unavailable):
-                await stand.log_in("ann")
-        monkeypatch.setattr(stand.passwords, "_jobs", 0)
-        await stand.log_in("ann")
+                await harness.log_in("ann")
+        monkeypatch.setattr(harness.passwords, "_jobs", 0)
+        await harness.log_in("ann")
 
 
 # Keys.
 
 
-async def key_of(stand: Guarded, owner: str = "ann", expires_ms: int = 0) -> tuple[str, str]:
-    made = await stand.administration.create_key(ADMIN, owner, [], expires_ms=expires_ms)
+async def key_of(harness: Guarded, owner: str = "ann", expires_ms: int = 0) -> tuple[str, str]:
+    made = await harness.administration.create_key(ADMIN, owner, [], expires_ms=expires_ms)
     return made.id, made.text
 
 
 async def test_a_key_is_whose_it_is_and_only_as_a_whole() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", "", ["producer"])
-        id, text = await key_of(stand)
-        assert stand.access.verify_key(text, NOBODY) == Principal("ann", "blipmq", f"key:{id}")
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", "", ["producer"])
+        id, text = await key_of(harness)
+        assert harness.access.verify_key(text, ANONYMOUS_CALLER) == Principal("ann", "blipmq", f"key:{id}")
         for wrong in ("", "hr", id, text[:-1], text + "x", text.upper(), text.replace(id, "a" * 12), f"hr_{id}_", "hr__"):
-            assert stand.access.verify_key(wrong, NOBODY) is None
-        assert stand.administration.key(ADMIN, id).used_ms == stand.clock.now
+            assert harness.access.verify_key(wrong, ANONYMOUS_CALLER) is None
+        assert harness.administration.key(ADMIN, id).used_ms == harness.clock.now
 
 
 async def test_a_key_holds_256_random_bits_and_only_its_digest_is_kept() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", "", [])
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", "", [])
         asked: list[int] = []
-        source = stand.administration._random_bytes
+        source = harness.administration._random_bytes
 
         def random_bytes(size: int) -> bytes:
             asked.append(size)
             return source(size)
 
-        stand.administration._random_bytes = random_bytes
-        _, text = await key_of(stand)
+        harness.administration._random_bytes = random_bytes
+        _, text = await key_of(harness)
         assert 32 in asked
         secret = text.rpartition("_")[2]
-        for name in stand.engine.topics():
-            batches = await stand.engine.read(name, 0, 0, bytes_max=1 << 20)
+        for name in harness.engine.topics():
+            batches = await harness.engine.read(name, 0, 0, bytes_max=1 << 20)
             assert not any(secret.encode() in (value or b"") for batch in batches for value in batch.values())
 
 
 async def test_a_key_ends_when_it_expires_is_revoked_or_deleted_or_its_owner_goes() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", "", ["producer"])
-        keys = [await key_of(stand, expires_ms=stand.clock.now + 5_000 if n == 0 else 0) for n in range(4)]
-        assert all(stand.access.verify_key(text, NOBODY) for _, text in keys)
-        stand.clock.tick(5_000)
-        await stand.administration.revoke_key(ADMIN, keys[1][0])
-        await stand.administration.delete_key(ADMIN, keys[2][0])
-        assert [stand.access.verify_key(text, NOBODY) is not None for _, text in keys] == [False, False, False, True]
-        await stand.administration.delete_user(ADMIN, "ann")
-        assert stand.access.verify_key(keys[3][1], NOBODY) is None
-        assert stand.administration.keys(ADMIN) == []
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", "", ["producer"])
+        keys = [await key_of(harness, expires_ms=harness.clock.now + 5_000 if n == 0 else 0) for n in range(4)]
+        assert all(harness.access.verify_key(text, ANONYMOUS_CALLER) for _, text in keys)
+        harness.clock.tick(5_000)
+        await harness.administration.revoke_key(ADMIN, keys[1][0])
+        await harness.administration.delete_key(ADMIN, keys[2][0])
+        assert [harness.access.verify_key(text, ANONYMOUS_CALLER) is not None for _, text in keys] == [False, False, False, True]
+        await harness.administration.delete_user(ADMIN, "ann")
+        assert harness.access.verify_key(keys[3][1], ANONYMOUS_CALLER) is None
+        assert harness.administration.keys(ADMIN) == []
 
 
 async def test_a_revoked_key_never_comes_back() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", "", [])
-        id, text = await key_of(stand)
-        await stand.administration.revoke_key(ADMIN, id)
-        await stand.administration.alter_key(ADMIN, id, expires_ms=stand.clock.now + 1_000_000, description="again?")
-        assert stand.access.verify_key(text, NOBODY) is None
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", "", [])
+        id, text = await key_of(harness)
+        await harness.administration.revoke_key(ADMIN, id)
+        await harness.administration.alter_key(ADMIN, id, expires_ms=harness.clock.now + 1_000_000, description="again?")
+        assert harness.access.verify_key(text, ANONYMOUS_CALLER) is None
         with pytest.raises(InvalidRequest, match="expired already"):
-            await stand.administration.create_key(ADMIN, "ann", [Grant(frozenset({Action.READ}))], expires_ms=stand.clock.now)
+            await harness.administration.create_key(ADMIN, "ann", [Grant(frozenset({Action.READ}))], expires_ms=harness.clock.now)
 
 
 async def test_guessing_keys_is_slowed_down_by_address() -> None:
-    async with guarded() as stand:
-        await stand.administration.create_user(ADMIN, "ann", "", [])
-        _, text = await key_of(stand)
+    async with guarded() as harness:
+        await harness.administration.create_user(ADMIN, "ann", "", [])
+        _, text = await key_of(harness)
         for number in range(30):
-            assert stand.access.verify_key(f"hr_{number:012d}_guess", NOBODY) is None
-        assert stand.access.verify_key(text, NOBODY) is None, "within the pause nothing is looked at"
-        assert stand.access.verify_key(text, Caller(NOBODY.who, "10.0.0.10")) is not None
+            assert harness.access.verify_key(f"hr_{number:012d}_guess", ANONYMOUS_CALLER) is None
+        assert harness.access.verify_key(text, ANONYMOUS_CALLER) is None, "nothing is checked within the pause"
+        assert harness.access.verify_key(text, Caller(ANONYMOUS_CALLER.who, "10.0.0.10")) is not None
 
 
 async def test_after_many_failures_from_an_address_one_good_login_lets_the_next_ones_in() -> None:
-    async with guarded() as stand:
+    async with guarded() as harness:
         for name in ("ann", "ben"):
-            await stand.administration.create_user(ADMIN, name, PASSWORD, [])
+            await harness.administration.create_user(ADMIN, name, PASSWORD, [])
         for number in range(40):
             with pytest.raises((LoginFailed, LoginThrottled)):
-                await stand.log_in(f"nobody {number}", "wrong password")
-        stand.clock.tick(LOGIN_PAUSE_MS_MAX)
+                await harness.log_in(f"unknown {number}", "wrong password")
+        harness.clock.tick(LOGIN_PAUSE_MS_MAX)
         for _ in range(5):
-            await stand.log_in("ann")
-            await stand.log_in("ben")
+            await harness.log_in("ann")
+            await harness.log_in("ben")
 
 
-async def test_a_wall_clock_that_jumps_locks_nobody_out() -> None:
+async def test_a_wall_clock_that_jumps_locks_no_user_out() -> None:
     ticks = HandClock()
-    stand = Guarded(ticks=ticks)
-    await stand.broker.open()
-    await stand.access.open(ADMIN_PASSWORD)
-    stand.clock.tick(40 * 86_400_000)
+    harness = Guarded(ticks=ticks)
+    await harness.broker.open()
+    await harness.access.open(ADMIN_PASSWORD)
+    harness.clock.tick(40 * 86_400_000)
     for number in range(10):
         with pytest.raises((LoginFailed, LoginThrottled)):
-            await stand.log_in("admin", f"wrong password {number}")
-    stand.clock.now -= 40 * 86_400_000
+            await harness.log_in("admin", f"wrong password {number}")
+    harness.clock.now -= 40 * 86_400_000
     ticks.tick(LOGIN_PAUSE_MS_MAX)
-    await stand.log_in("admin", ADMIN_PASSWORD)
-    await stand.access.close()
-    await stand.broker.close()
+    await harness.log_in("admin", ADMIN_PASSWORD)
+    await harness.access.close()
+    await harness.broker.close()
 
 
 async def test_a_login_is_written_down_with_one_text_for_each_address() -> None:
-    async with guarded() as stand:
-        assert (await stand.access.log_in("admin", ADMIN_PASSWORD, Caller(NOBODY.who, "[::ffff:10.0.0.7]"))).address == "10.0.0.7"
+    async with guarded() as harness:
+        assert (
+            await harness.access.log_in("admin", ADMIN_PASSWORD, Caller(ANONYMOUS_CALLER.who, "[::ffff:10.0.0.7]"))
+        ).address == "10.0.0.7"
 
 
-# The first start.
+# First start
 
 
 async def test_the_first_start_makes_one_admin_and_shows_the_password_once() -> None:
-    stand = Guarded()
-    await stand.broker.open()
-    made = await stand.access.open()
+    harness = Guarded()
+    await harness.broker.open()
+    made = await harness.access.open()
     assert made is not None and len(made) == 24
-    assert stand.access.roles_of(await stand.log_in("admin", made)) == ["admin"]
-    await stand.access.close()
-    again = Guarded(engine=stand.engine, clock=stand.clock)
+    assert harness.access.roles_of(await harness.log_in("admin", made)) == ["admin"]
+    await harness.access.close()
+    again = Guarded(engine=harness.engine, clock=harness.clock)
     assert await again.access.open() is None
     await again.log_in("admin", made)
     await again.access.close()
-    await stand.broker.close()
+    await harness.broker.close()
 
 
 async def test_a_password_from_a_file_is_used_and_not_shown() -> None:
-    async with guarded() as stand:
-        assert await stand.access.open(ADMIN_PASSWORD) is None
-        await stand.log_in("admin", ADMIN_PASSWORD)
+    async with guarded() as harness:
+        assert await harness.access.open(ADMIN_PASSWORD) is None
+        await harness.log_in("admin", ADMIN_PASSWORD)

@@ -1,6 +1,7 @@
-"""The authorization matrix: people × protocols × requests × resources, each answer held against an independent reading of the policy.
+"""The authorization matrix: people × protocols × requests × resources. Each answer is compared with an independent reading of the
+policy.
 
-A verb of the broker, an opcode, a frame or a verb in JSON without a row here fails the first test of its table.
+A broker method, an opcode, a frame or a JSON call without a row fails the first test of its table.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
 from headrace.wire.flymq import schema_messages as sc
 from headrace.wire.flymq.table import SPOKEN
-from tests.access.stand import ADMIN_PASSWORD, Guarded
+from tests.access.harness import ADMIN_PASSWORD, Guarded
 from tests.access.world import ABSENT, INTERNAL, NAMES, PEOPLE, TOPICS, expected, needed, policy
 from tests.conftest import Proof
 from tests.sessions.flymq.support import Peer as FlyMqPeer
@@ -40,13 +41,15 @@ ROOT = Principal("admin")
 EXISTING = [name for name in TOPICS if name != "cafe\u0301"]
 SEES = "describe t | read t | publish t"
 SEES_AND_GROUP = " | ".join(f"{action} t & describe g" for action in ("describe", "read", "publish"))
-WRITES = " | ".join(f"{of_app} a & {of_topic} t" for of_app in ("describe", "publish") for of_topic in ("describe", "read", "publish"))
+WRITES = " | ".join(
+    f"{of_writer} a & {of_topic} t" for of_writer in ("describe", "publish") for of_topic in ("describe", "read", "publish")
+)
 WRITES_NOTHING_YET = "describe a | publish a"
 CANCELS = "owns m & publish t | delete t"
 
 
 class World(Guarded):
-    """A broker in that world. What a request has done to it is undone before the next."""
+    """A broker with the policy of `tests/access/world.py`. The effect of each request is undone before the next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class World(Guarded):
             await self.restore_writer(name)
 
     async def restore_writer(self, name: str) -> None:
-        """An app of that name which has published a record as version 0 and has one stage."""
+        """Restore the writer of that name: one record published as version 0, and one stage."""
         handles = [stage.handle for stage in self.broker.stages(ROOT) if stage.writer == name]
         if self.broker.last_version(ROOT, name) == 0 and handles == [self.staged[name]]:
             return
@@ -125,7 +128,7 @@ class Row:
 
 @dataclass
 class Tally:
-    """What was asked and answered otherwise than expected."""
+    """Answers that differ from the expected ones."""
 
     cases: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -152,12 +155,12 @@ def test_every_decision_is_the_one_the_statements_say(proof: Proof) -> None:
     proof("authorization decisions", tally.cases)
 
 
-def test_the_gate_remembers_no_answer_for_somebody_else() -> None:
-    gate = Authorizer(lambda who, action, resource: decide(policy(), who, action, resource))
+def test_the_authorizer_caches_answers_per_principal() -> None:
+    authorizer = Authorizer(lambda who, action, resource: decide(policy(), who, action, resource))
     for _ in range(2):
         for who, person in PEOPLE.items():
             for name in NAMES:
-                assert gate.allows(person.at("figg"), Action.READ, "topic", name) is expected(who, "figg", "read", "topic", name)
+                assert authorizer.allows(person.at("figg"), Action.READ, "topic", name) is expected(who, "figg", "read", "topic", name)
 
 
 # The broker.
@@ -239,7 +242,7 @@ BROKER_NEEDS = {
     "publish_staged": "publish a & publish t",
     "drop_staged": "publish a & publish t",
     "last_version": WRITES,
-    "forget_writer": "delete a",
+    "forget_writer": "delete a & publish t",
     "status": "describe b",
 }
 ABSENT_NEEDS = {
@@ -250,27 +253,28 @@ ABSENT_NEEDS = {
     "publish_staged": "publish a",
     "drop_staged": "never",
     "last_version": WRITES_NOTHING_YET,
+    "forget_writer": "delete a",
 }
-"""Where it matters that the topic is not there. An unknown message or stage is unknown to everybody."""
+"""Requirements that differ if the topic does not exist. An unknown message or stage is unknown to every principal."""
 AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
-"""What is not theirs is as unknown to them as what is not there."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
+"""Methods that answer as if the object did not exist."""
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages"}
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 
 
-def test_every_verb_of_the_broker_has_a_row() -> None:
-    verbs = {name for name, _ in inspect.getmembers(Broker, inspect.isfunction) if not name.startswith("_")}
-    assert verbs == set(BROKER) | LISTS | NOT_FOR_USERS
+def test_every_method_of_the_broker_has_a_row() -> None:
+    methods = {name for name, _ in inspect.getmembers(Broker, inspect.isfunction) if not name.startswith("_")}
+    assert methods == set(BROKER) | LISTS | NOT_FOR_USERS
     assert set(BROKER) == set(BROKER_NEEDS)
 
 
-async def allowed(answer: Callable[[], Any], refusal: type[BrokerError] = NotAuthorized) -> bool:
-    """Whether it got past the gate, whatever came of it."""
+async def allowed(answer: Callable[[], Any], error: type[BrokerError] = NotAuthorized) -> bool:
+    """Return whether the call passed authorization, whatever its outcome."""
     try:
         result = answer()
         if isinstance(result, Awaitable):
             await result
-    except (NotAuthorized, refusal):
+    except (NotAuthorized, error):
         return False
     except BrokerError:
         pass
@@ -278,25 +282,25 @@ async def allowed(answer: Callable[[], Any], refusal: type[BrokerError] = NotAut
 
 
 @pytest.mark.parametrize("who", PEOPLE)
-async def test_every_verb_answers_as_the_policy_says(who: str, proof: Proof) -> None:
+async def test_every_method_answers_as_the_policy_says(who: str, proof: Proof) -> None:
     tally, principal = Tally(), PEOPLE[who].at("internal")
-    async with world() as stand:
-        for verb, call in BROKER.items():
+    async with world() as harness:
+        for method, call in BROKER.items():
             for name in NAMES:
-                needs = BROKER_NEEDS[verb] if name in EXISTING else ABSENT_NEEDS.get(verb, BROKER_NEEDS[verb])
-                if name == INTERNAL and verb == "ensure_topic":
-                    needs = SEES  # it is there, and nobody sees it
+                needs = BROKER_NEEDS[method] if name in EXISTING else ABSENT_NEEDS.get(method, BROKER_NEEDS[method])
+                if name == INTERNAL and method == "ensure_topic":
+                    needs = SEES  # it exists and is hidden
                 got = await allowed(
-                    lambda call=call, name=name: call(stand, stand.broker, principal, name),  # type: ignore[misc]
-                    AS_UNKNOWN.get(verb, NotAuthorized),
+                    lambda call=call, name=name: call(harness, harness.broker, principal, name),  # type: ignore[misc]
+                    AS_UNKNOWN.get(method, NotAuthorized),
                 )
-                tally.add(f"{verb} {name}", got, needed(who, "internal", needs, name))
-                await stand.restore(name)
+                tally.add(f"{method} {name}", got, needed(who, "internal", needs, name))
+                await harness.restore(name)
         visible = {name for name in EXISTING if needed(who, "internal", SEES, name)}
-        tally.add("topics", {topic.name for topic in stand.broker.topics(principal)} == visible, True)
+        tally.add("topics", {topic.name for topic in harness.broker.topics(principal)} == visible, True)
         groups = {name for name in EXISTING if needed(who, "internal", "describe g", name)}
-        tally.add("groups", set(stand.broker.groups(principal)) == groups, True)
-        waiting = [one for one in stand.broker.delayed(principal) if one.id in stand.waiting.values()]
+        tally.add("groups", set(harness.broker.groups(principal)) == groups, True)
+        waiting = [one for one in harness.broker.delayed(principal) if one.id in harness.waiting.values()]
         listed = {name for name in EXISTING if needed(who, "internal", f"{CANCELS} | read t", name)}
         tally.add("delayed", {one.topic for one in waiting} == listed, True)
         keys = {name for name in EXISTING if needed(who, "internal", "owns m & publish t | read t", name)}
@@ -304,9 +308,9 @@ async def test_every_verb_answers_as_the_policy_says(who: str, proof: Proof) -> 
         owners = {name for name in EXISTING if needed(who, "internal", CANCELS, name)}
         tally.add("owners of delayed", {one.topic for one in waiting if one.owner is not None} == owners, True)
         writers = {name for name in EXISTING if needed(who, "internal", WRITES, name)}
-        tally.add("apps", {entry.writer for entry in stand.broker.writers(principal)} == writers, True)
-        tally.add("stages", {entry.writer for entry in stand.broker.stages(principal)} == writers, True)
-        tally.add("dead letters", stand.broker.dead_letter_counts(principal) == {}, True)
+        tally.add("writers", {entry.writer for entry in harness.broker.writers(principal)} == writers, True)
+        tally.add("stages", {entry.writer for entry in harness.broker.stages(principal)} == writers, True)
+        tally.add("dead letters", harness.broker.dead_letter_counts(principal) == {}, True)
     assert tally.wrong == []
     proof("authorization cases", tally.cases)
 
@@ -326,22 +330,22 @@ SCHEMAS: dict[str, tuple[Callable[[Schemas, Principal, str], Any], str]] = {
 SCHEMA_LISTS = {"versions", "requirements"}
 
 
-def test_every_verb_of_schemas_has_a_row() -> None:
+def test_every_method_of_schemas_has_a_row() -> None:
     assert {name for name, _ in inspect.getmembers(Schemas, inspect.isfunction) if not name.startswith("_")} == set(SCHEMAS) | SCHEMA_LISTS
 
 
 @pytest.mark.parametrize("who", PEOPLE)
-async def test_every_verb_of_schemas_answers_as_the_policy_says(who: str, proof: Proof) -> None:
+async def test_every_method_of_schemas_answers_as_the_policy_says(who: str, proof: Proof) -> None:
     tally, principal = Tally(), PEOPLE[who].at("internal")
-    async with world() as stand:
-        schemas = stand.broker.schemas
-        for verb, (call, needs) in SCHEMAS.items():
+    async with world() as harness:
+        schemas = harness.broker.schemas
+        for method, (call, needs) in SCHEMAS.items():
             for name in NAMES:
                 got = await allowed(lambda call=call, name=name: call(schemas, principal, name))  # type: ignore[misc]
-                tally.add(f"{verb} {name}", got, needed(who, "internal", needs, name))
+                tally.add(f"{method} {name}", got, needed(who, "internal", needs, name))
                 if name in EXISTING and schemas.requirement(ROOT, name) is not None:
                     await schemas.release(ROOT, name)
-                await stand.restore(name)
+                await harness.restore(name)
         seen = {name for name in EXISTING if needed(who, "internal", "describe s", name)}
         tally.add("versions", {one.name for one in schemas.versions(principal)} >= seen, True)
     assert tally.wrong == []
@@ -351,8 +355,8 @@ async def test_every_verb_of_schemas_answers_as_the_policy_says(who: str, proof:
 # FlyMQ.
 
 
-def broker_call(verb: str, **body: object) -> v.BrokerCall:
-    return v.BrokerCall(verb, json.dumps(body).encode())
+def broker_call(method: str, **body: object) -> v.BrokerCall:
+    return v.BrokerCall(method, json.dumps(body).encode())
 
 
 CREATES = "create t"
@@ -399,15 +403,15 @@ FLYMQ: dict[int, Row] = {
 """Requests about topics and groups."""
 FLYMQ_ADMIN: dict[int, Callable[[], Any]] = {
     0x73: lambda: a.UserCreate("new", "a new password"),
-    0x74: lambda: a.UserDelete("nobody there"),
-    0x75: lambda: a.UserUpdate("nobody there", "", "", []),
+    0x74: lambda: a.UserDelete("no such user"),
+    0x75: lambda: a.UserUpdate("no such user", "", "", []),
     0x76: lambda: a.UserList(),
-    0x77: lambda: a.UserGet("nobody there"),
+    0x77: lambda: a.UserGet("no such user"),
     0x78: lambda: a.AclSet("own", True, [], []),
     0x79: lambda: a.AclGet("own"),
     0x7A: lambda: a.AclDelete("own"),
     0x7B: lambda: a.AclList(),
-    0x7C: lambda: a.PasswordChange("nobody there", "a new password"),
+    0x7C: lambda: a.PasswordChange("no such user", "a new password"),
     0x80: lambda: a.AuditQuery(),
     0x81: lambda: a.AuditExport(a.AuditQuery(), "json"),
     0xA0: lambda: a.AuditQuerySdk(),
@@ -425,18 +429,18 @@ ACCESS: dict[str, tuple[dict[str, object], bool]] = {
     "rule.list": ({}, True),
     "rule.add": ({**GRANT, "subject": "*"}, True),
     "rule.remove": ({**GRANT, "subject": "*"}, True),
-    "rule.check": ({"user": "nobody there", "action": "read", "kind": "topic", "name": "own"}, True),
+    "rule.check": ({"user": "no such user", "action": "read", "kind": "topic", "name": "own"}, True),
     "role.list": ({}, False),
     "role.put": ({"name": "new"}, True),
     "role.delete": ({"name": "new"}, True),
     "key.list": ({}, True),
     "key.get": ({"id": "none"}, True),
-    "key.create": ({"owner": "nobody there"}, True),
+    "key.create": ({"owner": "no such user"}, True),
     "key.alter": ({"id": "none"}, True),
     "key.revoke": ({"id": "none"}, True),
     "key.delete": ({"id": "none"}, True),
 }
-"""ACCESS, verb by verb: its arguments, and whether one has to be allowed to administer."""
+"""ACCESS, by call: its arguments, and whether it requires ADMIN."""
 BROKER_CALLS: dict[str, Row] = {
     "topic.list": Row(lambda n: broker_call("topic.list"), ""),
     "topic.describe": Row(lambda n: broker_call("topic.describe", topic=n), SEES),
@@ -452,7 +456,7 @@ BROKER_CALLS: dict[str, Row] = {
     "dlq.replay": Row(lambda n: broker_call("dlq.replay", topic=n, ids=["0-9"]), "read d & publish t"),
     "delayed.list": Row(lambda n: broker_call("delayed.list", topic=n), ""),
     "writer.list": Row(lambda n: broker_call("writer.list"), ""),
-    "writer.forget": Row(lambda n: broker_call("writer.forget", writer=n), "delete a"),
+    "writer.forget": Row(lambda n: broker_call("writer.forget", writer=n), "delete a & publish t", "delete a"),
     "stage.list": Row(lambda n: broker_call("stage.list"), ""),
     "stage.drop": Row(lambda n: broker_call("stage.drop", handles=["none of these"]), ""),
     "schema.list": Row(lambda n: broker_call("schema.list"), ""),
@@ -465,17 +469,17 @@ BROKER_CALLS: dict[str, Row] = {
 }
 
 
-def test_every_opcode_and_every_verb_in_json_has_a_row() -> None:
+def test_every_opcode_and_every_json_call_has_a_row() -> None:
     assert set(FLYMQ) | set(FLYMQ_ADMIN) | set(FLYMQ_FREE) | {Opcode.ACCESS, Opcode.BROKER} == SPOKEN
-    stand = Guarded()
-    assert set(ACCESS) == set(FlyMqAccess(stand.access, ROOT, "a:1").calls)
-    assert set(BROKER_CALLS) == set(BrokerVerbs(stand.broker, lambda: ROOT).verbs)
-    stand.passwords.close()
+    harness = Guarded()
+    assert set(ACCESS) == set(FlyMqAccess(harness.access, ROOT, "a:1").calls)
+    assert set(BROKER_CALLS) == set(BrokerVerbs(harness.broker, lambda: ROOT).verbs)
+    harness.passwords.close()
 
 
-def flymq_peer(stand: World, who: Principal) -> FlyMqPeer:
+def flymq_peer(harness: World, who: Principal) -> FlyMqPeer:
     wire = FlyMqWire()
-    return FlyMqPeer(FlyMqSession(wire, stand.broker, who, access=FlyMqAccess(stand.access, who, "10.0.0.1:1")), wire)
+    return FlyMqPeer(FlyMqSession(wire, harness.broker, who, access=FlyMqAccess(harness.access, who, "10.0.0.1:1")), wire)
 
 
 async def flymq_allows(peer: FlyMqPeer, request: Any) -> bool:
@@ -486,32 +490,33 @@ async def flymq_allows(peer: FlyMqPeer, request: Any) -> bool:
 @pytest.mark.parametrize("who", PEOPLE)
 async def test_every_flymq_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally, principal = Tally(), PEOPLE[who].at("flymq")
-    async with world() as stand:
-        peer = flymq_peer(stand, principal)
+    async with world() as harness:
+        peer = flymq_peer(harness, principal)
         for label, row in [*((hex(opcode), row) for opcode, row in FLYMQ.items()), *BROKER_CALLS.items()]:
             for name in NAMES:
                 needs = row.of(name)
                 if label == "group.delete" and not (name in EXISTING and needed(who, "flymq", "describe g", name)):
-                    needs = ""  # a group one may not see is as unknown as none
+                    needs = ""  # a hidden group counts as unknown
                 if label == "0x65" and not needed(who, "flymq", SEES, name):
-                    needs = "describe g"  # so is what it has read of a topic one may not see
+                    needs = "describe g"  # so do its offsets in a hidden topic
                 if label in ("0x60", "0x63", "0x65") and name not in EXISTING:
                     needs = "describe g"
                 tally.add(f"{label} {name}", await flymq_allows(peer, row.request(name)), needed(who, "flymq", needs, name))
-                await stand.restore(name)
+                await harness.restore(name)
         topics = await peer.one(m.ListTopics())
         assert isinstance(topics, m.TopicList)
         tally.add("list", set(topics.topics) == {name for name in EXISTING if needed(who, "flymq", SEES, name)}, True)
         requests = [(f"{opcode:#x}", make(), "admin b") for opcode, make in FLYMQ_ADMIN.items()]
         requests += [(f"{opcode:#x}", make(), "") for opcode, make in FLYMQ_FREE.items()]
         requests += [
-            (verb, a.AccessCall(verb, json.dumps(body).encode()), "admin b" if admin else "") for verb, (body, admin) in ACCESS.items()
+            (method, a.AccessCall(method, json.dumps(body).encode()), "admin b" if admin else "")
+            for method, (body, admin) in ACCESS.items()
         ]
-        peer = flymq_peer(stand, principal)  # the first one speaks the original's dialect by now
+        peer = flymq_peer(harness, principal)  # the first one uses the original's dialect by now
         for label, request, needs in requests:
-            stand.reset_policy()
+            harness.reset_policy()
             tally.add(label, await flymq_allows(peer, request), needed(who, "flymq", needs, ""))
-        stand.reset_policy()
+        harness.reset_policy()
         own = f"own entry of {who}"
         tally.add(own, await flymq_allows(peer, a.UserGet(principal.name)), True)
     assert tally.wrong == []

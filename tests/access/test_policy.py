@@ -1,4 +1,4 @@
-"""The rules, one property at a time; `test_matrix.py` holds all of them against an independent reading."""
+"""The rules, one property at a time; `test_matrix.py` compares all of them with an independent reading."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_key_may_what_its_owner_may_within_its_scopes() -> None:
     assert decide(policy(roles="admin", k=Key("ann")), key, Action.PUBLISH, ORDERS)
     assert decide(policy(roles="admin", k=narrow), key, Action.READ, ORDERS)
     assert not decide(policy(roles="admin", k=narrow), key, Action.PUBLISH, ORDERS)
-    assert not decide(policy(k=narrow), key, Action.READ, ORDERS), "a scope gives nothing that the owner has not"
+    assert not decide(policy(k=narrow), key, Action.READ, ORDERS), "a scope adds nothing to the owner's permissions"
     assert not decide(policy(roles="admin"), key, Action.READ, ORDERS), "revoked or expired"
     assert not decide(policy(roles="admin", k=Key("bob")), key, Action.READ, ORDERS)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import get_args
 
 import pytest
 
+from headrace.broker import Principal
 from headrace.broker.groups.subscriptions import SubscriptionBook
 from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings
@@ -19,9 +22,9 @@ from headrace.wire import blipmq, fujin
 from headrace.wire import figg as figg_wire
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from headrace.wire.rustlog import messages as r
-from tests.access.test_matrix import CREATES, SEES, SEES_AND_GROUP, Row, Tally, world
+from tests.access.test_matrix import CREATES, SEES, SEES_AND_GROUP, Row, Tally, World, world
 from tests.access.world import NAMES, PEOPLE, needed
-from tests.broker.stand import turns
+from tests.broker.harness import turns
 from tests.conftest import Proof
 from tests.sessions.blipmq.support import Peer as BlipMqPeer
 from tests.sessions.blipmq.support import Wire
@@ -53,16 +56,16 @@ def test_every_rustlog_request_has_a_row() -> None:
 @pytest.mark.parametrize("who", PEOPLE)
 async def test_every_rustlog_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally = Tally()
-    async with world() as stand:
+    async with world() as harness:
         wire = RustLogWire()
-        session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
+        session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():
             for name in NAMES:
                 reply = await peer.ask(RustLogDialect.JSON, row.request(name))
                 got = not (isinstance(reply, r.ErrorReply) and " may not " in str(reply))
                 tally.add(f"{kind.__name__} {name}", got, needed(who, "rustlog", row.of(name), name))
-                await stand.restore(name)
+                await harness.restore(name)
         session.lost()
     assert tally.wrong == []
     proof("authorization cases", tally.cases)
@@ -77,37 +80,43 @@ BLIPMQ: dict[int, Row] = {
     blipmq.FrameType.PING: Row(lambda n: blipmq.encoder.ping(7), ""),
 }
 BLIPMQ_NO_REQUESTS = {"HELLO", "AUTH", "ACK", "NACK", "PONG"}
-"""The login, and what settles or answers."""
+"""The login, and frames that settle or answer."""
 
 
 def test_every_blipmq_request_has_a_row() -> None:
     assert {kind.name for kind in blipmq.FrameType} == {blipmq.FrameType(kind).name for kind in BLIPMQ} | BLIPMQ_NO_REQUESTS
 
 
+@asynccontextmanager
+async def blipmq_peer(harness: World, principal: Principal) -> AsyncIterator[BlipMqPeer]:
+    """Return a peer that is logged in as this principal."""
+    book = SubscriptionBook(harness.engine, "blipmq")
+    subscriptions = Subscriptions(harness.broker, book, clock=harness.clock, settings=BlipMqSettings(), later=harness.clock.later)
+    await subscriptions.open()
+    wire = Wire()
+    peer = BlipMqPeer(BlipMqSession(wire, harness.broker, subscriptions, verify_key=lambda key: principal), wire)
+    await peer.login()
+    yield peer
+    peer.session.lost()
+    await turns()
+    await subscriptions.close()
+
+
 @pytest.mark.parametrize("who", PEOPLE)
 async def test_every_blipmq_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
-    tally, principal = Tally(), PEOPLE[who].at("blipmq")
-    async with world() as stand:
-        book = SubscriptionBook(stand.engine, "blipmq")
-        subscriptions = Subscriptions(stand.broker, book, clock=stand.clock, settings=BlipMqSettings(), later=stand.clock.later)
-        await subscriptions.open()
-        wire = Wire()
-        peer = BlipMqPeer(BlipMqSession(wire, stand.broker, subscriptions, verify_key=lambda key: principal), wire)
-        await peer.login()
+    tally = Tally()
+    async with world() as harness, blipmq_peer(harness, PEOPLE[who].at("blipmq")) as peer:
         for kind, row in BLIPMQ.items():
             for name in NAMES:
                 replies = await peer.ask(row.request(name))
                 got = not any(isinstance(reply, blipmq.Nack) and reply.code == 401 for reply in replies)
                 tally.add(f"{blipmq.FrameType(kind).name} {name}", got, needed(who, "blipmq", row.of(name), name))
-                await stand.restore(name)
-        peer.session.lost()
-        await turns()
-        await subscriptions.close()
+                await harness.restore(name)
     assert tally.wrong == []
     proof("authorization cases", tally.cases)
 
 
-# Figg and Fujin: a request that is not allowed ends the connection, so each has one of its own.
+# Figg and Fujin: a denied request ends the connection, so each request has its own.
 
 FIGG = {
     "publish": Row(lambda n: figg_wire.encode.publish(n, [1], [b"x"]), "publish t", "publish t & create t"),
@@ -127,23 +136,23 @@ def test_every_figg_request_has_a_row() -> None:
 @pytest.mark.parametrize("who", PEOPLE)
 async def test_every_figg_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally = Tally()
-    async with world() as stand:
+    async with world() as harness:
         for kind, row in FIGG.items():
             for name in NAMES:
                 link = TestLink()
-                session = FiggSession(stand.broker, link, PEOPLE[who].at("figg"))
+                session = FiggSession(harness.broker, link, PEOPLE[who].at("figg"))
                 session.receive(row.request(name))
                 await turns()
                 got = link.closed is None or " may not " not in link.closed[0]
                 tally.add(f"{kind} {name}", got, needed(who, "figg", row.of(name), name))
                 session.lost()
-                await stand.restore(name)
+                await harness.restore(name)
     assert tally.wrong == []
     proof("authorization cases", tally.cases)
 
 
 def fujin_writer(name: str, *steps: bytes) -> bytes:
-    """A writer whose id is the name, too: a transaction is known by it."""
+    """Connect a writer whose id is also the name: it identifies the transaction."""
     return fujin.encode.connect_writer(name.encode()) + b"".join(steps)
 
 
@@ -184,17 +193,17 @@ def test_every_fujin_request_has_a_row() -> None:
 @pytest.mark.parametrize("who", PEOPLE)
 async def test_every_fujin_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally = Tally()
-    async with world() as stand:
+    async with world() as harness:
         for kind, row in FUJIN.items():
             for name in NAMES:
                 link = StreamLink()
-                session = FujinSession(stand.broker, link, PEOPLE[who].at("fujin"), WriterIds())
+                session = FujinSession(harness.broker, link, PEOPLE[who].at("fujin"), WriterIds())
                 session.receive(row.request(name))
                 await turns()
                 got = b" may not " not in bytes(link.sent)
                 tally.add(f"{kind.name} {name}", got, needed(who, "fujin", row.of(name), name))
                 session.lost()
                 await turns()
-                await stand.restore(name)
+                await harness.restore(name)
     assert tally.wrong == []
     proof("authorization cases", tally.cases)

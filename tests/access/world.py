@@ -1,7 +1,7 @@
-"""A small world of people and what is said about them, and an independent reading of it.
+"""People and statements about them, with an independent reading of the statements.
 
-The statements are sentences; `policy()` turns them into what Headrace decides by, `expected()` reads them naively, by another way: it
-shares no code with `headrace.access`.
+`policy()` turns the statements into a Headrace policy. `expected()` evaluates them in another way and shares no code with
+`headrace.access`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from headrace.access.policy import BUILT_IN_ROLES, Effect, Grant, Key, Match, Po
 from headrace.broker.authorizer import Action, Principal
 
 TOPICS = ["own", "own.sub", "ownership", "Own", "other", "public", "caf\u00e9", "cafe\u0301", "team.x", "blipmq-1"]
-"""They exist, each with a record, a group of the same name, and a message that waits. One is not in normal form C: it exists in rules
-and requests only."""
+"""Existing topics, each with a record, a group of the same name, and a delayed message. One name is not in normal form C: it exists
+in rules and requests only."""
 OWNER = "admin"
-"""Of all messages that wait."""
+"""Owner of all delayed messages."""
 ABSENT = "absent"
 INTERNAL = "__audit"
 NAMES = [*TOPICS, ABSENT, INTERNAL]
@@ -53,7 +53,7 @@ ROLES = {
     "consumer": ["read,describe topic:*", "read,describe,commit group:*", "describe schema:*"],
     "clerk": [],
 }
-"""What roles give, in the same words. `clerk` is one of ours, and has what is said of it above."""
+"""Grants of the roles, in the same words. `clerk` is a custom role; the statements above define it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Person:
     roles: tuple[str, ...] = ()
     credential: str = ""
     works: bool = True
-    """Whether what is shown counts: not disabled, not revoked, not of yesterday."""
+    """False for a credential that is disabled, revoked or outdated."""
     scope: str | None = None
 
     def at(self, protocol: str) -> Principal:
@@ -70,7 +70,7 @@ class Person:
 
 
 PEOPLE = {
-    "nobody": Person("anonymous"),
+    "anonymous": Person("anonymous"),
     "alice": Person("alice", (), "password:1"),
     "bob": Person("bob", (), "password:1"),
     "carol": Person("carol", (), "password:1"),
@@ -92,7 +92,7 @@ PEOPLE = {
 }
 
 
-# What Headrace decides by.
+# The Headrace policy
 
 
 def _grant(actions: str, resource: str) -> Grant:
@@ -122,7 +122,7 @@ def policy() -> Policy:
     )
 
 
-# The independent reading.
+# The independent reading
 
 
 def _fits(words: str, action: str, kind: str, name: str) -> bool:
@@ -136,7 +136,7 @@ def _fits(words: str, action: str, kind: str, name: str) -> bool:
 
 
 def expected(who: str, protocol: str, action: str, kind: str, name: str) -> bool:
-    """May they? Read from the statements alone."""
+    """Return whether the statements allow it."""
     person = PEOPLE[who]
     if kind == "topic" and name[:2] == "__":
         return False
@@ -157,10 +157,10 @@ def expected(who: str, protocol: str, action: str, kind: str, name: str) -> bool
 
 
 def needed(who: str, protocol: str, needs: str, name: str) -> bool:
-    """Whether a requirement such as `read t` or `commit g & read t` is met, or one of several after `|`.
+    """Return whether a requirement such as `read t` or `commit g & read t` is met, or one of several separated by `|`.
 
-    t is the topic, d its dead letters, g the group, s the schema and a the transaction (an app) of the same name, x a transaction
-    without a name, b the broker. `owns m`: the message that waits is theirs. Empty: nothing; `never`: nobody may.
+    t is the topic, d its dead letters, g the group, s the schema and a the transaction (a writer) of the same name, x a transaction
+    without a name, b the broker. `owns m`: the delayed message is theirs. Empty: nothing is needed; `never`: always denied.
     """
     places = {
         "t": ("topic", name),

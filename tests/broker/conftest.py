@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.broker.stand import Stand
+from tests.broker.harness import Harness
 
 
 @pytest.fixture
-async def stand() -> AsyncIterator[Stand]:
-    stand = Stand()
-    await stand.broker.open()
-    yield stand
-    stand.engine.error = None
-    await stand.broker.close()
+async def harness() -> AsyncIterator[Harness]:
+    harness = Harness()
+    await harness.broker.open()
+    yield harness
+    harness.engine.error = None
+    await harness.broker.close()

@@ -1,24 +1,26 @@
-"""The gate: no verb gets past it."""
+"""Authorization of every broker method."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
+from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy, authorizer
 from headrace.broker.authorizer import Authorizer
 from headrace.errors import NotAuthorized, UnknownMessage, UnknownStage
 from headrace.records import RecordBatch
-from tests.broker.stand import ANN, Stand
+from tests.broker.harness import ANN, Harness
 
 BOB = Principal("bob", "figg")
 
 
 class Rules:
-    """Ann may do everything, the others what is listed."""
+    """Ann may do everything, other principals what is listed."""
 
     def __init__(self) -> None:
         self.allowed: set[tuple[str, Action, Resource]] = set()
@@ -29,13 +31,15 @@ class Rules:
         return who == ANN or (who.name, action, resource) in self.allowed
 
 
-VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
+METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "topic": (lambda broker: broker.topic(BOB, "t"), Action.DESCRIBE, "topic"),
     "create_topic": (lambda broker: broker.create_topic(BOB, "new"), Action.CREATE, "topic"),
     "ensure_topic": (lambda broker: broker.ensure_topic(BOB, "new"), Action.DESCRIBE, "topic"),
     "alter_topic": (lambda broker: broker.alter_topic(BOB, "t", partitions=2), Action.ALTER, "topic"),
     "delete_topic": (lambda broker: broker.delete_topic(BOB, "t"), Action.DELETE, "topic"),
     "publish": (lambda broker: broker.publish(BOB, "t", RecordBatch([b"x"])), Action.PUBLISH, "topic"),
+    "check_ready": (lambda broker: broker.check_ready(BOB, "t", [b"x"]), Action.PUBLISH, "topic"),
+    "prepare": (lambda broker: broker.prepare(BOB, "t", [b"x"]), Action.DESCRIBE, "topic"),
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
     "check_reads": (lambda broker: broker.check_reads(BOB, "t"), Action.READ, "topic"),
     "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),
@@ -62,125 +66,137 @@ VERBS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "status": (lambda broker: broker.status(BOB), Action.DESCRIBE, "broker"),
 }
 AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}
-"""What is not theirs is as unknown to them as what is not there."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "apps", "stages"}
-"""These answer everybody, with what they may see."""
+"""Methods that answer as if the object did not exist."""
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages"}
+"""Methods that answer every principal with what it may see."""
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 
 
-async def _guarded() -> tuple[Stand, Rules]:
+async def _guarded() -> tuple[Harness, Rules]:
     rules = Rules()
-    stand = Stand(authorize=rules)
-    await stand.broker.open()
-    await stand.broker.create_topic(ANN, "t")
-    await stand.broker.commit(ANN, "g", {("t", 0): 0})
-    await stand.broker.publish_delayed(ANN, "t", b"later", delay_ms=1_000)
-    await stand.broker.stage(ANN, "h", "t", RecordBatch([b"x"]), writer="q")
-    return stand, rules
+    harness = Harness(authorize=rules)
+    await harness.broker.open()
+    await harness.broker.create_topic(ANN, "t")
+    await harness.broker.commit(ANN, "g", {("t", 0): 0})
+    await harness.broker.publish_delayed(ANN, "t", b"later", delay_ms=1_000)
+    await harness.broker.stage(ANN, "h", "t", RecordBatch([b"x"]), writer="q")
+    return harness, rules
 
 
-def test_every_verb_of_the_broker_is_in_the_table() -> None:
-    verbs = {name for name, _ in inspect.getmembers(Broker, inspect.isfunction) if not name.startswith("_")}
-    assert verbs == set(VERBS) | AS_UNKNOWN | LISTS | NOT_FOR_USERS
+def test_every_method_of_the_broker_is_in_the_table() -> None:
+    methods = {name for name, _ in inspect.getmembers(Broker, inspect.isfunction) if not name.startswith("_")}
+    assert methods == set(METHODS) | AS_UNKNOWN | LISTS | NOT_FOR_USERS
 
 
-@pytest.mark.parametrize("verb", VERBS)
-async def test_a_verb_is_refused_to_those_who_may_not(verb: str) -> None:
-    stand, _ = await _guarded()
-    call, action, kind = VERBS[verb]
-    appends = stand.engine.appends
+def test_the_documented_modules_and_no_others_ask_the_authorizer() -> None:
+    package = Path(inspect.getfile(authorizer)).parent
+    asking = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"\bauthorizer\.(check|allows|allows_topic)\(", path.read_text().replace("_authorizer", "authorizer"))
+    }
+    documented = set(re.findall(r"^    ([\w/]+\.py) ", authorizer.__doc__ or "", re.MULTILINE))
+    assert asking == documented
+    assert "broker.py" in documented
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_call_without_the_permission_is_denied(method: str) -> None:
+    harness, _ = await _guarded()
+    call, action, kind = METHODS[method]
+    appends = harness.engine.appends
     with pytest.raises(NotAuthorized) as caught:
-        answer = call(stand.broker)
+        answer = call(harness.broker)
         if isinstance(answer, Awaitable):
             await answer
     assert (caught.value.principal, caught.value.action) == ("bob", action.value)
     assert caught.value.resource.startswith(kind)
-    assert stand.engine.appends == appends
-    assert [topic.name for topic in stand.engine.topics().values() if not topic.internal] == ["t"]
-    await stand.broker.close()
+    assert harness.engine.appends == appends
+    assert [topic.name for topic in harness.engine.topics().values() if not topic.internal] == ["t"]
+    await harness.broker.close()
 
 
 async def test_what_is_not_theirs_is_as_unknown_to_them_as_what_is_not_there() -> None:
-    stand, _ = await _guarded()
-    appends = stand.engine.appends
-    (waiting,) = stand.broker.delayed(ANN)
+    harness, _ = await _guarded()
+    appends = harness.engine.appends
+    (waiting,) = harness.broker.delayed(ANN)
     for id in (waiting.id, "nothing"):
         with pytest.raises(UnknownMessage):
-            await stand.broker.cancel_delayed(BOB, id)
+            await harness.broker.cancel_delayed(BOB, id)
     for handle in ("h", "nothing"):
         with pytest.raises(UnknownStage):
-            await stand.broker.seal(BOB, handle)
-        assert await stand.broker.drop_staged(BOB, [handle]) == 0
-    assert stand.broker.delayed(ANN) == [waiting]
-    assert [(stage.handle, stage.is_sealed) for stage in stand.broker.stages(ANN)] == [("h", False)]
-    assert stand.engine.appends == appends
-    await stand.broker.close()
+            await harness.broker.seal(BOB, handle)
+        assert await harness.broker.drop_staged(BOB, [handle]) == 0
+    assert harness.broker.delayed(ANN) == [waiting]
+    assert [(stage.handle, stage.is_sealed) for stage in harness.broker.stages(ANN)] == [("h", False)]
+    assert harness.engine.appends == appends
+    await harness.broker.close()
 
 
 async def test_lists_show_only_what_one_may_see() -> None:
-    stand, rules = await _guarded()
-    await stand.broker.create_topic(ANN, "u")
-    await stand.broker.commit(ANN, "h", {("t", 0): 0})
+    harness, rules = await _guarded()
+    await harness.broker.create_topic(ANN, "u")
+    await harness.broker.commit(ANN, "h", {("t", 0): 0})
     rules.allowed |= {("bob", Action.READ, Resource("topic", "u")), ("bob", Action.DESCRIBE, Resource("group", "h"))}
-    assert [topic.name for topic in stand.broker.topics(BOB)] == ["u"]
-    assert stand.broker.groups(BOB) == ["h"]
-    assert [topic.name for topic in stand.broker.topics(ANN)] == ["t", "u"]
-    await stand.broker.close()
+    assert [topic.name for topic in harness.broker.topics(BOB)] == ["u"]
+    assert harness.broker.groups(BOB) == ["h"]
+    assert [topic.name for topic in harness.broker.topics(ANN)] == ["t", "u"]
+    await harness.broker.close()
 
 
 async def test_a_transaction_asks_for_each_topic_and_group_it_touches() -> None:
-    stand, rules = await _guarded()
+    harness, rules = await _guarded()
     rules.allowed.add(("bob", Action.PUBLISH, Resource("transaction", "tx")))
-    transaction = stand.broker.begin(BOB, id="tx")
+    transaction = harness.broker.begin(BOB, id="tx")
     with pytest.raises(NotAuthorized):
         transaction.publish("t", RecordBatch([b"x"]))
     with pytest.raises(NotAuthorized):
         transaction.commit_offsets("g", {("t", 0): 1})
     rules.allowed.add(("bob", Action.COMMIT, Resource("group", "g")))
-    stand.broker.access_changed()
+    harness.broker.access_changed()
     with pytest.raises(NotAuthorized, match="read topic 't'"):
         transaction.commit_offsets("g", {("t", 0): 1})
-    await stand.broker.close()
+    await harness.broker.close()
 
 
-async def test_whether_a_topic_exists_is_told_only_to_those_who_may_know() -> None:
-    stand, _ = await _guarded()
+async def test_whether_a_topic_exists_is_visible_only_with_a_permission() -> None:
+    harness, _ = await _guarded()
     for name in ("t", "nowhere"):
         with pytest.raises(NotAuthorized):
-            stand.broker.publish(BOB, name, RecordBatch([b"x"]))
+            harness.broker.publish(BOB, name, RecordBatch([b"x"]))
         with pytest.raises(NotAuthorized):
-            await stand.broker.fetch(BOB, name, 0, 0, bytes_max=1)
-    await stand.broker.close()
+            await harness.broker.fetch(BOB, name, 0, 0, bytes_max=1)
+    await harness.broker.close()
 
 
 async def test_changed_rules_count_after_access_changed() -> None:
-    stand, rules = await _guarded()
+    harness, rules = await _guarded()
     permission = ("bob", Action.PUBLISH, Resource("topic", "t"))
     with pytest.raises(NotAuthorized):
-        stand.broker.publish(BOB, "t", RecordBatch([b"x"]))
+        harness.broker.publish(BOB, "t", RecordBatch([b"x"]))
     rules.allowed.add(permission)
-    stand.broker.access_changed()
-    await stand.broker.publish(BOB, "t", RecordBatch([b"x"]))
+    harness.broker.access_changed()
+    await harness.broker.publish(BOB, "t", RecordBatch([b"x"]))
     rules.allowed.discard(permission)
-    stand.broker.access_changed()
+    harness.broker.access_changed()
     with pytest.raises(NotAuthorized):
-        stand.broker.publish(BOB, "t", RecordBatch([b"x"]))
-    await stand.broker.close()
+        harness.broker.publish(BOB, "t", RecordBatch([b"x"]))
+    await harness.broker.close()
 
 
 def test_a_question_is_asked_once() -> None:
     rules = Rules()
-    gate = Authorizer(rules)
+    under_test = Authorizer(rules)
     for _ in range(3):
-        gate.check(ANN, Action.READ, "topic", "t")
-        assert not gate.allows(BOB, Action.READ, "topic", "t")
+        under_test.check(ANN, Action.READ, "topic", "t")
+        assert not under_test.allows(BOB, Action.READ, "topic", "t")
     assert len(rules.asked) == 2
-    gate.forget()
-    gate.check(ANN, Action.READ, "topic", "t")
+    under_test.forget()
+    under_test.check(ANN, Action.READ, "topic", "t")
     assert len(rules.asked) == 3
 
 
 def test_the_same_name_through_another_protocol_is_another_question() -> None:
-    gate = Authorizer(lambda who, action, resource: who.protocol == "figg")
-    assert gate.allows(Principal("x", "figg"), Action.READ, "topic", "t")
-    assert not gate.allows(Principal("x", "rustlog"), Action.READ, "topic", "t")
+    under_test = Authorizer(lambda who, action, resource: who.protocol == "figg")
+    assert under_test.allows(Principal("x", "figg"), Action.READ, "topic", "t")
+    assert not under_test.allows(Principal("x", "rustlog"), Action.READ, "topic", "t")

@@ -1,7 +1,7 @@
-"""Power cuts and kills with transactions, delayed messages and replays in flight: none lost, none twice, none early, none by half.
+"""Power cuts and kills with transactions, delayed messages and replays in flight: nothing is lost, duplicated, early or partial.
 
-A broker works on a simulated disk, whose history is then cut at many places. Each image the disk may have left is opened by a new broker,
-which must show everything that was acknowledged before the cut, whole, and deliver what was waiting exactly once.
+A broker works on a simulated disk, whose history is then cut at many places. A new broker opens each image that the disk may have left.
+It must show everything that was acknowledged before the cut, complete, and deliver the waiting messages exactly once.
 
 HEADRACE_CRASH_CUTS=1000 cuts more often.
 """
@@ -23,7 +23,7 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import UnknownMessage
 from headrace.records import Record, RecordBatch
 from headrace.storage.store import StoreOptions
-from tests.broker.stand import ANN, HandClock
+from tests.broker.harness import ANN, HandClock
 from tests.conftest import Proof
 from tests.storage_faults.power_cut import PowerCuts
 from tests.storage_faults.simulated import SimulatedFiles
@@ -36,12 +36,12 @@ OPTIONS = StoreOptions(journal_bytes=1 << 20, headroom_bytes=0)
 
 
 @dataclass
-class Told:
-    """What a client had been told before the cut, and what it had asked for."""
+class Acknowledged:
+    """Answers and requests of a client before the cut."""
 
     delayed: dict[str, int] = field(default_factory=dict)
-    """Value → when it is due, of those acknowledged."""
-    asked: set[str] = field(default_factory=set)
+    """Value → due time, of acknowledged messages."""
+    requested: set[str] = field(default_factory=set)
     cancelling: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
     transactions: int = 0
@@ -50,7 +50,7 @@ class Told:
 
 
 class Life:
-    """A broker on a disk, with time turned by hand."""
+    """A broker on a disk with a manual clock."""
 
     def __init__(self, files: SimulatedFiles, now: int) -> None:
         self.files = files
@@ -59,7 +59,7 @@ class Life:
         self.broker = Broker(self.engine, clock=self.clock, later=self.clock.later, random_bytes=os.urandom)
 
     async def tick(self, ms: int) -> None:
-        """Let time pass until nothing is due any more."""
+        """Advance the clock until nothing is due."""
         self.clock.tick(ms)
         while under_way := self.broker._schedule._under_way:
             await asyncio.wait(under_way)
@@ -83,7 +83,7 @@ class Life:
 
 
 async def _work(life: Life, seed: int) -> None:
-    """Some of everything. What a client is told, and what it asks for, is marked in the disk's history."""
+    """Run a mix of operations. Requests and answers are marked in the disk's history."""
     dice, broker, mark = random.Random(seed), life.broker, life.files.mark
     await broker.open()
     for topic in ("later", "a", "b"):
@@ -92,7 +92,7 @@ async def _work(life: Life, seed: int) -> None:
     ids: dict[str, str] = {}
     for step in range(12):
         value = f"d{step}"
-        mark(("asked", value))
+        mark(("requested", value))
         ids[value], due = await broker.publish_delayed(ANN, "later", value.encode(), delay_ms=dice.randint(0, 400), partition=step % 2)
         mark(("delayed", value, due))
         transaction = broker.begin(ANN)
@@ -120,79 +120,81 @@ async def _work(life: Life, seed: int) -> None:
     await broker.close()
 
 
-def _told(files: SimulatedFiles, upto: int) -> Told | None:
-    """None: the cut came before there was anything to lose."""
+def _acknowledged(files: SimulatedFiles, upto: int) -> Acknowledged | None:
+    """Return None if the cut came before the first request."""
     marks = [operation.value for operation in files.operations[:upto] if operation.kind == "mark"]
     if "ready" not in marks:
         return None
-    told = Told()
+    acknowledged = Acknowledged()
     for mark in marks:
         match mark:
-            case ("asked", str(value)):
-                told.asked.add(value)
+            case ("requested", str(value)):
+                acknowledged.requested.add(value)
             case ("delayed", str(value), int(due)):
-                told.delayed[value] = due
+                acknowledged.delayed[value] = due
             case ("transaction", int(count)):
-                told.transactions = count
+                acknowledged.transactions = count
             case ("letter",):
-                told.letters += 1
+                acknowledged.letters += 1
             case ("replayed", str(id)):
-                told.replays.add(id)
+                acknowledged.replays.add(id)
             case ("cancelling", str(value)):
-                told.cancelling.add(value)
+                acknowledged.cancelling.add(value)
             case ("cancelled", str(value)):
-                told.cancelled.add(value)
+                acknowledged.cancelled.add(value)
             case ("kept", str(value)):
-                told.cancelling.discard(value)
-    return told
+                acknowledged.cancelling.discard(value)
+    return acknowledged
 
 
-async def _verify(image: SimulatedFiles, told: Told, now: int) -> None:
+async def _verify(image: SimulatedFiles, acknowledged: Acknowledged, now: int) -> None:
     life = Life(image, now)
     await life.broker.open()
     try:
-        await _verify_transactions(life, told)
-        await _verify_dead_letters(life, told)
+        await _verify_transactions(life, acknowledged)
+        await _verify_dead_letters(life, acknowledged)
         await life.tick(5_000)
         delivered = await life.records("later")
         counts = Counter((record.value or b"").decode() for record in delivered)
         assert max(counts.values(), default=0) <= 1, f"twice: {counts}"
-        assert set(counts) <= told.asked - told.cancelled, f"out of nowhere: {counts}"
-        assert set(counts) >= set(told.delayed) - told.cancelling - told.cancelled, f"lost: {set(told.delayed) - set(counts)}"
-        early = [record for record in delivered if record.timestamp < told.delayed.get((record.value or b"").decode(), 0)]
+        assert set(counts) <= acknowledged.requested - acknowledged.cancelled, f"never published: {counts}"
+        assert set(counts) >= set(acknowledged.delayed) - acknowledged.cancelling - acknowledged.cancelled, (
+            f"lost: {set(acknowledged.delayed) - set(counts)}"
+        )
+        early = [record for record in delivered if record.timestamp < acknowledged.delayed.get((record.value or b"").decode(), 0)]
         assert early == []
         assert life.broker.delayed(ANN) == []
     finally:
         await life.broker.close()
 
 
-async def _verify_transactions(life: Life, told: Told) -> None:
+async def _verify_transactions(life: Life, acknowledged: Acknowledged) -> None:
     own = [value for value in await life.values("a") if value.startswith("x")]
     both = await life.values("b")
     count = len(set(own))
-    assert count >= told.transactions, "an acknowledged transaction is lost"
-    assert both == [f"{letter}{step}" for step in range(count) for letter in "xy"], "a transaction is there by half"
+    assert count >= acknowledged.transactions, "an acknowledged transaction is lost"
+    assert both == [f"{letter}{step}" for step in range(count) for letter in "xy"], "a transaction is incomplete"
     assert (life.broker.committed(ANN, "g", "a", 0) or 0) == count, "its offset is not"
 
 
-async def _verify_dead_letters(life: Life, told: Told) -> None:
-    """Replayed means: marked, and there a second time. Neither without the other."""
+async def _verify_dead_letters(life: Life, acknowledged: Acknowledged) -> None:
+    """Check that a replayed dead letter is marked and published a second time, never one without the other."""
     entries = await life.broker.dead_letters(ANN, "a", records_max=100, replayed=True)
-    assert len(entries) >= told.letters
+    assert len(entries) >= acknowledged.letters
     replayed = {entry.id: (entry.value or b"").decode() for entry in entries if entry.replayed_at is not None}
-    assert set(replayed) >= told.replays
+    assert set(replayed) >= acknowledged.replays
     twice = {value for value, count in Counter(await life.values("a")).items() if count == 2}
     assert set(replayed.values()) == twice
 
 
-def _images(files: SimulatedFiles, dice: random.Random) -> Iterator[tuple[str, SimulatedFiles, Told]]:
+def _images(files: SimulatedFiles, dice: random.Random) -> Iterator[tuple[str, SimulatedFiles, Acknowledged]]:
     cuts = PowerCuts(files)
     for upto in sorted(dice.sample(range(len(files.operations) + 1), min(CUTS, len(files.operations)))):
-        told = _told(files, upto)
-        if told is not None:
-            yield f"killed at {upto}", files.killed(upto), told
+        acknowledged = _acknowledged(files, upto)
+        if acknowledged is not None:
+            yield f"killed at {upto}", files.killed(upto), acknowledged
             for label, image in islice(cuts.images(upto, dice), IMAGES_A_CUT):
-                yield label, image, told
+                yield label, image, acknowledged
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -201,9 +203,9 @@ async def test_whatever_a_cut_leaves_nothing_is_lost_twice_early_or_by_half(seed
     life = Life(files, 1_700_000_000_000)
     await _work(life, seed)
     images = 0
-    for label, image, told in _images(files, random.Random(seed)):
+    for label, image, acknowledged in _images(files, random.Random(seed)):
         try:
-            await _verify(image, told, life.clock.now)
+            await _verify(image, acknowledged, life.clock.now)
         except AssertionError as failure:
             raise AssertionError(f"seed {seed}, {label}: {failure}") from failure
         images += 1

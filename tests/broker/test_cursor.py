@@ -10,11 +10,11 @@ from headrace.broker import Cursor
 from headrace.engine.contract import Batch, Cleanup, TopicConfig
 from headrace.errors import BrokerError, CorruptData, OffsetOutOfRange, UnknownTopic
 from headrace.records import RecordBatch
-from tests.broker.stand import ANN, Stand, turns
+from tests.broker.harness import ANN, Harness, turns
 
 
 class Receiver:
-    """Keeps what a cursor delivers."""
+    """Collects what a cursor delivers."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
@@ -23,20 +23,20 @@ class Receiver:
         self.errors: list[BrokerError] = []
 
     def deliver(self, batches: list[Batch]) -> None:
-        assert batches, "an empty delivery is no delivery"
+        assert batches, "empty delivery"
         for batch in batches:
             self.offsets += batch.offsets()
             self.values += ((value or b"").decode() for value in batch.values())
         self.calls.append(sum(map(len, batches)))
 
-    def start(self, stand: Stand, offset: int = 0, credit_bytes: int = 1_000_000, topic: str = "t") -> Cursor:
-        return stand.broker.cursor(ANN, topic, 0, offset, self.deliver, credit_bytes=credit_bytes, failed=self.errors.append)
+    def start(self, harness: Harness, offset: int = 0, credit_bytes: int = 1_000_000, topic: str = "t") -> Cursor:
+        return harness.broker.cursor(ANN, topic, 0, offset, self.deliver, credit_bytes=credit_bytes, failed=self.errors.append)
 
 
 @pytest.fixture
-async def stand(stand: Stand) -> Stand:
-    await stand.broker.create_topic(ANN, "t")
-    return stand
+async def harness(harness: Harness) -> Harness:
+    await harness.broker.create_topic(ANN, "t")
+    return harness
 
 
 @pytest.fixture
@@ -44,45 +44,45 @@ def receiver() -> Receiver:
     return Receiver()
 
 
-async def test_history_comes_first_and_live_records_follow(stand: Stand, receiver: Receiver) -> None:
-    await stand.put("a", "b", "c")
-    cursor = receiver.start(stand, 1)
+async def test_history_comes_first_and_live_records_follow(harness: Harness, receiver: Receiver) -> None:
+    await harness.put("a", "b", "c")
+    cursor = receiver.start(harness, 1)
     await turns()
-    await stand.put("d")
-    await stand.put("e", "f")
+    await harness.put("d")
+    await harness.put("e", "f")
     await turns()
     assert receiver.values == ["b", "c", "d", "e", "f"]
     assert receiver.offsets == [1, 2, 3, 4, 5]
     assert cursor.position == 6
 
 
-async def test_nothing_is_delivered_inside_the_call_that_starts_the_cursor(stand: Stand, receiver: Receiver) -> None:
-    await stand.put("a")
-    receiver.start(stand)
+async def test_nothing_is_delivered_inside_the_call_that_starts_the_cursor(harness: Harness, receiver: Receiver) -> None:
+    await harness.put("a")
+    receiver.start(harness)
     assert receiver.values == []
 
 
-async def test_one_wake_is_one_read_and_one_delivery(stand: Stand, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    receiver.start(stand)
+async def test_one_wake_is_one_read_and_one_delivery(harness: Harness, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver.start(harness)
     await turns()
     reads: list[int] = []
-    read = stand.engine.read
+    read = harness.engine.read
 
     async def counted(topic: str, partition: int, offset: int, **bounds: int) -> list[Batch]:
         reads.append(offset)
         return await read(topic, partition, offset, **bounds)
 
-    monkeypatch.setattr(stand.engine, "read", counted)
-    await asyncio.gather(*(stand.put(f"{number}") for number in range(100)))
+    monkeypatch.setattr(harness.engine, "read", counted)
+    await asyncio.gather(*(harness.put(f"{number}") for number in range(100)))
     await turns()
     assert reads == [0]
     assert receiver.calls == [100]
 
 
-async def test_without_credit_nothing_comes_and_each_grant_brings_a_little(stand: Stand, receiver: Receiver) -> None:
+async def test_without_credit_nothing_comes_and_each_grant_brings_a_little(harness: Harness, receiver: Receiver) -> None:
     for number in range(6):
-        await stand.put(f"{number}" * 10)
-    cursor = receiver.start(stand, credit_bytes=0)
+        await harness.put(f"{number}" * 10)
+    cursor = receiver.start(harness, credit_bytes=0)
     await turns()
     assert receiver.calls == []
     cursor.grant(10)
@@ -93,122 +93,122 @@ async def test_without_credit_nothing_comes_and_each_grant_brings_a_little(stand
     assert (receiver.calls, cursor.position) == ([1, 2], 3)
     cursor.grant(5)
     await turns()
-    assert receiver.calls == [1, 2], "the overdraft of the second delivery has first to be paid back"
+    assert receiver.calls == [1, 2], "the overdraft of the second delivery must be paid back first"
     cursor.grant(1)
     await turns()
     assert cursor.position == 4
 
 
-async def test_a_batch_larger_than_the_credit_comes_whole(stand: Stand, receiver: Receiver) -> None:
-    await stand.put("x" * 500_000, "y" * 500_000)
-    receiver.start(stand, credit_bytes=1)
+async def test_a_batch_larger_than_the_credit_comes_whole(harness: Harness, receiver: Receiver) -> None:
+    await harness.put("x" * 500_000, "y" * 500_000)
+    receiver.start(harness, credit_bytes=1)
     await turns()
     assert receiver.calls[0] >= 1
     assert receiver.offsets[0] == 0
 
 
-async def test_keys_spend_credit_too(stand: Stand, receiver: Receiver) -> None:
+async def test_keys_spend_credit_too(harness: Harness, receiver: Receiver) -> None:
     for _ in range(3):
-        await stand.broker.publish(ANN, "t", RecordBatch([b""], [b"k" * 10]))
-    receiver.start(stand, credit_bytes=20)
+        await harness.broker.publish(ANN, "t", RecordBatch([b""], [b"k" * 10]))
+    receiver.start(harness, credit_bytes=20)
     await turns()
     assert receiver.offsets == [0, 1]
 
 
-async def test_after_close_nothing_comes(stand: Stand, receiver: Receiver) -> None:
-    await stand.put("a")
-    cursor = receiver.start(stand)
+async def test_after_close_nothing_comes(harness: Harness, receiver: Receiver) -> None:
+    await harness.put("a")
+    cursor = receiver.start(harness)
     cursor.close()
     cursor.close()
     await turns()
-    await stand.put("b")
+    await harness.put("b")
     cursor.grant(100)
     await turns()
     assert (receiver.values, receiver.errors) == ([], [])
-    assert stand.engine._partitions["t"][0].watchers == {}
+    assert harness.engine._partitions["t"][0].watchers == {}
 
 
-async def test_a_receiver_may_close_its_cursor_while_it_is_served(stand: Stand) -> None:
+async def test_a_receiver_may_close_its_cursor_while_it_is_served(harness: Harness) -> None:
     for _ in range(3):
-        await stand.put("x" * 300_000)
+        await harness.put("x" * 300_000)
     seen: list[int] = []
 
     def deliver(batches: list[Batch]) -> None:
         seen.append(batches[0].first_offset)
         cursor.close()
 
-    cursor = stand.broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=10_000_000)
+    cursor = harness.broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=10_000_000)
     await turns()
     assert seen == [0]
 
 
-async def test_a_cursor_starts_only_inside_the_log(stand: Stand, receiver: Receiver) -> None:
-    await stand.put("a")
+async def test_a_cursor_starts_only_inside_the_log(harness: Harness, receiver: Receiver) -> None:
+    await harness.put("a")
     for offset in (-1, 2):
         with pytest.raises(OffsetOutOfRange):
-            receiver.start(stand, offset)
-    receiver.start(stand, 1)
+            receiver.start(harness, offset)
+    receiver.start(harness, 1)
 
 
 @pytest.mark.parametrize("credit", [0, 1_000])
-async def test_when_the_topic_goes_the_receiver_is_told_once(stand: Stand, receiver: Receiver, credit: int) -> None:
-    receiver.start(stand, credit_bytes=credit)
-    await stand.broker.delete_topic(ANN, "t")
-    await stand.broker.create_topic(ANN, "t")
-    await stand.put("of the successor")
+async def test_when_the_topic_is_deleted_the_receiver_gets_one_error(harness: Harness, receiver: Receiver, credit: int) -> None:
+    receiver.start(harness, credit_bytes=credit)
+    await harness.broker.delete_topic(ANN, "t")
+    await harness.broker.create_topic(ANN, "t")
+    await harness.put("of the successor")
     await turns()
     assert [type(error) for error in receiver.errors] == [UnknownTopic]
     assert receiver.values == []
 
 
-async def test_a_damaged_log_is_told_and_ends_the_cursor(stand: Stand, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_damaged_log_is_reported_and_ends_the_cursor(harness: Harness, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object, **__: object) -> list[Batch]:
         raise CorruptData("segment 0: checksum")
 
-    monkeypatch.setattr(stand.engine, "read", broken)
-    await stand.put("a")
-    receiver.start(stand)
+    monkeypatch.setattr(harness.engine, "read", broken)
+    await harness.put("a")
+    receiver.start(harness)
     await turns()
-    await stand.put("b")
+    await harness.put("b")
     await turns()
     assert [type(error) for error in receiver.errors] == [CorruptData]
 
 
-async def test_a_reader_that_retention_overtakes_goes_on_with_what_there_is(stand: Stand, receiver: Receiver) -> None:
-    await stand.broker.create_topic(ANN, "short", config=TopicConfig(retention_ms=10))
-    await stand.put("old", "older", topic="short")
-    cursor = receiver.start(stand, credit_bytes=0, topic="short")
-    stand.clock.tick(100)
-    await stand.put("new", topic="short")
-    await stand.broker.maintain()
+async def test_a_reader_that_retention_overtakes_continues_at_the_first_offset(harness: Harness, receiver: Receiver) -> None:
+    await harness.broker.create_topic(ANN, "short", config=TopicConfig(retention_ms=10))
+    await harness.put("old", "older", topic="short")
+    cursor = receiver.start(harness, credit_bytes=0, topic="short")
+    harness.clock.tick(100)
+    await harness.put("new", topic="short")
+    await harness.broker.maintain()
     cursor.grant(100)
     await turns()
     assert (receiver.offsets, receiver.values) == ([2], ["new"])
 
 
-async def test_expired_records_and_gaps_are_passed_over(stand: Stand, receiver: Receiver) -> None:
+async def test_expired_records_and_gaps_are_passed_over(harness: Harness, receiver: Receiver) -> None:
     config = TopicConfig(cleanup=Cleanup.COMPACT)
-    await stand.broker.create_topic(ANN, "c", config=config)
-    later = stand.clock.now + 10
+    await harness.broker.create_topic(ANN, "c", config=config)
+    later = harness.clock.now + 10
     record_batch = RecordBatch([b"1", b"2", b"3", b"4"], [b"a", b"b", b"a", b"c"], expiries=[0, later, 0, 0])
-    await stand.broker.publish(ANN, "c", record_batch)
-    await stand.broker.maintain()
-    stand.clock.tick(10)
-    cursor = receiver.start(stand, topic="c")
+    await harness.broker.publish(ANN, "c", record_batch)
+    await harness.broker.maintain()
+    harness.clock.tick(10)
+    cursor = receiver.start(harness, topic="c")
     await turns()
     assert receiver.offsets == [2, 3]
     assert cursor.position == 4
 
 
-async def test_where_compaction_left_nothing_a_cursor_waits_and_does_not_spin(stand: Stand, receiver: Receiver) -> None:
-    await stand.broker.create_topic(ANN, "c", config=TopicConfig(cleanup=Cleanup.COMPACT, tombstone_retention_ms=1))
-    await stand.broker.publish(ANN, "c", RecordBatch([b"1", None], [b"k", b"k"]))
-    stand.clock.tick(10)
-    await stand.broker.maintain()
-    cursor = receiver.start(stand, topic="c")
+async def test_where_compaction_left_nothing_a_cursor_waits_and_does_not_spin(harness: Harness, receiver: Receiver) -> None:
+    await harness.broker.create_topic(ANN, "c", config=TopicConfig(cleanup=Cleanup.COMPACT, tombstone_retention_ms=1))
+    await harness.broker.publish(ANN, "c", RecordBatch([b"1", None], [b"k", b"k"]))
+    harness.clock.tick(10)
+    await harness.broker.maintain()
+    cursor = receiver.start(harness, topic="c")
     await turns()
     assert (receiver.calls, cursor.position) == ([], 2)
-    await stand.broker.publish(ANN, "c", RecordBatch([b"2"], [b"k"]))
+    await harness.broker.publish(ANN, "c", RecordBatch([b"2"], [b"k"]))
     await turns()
     assert receiver.offsets == [2]
 
@@ -227,14 +227,14 @@ async def test_where_compaction_left_nothing_a_cursor_waits_and_does_not_spin(st
 )
 def test_however_credit_and_records_come_every_record_comes_once_in_order(steps: list[tuple[str, int]], credit: int) -> None:
     async def run() -> None:
-        stand, receiver = Stand(), Receiver()
-        await stand.broker.open()
-        await stand.broker.create_topic(ANN, "t")
+        harness, receiver = Harness(), Receiver()
+        await harness.broker.open()
+        await harness.broker.create_topic(ANN, "t")
         granted, published = credit, 0
-        cursor = receiver.start(stand, credit_bytes=credit)
+        cursor = receiver.start(harness, credit_bytes=credit)
         for step, count in steps:
             if step == "put":
-                stand.broker.publish(ANN, "t", RecordBatch([b"%20d" % (published + index) for index in range(count)]))
+                harness.broker.publish(ANN, "t", RecordBatch([b"%20d" % (published + index) for index in range(count)]))
                 published += count
             elif step == "grant":
                 cursor.grant(count)
@@ -244,10 +244,10 @@ def test_however_credit_and_records_come_every_record_comes_once_in_order(steps:
             assert receiver.offsets == list(range(len(receiver.offsets)))
             assert 20 * len(receiver.offsets) < granted + 20 * 6 or not receiver.offsets, "overdrawn by more than a batch"
         await turns()
-        assert 20 * len(receiver.offsets) >= min(granted, 20 * published), "credit is there, records are there, nothing comes"
+        assert 20 * len(receiver.offsets) >= min(granted, 20 * published), "no delivery in spite of credit and records"
         cursor.grant(20 * published + 1)
         await turns()
         assert receiver.values == [f"{number:20d}" for number in range(published)]
-        await stand.broker.close()
+        await harness.broker.close()
 
     asyncio.run(run())

@@ -28,228 +28,228 @@ from headrace.errors import (
 )
 from headrace.limits import DELAY_MS_MAX, DELAYED_RECORD_BYTES_MAX
 from headrace.storage.files import DiskFiles
-from tests.broker.stand import ANN, Stand, turns
+from tests.broker.harness import ANN, Harness, turns
 
 
 @pytest.fixture
-async def stand(stand: Stand) -> Stand:
-    await stand.broker.create_topic(ANN, "t")
-    return stand
+async def harness(harness: Harness) -> Harness:
+    await harness.broker.create_topic(ANN, "t")
+    return harness
 
 
-async def _tick(stand: Stand, ms: int) -> None:
-    stand.clock.tick(ms)
+async def _tick(harness: Harness, ms: int) -> None:
+    harness.clock.tick(ms)
     await turns()
 
 
-async def _later(stand: Stand, value: str, delay_ms: int, topic: str = "t") -> str:
-    id, due = await stand.broker.publish_delayed(ANN, topic, value.encode(), delay_ms=delay_ms, key=value[:1].encode())
-    assert due == stand.clock.now + max(0, delay_ms)
+async def _later(harness: Harness, value: str, delay_ms: int, topic: str = "t") -> str:
+    id, due = await harness.broker.publish_delayed(ANN, topic, value.encode(), delay_ms=delay_ms, key=value[:1].encode())
+    assert due == harness.clock.now + max(0, delay_ms)
     return id
 
 
-async def test_a_message_comes_at_its_time_and_not_before(stand: Stand) -> None:
-    await _later(stand, "a", 1_500)
-    await _tick(stand, 1_499)
-    assert await stand.values() == []
-    await _tick(stand, 1)
-    (record,) = await stand.records()
-    assert (record.value, record.timestamp) == (b"a", stand.clock.now)
-    assert stand.broker.delayed(ANN) == []
+async def test_a_message_comes_at_its_time_and_not_before(harness: Harness) -> None:
+    await _later(harness, "a", 1_500)
+    await _tick(harness, 1_499)
+    assert await harness.values() == []
+    await _tick(harness, 1)
+    (record,) = await harness.records()
+    assert (record.value, record.timestamp) == (b"a", harness.clock.now)
+    assert harness.broker.delayed(ANN) == []
 
 
-async def test_messages_come_in_the_order_of_their_times(stand: Stand) -> None:
+async def test_messages_come_in_the_order_of_their_times(harness: Harness) -> None:
     for value, delay in (("c", 300), ("a", 100), ("d", 300), ("b", 200)):
-        await _later(stand, value, delay)
-    assert [one.key for one in stand.broker.delayed(ANN)] == [b"a", b"b", b"c", b"d"]
-    appends = stand.engine.appends
-    await _tick(stand, 1_000)
-    assert await stand.values() == ["a", "b", "c", "d"]
-    assert stand.engine.appends <= appends + 3, "what is due together is delivered together"
+        await _later(harness, value, delay)
+    assert [one.key for one in harness.broker.delayed(ANN)] == [b"a", b"b", b"c", b"d"]
+    appends = harness.engine.appends
+    await _tick(harness, 1_000)
+    assert await harness.values() == ["a", "b", "c", "d"]
+    assert harness.engine.appends <= appends + 3, "what is due together is delivered together"
 
 
 @pytest.mark.parametrize("delay_ms", [0, -5])
-async def test_no_delay_is_due_now(stand: Stand, delay_ms: int) -> None:
-    await _later(stand, "a", delay_ms)
-    await _tick(stand, 0)
-    assert await stand.values() == ["a"]
+async def test_no_delay_is_due_now(harness: Harness, delay_ms: int) -> None:
+    await _later(harness, "a", delay_ms)
+    await _tick(harness, 0)
+    assert await harness.values() == ["a"]
 
 
-async def test_key_headers_partition_and_time_to_live_are_kept(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "u", partitions=3)
+async def test_key_headers_partition_and_time_to_live_are_kept(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "u", partitions=3)
     headers = (("h", b"1"),)
-    await stand.broker.publish_delayed(ANN, "u", b"v", delay_ms=10, key=b"k", headers=headers, partition=2, ttl_ms=50)
-    await _tick(stand, 10)
-    (record,) = await stand.records("u", 2)
-    assert (record.key, record.value, record.headers, record.expiry) == (b"k", b"v", headers, stand.clock.now + 50)
+    await harness.broker.publish_delayed(ANN, "u", b"v", delay_ms=10, key=b"k", headers=headers, partition=2, ttl_ms=50)
+    await _tick(harness, 10)
+    (record,) = await harness.records("u", 2)
+    assert (record.key, record.value, record.headers, record.expiry) == (b"k", b"v", headers, harness.clock.now + 50)
 
 
-async def test_the_topics_time_to_live_counts_from_the_delivery(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "u", config=TopicConfig(ttl_ms=100))
-    await _later(stand, "a", 5_000, "u")
-    await _tick(stand, 5_000)
-    assert (await stand.records("u"))[0].expiry == stand.clock.now + 100
+async def test_the_topics_time_to_live_counts_from_the_delivery(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "u", config=TopicConfig(ttl_ms=100))
+    await _later(harness, "a", 5_000, "u")
+    await _tick(harness, 5_000)
+    assert (await harness.records("u"))[0].expiry == harness.clock.now + 100
 
 
-async def test_what_is_delivered_leaves_the_schedule_in_the_same_append(stand: Stand) -> None:
-    await _later(stand, "a", 100)
-    appends = stand.engine.appends
-    await _tick(stand, 100)
-    assert stand.engine.appends == appends + 1
-    rows = await stand.records("__delayed")
+async def test_what_is_delivered_leaves_the_schedule_in_the_same_append(harness: Harness) -> None:
+    await _later(harness, "a", 100)
+    appends = harness.engine.appends
+    await _tick(harness, 100)
+    assert harness.engine.appends == appends + 1
+    rows = await harness.records("__delayed")
     assert [row.value is None for row in rows] == [False, True]
 
 
-async def test_a_cancelled_message_never_comes(stand: Stand) -> None:
-    id, other = await _later(stand, "a", 100), await _later(stand, "b", 100)
-    await stand.broker.cancel_delayed(ANN, id, topic="t")
+async def test_a_cancelled_message_never_comes(harness: Harness) -> None:
+    id, other = await _later(harness, "a", 100), await _later(harness, "b", 100)
+    await harness.broker.cancel_delayed(ANN, id, topic="t")
     with pytest.raises(UnknownMessage):
-        await stand.broker.cancel_delayed(ANN, id)
+        await harness.broker.cancel_delayed(ANN, id)
     with pytest.raises(UnknownMessage):
-        await stand.broker.cancel_delayed(ANN, other, topic="u")
-    await stand.crash()
-    await _tick(stand, 100)
-    assert await stand.values() == ["b"]
+        await harness.broker.cancel_delayed(ANN, other, topic="u")
+    await harness.crash()
+    await _tick(harness, 100)
+    assert await harness.values() == ["b"]
     with pytest.raises(UnknownMessage):
-        await stand.broker.cancel_delayed(ANN, other)
+        await harness.broker.cancel_delayed(ANN, other)
 
 
-async def test_ids_tell_nothing_about_each_other_and_stay_what_they_are(stand: Stand) -> None:
-    ids = [await _later(stand, "a", 100) for _ in range(3)]
+async def test_ids_tell_nothing_about_each_other_and_stay_what_they_are(harness: Harness) -> None:
+    ids = [await _later(harness, "a", 100) for _ in range(3)]
     assert len(set(ids)) == 3
     assert all(len(id) == 32 for id in ids), "128 bits"
     drawn = random.Random(7)
-    assert ids == [drawn.randbytes(16).hex() for _ in ids], "nothing but what was drawn is in them"
-    await stand.crash()
-    assert [one.id for one in stand.broker.delayed(ANN)] == ids
+    assert ids == [drawn.randbytes(16).hex() for _ in ids], "an id holds only random bytes"
+    await harness.crash()
+    assert [one.id for one in harness.broker.delayed(ANN)] == ids
 
 
-async def test_an_id_that_is_drawn_twice_is_given_once(stand: Stand) -> None:
-    first = await _later(stand, "a", 100)
-    stand.dice.seed(7)
-    assert await _later(stand, "b", 200) != first
-    assert [one.key for one in stand.broker.delayed(ANN)] == [b"a", b"b"]
+async def test_an_id_that_is_drawn_twice_is_given_once(harness: Harness) -> None:
+    first = await _later(harness, "a", 100)
+    harness.dice.seed(7)
+    assert await _later(harness, "b", 200) != first
+    assert [one.key for one in harness.broker.delayed(ANN)] == [b"a", b"b"]
 
 
-async def test_a_cancel_that_fails_leaves_the_message(stand: Stand) -> None:
-    id = await _later(stand, "a", 100)
-    stand.engine.error = DiskFull("full")
+async def test_a_cancel_that_fails_leaves_the_message(harness: Harness) -> None:
+    id = await _later(harness, "a", 100)
+    harness.engine.error = DiskFull("full")
     with pytest.raises(DiskFull):
-        await stand.broker.cancel_delayed(ANN, id)
-    stand.engine.error = None
-    await _tick(stand, 2_000)
-    assert await stand.values() == ["a"]
+        await harness.broker.cancel_delayed(ANN, id)
+    harness.engine.error = None
+    await _tick(harness, 2_000)
+    assert await harness.values() == ["a"]
 
 
-async def test_a_cancel_and_a_delivery_at_once_are_one_of_the_two(stand: Stand) -> None:
-    id = await _later(stand, "a", 100)
-    stand.engine.hold()
-    stand.clock.tick(100)
+async def test_a_cancel_and_a_delivery_at_once_are_one_of_the_two(harness: Harness) -> None:
+    id = await _later(harness, "a", 100)
+    harness.engine.hold()
+    harness.clock.tick(100)
     await turns()
     with pytest.raises(UnknownMessage):
-        await stand.broker.cancel_delayed(ANN, id)
-    stand.engine.let_go()
+        await harness.broker.cancel_delayed(ANN, id)
+    harness.engine.let_go()
     await turns()
-    assert await stand.values() == ["a"]
+    assert await harness.values() == ["a"]
 
 
-async def test_a_message_that_cannot_be_written_comes_later(stand: Stand) -> None:
-    await _later(stand, "a", 100)
-    stand.engine.error = DiskFull("full")
-    await _tick(stand, 5_000)
-    assert await stand.values() == []
-    stand.engine.error = None
-    await _tick(stand, 1_000)
-    await _tick(stand, 1_000)
-    assert await stand.values() == ["a"]
+async def test_a_message_that_cannot_be_written_comes_later(harness: Harness) -> None:
+    await _later(harness, "a", 100)
+    harness.engine.error = DiskFull("full")
+    await _tick(harness, 5_000)
+    assert await harness.values() == []
+    harness.engine.error = None
+    await _tick(harness, 1_000)
+    await _tick(harness, 1_000)
+    assert await harness.values() == ["a"]
 
 
 async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_thousand(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule, taken, rings = stand.broker._schedule, list[tuple[int, int]](), 0
-    deliver, ring = schedule._deliver, schedule._ring
+    schedule, taken, fired = harness.broker._schedule, list[tuple[int, int]](), 0
+    deliver, on_timer = schedule._deliver, schedule._on_timer
 
-    def told(due: list[Waiting]) -> None:
-        taken.append((len(due), rings))
+    def counted_delivery(due: list[Waiting]) -> None:
+        taken.append((len(due), fired))
         deliver(due)
 
     def counted() -> None:
-        nonlocal rings
-        rings += 1
-        ring()
+        nonlocal fired
+        fired += 1
+        on_timer()
 
-    monkeypatch.setattr(schedule, "_deliver", told)
-    monkeypatch.setattr(schedule, "_ring", counted)
+    monkeypatch.setattr(schedule, "_deliver", counted_delivery)
+    monkeypatch.setattr(schedule, "_on_timer", counted)
     for _ in range(2_500):
-        await _later(stand, "a", 100)
-    await _tick(stand, 100)
+        await _later(harness, "a", 100)
+    await _tick(harness, 100)
     assert taken == [(1_000, 1), (1_000, 2), (500, 3)]
-    assert len(await stand.values()) == 2_500
+    assert len(await harness.values()) == 2_500
 
 
-async def test_the_next_ones_are_listed_first_and_no_more_than_asked_for(stand: Stand) -> None:
+async def test_the_next_ones_are_listed_first_and_no_more_than_asked_for(harness: Harness) -> None:
     for delay_ms in (300, 100, 200):
-        await _later(stand, "a", delay_ms)
-    dues = [one.due - stand.clock.now for one in stand.broker.delayed(ANN, count_max=2)]
+        await _later(harness, "a", delay_ms)
+    dues = [one.due - harness.clock.now for one in harness.broker.delayed(ANN, count_max=2)]
     assert dues == [100, 200]
-    assert len(stand.broker.delayed(ANN)) == 3
+    assert len(harness.broker.delayed(ANN)) == 3
 
 
-async def test_what_could_not_be_written_is_tried_again_soon_then_ever_later(stand: Stand) -> None:
-    await _later(stand, "a", 100)
-    stand.engine.error = DiskFull("full")
-    await _tick(stand, 100)
+async def test_what_could_not_be_written_is_tried_again_soon_then_ever_later(harness: Harness) -> None:
+    await _later(harness, "a", 100)
+    harness.engine.error = DiskFull("full")
+    await _tick(harness, 100)
     tried = []
     for ms in range(4_000):
-        before = stand.engine.appends
-        await _tick(stand, 1)
-        if stand.engine.appends > before:
+        before = harness.engine.appends
+        await _tick(harness, 1)
+        if harness.engine.appends > before:
             tried.append(ms + 1)
     pauses = [later - earlier for earlier, later in zip([0, *tried], tried, strict=False)]
     assert pauses == [20, 40, 80, 160, 320, 640, 1_000, 1_000]
 
 
-async def test_what_became_due_while_nobody_ran_comes_at_the_start(stand: Stand) -> None:
-    await _later(stand, "a", 100)
-    await _later(stand, "b", 60_000)
-    await stand.restart()
-    stand.clock.now += 1_000
-    await stand.restart()
-    await _tick(stand, 0)
-    assert await stand.values() == ["a"]
-    await _tick(stand, 60_000)
-    assert await stand.values() == ["a", "b"]
+async def test_what_became_due_while_the_broker_was_down_is_delivered_at_the_start(harness: Harness) -> None:
+    await _later(harness, "a", 100)
+    await _later(harness, "b", 60_000)
+    await harness.restart()
+    harness.clock.now += 1_000
+    await harness.restart()
+    await _tick(harness, 0)
+    assert await harness.values() == ["a"]
+    await _tick(harness, 60_000)
+    assert await harness.values() == ["a", "b"]
 
 
-async def test_an_id_is_not_given_again_after_a_restart(stand: Stand) -> None:
-    ids = {await _later(stand, "a", 10)}
+async def test_an_id_is_not_given_again_after_a_restart(harness: Harness) -> None:
+    ids = {await _later(harness, "a", 10)}
     for _ in range(3):
-        await _tick(stand, 10)
-        await stand.engine.maintain()
-        await stand.crash()
-        ids.add(await _later(stand, "a", 10))
+        await _tick(harness, 10)
+        await harness.engine.maintain()
+        await harness.crash()
+        ids.add(await _later(harness, "a", 10))
     assert len(ids) == 4
 
 
-async def test_a_deleted_topic_takes_its_messages_along(stand: Stand) -> None:
-    await _later(stand, "a", 100)
-    await stand.broker.delete_topic(ANN, "t")
-    await stand.broker.create_topic(ANN, "t")
-    assert stand.broker.delayed(ANN) == []
-    await _tick(stand, 200)
-    assert await stand.values() == []
+async def test_a_deleted_topic_takes_its_messages_along(harness: Harness) -> None:
+    await _later(harness, "a", 100)
+    await harness.broker.delete_topic(ANN, "t")
+    await harness.broker.create_topic(ANN, "t")
+    assert harness.broker.delayed(ANN) == []
+    await _tick(harness, 200)
+    assert await harness.values() == []
 
 
-async def test_a_topic_lost_in_a_crash_takes_its_messages_along(stand: Stand) -> None:
-    await _later(stand, "a", 100)
-    await stand.engine.delete_topic("t")
-    await stand.crash()
-    assert stand.broker.delayed(ANN) == []
+async def test_a_topic_lost_in_a_crash_takes_its_messages_along(harness: Harness) -> None:
+    await _later(harness, "a", 100)
+    await harness.engine.delete_topic("t")
+    await harness.crash()
+    assert harness.broker.delayed(ANN) == []
 
 
-async def test_what_cannot_be_scheduled_is_refused(stand: Stand) -> None:
-    broker = stand.broker
+async def test_what_cannot_be_scheduled_is_refused(harness: Harness) -> None:
+    broker = harness.broker
     with pytest.raises(UnknownTopic):
         await broker.publish_delayed(ANN, "none", b"", delay_ms=1)
     with pytest.raises(UnknownPartition):
@@ -264,37 +264,37 @@ async def test_what_cannot_be_scheduled_is_refused(stand: Stand) -> None:
 
 
 async def test_number_and_bytes_are_bounded_and_given_back() -> None:
-    stand = Stand(BrokerSettings(delayed_max=2, delayed_bytes_max=3_000))
-    await stand.broker.open()
-    await stand.broker.create_topic(ANN, "t")
-    await _later(stand, "x" * 2_000, 100)
+    harness = Harness(BrokerSettings(delayed_max=2, delayed_bytes_max=3_000))
+    await harness.broker.open()
+    await harness.broker.create_topic(ANN, "t")
+    await _later(harness, "x" * 2_000, 100)
     with pytest.raises(LimitExceeded, match="3000 bytes"):
-        await _later(stand, "x" * 2_000, 100)
-    await _later(stand, "b", 100)
+        await _later(harness, "x" * 2_000, 100)
+    await _later(harness, "b", 100)
     with pytest.raises(LimitExceeded, match="2 delayed"):
-        await _later(stand, "c", 100)
-    await stand.crash()
+        await _later(harness, "c", 100)
+    await harness.crash()
     with pytest.raises(LimitExceeded, match="2 delayed"):
-        await _later(stand, "c", 100)
-    await _tick(stand, 100)
-    stand.engine.error = DiskFull("full")
+        await _later(harness, "c", 100)
+    await _tick(harness, 100)
+    harness.engine.error = DiskFull("full")
     for _ in range(5):
         with pytest.raises(DiskFull):
-            await _later(stand, "x" * 2_000, 100)
-    stand.engine.error = None
-    await _later(stand, "x" * 2_000, 100)
-    await _later(stand, "e", 100)
-    await stand.broker.close()
+            await _later(harness, "x" * 2_000, 100)
+    harness.engine.error = None
+    await _later(harness, "x" * 2_000, 100)
+    await _later(harness, "e", 100)
+    await harness.broker.close()
 
 
-async def test_after_the_drain_nothing_is_delivered(stand: Stand) -> None:
-    await _later(stand, "a", 100)
-    await stand.broker.close()
-    await _tick(stand, 500)
-    assert await stand.values() == []
-    await stand.crash()
-    await _tick(stand, 0)
-    assert await stand.values() == ["a"]
+async def test_after_the_drain_nothing_is_delivered(harness: Harness) -> None:
+    await _later(harness, "a", 100)
+    await harness.broker.close()
+    await _tick(harness, 500)
+    assert await harness.values() == []
+    await harness.crash()
+    await _tick(harness, 0)
+    assert await harness.values() == ["a"]
 
 
 _STEP = st.one_of(
@@ -308,9 +308,9 @@ _STEP = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_STEP, max_size=40))
 async def test_whatever_happens_none_is_early_lost_or_twice(steps: list[tuple[str, int]]) -> None:
-    stand = Stand()
-    await stand.broker.open()
-    await stand.broker.create_topic(ANN, "t")
+    harness = Harness()
+    await harness.broker.open()
+    await harness.broker.create_topic(ANN, "t")
     due: dict[str, int] = {}
     ids: list[tuple[str, str]] = []
     cancelled: set[str] = set()
@@ -318,7 +318,7 @@ async def test_whatever_happens_none_is_early_lost_or_twice(steps: list[tuple[st
         if step == "publish":
             value = f"m{len(ids)}"
             try:
-                id, at = await stand.broker.publish_delayed(ANN, "t", value.encode(), delay_ms=number)
+                id, at = await harness.broker.publish_delayed(ANN, "t", value.encode(), delay_ms=number)
             except DiskFull:
                 continue
             due[value] = at
@@ -326,28 +326,28 @@ async def test_whatever_happens_none_is_early_lost_or_twice(steps: list[tuple[st
         elif step == "cancel" and ids:
             value, id = ids[number % len(ids)]
             try:
-                await stand.broker.cancel_delayed(ANN, id)
+                await harness.broker.cancel_delayed(ANN, id)
                 cancelled.add(value)
             except (UnknownMessage, DiskFull):
                 pass
         elif step == "tick":
-            await _tick(stand, number)
+            await _tick(harness, number)
         elif step == "crash":
             await turns()
-            await stand.crash()
+            await harness.crash()
         elif step == "restart":
-            await stand.restart()
+            await harness.restart()
         elif step == "maintain":
-            await stand.engine.maintain()
+            await harness.engine.maintain()
         else:
-            stand.engine.error = DiskFull("full") if step == "full" else None
-    stand.engine.error = None
+            harness.engine.error = DiskFull("full") if step == "full" else None
+    harness.engine.error = None
     for _ in range(4):
-        await _tick(stand, 1_000)
-    records = await stand.records()
+        await _tick(harness, 1_000)
+    records = await harness.records()
     assert all(record.timestamp >= due[(record.value or b"").decode()] for record in records)
     assert sorted((record.value or b"").decode() for record in records) == sorted(set(due) - cancelled)
-    await stand.broker.close()
+    await harness.broker.close()
 
 
 async def test_on_disk_and_by_the_real_clock_it_comes_within_50_ms(tmp_path: Path) -> None:
@@ -365,27 +365,27 @@ async def test_on_disk_and_by_the_real_clock_it_comes_within_50_ms(tmp_path: Pat
             times += (at for batch in fetched.batches for at in batch.timestamps())
     late = [at - due for at, due in zip(times, dues.values(), strict=True)]
     assert min(late) >= 0
-    assert sorted(late)[10] < 50, "the median: a busy machine may hold up single ones"
+    assert sorted(late)[10] < 50, "the median: a busy machine may delay single ones"
     await broker.close()
 
 
-async def test_a_topic_that_cannot_take_its_messages_keeps_no_other_waiting(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    await stand.broker.create_topic(ANN, "stuck")
+async def test_a_topic_that_cannot_take_its_messages_keeps_no_other_waiting(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    await harness.broker.create_topic(ANN, "stuck")
     for topic in ("stuck", "t", "stuck"):
-        await _later(stand, topic, 100, topic)
-    find = stand.broker._publisher.own_route
+        await _later(harness, topic, 100, topic)
+    find = harness.broker._publisher.own_route
 
     def route(topic: str) -> Route:
         if topic == "stuck":
             raise Unavailable("its schema is missing")
         return find(topic)
 
-    monkeypatch.setattr(stand.broker._publisher, "own_route", route)
-    await _tick(stand, 100)
-    assert (await stand.values("t"), await stand.values("stuck")) == (["t"], [])
-    appends = stand.engine.appends
-    await _tick(stand, 10_000)
-    assert stand.engine.appends == appends, "nothing to write is not written"
+    monkeypatch.setattr(harness.broker._publisher, "own_route", route)
+    await _tick(harness, 100)
+    assert (await harness.values("t"), await harness.values("stuck")) == (["t"], [])
+    appends = harness.engine.appends
+    await _tick(harness, 10_000)
+    assert harness.engine.appends == appends, "an empty append is not written"
     monkeypatch.undo()
-    await _tick(stand, 1_000)
-    assert await stand.values("stuck") == ["stuck", "stuck"]
+    await _tick(harness, 1_000)
+    assert await harness.values("stuck") == ["stuck", "stuck"]

@@ -1,4 +1,4 @@
-"""Closing: nothing staged is lost, nobody is kept waiting."""
+"""Closing: no staged record is lost, and no caller keeps waiting."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from headrace.broker import SettlementPolicy
 from headrace.engine.contract import Batch
 from headrace.errors import InvalidTransaction, Unavailable
 from headrace.records import RecordBatch
-from tests.broker.stand import ANN, Stand, turns
+from tests.broker.harness import ANN, Harness, turns
 
 
 @pytest.fixture
-async def stand(stand: Stand) -> Stand:
-    await stand.broker.create_topic(ANN, "t")
-    return stand
+async def harness(harness: Harness) -> Harness:
+    await harness.broker.create_topic(ANN, "t")
+    return harness
 
 
-async def test_what_is_staged_is_waited_for_and_what_is_new_is_refused(stand: Stand) -> None:
-    stand.engine.hold()
-    staged = stand.broker.publish(ANN, "t", RecordBatch([b"a"]))
-    closing = asyncio.ensure_future(stand.broker.close())
+async def test_what_is_staged_is_waited_for_and_what_is_new_is_refused(harness: Harness) -> None:
+    harness.engine.hold()
+    staged = harness.broker.publish(ANN, "t", RecordBatch([b"a"]))
+    closing = asyncio.ensure_future(harness.broker.close())
     await turns()
     assert not closing.done()
     with pytest.raises(Unavailable):
-        stand.broker.publish(ANN, "t", RecordBatch([b"b"]))
-    stand.engine.let_go()
+        harness.broker.publish(ANN, "t", RecordBatch([b"b"]))
+    harness.engine.let_go()
     await closing
     assert (await staged).base_offset == 0
-    assert await stand.values() == ["a"]
+    assert await harness.values() == ["a"]
 
 
-async def test_everything_that_writes_is_refused_while_draining(stand: Stand) -> None:
-    broker = stand.broker
+async def test_everything_that_writes_is_refused_while_draining(harness: Harness) -> None:
+    broker = harness.broker
     transaction = broker.begin(ANN)
     await broker.close()
     with pytest.raises(Unavailable):
@@ -51,50 +51,50 @@ async def test_everything_that_writes_is_refused_while_draining(stand: Stand) ->
         broker.cursor(ANN, "t", 0, 0, lambda _: None, credit_bytes=1)
 
 
-async def test_long_polls_end_at_once(stand: Stand) -> None:
-    fetching = asyncio.ensure_future(stand.broker.fetch(ANN, "t", 0, 0, bytes_max=10, wait_ms=60_000))
-    queue = stand.broker.queue(ANN, "g", "t", policy=SettlementPolicy())
+async def test_long_polls_end_at_once(harness: Harness) -> None:
+    fetching = asyncio.ensure_future(harness.broker.fetch(ANN, "t", 0, 0, bytes_max=10, wait_ms=60_000))
+    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy())
     taking = asyncio.ensure_future(queue.take(1, wait_ms=60_000))
     await turns()
-    await stand.broker.close()
+    await harness.broker.close()
     assert (await fetching).batches == []
     assert await taking == []
 
 
-async def test_cursors_fall_silent(stand: Stand) -> None:
+async def test_cursors_fall_silent(harness: Harness) -> None:
     delivered: list[list[Batch]] = []
-    stand.broker.cursor(ANN, "t", 0, 0, delivered.append, credit_bytes=100)
+    harness.broker.cursor(ANN, "t", 0, 0, delivered.append, credit_bytes=100)
     await turns()
-    closing = asyncio.ensure_future(stand.broker.close())
-    staged = stand.broker.publish(ANN, "t", RecordBatch([b"late"]))
+    closing = asyncio.ensure_future(harness.broker.close())
+    staged = harness.broker.publish(ANN, "t", RecordBatch([b"late"]))
     await closing
     await staged
     await turns()
     assert delivered == []
 
 
-async def test_settlement_progress_is_committed(stand: Stand) -> None:
-    await stand.put("a", "b", "c")
-    queue = stand.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
+async def test_settlement_progress_is_committed(harness: Harness) -> None:
+    await harness.put("a", "b", "c")
+    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
     first, *_ = await queue.take(10)
     queue.ack([first.id])
-    await stand.restart()
-    assert stand.broker.committed(ANN, "g", "t", 0) == 1
+    await harness.restart()
+    assert harness.broker.committed(ANN, "g", "t", 0) == 1
 
 
-async def test_no_timer_is_left(stand: Stand) -> None:
-    await stand.put("a", "b")
-    queue = stand.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
+async def test_no_timer_is_left(harness: Harness) -> None:
+    await harness.put("a", "b")
+    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
     taken = await queue.take(10)
     queue.nack([taken[0].id])
-    stand.broker.begin(ANN)
-    fetching = asyncio.ensure_future(stand.broker.fetch(ANN, "t", 0, 2, bytes_max=10, wait_ms=60_000))
+    harness.broker.begin(ANN)
+    fetching = asyncio.ensure_future(harness.broker.fetch(ANN, "t", 0, 2, bytes_max=10, wait_ms=60_000))
     await turns()
-    await stand.broker.close()
+    await harness.broker.close()
     await fetching
-    assert stand.clock.running == 0
+    assert harness.clock.running == 0
 
 
-async def test_closing_twice_is_closing_once(stand: Stand) -> None:
-    await asyncio.gather(stand.broker.close(), stand.broker.close())
-    await stand.broker.close()
+async def test_closing_twice_is_closing_once(harness: Harness) -> None:
+    await asyncio.gather(harness.broker.close(), harness.broker.close())
+    await harness.broker.close()

@@ -1,4 +1,4 @@
-"""The status of a broker shows whether the threads and tasks behind it do their work."""
+"""The status of a broker shows the health of its threads and tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.broker import Broker, Principal
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Batch, Health, HealthReport, HealthState
 from headrace.engine.embedded import EmbeddedEngine
@@ -27,7 +27,7 @@ async def test_a_broker_that_works_is_healthy() -> None:
     await broker.close()
 
 
-async def test_a_task_that_nobody_awaits_is_heard_of() -> None:
+async def test_the_failure_of_a_background_task_is_reported() -> None:
     health, reports = Health(), list[HealthState]()
     health.changed = lambda report: reports.append(report.state)
 
@@ -39,8 +39,8 @@ async def test_a_task_that_nobody_awaits_is_heard_of() -> None:
         task = asyncio.create_task(work(failure))
         supervise(health, "the work", task)
         await asyncio.wait([task])
-        await asyncio.sleep(0)  # the turn of the callbacks
-    assert reports == [HealthState.DEGRADED, HealthState.OK], "each change is told once"
+        await asyncio.sleep(0)  # the loop iteration of the callbacks
+    assert reports == [HealthState.DEGRADED, HealthState.OK], "each change is reported once"
     cancelled = asyncio.create_task(asyncio.sleep(1000))
     supervise(health, "the work", cancelled)
     cancelled.cancel()
@@ -69,22 +69,22 @@ async def test_expiry_that_fails_is_shown_and_tried_again(monkeypatch: pytest.Mo
     await broker.close()
 
 
-async def test_a_subscriber_is_told_when_its_delivery_fails() -> None:
+async def test_a_subscriber_gets_an_error_when_its_delivery_fails() -> None:
     engine = MemoryEngine(clock=lambda: 1)
     broker = Broker(engine, clock=lambda: 1)
     await broker.open()
     await broker.create_topic(ANN, "t")
     shown: asyncio.Future[HealthReport] = asyncio.get_running_loop().create_future()
     engine.health.changed = shown.set_result
-    told: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
+    failed: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
 
     def deliver(batches: list[Batch]) -> None:
         raise ValueError("a defect")
 
-    broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=1000, failed=told.set_result)
+    broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=1000, failed=failed.set_result)
     await broker.publish(ANN, "t", RecordBatch([b"x"]))
     async with asyncio.timeout(60):
-        assert "a defect" in str(await told)
+        assert "a defect" in str(await failed)
         assert [problem.step for problem in (await shown).problems] == ["delivery to subscribers"]
     await broker.close()
 

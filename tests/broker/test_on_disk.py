@@ -1,4 +1,4 @@
-"""The broker on the engine that keeps its log on disk: what the memory engine cannot show."""
+"""The broker on the disk engine: behaviour that the memory engine cannot show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.errors import UnknownTopic
 from headrace.records import RecordBatch
 from headrace.storage.files import DiskFiles
 from headrace.storage.store import StoreOptions
-from tests.broker.stand import ANN
+from tests.broker.harness import ANN
 
 Open: TypeAlias = Callable[[], AbstractAsyncContextManager[Broker]]
 
@@ -28,7 +28,7 @@ DEADLINE_SECONDS = 60
 def opened(tmp_path: Path) -> Open:
     @asynccontextmanager
     async def open_broker() -> AsyncIterator[Broker]:
-        clock = lambda: 1_700_000_000_000  # noqa: E731  # a clock that stands still is all these tests need
+        clock = lambda: 1_700_000_000_000  # noqa: E731  # these tests need only a fixed clock
         engine = EmbeddedEngine(DiskFiles(tmp_path), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0), clock=clock)
         broker = Broker(engine, clock=clock)
         await broker.open()
@@ -60,7 +60,7 @@ async def test_offsets_producers_and_transactions_survive_a_restart(opened: Open
         assert sum([len(await _values(broker, "t", partition)) for partition in range(3)]) == 4
 
 
-async def test_pipelined_runs_of_one_producer_land_in_order_and_once(opened: Open) -> None:
+async def test_pipelined_batches_of_one_producer_land_in_order_and_once(opened: Open) -> None:
     async with opened() as broker:
         await broker.create_topic(ANN, "t")
         answers: list[asyncio.Future[Published]] = []
@@ -109,7 +109,7 @@ async def test_a_long_poll_and_a_cursor_hear_of_a_deletion(opened: Open) -> None
         assert broker.groups(ANN) == []
 
 
-async def test_settlement_goes_on_after_a_restart(opened: Open) -> None:
+async def test_settlement_continues_after_a_restart(opened: Open) -> None:
     policy = SettlementPolicy(attempts_max=1)
     async with opened() as broker:
         await broker.create_topic(ANN, "t")

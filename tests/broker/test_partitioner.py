@@ -17,12 +17,12 @@ def test_the_hash_is_fnv_1a_with_32_bits(key: bytes, expected: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=80))
-def test_a_run_is_hashed_as_its_keys_are_one_by_one(keys: list[bytes]) -> None:
+def test_a_batch_is_hashed_as_its_keys_are_one_by_one(keys: list[bytes]) -> None:
     assert hashes(keys) == [fnv1a(key) for key in keys]
 
 
 @given(st.integers(0, 40), st.integers(1, 200), st.randoms(use_true_random=False))
-def test_lanes_do_not_spill_into_each_other(length: int, count: int, random: object) -> None:
+def test_slots_do_not_overflow_into_each_other(length: int, count: int, random: object) -> None:
     keys = [bytes((index * 37 + position * 101) % 256 for position in range(length)) for index in range(count)]
     assert hashes(keys) == [fnv1a(key) for key in keys]
 

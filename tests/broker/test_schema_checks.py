@@ -1,4 +1,4 @@
-"""Values and definitions that are too expensive for the event loop are judged by a process that can be killed."""
+"""Values and definitions that are too expensive for the event loop are checked in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.broker import Broker, OnInvalid, Principal, SchemaType, settled
 from headrace.broker.schema_checks import TOO_EXPENSIVE, SchemaCheckPending
 from headrace.errors import InvalidRecord, InvalidSchema, Unavailable
 from headrace.records import RecordBatch
-from tests.broker.stand import FragileEngine, HandClock
+from tests.broker.harness import FragileEngine, HandClock
 
 WHO = Principal("ann")
 LARGE = b"[" + b"0," * (1 << 20) + b"0]"
 LARGE_TEXTS = b"[" + b'"",' * (1 << 20) + b'""]'
 SLOW = msgspec.json.encode({"items": {"enum": [*(number + 0.5 for number in range(4000)), 0]}})
-"""Takes the library about a millisecond for an item."""
+"""The library needs about a millisecond per item."""
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_large_definitions_are_compared_beside_the_loop(broker: Broker) ->
     assert conflicts == ["/: the writer may write 'word 999', the reader's enumeration does not have it"]
 
 
-async def test_whoever_waits_for_a_check_is_told_when_the_broker_drains(broker: Broker) -> None:
+async def test_a_caller_that_waits_for_a_check_gets_an_error_when_the_broker_drains(broker: Broker) -> None:
     await broker.schemas.register(WHO, "slow", SchemaType.JSON, SLOW)
     asked = asyncio.create_task(settled(lambda: broker.schemas.faults(WHO, "slow", LARGE)))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""How many schemas there may be: as many as the limit says, and not one more."""
+"""Limits on the number of schemas: the maximum is accepted, one more is not."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headrace.broker import SchemaType
 from headrace.broker.schemas import registry as schema_registry
 from headrace.errors import LimitExceeded
 from headrace.schemas import Compatibility
-from tests.broker.stand import ANN, Stand
+from tests.broker.harness import ANN, Harness
 
 
 def definition(number: int) -> bytes:
     return json.dumps({"const": number}).encode()
 
 
-async def register(stand: Stand, name: str, number: int) -> int:
-    found = await stand.broker.schemas.register(ANN, name, SchemaType.JSON, definition(number), compatibility=Compatibility.NONE)
+async def register(harness: Harness, name: str, number: int) -> int:
+    found = await harness.broker.schemas.register(ANN, name, SchemaType.JSON, definition(number), compatibility=Compatibility.NONE)
     return found.version
 
 
@@ -28,34 +28,34 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_registry, "SCHEMAS_MAX", 5)
 
 
-async def test_a_schema_has_as_many_versions_as_the_limit_and_not_one_more(stand: Stand, small: None) -> None:
-    assert [await register(stand, "n", number) for number in range(3)] == [1, 2, 3]
+async def test_a_schema_has_as_many_versions_as_the_limit_and_not_one_more(harness: Harness, small: None) -> None:
+    assert [await register(harness, "n", number) for number in range(3)] == [1, 2, 3]
     with pytest.raises(LimitExceeded, match="schema 'n' has 3 versions already"):
-        await register(stand, "n", 3)
-    assert await register(stand, "n", 1) == 2, "what is there needs no room"
-    assert [one.version for one in stand.broker.schemas.versions(ANN, "n")] == [1, 2, 3]
+        await register(harness, "n", 3)
+    assert await register(harness, "n", 1) == 2, "an existing version needs no room"
+    assert [one.version for one in harness.broker.schemas.versions(ANN, "n")] == [1, 2, 3]
 
 
-async def test_all_schemas_together_have_as_many_versions_as_the_limit_and_not_one_more(stand: Stand, small: None) -> None:
+async def test_all_schemas_together_have_as_many_versions_as_the_limit_and_not_one_more(harness: Harness, small: None) -> None:
     for number in range(5):
-        await register(stand, f"n{number % 2}", number)
+        await register(harness, f"n{number % 2}", number)
     with pytest.raises(LimitExceeded, match="there are 5 versions of schemas already"):
-        await register(stand, "another", 0)
-    assert [one.id for one in stand.broker.schemas.versions(ANN)] == ["n0-v1", "n0-v2", "n0-v3", "n1-v1", "n1-v2"]
+        await register(harness, "another", 0)
+    assert [one.id for one in harness.broker.schemas.versions(ANN)] == ["n0-v1", "n0-v2", "n0-v3", "n1-v1", "n1-v2"]
 
 
-async def test_a_deleted_version_makes_room_and_its_number_stays_taken(stand: Stand, small: None) -> None:
+async def test_a_deleted_version_makes_room_and_its_number_stays_taken(harness: Harness, small: None) -> None:
     for number in range(3):
-        await register(stand, "n", number)
-    await stand.broker.schemas.delete(ANN, "n", 1)
-    assert await register(stand, "n", 3) == 4
+        await register(harness, "n", number)
+    await harness.broker.schemas.delete(ANN, "n", 1)
+    assert await register(harness, "n", 3) == 4
     with pytest.raises(LimitExceeded):
-        await register(stand, "n", 4)
+        await register(harness, "n", 4)
 
 
-async def test_the_limits_count_what_an_earlier_life_has_registered(stand: Stand, small: None) -> None:
+async def test_the_limits_count_what_an_earlier_life_has_registered(harness: Harness, small: None) -> None:
     for number in range(3):
-        await register(stand, "n", number)
-    await stand.restart()
+        await register(harness, "n", number)
+    await harness.restart()
     with pytest.raises(LimitExceeded):
-        await register(stand, "n", 3)
+        await register(harness, "n", 3)

@@ -1,4 +1,5 @@
-"""Settlement against a plain model: whatever consumers, clock, disk and crashes do, nothing is lost or claimed too early."""
+"""Settlement compared with a simple model: with any consumers, clock, disk errors and crashes, nothing is lost or committed too
+early."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.broker import Delivery, SettlementPolicy, SettlementQueue
 from headrace.errors import DiskFull
 from headrace.records import RecordBatch
-from tests.broker.stand import ANN, Stand, turns
+from tests.broker.harness import ANN, Harness, turns
 
 POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=50, backoff_max_ms=400, attempts_max=2, in_flight_max=8)
 PARTITIONS = 2
@@ -24,12 +25,12 @@ Place = tuple[int, int]
 
 
 class SettlementModel(RuleBasedStateMachine):
-    """The model knows what was published and acked, and which deliveries are out with whom until when."""
+    """The model holds what was published and acked, and which deliveries are in flight, where and until when."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.stand = Stand()
+        self.harness = Harness()
         self.queues: dict[int, SettlementQueue] = {}
         self.published: list[int] = [0] * PARTITIONS
         self.acked: set[Place] = set()
@@ -41,25 +42,25 @@ class SettlementModel(RuleBasedStateMachine):
         self.runner.run(work)
 
     async def _open(self) -> None:
-        await self.stand.broker.open()
-        await self.stand.broker.create_topic(ANN, "t", partitions=PARTITIONS)
-        await self.stand.broker.create_topic(ANN, "t.dlq")
+        await self.harness.broker.open()
+        await self.harness.broker.create_topic(ANN, "t", partitions=PARTITIONS)
+        await self.harness.broker.create_topic(ANN, "t.dlq")
         self._join(0)
 
     def _join(self, number: int) -> SettlementQueue:
         if number not in self.queues:
-            self.queues[number] = self.stand.broker.queue(ANN, "g", "t", policy=POLICY, start="earliest")
+            self.queues[number] = self.harness.broker.queue(ANN, "g", "t", policy=POLICY, start="earliest")
         return self.queues[number]
 
     async def _buried(self) -> set[Place]:
-        notes = [dict(record.headers) for record in await self.stand.records("t.dlq")]
+        notes = [dict(record.headers) for record in await self.harness.records("t.dlq")]
         return {(int(note["x-headrace-source-partition"]), int(note["x-headrace-source-offset"])) for note in notes}
 
     @rule(partition=st.integers(0, PARTITIONS - 1), count=st.integers(1, 6))
     def publish(self, partition: int, count: int) -> None:
         async def work() -> None:
-            # The records' topic never fails here: what is in the log is what this test is about.
-            await self.stand.broker.publish(ANN, "t", RecordBatch([b"x"] * count), partition=partition)
+            # The records' topic never fails here: this test is about what is in the log.
+            await self.harness.broker.publish(ANN, "t", RecordBatch([b"x"] * count), partition=partition)
             self.published[partition] += count
 
         self.run(work())
@@ -70,13 +71,13 @@ class SettlementModel(RuleBasedStateMachine):
             queue = self._join(number)
             for delivery in await queue.take(count, bytes_max):
                 place = delivery.partition, delivery.offset
-                assert place not in self.acked_since_start, "settled, and yet delivered again"
+                assert place not in self.acked_since_start, "delivered again after it was settled"
                 assert 1 <= delivery.attempt <= POLICY.attempts_max
                 if place in self.out:
                     _, before, deadline = self.out[place]
-                    assert deadline <= self.stand.clock.now, "delivered twice at the same time"
+                    assert deadline <= self.harness.clock.now, "delivered twice at the same time"
                     assert delivery.id == before.id
-                self.out[place] = number, delivery, self.stand.clock.now + POLICY.ack_timeout_ms
+                self.out[place] = number, delivery, self.harness.clock.now + POLICY.ack_timeout_ms
             assert queue.in_flight <= POLICY.in_flight_max
 
         self.run(work())
@@ -98,7 +99,7 @@ class SettlementModel(RuleBasedStateMachine):
                 self.acked_since_start.add(place)
                 del self.out[place]
             elif known:
-                self.out[place] = holder, delivery, self.stand.clock.now
+                self.out[place] = holder, delivery, self.harness.clock.now
             await turns()
 
         self.run(work())
@@ -106,14 +107,14 @@ class SettlementModel(RuleBasedStateMachine):
     @precondition(lambda self: self.out)
     @rule(number=st.integers(0, QUEUES - 1))
     def refuse_everything(self, number: int) -> None:
-        """Single nacks seldom use up the attempts of a record; this is how records die."""
+        """Nack often: single nacks seldom use up the attempts of a record."""
 
         async def work() -> None:
             mine = {place: one for place, one in self.out.items() if one[0] == number}
             answers = self._join(number).nack([delivery.id for _, delivery, _ in mine.values()], delay_ms=0)
             for (place, (holder, delivery, _)), known in zip(mine.items(), answers, strict=True):
                 if known:
-                    self.out[place] = holder, delivery, self.stand.clock.now
+                    self.out[place] = holder, delivery, self.harness.clock.now
             await turns()
 
         self.run(work())
@@ -121,7 +122,7 @@ class SettlementModel(RuleBasedStateMachine):
     @rule(ms=st.integers(1, 1_500))
     def pass_time(self, ms: int) -> None:
         async def work() -> None:
-            self.stand.clock.tick(ms)
+            self.harness.clock.tick(ms)
             await turns()
 
         self.run(work())
@@ -130,13 +131,13 @@ class SettlementModel(RuleBasedStateMachine):
     @rule(data=st.data(), dice=st.integers(1, 3))
     def leave(self, data: st.DataObject, dice: int) -> None:
         if dice > 1:
-            return  # so that states come up that only a long life leads to
+            return  # reach states that need a long history
         number = data.draw(st.sampled_from(sorted(self.queues)))
 
         async def work() -> None:
             closing = self.queues.pop(number).close()
             self.out = {
-                place: (holder, delivery, self.stand.clock.now if holder == number else deadline)
+                place: (holder, delivery, self.harness.clock.now if holder == number else deadline)
                 for place, (holder, delivery, deadline) in self.out.items()
             }
             if not self.queues:
@@ -147,11 +148,11 @@ class SettlementModel(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(["t.dlq", "__offsets"]))
     def fill_the_disk(self, topic: str) -> None:
-        self.stand.engine.error, self.stand.engine.topic = DiskFull("full"), topic
+        self.harness.engine.error, self.harness.engine.topic = DiskFull("full"), topic
 
     @rule()
     def make_room(self) -> None:
-        self.stand.engine.error = None
+        self.harness.engine.error = None
 
     @rule(clean=st.booleans(), dice=st.integers(1, 5))
     def restart(self, clean: bool, dice: int) -> None:
@@ -159,23 +160,23 @@ class SettlementModel(RuleBasedStateMachine):
             return
 
         async def work() -> None:
-            self.stand.engine.error = None
+            self.harness.engine.error = None
             if clean:
-                await self.stand.broker.close()
+                await self.harness.broker.close()
             else:
-                # The old broker is gone in one moment: none of its timers or tasks may do anything any more.
-                self.stand.clock._timers.clear()
+                # The old broker is gone at once: none of its timers or tasks may act.
+                self.harness.clock._timers.clear()
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
                 await turns()
-            await self.stand.crash()
+            await self.harness.crash()
             self.queues.clear()
             self._forget_deliveries()
 
         self.run(work())
 
     def _forget_deliveries(self) -> None:
-        """The next consumer starts at what is committed: what was settled above it may come again."""
+        """Restart. The next consumer starts at the committed offset, so records settled above it may be delivered again."""
         self.out.clear()
         self.acked_since_start.clear()
 
@@ -184,15 +185,15 @@ class SettlementModel(RuleBasedStateMachine):
         async def work() -> None:
             settled = self.acked | await self._buried()
             for partition in range(PARTITIONS):
-                committed = self.stand.broker.committed(ANN, "g", "t", partition) or 0
+                committed = self.harness.broker.committed(ANN, "g", "t", partition) or 0
                 assert all((partition, offset) in settled for offset in range(committed))
 
         self.run(work())
 
     def teardown(self) -> None:
         async def work() -> None:
-            """In the end a patient consumer finishes the work, and every record was acked or is a dead letter."""
-            self.stand.engine.error = None
+            """Finish the work with a patient consumer; then every record was acked or is a dead letter."""
+            self.harness.engine.error = None
             queue = self._join(0)
             for other in set(self.queues) - {0}:
                 self.queues[other].close()
@@ -201,15 +202,15 @@ class SettlementModel(RuleBasedStateMachine):
                 self.acked |= {(delivery.partition, delivery.offset) for delivery in taken}
                 queue.ack([delivery.id for delivery in taken])
                 await turns()
-                self.stand.clock.tick(1_000)
+                self.harness.clock.tick(1_000)
                 await turns()
-                committed = [self.stand.broker.committed(ANN, "g", "t", partition) for partition in range(PARTITIONS)]
+                committed = [self.harness.broker.committed(ANN, "g", "t", partition) for partition in range(PARTITIONS)]
                 if committed == self.published:
                     break
             assert committed == self.published, "the group never gets to the end"
             everything = {(partition, offset) for partition in range(PARTITIONS) for offset in range(self.published[partition])}
             assert self.acked | await self._buried() == everything
-            await self.stand.broker.close()
+            await self.harness.broker.close()
 
         self.run(work())
         self.runner.close()

@@ -1,7 +1,7 @@
-"""A writer, its broker and every moment at which the broker may die: each version exactly once, whole, whatever else.
+"""Every moment at which the broker of a writer can die: each version is published exactly once and complete.
 
-First a broker on the memory engine dies before and after each single thing it asks of its engine, once and then again while it recovers.
-Then one works on a simulated disk, whose history is cut at many places; each image the disk may have left is opened by a new broker.
+First a broker on the memory engine dies before and after each request to its engine, once and then again during recovery. Then a broker
+works on a simulated disk, whose history is cut at many places. A new broker opens each image that the disk may have left.
 
 HEADRACE_CRASH_CUTS=1000 cuts more often.
 """
@@ -25,7 +25,7 @@ from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
 from headrace.records import RecordBatch
 from headrace.storage.store import StoreOptions
-from tests.broker.stand import ANN, HandClock, turns
+from tests.broker.harness import ANN, HandClock, turns
 from tests.conftest import Proof
 from tests.storage_faults.power_cut import PowerCuts
 from tests.storage_faults.simulated import SimulatedFiles
@@ -42,11 +42,11 @@ SETTINGS = BrokerSettings(
     spill_sizes=SpillSizes(write_bytes=300, piece_bytes=150, log_bytes=900, step_bytes=350),
 )
 SIZES = [3, 14, 1, 20]
-"""Runs of the two tasks of each version: some fit into one append, some do not."""
+"""Batches of the two tasks of each version: some fit into one append, some do not."""
 
 
 class Mortal:
-    """An engine for one life: after so many requests that change anything it answers no more. `is_late`: the last one is still done."""
+    """An engine that stops answering after a number of changing requests. `is_late`: the last one is still done."""
 
     def __init__(self, engine: MemoryEngine, life: int, is_late: bool) -> None:
         self.engine = engine
@@ -116,7 +116,7 @@ class Mortal:
 
 
 def expected(version: int) -> dict[tuple[str, int], list[str]]:
-    """What a version adds to each partition."""
+    """Return what a version adds to each partition."""
     found: dict[tuple[str, int], list[str]] = {("t", 0): [], ("t", 1): [], ("u", 0): []}
     for task in (0, 1):
         for number in range(SIZES[version]):
@@ -132,11 +132,11 @@ def _value(version: int, task: int, number: int) -> str:
     return f"{version}-{task}-{number}".ljust(50, ".")
 
 
-async def write_all(broker: Broker, attempt: int, told: Callable[[int], None] = lambda version: None) -> None:
-    """What a writer does that has just been started: it knows nothing but what the broker knows of it."""
-    epoch = f"run-{attempt}"
+async def write_all(broker: Broker, attempt: int, acknowledged: Callable[[int], None] = lambda version: None) -> None:
+    """Run a writer that has just started: it knows only what the broker knows of it."""
+    epoch = f"epoch-{attempt}"
     last = broker.last_version(ANN, "q")
-    # Its own notes are behind by one: it died before it wrote down what it had published.
+    # Its own notes are one version behind: it died before it noted what it had published.
     for version in range(max(0, -1 if last is None else last), len(SIZES)):
         handles = [f"{attempt}/{version}/{task}" for task in (1, 0)]
         for task, handle in zip((1, 0), handles, strict=True):
@@ -147,7 +147,7 @@ async def write_all(broker: Broker, attempt: int, told: Callable[[int], None] = 
             await broker.seal(ANN, handle)
         answer = await broker.publish_staged(ANN, "q", version, handles, epoch=epoch)
         assert attempt or not answer.already
-        told(version)
+        acknowledged(version)
 
 
 async def contents(engine: MemoryEngine | EmbeddedEngine) -> dict[tuple[str, int], list[str]]:
@@ -172,7 +172,7 @@ def all_of(versions: int) -> dict[tuple[str, int], list[str]]:
 
 
 class Lives:
-    """Brokers one after another on what the memory engine holds."""
+    """Successive brokers on one memory engine."""
 
     def __init__(self) -> None:
         self.clock = HandClock()
@@ -180,7 +180,7 @@ class Lives:
         self.attempts = 0
 
     async def live(self, life: int, is_late: bool) -> bool:
-        """Open a broker and let the writer write. Returns whether it came to an end before the broker died."""
+        """Open a broker and let the writer write. Return whether the writer finished before the broker died."""
         mortal = Mortal(self.engine, life, is_late)
         broker = Broker(mortal, clock=self.clock, settings=SETTINGS, later=self.clock.later)
         attempt, self.attempts = self.attempts, self.attempts + 1
@@ -205,7 +205,7 @@ class Lives:
             if topic not in self.engine.topics():
                 await broker.create_topic(ANN, topic, partitions=partitions)
         await write_all(broker, attempt)
-        for _ in range(50):  # until the space of its stages is given back
+        for _ in range(50):  # until the space of its stages is freed
             await asyncio.sleep(0)
 
     async def check(self) -> None:
@@ -214,7 +214,7 @@ class Lives:
 
 
 async def _end(tasks: set[asyncio.Task[object]]) -> None:
-    """A process that dies takes its tasks with it."""
+    """Cancel the tasks of a process that died."""
     while tasks:
         for task in tasks:
             task.cancel()
@@ -257,7 +257,7 @@ OPTIONS = StoreOptions(journal_bytes=1 << 20, headroom_bytes=0)
 
 
 async def _on_disk(files: SimulatedFiles, attempt: int) -> dict[tuple[str, int], list[str]]:
-    """A broker's life from its start to a clean stop, with the same writer. Returns what the log holds in the end."""
+    """Run a broker from start to clean stop with the same writer. Return what the log holds at the end."""
     clock = HandClock()
     engine = EmbeddedEngine(files, OPTIONS, clock=clock, maintain_interval_seconds=3_600)
     broker = Broker(engine, clock=clock, settings=SETTINGS, later=clock.later)
@@ -272,7 +272,7 @@ async def _on_disk(files: SimulatedFiles, attempt: int) -> dict[tuple[str, int],
 
 
 def _told(files: SimulatedFiles, upto: int) -> int:
-    """How many versions the writer knew to be published."""
+    """Return the number of versions that the writer knew to be published."""
     marks = [operation.value for operation in files.operations[:upto] if operation.kind == "mark"]
     return 1 + max((mark for mark in marks if isinstance(mark, int)), default=-1)
 
@@ -292,7 +292,7 @@ async def test_whatever_a_cut_leaves_a_version_is_published_exactly_once(proof: 
     proof("broker crash images recovered", images)
 
 
-async def _verify(image: SimulatedFiles, told: int) -> None:
+async def _verify(image: SimulatedFiles, acknowledged: int) -> None:
     clock = HandClock()
     engine = EmbeddedEngine(image, OPTIONS, clock=clock, maintain_interval_seconds=3_600)
     broker = Broker(engine, clock=clock, settings=SETTINGS, later=clock.later)
@@ -300,9 +300,9 @@ async def _verify(image: SimulatedFiles, told: int) -> None:
     while tasks := broker._stages._tasks:
         await asyncio.wait(tasks)
     last = broker.last_version(ANN, "q")
-    assert (-1 if last is None else last) + 1 >= told, "an acknowledged version is lost"
+    assert (-1 if last is None else last) + 1 >= acknowledged, "an acknowledged version is lost"
     if all(topic in engine.topics() for topic in ("t", "u")):
-        assert await contents(engine) == all_of(0 if last is None else last + 1), "by half, or twice"
+        assert await contents(engine) == all_of(0 if last is None else last + 1), "incomplete or duplicated"
     else:
         assert last is None
     await broker.close()

@@ -11,7 +11,7 @@ from headrace.broker import BrokerSettings, OnInvalid, Publication, SchemaType
 from headrace.broker.settings import SpillSizes
 from headrace.errors import CorruptData, DiskFull, InvalidRecord, InvalidRequest, Unavailable, UnknownStage
 from headrace.records import ColumnBatch, Record, RecordBatch
-from tests.broker.stand import ANN, Stand, turns
+from tests.broker.harness import ANN, Harness, turns
 
 TIGHT = BrokerSettings(
     stages_memory_bytes=2_000,
@@ -19,61 +19,61 @@ TIGHT = BrokerSettings(
     spill_sizes=SpillSizes(write_bytes=400, piece_bytes=200, log_bytes=1_500, step_bytes=500),
 )
 ROLLED = BrokerSettings(stages_memory_bytes=2_000, publication_bytes=1_000, spill_sizes=TIGHT.spill_sizes)
-"""Sizes at which little is much."""
+"""Sizes that make little data exceed the limits."""
 
 
-async def opened(settings: BrokerSettings) -> Stand:
-    stand = Stand(settings)
-    await stand.broker.open()
-    await stand.broker.create_topic(ANN, "t", partitions=2)
-    await stand.broker.create_topic(ANN, "u")
-    return stand
-
-
-@pytest.fixture
-async def tight() -> AsyncIterator[Stand]:
-    stand = await opened(TIGHT)
-    yield stand
-    stand.engine.error = None
-    await stand.broker.close()
+async def opened(settings: BrokerSettings) -> Harness:
+    harness = Harness(settings)
+    await harness.broker.open()
+    await harness.broker.create_topic(ANN, "t", partitions=2)
+    await harness.broker.create_topic(ANN, "u")
+    return harness
 
 
 @pytest.fixture
-async def rolled() -> AsyncIterator[Stand]:
-    stand = await opened(ROLLED)
-    yield stand
-    stand.engine.error = None
-    await stand.broker.close()
+async def tight() -> AsyncIterator[Harness]:
+    harness = await opened(TIGHT)
+    yield harness
+    harness.engine.error = None
+    await harness.broker.close()
 
 
-async def fill(stand: Stand, handle: str, record_batches: int, *, order: int = 0, writer: str = "q", epoch: str = "") -> list[str]:
-    """Runs of some 100 bytes for both topics; returns the values for u, in order."""
+@pytest.fixture
+async def rolled() -> AsyncIterator[Harness]:
+    harness = await opened(ROLLED)
+    yield harness
+    harness.engine.error = None
+    await harness.broker.close()
+
+
+async def fill(harness: Harness, handle: str, record_batches: int, *, order: int = 0, writer: str = "q", epoch: str = "") -> list[str]:
+    """Stage batches of about 100 bytes for both topics; return the values for u, in order."""
     own: list[str] = []
     for number in range(record_batches):
         value = f"{handle}-{number}".ljust(84, ".")
         topic, partition = ("u", 0) if number % 2 == 0 else ("t", number // 2 % 2)
         own += [value] if topic == "u" else []
-        await stand.broker.stage(
+        await harness.broker.stage(
             ANN, handle, topic, RecordBatch([value.encode()]), writer=writer, epoch=epoch, order=order, partition=partition
         )
-    await stand.broker.seal(ANN, handle)
+    await harness.broker.seal(ANN, handle)
     return own
 
 
-def logs(stand: Stand) -> list[str]:
-    return [name for name in stand.engine.topics() if name.startswith("__stage.")]
+def logs(harness: Harness) -> list[str]:
+    return [name for name in harness.engine.topics() if name.startswith("__stage.")]
 
 
-async def publish(stand: Stand, version: int, *handles: str) -> Publication:
-    return await stand.broker.publish_staged(ANN, "q", version, handles)
+async def publish(harness: Harness, version: int, *handles: str) -> Publication:
+    return await harness.broker.publish_staged(ANN, "q", version, handles)
 
 
-def memory(stand: Stand) -> int:
-    return stand.broker._stages._memory.size_bytes
+def memory(harness: Harness) -> int:
+    return harness.broker._stages._memory.size_bytes
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """The memory engine needs no more than turns of the loop, so this is no waiting."""
+    """Wait in loop iterations; the memory engine needs nothing else."""
     for _ in range(1_000):
         if condition():
             return
@@ -81,15 +81,15 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it does not happen")
 
 
-async def resumed(stand: Stand) -> None:
-    """Until whatever goes on in the background has ended."""
-    await until(lambda: not stand.broker._stages._tasks)
+async def resumed(harness: Harness) -> None:
+    """Wait until the background tasks have ended."""
+    await until(lambda: not harness.broker._stages._tasks)
 
 
 # More than memory
 
 
-async def test_what_does_not_fit_into_memory_is_published_all_the_same(tight: Stand) -> None:
+async def test_what_does_not_fit_into_memory_is_published_all_the_same(tight: Harness) -> None:
     wanted = [await fill(tight, f"h{number}", 40, order=number) for number in (2, 0, 1)]
     assert memory(tight) <= 2_000 and logs(tight)
     assert (await tight.values("u"), await tight.values("t")) == ([], [])
@@ -106,7 +106,7 @@ async def test_what_does_not_fit_into_memory_is_published_all_the_same(tight: St
 
 
 @pytest.mark.parametrize("as_columns", [True, False])
-async def test_everything_about_a_record_survives_the_way_to_the_disk_and_back(tight: Stand, as_columns: bool) -> None:
+async def test_everything_about_a_record_survives_the_way_to_the_disk_and_back(tight: Harness, as_columns: bool) -> None:
     batch = RecordBatch(
         [b"a" * 700, None, b"", b"d" * 300],
         [b"k", b"l", None, b""],
@@ -135,7 +135,7 @@ async def test_everything_about_a_record_survives_the_way_to_the_disk_and_back(t
     ]
 
 
-async def test_whoever_comes_when_memory_is_full_waits_for_the_disk(tight: Stand) -> None:
+async def test_a_batch_that_arrives_when_memory_is_full_waits_for_the_disk(tight: Harness) -> None:
     tight.engine.hold()
     staged = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"%d" % number + b"." * 400]), writer="q") for number in range(7)]
     await turns()
@@ -150,7 +150,7 @@ async def test_whoever_comes_when_memory_is_full_waits_for_the_disk(tight: Stand
     assert [value[0] for value in await tight.values("u")] == list("0123456"), "in the order of the calls"
 
 
-async def test_a_run_larger_than_all_memory_is_taken_when_there_is_nothing_else(tight: Stand) -> None:
+async def test_a_batch_larger_than_all_memory_is_taken_when_there_is_nothing_else(tight: Harness) -> None:
     await tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 5_000]), writer="q")
     await tight.broker.stage(ANN, "h", "u", RecordBatch([b"y" * 5_000]), writer="q")
     await tight.broker.seal(ANN, "h")
@@ -158,7 +158,7 @@ async def test_a_run_larger_than_all_memory_is_taken_when_there_is_nothing_else(
     assert [value[0] for value in await tight.values("u")] == ["x", "y"]
 
 
-async def test_only_so_much_may_wait(tight: Stand) -> None:
+async def test_only_so_much_may_wait(tight: Harness) -> None:
     tight.engine.hold()
     waiting = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 984]), writer="q") for _ in range(2 + 8)]
     with pytest.raises(Unavailable):
@@ -167,7 +167,7 @@ async def test_only_so_much_may_wait(tight: Stand) -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_a_full_disk_refuses_those_that_wait_and_harms_nobody_else(tight: Stand) -> None:
+async def test_a_full_disk_fails_the_waiting_batches_and_no_others(tight: Harness) -> None:
     kept = await fill(tight, "h", 10)
     tight.engine.error = DiskFull("full")
     taken = refused = 0
@@ -185,7 +185,7 @@ async def test_a_full_disk_refuses_those_that_wait_and_harms_nobody_else(tight: 
     assert await tight.values("u") == kept + ["x" * 300] * (taken + 1)
 
 
-async def test_a_caller_that_gives_up_waiting_has_staged_nothing(tight: Stand) -> None:
+async def test_a_caller_that_gives_up_waiting_has_staged_nothing(tight: Harness) -> None:
     tight.engine.hold()
     staged = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"%d" % number + b"." * 400]), writer="q") for number in range(6)]
     await turns()
@@ -198,7 +198,7 @@ async def test_a_caller_that_gives_up_waiting_has_staged_nothing(tight: Stand) -
 
 
 @pytest.mark.parametrize("end", ["dropped", "superseded", "expired", "closed", "forgotten"])
-async def test_the_disk_is_given_back_when_a_stage_is_gone(tight: Stand, end: str) -> None:
+async def test_the_disk_is_given_back_when_a_stage_is_gone(tight: Harness, end: str) -> None:
     await fill(tight, "h", 40, epoch="r1")
     assert logs(tight)
     if end == "dropped":
@@ -215,7 +215,7 @@ async def test_the_disk_is_given_back_when_a_stage_is_gone(tight: Stand, end: st
     assert (logs(tight), memory(tight)) == ([], 0)
 
 
-async def test_a_stage_dropped_on_its_way_to_the_disk_leaves_nothing(tight: Stand) -> None:
+async def test_a_stage_dropped_on_its_way_to_the_disk_leaves_nothing(tight: Harness) -> None:
     tight.engine.hold()
     staged = [tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 400]), writer="q") for _ in range(6)]
     await turns()
@@ -226,7 +226,7 @@ async def test_a_stage_dropped_on_its_way_to_the_disk_leaves_nothing(tight: Stan
     assert (logs(tight), memory(tight)) == ([], 0)
 
 
-async def test_stages_that_share_a_log_keep_it_for_each_other(tight: Stand) -> None:
+async def test_stages_that_share_a_log_keep_it_for_each_other(tight: Harness) -> None:
     first = await fill(tight, "h1", 20)
     await fill(tight, "h2", 20)
     await tight.broker.drop_staged(ANN, ["h2"])
@@ -235,7 +235,7 @@ async def test_stages_that_share_a_log_keep_it_for_each_other(tight: Stand) -> N
     assert await tight.values("u") == first
 
 
-async def test_what_a_crash_leaves_of_stages_is_removed_at_the_start(tight: Stand) -> None:
+async def test_what_a_crash_leaves_of_stages_is_removed_at_the_start(tight: Harness) -> None:
     await fill(tight, "h", 40)
     left = logs(tight)
     await tight.crash()
@@ -247,43 +247,43 @@ async def test_what_a_crash_leaves_of_stages_is_removed_at_the_start(tight: Stan
     assert await tight.values("u") == wanted
 
 
-async def test_internal_topics_of_stages_are_nobodys_business(tight: Stand) -> None:
+async def test_internal_topics_of_stages_are_hidden(tight: Harness) -> None:
     await fill(tight, "h", 40)
     assert [topic.name for topic in tight.broker.topics(ANN)] == ["t", "u"]
 
 
 @pytest.mark.parametrize("settings", [TIGHT, ROLLED])
 async def test_a_schema_that_came_after_the_staging_judges_what_is_on_disk_too(settings: BrokerSettings) -> None:
-    stand = await opened(settings)
-    await fill(stand, "h", 40)
-    await stand.broker.schemas.register(ANN, "s", SchemaType.JSON, b'{"type": "object"}')
-    await stand.broker.schemas.require(ANN, "u", "s", on_invalid=OnInvalid.DEAD_LETTER)
+    harness = await opened(settings)
+    await fill(harness, "h", 40)
+    await harness.broker.schemas.register(ANN, "s", SchemaType.JSON, b'{"type": "object"}')
+    await harness.broker.schemas.require(ANN, "u", "s", on_invalid=OnInvalid.DEAD_LETTER)
     with pytest.raises(InvalidRecord):
-        await publish(stand, 0, "h")
-    assert (await stand.values("u"), stand.broker.last_version(ANN, "q")) == ([], None)
-    await stand.broker.schemas.release(ANN, "u")
-    assert (await publish(stand, 0, "h")).records == 40
-    await stand.broker.close()
+        await publish(harness, 0, "h")
+    assert (await harness.values("u"), harness.broker.last_version(ANN, "q")) == ([], None)
+    await harness.broker.schemas.release(ANN, "u")
+    assert (await publish(harness, 0, "h")).records == 40
+    await harness.broker.close()
 
 
 @pytest.mark.parametrize("settings", [TIGHT, ROLLED])
 async def test_staged_records_that_cannot_be_read_back_are_not_published_by_half(settings: BrokerSettings) -> None:
-    stand = await opened(settings)
-    await fill(stand, "h", 40)
-    for name in logs(stand)[:1]:
-        del stand.engine._partitions[name][0].batches[0]
+    harness = await opened(settings)
+    await fill(harness, "h", 40)
+    for name in logs(harness)[:1]:
+        del harness.engine._partitions[name][0].batches[0]
     with pytest.raises(CorruptData):
-        await publish(stand, 0, "h")
-    assert stand.broker.last_version(ANN, "q") is None
+        await publish(harness, 0, "h")
+    assert harness.broker.last_version(ANN, "q") is None
     if settings is TIGHT:
-        assert await stand.values("u") == []
-    await stand.broker.forget_writer(ANN, "q")
+        assert await harness.values("u") == []
+    await harness.broker.forget_writer(ANN, "q")
     await turns()
-    assert stand.broker.stages(ANN) == [] and logs(stand) == []
-    await stand.broker.close()
+    assert harness.broker.stages(ANN) == [] and logs(harness) == []
+    await harness.broker.close()
 
 
-async def test_expired_records_need_not_be_there_any_more(tight: Stand) -> None:
+async def test_expired_records_need_not_be_there_any_more(tight: Harness) -> None:
     short = tight.clock.now + 1_000
     await tight.broker.stage(ANN, "h", "u", RecordBatch([b"x" * 900], expiries=[short]), writer="q")
     wanted = await fill(tight, "h", 20)
@@ -297,7 +297,7 @@ async def test_expired_records_need_not_be_there_any_more(tight: Stand) -> None:
 # More than one append
 
 
-async def test_a_large_publication_is_made_of_several_appends_and_looks_like_any_other(rolled: Stand) -> None:
+async def test_a_large_publication_is_made_of_several_appends_and_looks_like_any_other(rolled: Harness) -> None:
     wanted = [await fill(rolled, f"h{number}", 20, order=number) for number in (1, 0)]
     await put_small(rolled, "h9", 9)
     appends = rolled.engine.appends
@@ -312,12 +312,12 @@ async def test_a_large_publication_is_made_of_several_appends_and_looks_like_any
     assert not rolled.broker.writers(ANN)[0].is_publishing
 
 
-async def put_small(stand: Stand, handle: str, order: int) -> None:
-    await stand.broker.stage(ANN, handle, "u", RecordBatch([handle.encode()]), writer="q", order=order)
-    await stand.broker.seal(ANN, handle)
+async def put_small(harness: Harness, handle: str, order: int) -> None:
+    await harness.broker.stage(ANN, handle, "u", RecordBatch([handle.encode()]), writer="q", order=order)
+    await harness.broker.seal(ANN, handle)
 
 
-async def test_a_version_is_the_last_one_when_all_of_it_is_there(rolled: Stand) -> None:
+async def test_a_version_is_the_last_one_when_all_of_it_is_there(rolled: Harness) -> None:
     await publish(rolled, 2)
     await fill(rolled, "h", 40)
     seen: list[tuple[int | None, int]] = []
@@ -331,7 +331,7 @@ async def test_a_version_is_the_last_one_when_all_of_it_is_there(rolled: Stand) 
     assert rolled.broker.last_version(ANN, "q") == 3
 
 
-async def test_who_publishes_a_version_under_way_waits_for_it(rolled: Stand) -> None:
+async def test_who_publishes_a_version_under_way_waits_for_it(rolled: Harness) -> None:
     wanted = await fill(rolled, "h", 40)
     await put_small(rolled, "i", 0)
     first, second, third = await asyncio.gather(publish(rolled, 0, "h"), publish(rolled, 0, "h"), publish(rolled, 1, "i"))
@@ -339,7 +339,7 @@ async def test_who_publishes_a_version_under_way_waits_for_it(rolled: Stand) -> 
     assert await rolled.values("u") == [*wanted, "i"]
 
 
-async def test_a_disk_that_fills_up_on_the_way_only_takes_time(rolled: Stand) -> None:
+async def test_a_disk_that_fills_up_on_the_way_only_takes_time(rolled: Harness) -> None:
     wanted = await fill(rolled, "h", 40)
     publishing = asyncio.ensure_future(publish(rolled, 0, "h"))
     await until(lambda: rolled.engine.bounds("u", 0).end >= 5)
@@ -360,7 +360,7 @@ async def test_a_disk_that_fills_up_on_the_way_only_takes_time(rolled: Stand) ->
     assert (await publish(rolled, 0, "h")).already
 
 
-async def test_a_publication_that_was_not_begun_can_be_tried_again(rolled: Stand) -> None:
+async def test_a_publication_that_was_not_begun_can_be_tried_again(rolled: Harness) -> None:
     wanted = await fill(rolled, "h", 40)
     for topic in ("__stage.", "__sink_plans"):
         rolled.engine.topic, rolled.engine.error = topic, DiskFull("full")
@@ -376,7 +376,7 @@ async def test_a_publication_that_was_not_begun_can_be_tried_again(rolled: Stand
     assert logs(rolled) == []
 
 
-async def test_a_stop_in_the_middle_is_continued_after_the_next_start(rolled: Stand) -> None:
+async def test_a_stop_in_the_middle_is_continued_after_the_next_start(rolled: Harness) -> None:
     wanted = await fill(rolled, "h", 40)
     publishing = asyncio.ensure_future(publish(rolled, 0, "h"))
     await until(lambda: rolled.engine.bounds("u", 0).end >= 5)
@@ -387,7 +387,7 @@ async def test_a_stop_in_the_middle_is_continued_after_the_next_start(rolled: St
     assert (await rolled.values("u"), rolled.broker.last_version(ANN, "q"), logs(rolled)) == (wanted, 0, [])
 
 
-async def test_a_topic_deleted_on_the_way_takes_its_own_records_only(rolled: Stand) -> None:
+async def test_a_topic_deleted_on_the_way_takes_its_own_records_only(rolled: Harness) -> None:
     wanted = await fill(rolled, "h", 40)
     publishing = asyncio.ensure_future(publish(rolled, 0, "h"))
     await until(lambda: sum(rolled.engine.bounds("t", partition).end for partition in (0, 1)) >= 3)
@@ -396,7 +396,7 @@ async def test_a_topic_deleted_on_the_way_takes_its_own_records_only(rolled: Sta
     assert (await rolled.values("u"), rolled.broker.last_version(ANN, "q")) == (wanted, 0)
 
 
-async def test_a_writer_forgotten_on_the_way_publishes_no_more(rolled: Stand) -> None:
+async def test_a_writer_forgotten_on_the_way_publishes_no_more(rolled: Harness) -> None:
     await fill(rolled, "h", 40)
     publishing = asyncio.ensure_future(publish(rolled, 0, "h"))
     await until(lambda: rolled.engine.bounds("u", 0).end >= 5)

@@ -11,7 +11,7 @@ from headrace.broker.tables import Table
 from headrace.engine.contract import Appended, TopicConfig, Write
 from headrace.errors import DiskFull
 from headrace.records import RecordBatch
-from tests.broker.stand import FragileEngine, HandClock
+from tests.broker.harness import FragileEngine, HandClock
 
 Colours = Table[tuple[str, int], list[int]]
 

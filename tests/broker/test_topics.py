@@ -9,43 +9,43 @@ from headrace.broker import BrokerSettings, ProducerStamp, SettlementPolicy
 from headrace.engine.contract import Ack, Bounds, TopicConfig
 from headrace.errors import DiskFull, InvalidRequest, InvalidTopicName, OutOfSequence, TopicExists, UnknownPartition, UnknownTopic
 from headrace.records import RecordBatch
-from tests.broker.stand import ANN, Stand, turns
+from tests.broker.harness import ANN, Harness, turns
 
 
-async def test_topics_are_listed_by_name_without_the_internal_ones(stand: Stand) -> None:
+async def test_topics_are_listed_by_name_without_the_internal_ones(harness: Harness) -> None:
     for name in ("b", "a", "c"):
-        await stand.broker.create_topic(ANN, name)
-    assert [topic.name for topic in stand.broker.topics(ANN)] == ["a", "b", "c"]
+        await harness.broker.create_topic(ANN, name)
+    assert [topic.name for topic in harness.broker.topics(ANN)] == ["a", "b", "c"]
 
 
 async def test_a_topic_is_created_as_asked_or_with_the_defaults() -> None:
     defaults = TopicConfig(ack=Ack.WRITTEN)
-    stand = Stand(BrokerSettings(topic_defaults=defaults))
-    await stand.broker.open()
+    harness = Harness(BrokerSettings(topic_defaults=defaults))
+    await harness.broker.open()
     mine = TopicConfig(retention_ms=5)
-    assert (await stand.broker.create_topic(ANN, "a", partitions=3, config=mine)).config == mine
-    assert (await stand.broker.create_topic(ANN, "b")).config == defaults
-    assert stand.broker.topic(ANN, "a").partitions == 3
-    await stand.broker.close()
+    assert (await harness.broker.create_topic(ANN, "a", partitions=3, config=mine)).config == mine
+    assert (await harness.broker.create_topic(ANN, "b")).config == defaults
+    assert harness.broker.topic(ANN, "a").partitions == 3
+    await harness.broker.close()
 
 
-async def test_bad_names_and_counts_are_refused(stand: Stand) -> None:
+async def test_bad_names_and_counts_are_refused(harness: Harness) -> None:
     with pytest.raises(InvalidTopicName):
-        await stand.broker.create_topic(ANN, "a b")
+        await harness.broker.create_topic(ANN, "a b")
     with pytest.raises(InvalidTopicName):
-        await stand.broker.ensure_topic(ANN, "__mine")
+        await harness.broker.ensure_topic(ANN, "__mine")
     with pytest.raises(InvalidRequest):
-        await stand.broker.create_topic(ANN, "a", partitions=0)
-    await stand.broker.create_topic(ANN, "a", partitions=2)
+        await harness.broker.create_topic(ANN, "a", partitions=0)
+    await harness.broker.create_topic(ANN, "a", partitions=2)
     with pytest.raises(TopicExists):
-        await stand.broker.create_topic(ANN, "a")
+        await harness.broker.create_topic(ANN, "a")
     with pytest.raises(InvalidRequest):
-        await stand.broker.alter_topic(ANN, "a", partitions=1)
+        await harness.broker.alter_topic(ANN, "a", partitions=1)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "__offsets"])
-async def test_unknown_and_internal_topics_are_alike_to_users(stand: Stand, name: str) -> None:
-    broker = stand.broker
+async def test_unknown_and_internal_topics_are_alike_to_users(harness: Harness, name: str) -> None:
+    broker = harness.broker
     with pytest.raises(UnknownTopic):
         broker.topic(ANN, name)
     with pytest.raises(UnknownTopic):
@@ -70,132 +70,132 @@ async def test_unknown_and_internal_topics_are_alike_to_users(stand: Stand, name
         broker.begin(ANN).publish(name, RecordBatch([b"x"]))
 
 
-async def test_partitions_that_are_not_there_are_named(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "t", partitions=2)
+async def test_partitions_that_are_not_there_are_named(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t", partitions=2)
     with pytest.raises(UnknownPartition, match="no partition 2"):
-        stand.broker.publish(ANN, "t", RecordBatch([b"x"]), partition=2)
+        harness.broker.publish(ANN, "t", RecordBatch([b"x"]), partition=2)
     with pytest.raises(UnknownPartition):
-        await stand.broker.fetch(ANN, "t", -1, 0, bytes_max=1)
+        await harness.broker.fetch(ANN, "t", -1, 0, bytes_max=1)
     with pytest.raises(UnknownPartition):
-        await stand.broker.commit(ANN, "g", {("t", 2): 0})
+        await harness.broker.commit(ANN, "g", {("t", 2): 0})
     with pytest.raises(UnknownPartition):
-        stand.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), partitions=[0, 2])
+        harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), partitions=[0, 2])
 
 
-async def test_many_that_ensure_one_topic_create_it_once(stand: Stand) -> None:
-    topics = await asyncio.gather(*(stand.broker.ensure_topic(ANN, "t") for _ in range(20)))
+async def test_many_that_ensure_one_topic_create_it_once(harness: Harness) -> None:
+    topics = await asyncio.gather(*(harness.broker.ensure_topic(ANN, "t") for _ in range(20)))
     assert len({id(topic) for topic in topics}) == 1
-    assert await stand.broker.ensure_topic(ANN, "t") is topics[0]
+    assert await harness.broker.ensure_topic(ANN, "t") is topics[0]
 
 
 async def test_ensure_follows_the_settings() -> None:
-    stand = Stand(BrokerSettings(auto_create=False))
-    await stand.broker.open()
+    harness = Harness(BrokerSettings(auto_create=False))
+    await harness.broker.open()
     with pytest.raises(UnknownTopic):
-        await stand.broker.ensure_topic(ANN, "t")
-    await stand.broker.create_topic(ANN, "t")
-    assert (await stand.broker.ensure_topic(ANN, "t")).name == "t"
-    await stand.broker.close()
-    stand = Stand(BrokerSettings(auto_create_partitions=4))
-    await stand.broker.open()
-    assert (await stand.broker.ensure_topic(ANN, "t")).partitions == 4
-    await stand.broker.close()
+        await harness.broker.ensure_topic(ANN, "t")
+    await harness.broker.create_topic(ANN, "t")
+    assert (await harness.broker.ensure_topic(ANN, "t")).name == "t"
+    await harness.broker.close()
+    harness = Harness(BrokerSettings(auto_create_partitions=4))
+    await harness.broker.open()
+    assert (await harness.broker.ensure_topic(ANN, "t")).partitions == 4
+    await harness.broker.close()
 
 
-async def test_a_publish_knows_of_partitions_added_a_moment_ago(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "t")
-    await stand.put("a")
-    await stand.broker.alter_topic(ANN, "t", partitions=3)
-    await stand.put("b", partition=2)
+async def test_a_publish_knows_of_partitions_added_a_moment_ago(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    await harness.put("a")
+    await harness.broker.alter_topic(ANN, "t", partitions=3)
+    await harness.put("b", partition=2)
     for _ in range(6):
-        await stand.put("c")
-    assert [len(await stand.values("t", partition)) for partition in range(3)] == [3, 2, 3]
+        await harness.put("c")
+    assert [len(await harness.values("t", partition)) for partition in range(3)] == [3, 2, 3]
 
 
-async def test_a_deleted_topic_leaves_no_offsets_to_its_successor(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "t")
-    await stand.broker.create_topic(ANN, "other")
-    await stand.broker.commit(ANN, "g", {("t", 0): 5, ("other", 0): 7})
-    await stand.broker.commit(ANN, "only here", {("t", 0): 1})
-    await stand.broker.delete_topic(ANN, "t")
-    assert stand.broker.groups(ANN) == ["g"]
-    await stand.broker.create_topic(ANN, "t")
-    assert stand.broker.committed(ANN, "g", "t", 0) is None
-    await stand.restart()
-    assert stand.broker.committed(ANN, "g", "t", 0) is None
-    assert stand.broker.committed(ANN, "g", "other", 0) == 7
+async def test_a_deleted_topic_leaves_no_offsets_to_its_successor(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    await harness.broker.create_topic(ANN, "other")
+    await harness.broker.commit(ANN, "g", {("t", 0): 5, ("other", 0): 7})
+    await harness.broker.commit(ANN, "only here", {("t", 0): 1})
+    await harness.broker.delete_topic(ANN, "t")
+    assert harness.broker.groups(ANN) == ["g"]
+    await harness.broker.create_topic(ANN, "t")
+    assert harness.broker.committed(ANN, "g", "t", 0) is None
+    await harness.restart()
+    assert harness.broker.committed(ANN, "g", "t", 0) is None
+    assert harness.broker.committed(ANN, "g", "other", 0) == 7
 
 
-async def test_a_commit_in_flight_when_its_topic_is_deleted_leaves_nothing_either(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "t")
-    committing = asyncio.ensure_future(stand.broker.commit(ANN, "g", {("t", 0): 5}))
+async def test_a_commit_in_flight_when_its_topic_is_deleted_leaves_nothing_either(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    committing = asyncio.ensure_future(harness.broker.commit(ANN, "g", {("t", 0): 5}))
     await asyncio.sleep(0)
-    await stand.broker.delete_topic(ANN, "t")
+    await harness.broker.delete_topic(ANN, "t")
     await committing
-    await stand.broker.create_topic(ANN, "t")
-    assert stand.broker.committed(ANN, "g", "t", 0) is None
-    await stand.crash()
-    assert stand.broker.committed(ANN, "g", "t", 0) is None
+    await harness.broker.create_topic(ANN, "t")
+    assert harness.broker.committed(ANN, "g", "t", 0) is None
+    await harness.crash()
+    assert harness.broker.committed(ANN, "g", "t", 0) is None
 
 
-async def test_a_deleted_topic_leaves_no_producer_memory_to_its_successor(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "t")
+async def test_a_deleted_topic_leaves_no_producer_memory_to_its_successor(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
     for number in range(7):
-        await stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", number))
-    in_flight = stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 7))
+        await harness.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", number))
+    in_flight = harness.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 7))
     with pytest.raises(OutOfSequence):
-        stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
-    await stand.broker.delete_topic(ANN, "t")
+        harness.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
+    await harness.broker.delete_topic(ANN, "t")
     with contextlib.suppress(UnknownTopic):
         await in_flight
-    await stand.broker.create_topic(ANN, "t")
-    await stand.crash()
-    published = await stand.broker.publish(ANN, "t", RecordBatch([b"new"]), producer=ProducerStamp("p", 0))
+    await harness.broker.create_topic(ANN, "t")
+    await harness.crash()
+    published = await harness.broker.publish(ANN, "t", RecordBatch([b"new"]), producer=ProducerStamp("p", 0))
     assert published.base_offset == 0
-    assert await stand.values() == ["new"]
+    assert await harness.values() == ["new"]
 
 
 @pytest.mark.parametrize("table", ["__offsets", "__producers"])
-async def test_a_deletion_the_log_refused_to_finish_is_finished_before_the_name_is_used_again(stand: Stand, table: str) -> None:
-    await stand.broker.create_topic(ANN, "t")
-    await stand.broker.commit(ANN, "g", {("t", 0): 5})
-    await stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
-    stand.engine.error, stand.engine.topic = DiskFull("full"), table
+async def test_a_deletion_the_log_refused_to_finish_is_finished_before_the_name_is_used_again(harness: Harness, table: str) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    await harness.broker.commit(ANN, "g", {("t", 0): 5})
+    await harness.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
+    harness.engine.error, harness.engine.topic = DiskFull("full"), table
     with pytest.raises(DiskFull):
-        await stand.broker.delete_topic(ANN, "t")
+        await harness.broker.delete_topic(ANN, "t")
     with pytest.raises(DiskFull):
-        await stand.broker.create_topic(ANN, "t")
-    stand.engine.error = None
-    await stand.broker.create_topic(ANN, "t")
-    assert stand.broker.groups(ANN) == []
-    await stand.crash()
-    assert stand.broker.groups(ANN) == []
-    assert (await stand.broker.publish(ANN, "t", RecordBatch([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
-    assert await stand.values() == ["y"]
+        await harness.broker.create_topic(ANN, "t")
+    harness.engine.error = None
+    await harness.broker.create_topic(ANN, "t")
+    assert harness.broker.groups(ANN) == []
+    await harness.crash()
+    assert harness.broker.groups(ANN) == []
+    assert (await harness.broker.publish(ANN, "t", RecordBatch([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
+    assert await harness.values() == ["y"]
 
 
-async def test_leftovers_of_a_deletion_that_a_crash_cut_short_are_removed_at_the_start(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "t")
-    await stand.broker.commit(ANN, "g", {("t", 0): 5})
-    await stand.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
-    await stand.engine.delete_topic("t")
-    await stand.crash()
-    await stand.broker.create_topic(ANN, "t")
-    assert stand.broker.groups(ANN) == []
-    assert (await stand.broker.publish(ANN, "t", RecordBatch([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
-    assert await stand.values() == ["y"]
+async def test_leftovers_of_a_deletion_that_a_crash_cut_short_are_removed_at_the_start(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    await harness.broker.commit(ANN, "g", {("t", 0): 5})
+    await harness.broker.publish(ANN, "t", RecordBatch([b"x"]), producer=ProducerStamp("p", 0))
+    await harness.engine.delete_topic("t")
+    await harness.crash()
+    await harness.broker.create_topic(ANN, "t")
+    assert harness.broker.groups(ANN) == []
+    assert (await harness.broker.publish(ANN, "t", RecordBatch([b"y"]), producer=ProducerStamp("p", 0))).base_offset == 0
+    assert await harness.values() == ["y"]
 
 
-async def test_a_name_stays_taken_until_its_deletion_is_complete(stand: Stand) -> None:
-    await stand.broker.create_topic(ANN, "t")
-    await stand.put("old")
-    await stand.broker.commit(ANN, "g", {("t", 0): 1})
-    stand.engine.hold()
-    deleting = asyncio.ensure_future(stand.broker.delete_topic(ANN, "t"))
-    creating = asyncio.ensure_future(stand.broker.ensure_topic(ANN, "t"))
+async def test_a_name_stays_taken_until_its_deletion_is_complete(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    await harness.put("old")
+    await harness.broker.commit(ANN, "g", {("t", 0): 1})
+    harness.engine.hold()
+    deleting = asyncio.ensure_future(harness.broker.delete_topic(ANN, "t"))
+    creating = asyncio.ensure_future(harness.broker.ensure_topic(ANN, "t"))
     await turns()
     assert not deleting.done() and not creating.done()
-    stand.engine.let_go()
+    harness.engine.let_go()
     await asyncio.gather(deleting, creating)
-    assert stand.broker.bounds(ANN, "t", 0) == Bounds(0, 0)
-    assert stand.broker.committed(ANN, "g", "t", 0) is None
+    assert harness.broker.bounds(ANN, "t", 0) == Bounds(0, 0)
+    assert harness.broker.committed(ANN, "g", "t", 0) is None

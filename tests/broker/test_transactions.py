@@ -19,51 +19,51 @@ from headrace.errors import (
 )
 from headrace.limits import TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
 from headrace.records import RecordBatch
-from tests.broker.stand import ANN, Stand, turns
+from tests.broker.harness import ANN, Harness, turns
 
 
 @pytest.fixture
-async def stand(stand: Stand) -> Stand:
-    await stand.broker.create_topic(ANN, "t", partitions=2)
-    await stand.broker.create_topic(ANN, "u")
-    return stand
+async def harness(harness: Harness) -> Harness:
+    await harness.broker.create_topic(ANN, "t", partitions=2)
+    await harness.broker.create_topic(ANN, "u")
+    return harness
 
 
-async def test_nothing_is_seen_before_the_commit_and_all_of_it_after(stand: Stand) -> None:
-    await stand.put("before", partition=0)
-    transaction = stand.broker.begin(ANN)
+async def test_nothing_is_seen_before_the_commit_and_all_of_it_after(harness: Harness) -> None:
+    await harness.put("before", partition=0)
+    transaction = harness.broker.begin(ANN)
     transaction.publish("t", RecordBatch([b"a", b"b"]), 0)
     transaction.publish("u", RecordBatch([b"c"]))
     transaction.publish("t", RecordBatch([b"d"]), 0)
     transaction.commit_offsets("g", {("t", 1): 5})
     await turns()
-    assert (await stand.values("t"), await stand.values("u")) == (["before"], [])
-    assert stand.broker.committed(ANN, "g", "t", 1) is None
-    appends = stand.engine.appends
+    assert (await harness.values("t"), await harness.values("u")) == (["before"], [])
+    assert harness.broker.committed(ANN, "g", "t", 1) is None
+    appends = harness.engine.appends
     published = await transaction.commit()
-    assert stand.engine.appends == appends + 1, "one append is what makes it atomic"
+    assert harness.engine.appends == appends + 1, "one append is what makes it atomic"
     assert [(one.partition, one.base_offset, one.count) for one in published] == [(0, 1, 2), (0, 0, 1), (0, 3, 1)]
-    assert (await stand.values("t"), await stand.values("u")) == (["before", "a", "b", "d"], ["c"])
-    assert stand.broker.committed(ANN, "g", "t", 1) == 5
-    await stand.crash()
-    assert stand.broker.committed(ANN, "g", "t", 1) == 5
+    assert (await harness.values("t"), await harness.values("u")) == (["before", "a", "b", "d"], ["c"])
+    assert harness.broker.committed(ANN, "g", "t", 1) == 5
+    await harness.crash()
+    assert harness.broker.committed(ANN, "g", "t", 1) == 5
 
 
-async def test_a_spread_run_in_a_transaction_knows_its_places(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_a_spread_batch_in_a_transaction_knows_its_places(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     transaction.publish("u", RecordBatch([b"x"]))
     transaction.publish("t", RecordBatch([b"%d" % number for number in range(10)], [b"k%d" % number for number in range(10)]))
     transaction.publish("u", RecordBatch([b"y"]))
     _, spread, last = await transaction.commit()
-    logs = [await stand.values("t", partition) for partition in (0, 1)]
+    logs = [await harness.values("t", partition) for partition in (0, 1)]
     for index in range(10):
         partition, offset = spread.placement(index)
         assert logs[partition][offset] == str(index)
     assert last.base_offset == 1
 
 
-async def test_an_aborted_transaction_leaves_nothing(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN, id="x")
+async def test_an_aborted_transaction_leaves_nothing(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN, id="x")
     transaction.publish("t", RecordBatch([b"a"]), 0)
     transaction.abort()
     transaction.abort()
@@ -71,22 +71,22 @@ async def test_an_aborted_transaction_leaves_nothing(stand: Stand) -> None:
         await transaction.commit()
     with pytest.raises(InvalidTransaction):
         transaction.publish("t", RecordBatch([b"a"]), 0)
-    assert await stand.values() == []
-    stand.broker.begin(ANN, id="x")
+    assert await harness.values() == []
+    harness.broker.begin(ANN, id="x")
 
 
-async def test_a_transaction_is_committed_once(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_a_transaction_is_committed_once(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     transaction.publish("u", RecordBatch([b"a"]))
     await transaction.commit()
     with pytest.raises(InvalidTransaction, match="has been committed"):
         await transaction.commit()
     transaction.abort()
-    assert await stand.values("u") == ["a"]
+    assert await harness.values("u") == ["a"]
 
 
-async def test_while_it_is_being_committed_nothing_is_added(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_while_it_is_being_committed_nothing_is_added(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     transaction.publish("u", RecordBatch([b"a"]))
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
@@ -96,85 +96,85 @@ async def test_while_it_is_being_committed_nothing_is_added(stand: Stand) -> Non
         await transaction.commit()
     transaction.abort()
     await committing
-    assert await stand.values("u") == ["a"]
+    assert await harness.values("u") == ["a"]
 
 
-async def test_an_empty_transaction_commits_to_nothing(stand: Stand) -> None:
-    assert await stand.broker.begin(ANN).commit() == []
+async def test_an_empty_transaction_commits_to_nothing(harness: Harness) -> None:
+    assert await harness.broker.begin(ANN).commit() == []
 
 
-async def test_a_transaction_that_takes_too_long_is_aborted(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN, id="slow", timeout_ms=1_000)
+async def test_a_transaction_that_takes_too_long_is_aborted(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN, id="slow", timeout_ms=1_000)
     transaction.publish("u", RecordBatch([b"a"]))
-    stand.clock.tick(999)
+    harness.clock.tick(999)
     transaction.publish("u", RecordBatch([b"b"]))
-    stand.clock.tick(1)
+    harness.clock.tick(1)
     with pytest.raises(InvalidTransaction, match="too long"):
         await transaction.commit()
-    assert await stand.values("u") == []
-    stand.broker.begin(ANN, id="slow")
+    assert await harness.values("u") == []
+    harness.broker.begin(ANN, id="slow")
 
 
-async def test_time_running_out_during_the_commit_changes_nothing(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN, timeout_ms=1_000)
+async def test_time_running_out_during_the_commit_changes_nothing(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN, timeout_ms=1_000)
     transaction.publish("u", RecordBatch([b"a"]))
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
-    stand.clock.tick(1_000)
+    harness.clock.tick(1_000)
     assert len(await committing) == 1
 
 
-async def test_after_a_full_disk_the_commit_may_be_tried_again(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_after_a_full_disk_the_commit_may_be_tried_again(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     transaction.publish("u", RecordBatch([b"a"]))
     transaction.commit_offsets("g", {("t", 0): 1})
-    stand.engine.error = DiskFull("full")
+    harness.engine.error = DiskFull("full")
     with pytest.raises(DiskFull):
         await transaction.commit()
-    assert stand.broker.committed(ANN, "g", "t", 0) is None
-    stand.engine.error = None
+    assert harness.broker.committed(ANN, "g", "t", 0) is None
+    harness.engine.error = None
     await transaction.commit()
-    assert await stand.values("u") == ["a"]
-    assert stand.broker.committed(ANN, "g", "t", 0) == 1
+    assert await harness.values("u") == ["a"]
+    assert harness.broker.committed(ANN, "g", "t", 0) == 1
 
 
-async def test_a_full_disk_is_not_tried_again_when_the_time_ran_out_meanwhile(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN, timeout_ms=1_000)
+async def test_a_full_disk_is_not_tried_again_when_the_time_ran_out_meanwhile(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN, timeout_ms=1_000)
     transaction.publish("u", RecordBatch([b"a"]))
-    stand.engine.error = DiskFull("full")
+    harness.engine.error = DiskFull("full")
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
-    stand.clock.tick(1_000)
+    harness.clock.tick(1_000)
     with pytest.raises(DiskFull):
         await committing
-    stand.engine.error = None
+    harness.engine.error = None
     with pytest.raises(InvalidTransaction, match="too long"):
         await transaction.commit()
 
 
-async def test_a_failed_log_ends_the_transaction(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_a_failed_log_ends_the_transaction(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     transaction.publish("u", RecordBatch([b"a"]))
-    stand.engine.error = StorageFailed("sync failed")
+    harness.engine.error = StorageFailed("sync failed")
     with pytest.raises(StorageFailed):
         await transaction.commit()
-    stand.engine.error = None
+    harness.engine.error = None
     with pytest.raises(InvalidTransaction):
         await transaction.commit()
 
 
-async def test_a_topic_deleted_before_the_commit_fails_all_of_it(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_a_topic_deleted_before_the_commit_fails_all_of_it(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     transaction.publish("t", RecordBatch([b"a"]), 0)
     transaction.publish("u", RecordBatch([b"b"]))
-    await stand.broker.delete_topic(ANN, "u")
+    await harness.broker.delete_topic(ANN, "u")
     with pytest.raises(UnknownTopic):
         await transaction.commit()
-    assert await stand.values("t") == []
+    assert await harness.values("t") == []
 
 
-async def test_what_cannot_be_staged_is_refused_at_once_and_the_rest_stands(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_what_cannot_be_staged_is_refused_at_once_and_the_rest_stands(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     transaction.publish("u", RecordBatch([b"good"]))
     with pytest.raises(UnknownTopic):
         transaction.publish("nowhere", RecordBatch([b"x"]))
@@ -191,29 +191,29 @@ async def test_what_cannot_be_staged_is_refused_at_once_and_the_rest_stands(stan
     assert len(await transaction.commit()) == 1
 
 
-async def test_an_id_is_open_once(stand: Stand) -> None:
-    stand.broker.begin(ANN, id="x")
+async def test_an_id_is_open_once(harness: Harness) -> None:
+    harness.broker.begin(ANN, id="x")
     with pytest.raises(InvalidTransaction, match="open already"):
-        stand.broker.begin(ANN, id="x")
+        harness.broker.begin(ANN, id="x")
     with pytest.raises(InvalidRequest):
-        stand.broker.begin(ANN, id="")
+        harness.broker.begin(ANN, id="")
     with pytest.raises(InvalidRequest):
-        stand.broker.begin(ANN, timeout_ms=0)
+        harness.broker.begin(ANN, timeout_ms=0)
 
 
 async def test_only_so_many_are_open_at_once() -> None:
-    stand = Stand(BrokerSettings(transactions_open_max=2))
-    await stand.broker.open()
-    first, _ = stand.broker.begin(ANN), stand.broker.begin(ANN)
+    harness = Harness(BrokerSettings(transactions_open_max=2))
+    await harness.broker.open()
+    first, _ = harness.broker.begin(ANN), harness.broker.begin(ANN)
     with pytest.raises(LimitExceeded):
-        stand.broker.begin(ANN)
+        harness.broker.begin(ANN)
     first.abort()
-    stand.broker.begin(ANN)
-    await stand.broker.close()
+    harness.broker.begin(ANN)
+    await harness.broker.close()
 
 
-async def test_a_transaction_holds_so_much_and_not_a_byte_more(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN)
+async def test_a_transaction_holds_so_much_and_not_a_byte_more(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN)
     value = bytes(VALUE_BYTES_MAX)
     whole, rest = divmod(TRANSACTION_BYTES_MAX, weight(RecordBatch([value])))
     transaction.publish("u", RecordBatch([value] * whole))
@@ -227,17 +227,17 @@ async def test_a_transaction_holds_so_much_and_not_a_byte_more(stand: Stand) -> 
 
 
 async def test_all_transactions_together_hold_so_much() -> None:
-    stand = Stand(BrokerSettings(transactions_bytes_max=100))
-    await stand.broker.open()
-    await stand.broker.create_topic(ANN, "u")
-    first, second = stand.broker.begin(ANN), stand.broker.begin(ANN)
+    harness = Harness(BrokerSettings(transactions_bytes_max=100))
+    await harness.broker.open()
+    await harness.broker.create_topic(ANN, "u")
+    first, second = harness.broker.begin(ANN), harness.broker.begin(ANN)
     first.publish("u", RecordBatch([b"x" * 40]))
     with pytest.raises(Unavailable):
         second.publish("u", RecordBatch([b"x" * 40]))
     await first.commit()
     second.publish("u", RecordBatch([b"x" * 40]))
     await second.commit()
-    await stand.broker.close()
+    await harness.broker.close()
 
 
 def test_headers_and_empty_records_weigh_something() -> None:
@@ -246,8 +246,8 @@ def test_headers_and_empty_records_weigh_something() -> None:
     assert weight(RecordBatch([b"ab"], [b"k"], [(("h", b"12"),)])) == bare + 3 + 3
 
 
-async def test_a_caller_cancelled_during_the_commit_does_not_undo_it(stand: Stand) -> None:
-    transaction = stand.broker.begin(ANN, id="x")
+async def test_a_caller_cancelled_during_the_commit_does_not_undo_it(harness: Harness) -> None:
+    transaction = harness.broker.begin(ANN, id="x")
     transaction.publish("u", RecordBatch([b"a"]))
     committing = asyncio.ensure_future(transaction.commit())
     await asyncio.sleep(0)
@@ -255,5 +255,5 @@ async def test_a_caller_cancelled_during_the_commit_does_not_undo_it(stand: Stan
     with pytest.raises(asyncio.CancelledError):
         await committing
     await turns()
-    assert await stand.values("u") == ["a"]
-    stand.broker.begin(ANN, id="x")
+    assert await harness.values("u") == ["a"]
+    harness.broker.begin(ANN, id="x")

@@ -138,7 +138,7 @@ def unused_tcp_port() -> int:
 
 
 async def test_what_one_may_not_do_exits_with_4(shell: Shell) -> None:
-    shell.server.home.broker._gate._authorize = lambda who, action, resource: False
+    shell.server.home.broker._authorizer._authorize = lambda who, action, resource: False
     ended = await shell("topic", "create", "t")
     assert ended.code == 4 and "may not create topic" in ended.err
 

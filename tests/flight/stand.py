@@ -69,7 +69,7 @@ class Stand:
             clock=clock,
             settings=BrokerSettings(),
             authorize=self.access.authorize,
-            witness=self.access.witness,
+            audit_hook=self.access.record_decision,
             random_bytes=secrets.token_bytes,
         )
         self.access.listen(self.broker.access_changed)

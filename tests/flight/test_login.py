@@ -44,7 +44,7 @@ def witnessed(stand: Stand) -> set[str]:
         seen.add(f"{who.name}@{who.protocol}")
         return True
 
-    stand.broker._gate._authorize = authorize
+    stand.broker._authorizer._authorize = authorize
     return seen
 
 

@@ -22,7 +22,7 @@ from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
 from headrace.wire import blipmq, figg, fujin
 from headrace.wire.flymq import encode_request
 from headrace.wire.flymq.messages import ProduceBatch
-from tests.broker.stand import FragileEngine, HandClock
+from tests.broker.harness import FragileEngine, HandClock
 from tests.sessions.blipmq.support import Wire as BlipMqWire
 from tests.sessions.figg.peer import TestLink
 from tests.sessions.flymq.support import Wire as FlyMqWire

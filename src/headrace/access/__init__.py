@@ -1,7 +1,7 @@
-"""Users, roles, rules, API keys and the audit log: who may do what, and who did.
+"""Users, roles, rules, API keys and the audit log.
 
-Read in this order: `policy` (the rules, as one pure function), `rows` (what is kept), `passwords`, `throttle`, `keys` (who somebody is),
-`audit`, `directory` (the tables and their changes), `access` (all of it in front of a broker).
+Reading order: `policy` (the rules, as one pure function), `rows` (what is stored), `passwords`, `throttle`, `keys` (authentication),
+`audit`, `directory` (the tables and their changes), `access` (all of it, as the broker uses it).
 """
 
 from __future__ import annotations

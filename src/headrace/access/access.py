@@ -1,9 +1,9 @@
-"""Access: who somebody is, what they may do, and every verb that changes either.
+"""Authentication and authorization of a broker.
 
     login or key ─► Principal ─► Authorizer ─► authorize ─► decide(policy)
-    create_user, put_rule, … ─► tables ─► a new policy ─► the broker asks again, open cursors included
+    create_user, put_rule, … ─► tables ─► a new policy ─► the broker checks again, open cursors included
 
-A verb that administers takes the `Caller` who asks for it: it is refused to those who may not, and written down either way.
+A method that administers takes the `Caller`. It raises an error for callers without the permission and writes an audit event either way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TIMER_SECONDS_MAX: Final = 24 * 3600.0
 
 
 class Mode(StrEnum):
-    """Whether the rules are looked at."""
+    """Enforcement of the access rules."""
 
     OPEN = "open"
     ENFORCED = "enforced"
@@ -58,15 +58,15 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """What an operator chooses."""
+    """Settings that an operator chooses."""
 
     mode: Mode = Mode.OPEN
     audit_retention_ms: int = 90 * 24 * 3600 * 1000
 
 
 class Access:
-    """Opened after the broker's engine and closed before it. `random_bytes` makes salts, keys and the first password. `ticks` gives the
-    milliseconds of a monotonic clock, for the pauses after failed logins; without it they follow `clock`."""
+    """Opened after the broker's engine and closed before it. `random_bytes` creates salts, keys and the first password. `ticks`
+    returns the milliseconds of a monotonic clock, for the pauses after failed logins; without it they use `clock`."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Access:
         )
         self._is_loaded = self._is_closed = False
 
-    # Life
+    # Lifecycle
 
     async def open(self, admin_password: str | None = None) -> str | None:
-        """Load the tables. Where access is enforced and nobody could administer the broker, make the user `admin`, with this password
-        or a new one, which is returned: it is to be shown once."""
+        """Load the tables. If access is enforced and no user could administer the broker, create the user `admin` with this password
+        or a new one. A new password is returned and must be shown once."""
         await self._directory.load()
         self._is_loaded = True
         self._changed()
@@ -131,11 +131,11 @@ class Access:
 
     @property
     def policy(self) -> Policy:
-        """The snapshot in force."""
+        """The policy in force."""
         return self._policy
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Call this whenever answers of `authorize` may be others than before."""
+        """Call `changed` whenever answers of `authorize` may have changed."""
         self._listeners.append(changed)
 
     def _changed(self) -> None:
@@ -154,10 +154,10 @@ class Access:
             later = self._later or asyncio.get_running_loop().call_later
             self._timer = later(min((expiry - now) / 1000, _TIMER_SECONDS_MAX), self._changed)
 
-    # What the gate asks
+    # Called by the authorizer
 
     def authorize(self, who: Principal, action: Action, resource: Resource) -> bool:
-        """Raises `Unavailable` before the rules are there: nobody is to be refused because nobody has looked."""
+        """Decide a request. Raises `Unavailable` before the rules are loaded: a denial without looking would be wrong."""
         if not self.is_enforced:
             return True
         if not self._is_loaded:
@@ -167,15 +167,15 @@ class Access:
     def _would(self, who: Principal, action: Action, resource: Resource) -> bool:
         return decide(self._policy, who, action, resource)
 
-    def witness(self, who: Principal, action: Action, kind: str, name: str, allowed: bool) -> None:
-        """What the gate saw: every change of a topic or group, and each denial once."""
+    def record_decision(self, who: Principal, action: Action, kind: str, name: str, allowed: bool) -> None:
+        """Audit a decision: every change of a topic or group, and each denial once."""
         type = kind if allowed else "denial"
         self._audit.note(event_of(who, who.address, type, action.value, f"{kind}:{name}", "allowed" if allowed else "denied"))
 
-    # Who somebody is
+    # Authentication
 
     async def log_in(self, name: str, password: str, caller: Caller) -> Principal:
-        """The principal of a user. Raises `LoginFailed`, `LoginThrottled`, and `Unavailable` when too many are waiting."""
+        """Return the principal of a user. Raises `LoginFailed`, `LoginThrottled`, and `Unavailable` when too many logins are waiting."""
         protocol, now, caller = caller.who.protocol, self._ticks(), _from_plain_address(caller)
         if not self.is_enforced:
             check_user_name(name)
@@ -201,7 +201,7 @@ class Access:
         return Principal(name, protocol, password_credential(row.generation), caller.address)
 
     async def _rehash(self, name: str, row: UserRow, password: str) -> None:
-        """The same password under today's parameters. Whoever is logged in stays so."""
+        """Store the same password with the current parameters. Existing logins stay valid."""
         try:
             hash = await self._passwords.hash(password)
             async with self._directory.changing():
@@ -209,10 +209,10 @@ class Access:
                     event = Event("user", "rehash", name, "internal", "", f"user:{name}", "success")
                     await self._directory.commit(Changes(users={name: replace(row, hash=hash)}), event)
         except BrokerError as failure:
-            _log.warning("password not hashed anew", extra={"reason": str(failure)})
+            _log.warning("password not rehashed", extra={"reason": str(failure)})
 
     def verify_key(self, text: str, caller: Caller) -> Principal | None:
-        """Whose API key this is; None if it is nobody's, or not in force."""
+        """Return the owner of an API key as a principal; None if the key is unknown or not in force."""
         now, caller, id = self._ticks(), _from_plain_address(caller), id_of(text)
         account = f"key:{id}" if id else None
         if self._throttle.pause_ms(account, caller.address, now):
@@ -220,8 +220,8 @@ class Access:
         self._throttle.begin(account, caller.address, now)
         row = self._directory.key(id) if id else None
         if not fits(None if row is None else row.digest, text) or row is None or id not in self._policy.keys:
-            nobody = Principal(ANONYMOUS, caller.who.protocol)
-            self._audit.note(event_of(nobody, caller.address, "login", "login", f"key:{id}", "failure"))
+            anonymous = Principal(ANONYMOUS, caller.who.protocol)
+            self._audit.note(event_of(anonymous, caller.address, "login", "login", f"key:{id}", "failure"))
             return None
         self._throttle.succeeded(account, caller.address)
         self.administration.keys_used[id] = self._clock()
@@ -230,7 +230,8 @@ class Access:
         return who
 
     def roles_shown(self, who: Principal) -> dict[str, Role]:
-        """The built-in roles and one's own; all of them to those who may administer: the grants of a role name topics and groups."""
+        """Return the built-in roles and the caller's own; all roles to administrators. Others are hidden, because the grants of a
+        role name topics and groups."""
         roles = self.administration.roles()
         if self.authorize(who, Action.ADMIN, BROKER):
             return roles
@@ -238,15 +239,15 @@ class Access:
         return {name: role for name, role in roles.items() if name in shown}
 
     def is_admin(self, who: Principal) -> bool:
-        """Whether access is enforced and this principal administers the broker."""
+        """Return whether access is enforced and this principal administers the broker."""
         return self.is_enforced and decide(self._policy, who, Action.ADMIN, BROKER)
 
     def is_admin_name(self, name: str) -> bool:
-        """Whether a user of this name, once logged in, would administer the broker."""
+        """Return whether a user of this name, once logged in, would administer the broker."""
         return name in self._policy.users and self.is_admin(Principal(name))
 
     def allows_anything(self, name: str) -> bool:
-        """Whether a user of this name is allowed anything at all, whatever it is."""
+        """Return whether a user of this name is allowed anything at all."""
         policy = self._policy
         user = policy.users.get(name)
         if not self.is_enforced or (user is not None and not user.enabled):
@@ -263,5 +264,6 @@ class Access:
 
 
 def _from_plain_address(caller: Caller) -> Caller:
-    """Every protocol writes addresses in its own way; one address must be one source of failures, and one text in the audit log."""
+    """Normalize the address, which each protocol writes differently: one address must be one source of failures and one text in the
+    audit log."""
     return replace(caller, address=plain_address(caller.address))

@@ -1,4 +1,4 @@
-"""Every verb that changes or shows users, roles, rules and keys. All but a few are for those who may ADMIN the broker."""
+"""Operations that change or show users, roles, rules and keys. Nearly all require ADMIN on the broker."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headrace.errors import EntryExists, InvalidRequest, LimitExceeded, LoginFai
 from headrace.limits import API_KEYS_MAX, ROLES_MAX, RULES_MAX, SCOPES_PER_KEY_MAX, USERS_MAX
 
 USE: Final = frozenset({Action.PUBLISH, Action.READ, Action.DESCRIBE})
-"""What FlyMQ's own ACLs give to those they name."""
+"""Actions that FlyMQ's own ACLs grant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and from where."""
+    """The principal that calls, and its address."""
 
     who: Principal
     address: str = ""
@@ -33,7 +33,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class TopicAcl:
-    """FlyMQ's own view of the rules of one topic: who may use it, beside what roles give."""
+    """FlyMQ's view of the rules of one topic: who may use it, beside what roles grant."""
 
     topic: str
     public: bool
@@ -43,7 +43,7 @@ class TopicAcl:
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """A key as lists show it, without its digest."""
+    """A key as it is listed, without its digest."""
 
     id: str
     owner: str
@@ -52,13 +52,13 @@ class KeyState:
     expires_ms: int
     revoked_ms: int
     used_ms: int
-    """Since the broker was started; 0: not."""
+    """Since the broker was started; 0: never."""
     in_force: bool
     description: str
 
 
 class Administration:
-    """`may` is asked at each verb. `would` is what the rules say, in force or not."""
+    """`may` is checked in each method. `would` returns the decision of the rules, enforced or not."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Administration:
         return dict(sorted(self._directory.users.items()))
 
     def user(self, by: Caller, name: str) -> UserRow:
-        """Everybody may see their own."""
+        """Return a user. Every user may see its own entry."""
         if name != by.who.name:
             self._check(by, "user", "describe", f"user:{name}")
         return self._user(name)
 
     async def create_user(self, by: Caller, name: str, password: str, roles: Sequence[str], *, enabled: bool = True) -> UserRow:
-        """An empty password: this user comes by certificate or key only. Raises `EntryExists`."""
+        """Create a user. With an empty password it authenticates by certificate or key only. Raises `EntryExists`."""
         self._check(by, "user", "create", f"user:{name}")
         check_user_name(name)
         self._check_roles(roles)
@@ -101,14 +101,14 @@ class Administration:
             if len(users) >= USERS_MAX:
                 raise LimitExceeded(f"there are {USERS_MAX} users already")
             now = self._clock()
-            # A generation that no earlier user of this name can have had: their logins must not come back to life.
+            # No earlier user of this name can have had this generation: old logins must not become valid again.
             row = UserRow(sorted(set(roles)), enabled, hash, now, now, now)
             event = event_of(by.who, by.address, "user", "create", f"user:{name}", "success", roles=",".join(row.roles))
             await self._directory.commit(Changes(users={name: row}), event)
         return row
 
     async def update_user(self, by: Caller, name: str, roles: Sequence[str], *, enabled: bool) -> UserRow:
-        """Both are overwritten. Raises `NoSuchEntry`."""
+        """Replace the roles and the enabled flag. Raises `NoSuchEntry`."""
         self._check(by, "user", "alter", f"user:{name}")
         self._check_roles(roles)
         async with self._directory.changing():
@@ -122,7 +122,7 @@ class Administration:
         return row
 
     async def delete_user(self, by: Caller, name: str) -> None:
-        """Its keys and the rules about it go too."""
+        """Delete a user, its keys and the rules about it."""
         self._check(by, "user", "delete", f"user:{name}")
         if name == by.who.name:
             raise InvalidRequest("cannot delete your own account")
@@ -135,7 +135,7 @@ class Administration:
             await self._directory.commit(changes, event_of(by.who, by.address, "user", "delete", f"user:{name}", "success"))
 
     async def change_password(self, by: Caller, name: str, new: str, old: str) -> None:
-        """One's own with the old one, anybody's by those who may administer. Every login with the old password ends."""
+        """Change a password: users their own, with the old one; administrators anyone's. Logins with the old password end."""
         own = name == by.who.name and bool(by.who.credential)
         if not own or not old:
             self._check(by, "user", "password", f"user:{name}")
@@ -154,11 +154,11 @@ class Administration:
     # Roles
 
     def roles(self) -> dict[str, Role]:
-        """All of them. What others than administrators are shown is `Access.roles_shown`."""
+        """Return all roles. `Access.roles_shown` filters them for callers that are not administrators."""
         return dict(sorted(self._directory.roles.items()))
 
     async def put_role(self, by: Caller, name: str, grants: Sequence[Grant], description: str) -> None:
-        """Make it, or give it other grants."""
+        """Create a role or replace its grants."""
         self._check(by, "role", "alter", f"role:{name}")
         check_role_name(name)
         if name in BUILT_IN_ROLES:
@@ -175,7 +175,7 @@ class Administration:
             await self._directory.commit(Changes(roles={name: row}), event)
 
     async def delete_role(self, by: Caller, name: str) -> None:
-        """The rules about it go too; users that have it have nothing by it any more."""
+        """Delete a role and the rules about it. Users that have it lose its grants."""
         self._check(by, "role", "delete", f"role:{name}")
         if name in BUILT_IN_ROLES:
             raise InvalidRequest(f"role {name!r} is built in")
@@ -196,7 +196,7 @@ class Administration:
         return [rule_of(key, row) for key, row in sorted(self._directory.rules.items())]
 
     async def add_rule(self, by: Caller, rule: Rule) -> None:
-        """Its actions are added to those that a rule of the same subject, effect and resource has already."""
+        """Add a rule. Its actions are added to an existing rule of the same subject, effect and resource."""
         self._check(by, "acl", "create", _shown(rule))
         check_rule(rule)
         async with self._directory.changing():
@@ -208,7 +208,7 @@ class Administration:
             await self._commit_rules(by, {key: RuleRow(sorted(actions))}, "create", _shown(rule))
 
     async def remove_rule(self, by: Caller, rule: Rule) -> None:
-        """These actions of it. Raises `NoSuchEntry` if it has none of them."""
+        """Remove actions from a rule. Raises `NoSuchEntry` if the rule has none of them."""
         self._check(by, "acl", "delete", _shown(rule))
         async with self._directory.changing():
             key = rule_key(rule)
@@ -220,12 +220,12 @@ class Administration:
             await self._commit_rules(by, {key: RuleRow(left) if left else None}, "delete", _shown(rule))
 
     def explain(self, by: Caller, name: str, action: Action, resource: Resource) -> bool:
-        """Whether a user (or whoever comes without a login) would be allowed this."""
+        """Return whether a user (or a client without a login) would be allowed this."""
         if name != by.who.name:
             self._check(by, "acl", "check", str(resource))
         return self._would(Principal(name), action, resource)
 
-    # FlyMQ's own view of rules: those that give a topic to users, roles or everybody
+    # FlyMQ's view of the rules: those that grant a topic to users, roles or everybody
 
     def topic_acl(self, by: Caller, topic: str) -> TopicAcl | None:
         self._check(by, "acl", "describe", f"topic:{topic}")
@@ -236,7 +236,7 @@ class Administration:
         return [acl for _, acl in sorted(self._topic_acls().items())]
 
     async def set_topic_acl(self, by: Caller, acl: TopicAcl) -> None:
-        """Replaces what was set for the topic before; other rules are left alone."""
+        """Replace the ACL of the topic; other rules stay."""
         self._check(by, "acl", "alter", f"topic:{acl.topic}")
         check_topic_name(acl.topic)
         subjects = [*map(user_subject, acl.users), *map(role_subject, acl.roles), *([EVERYBODY] if acl.public else [])]
@@ -285,7 +285,7 @@ class Administration:
         return self._state(id, self._key(id))
 
     async def create_key(self, by: Caller, owner: str, scopes: Sequence[Grant], *, expires_ms: int = 0, description: str = "") -> NewKey:
-        """The key itself is in the answer and nowhere else."""
+        """Create a key. The key text is returned here and stored nowhere."""
         self._check(by, "key", "create", f"user:{owner}")
         self._check_scopes(scopes)
         self._check_expiry(expires_ms)
@@ -306,7 +306,7 @@ class Administration:
     async def alter_key(
         self, by: Caller, id: str, *, expires_ms: int | None, description: str | None, scopes: Sequence[Grant] | None = None
     ) -> KeyState:
-        """None leaves what is there; no scopes at all: what its owner may. A revoked key stays revoked."""
+        """Change a key. None keeps a value; an empty list of scopes means everything its owner may do. A revoked key stays revoked."""
         self._check(by, "key", "alter", f"key:{id}")
         self._check_scopes(scopes or ())
         if expires_ms is not None:
@@ -323,7 +323,7 @@ class Administration:
         return self._state(id, row)
 
     async def revoke_key(self, by: Caller, id: str) -> None:
-        """For ever, and for open connections too; the row stays, for the record."""
+        """Revoke a key permanently, open connections included. The row stays as a record."""
         self._check(by, "key", "revoke", f"key:{id}")
         async with self._directory.changing():
             row = self._key(id)
@@ -343,7 +343,7 @@ class Administration:
         self._check(by, "audit", "read", "audit")
         return await self._audit.find(query)
 
-    # Inside
+    # Internals
 
     def _check(self, by: Caller, type: str, action: str, resource: str) -> None:
         if not self._may(by.who, Action.ADMIN, BROKER):

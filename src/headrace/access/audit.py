@@ -1,8 +1,8 @@
-"""The audit log: who did what, when, through which protocol, with what outcome.
+"""The audit log: who did what, when, through which protocol, with which result.
 
-It is the internal topic `__audit`. No protocol can write to it, delete it or read it as a topic; what goes into it comes from here, and only
-whoever may administer the broker can ask for it. A change of users, rules or keys and its event are one append: there is no change
-without its line. Logins and denials are noted without waiting for the disk.
+It is the internal topic `__audit`. No protocol can write, delete or read it as a topic; only administrators can query it. A change of
+users, rules or keys and its event are one append, so every change has its event. Logins and denials are recorded without waiting for
+the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line. Never holds a secret."""
+    """One event. Never holds a secret."""
 
     type: str
     """login, denial, topic, group, user, role, acl, key or audit."""
@@ -45,7 +45,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """An event with its place and time."""
+    """A stored event with its offset and time."""
 
     offset: int
     time_ms: int
@@ -54,7 +54,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which events; what is empty or 0 matches all. Times are Unix ms, the end excluded."""
+    """Filter of events; an empty or 0 field matches all. Times are Unix ms, the end is exclusive."""
 
     start_ms: int = 0
     end_ms: int = 0
@@ -81,7 +81,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The newest first. `total` counts all that match."""
+    """Matching events, newest first. `total` counts all matches."""
 
     events: list[Noted]
     total: int
@@ -109,11 +109,11 @@ class Audit:
             await self._engine.alter_topic(TOPIC, config=self._config)
 
     def write(self, event: Event) -> Write:
-        """The event as part of the append that it is about."""
+        """Return the event as part of the append that it describes."""
         return Write(TOPIC, 0, RecordBatch([self._encode(event)]))
 
     def note(self, event: Event) -> None:
-        """Written soon. When the disk does not keep up, events are counted instead, and the count is written."""
+        """Record an event without waiting. When the disk is too slow, events are dropped and their number is recorded."""
         if len(self._waiting) >= AUDIT_EVENTS_WAITING_MAX:
             self._dropped += 1
             return
@@ -130,14 +130,14 @@ class Audit:
         staged.add_done_callback(self._noted)
 
     async def drain(self) -> None:
-        """Returns when everything noted so far is on disk, or cannot be."""
+        """Wait until everything recorded so far is on disk or has failed."""
         if self._waiting:
             await asyncio.wait(set(self._waiting))
 
     async def find(self, query: Query) -> Found:
-        """Reads the whole span of time that is asked for. Raises `InvalidRequest` for a page that is too large."""
+        """Read the requested time span and return the matches. Raises `InvalidRequest` for a page that is too large."""
         if not 0 < query.limit <= AUDIT_QUERY_EVENTS_MAX or query.skip < 0:
-            raise InvalidRequest(f"ask for 1 to {AUDIT_QUERY_EVENTS_MAX} events, and skip none or more")
+            raise InvalidRequest(f"count must be 1 to {AUDIT_QUERY_EVENTS_MAX} and skip must not be negative")
         await self.drain()
         matching: list[Noted] = []
         keep, total = query.limit + query.skip, 0
@@ -146,7 +146,7 @@ class Audit:
             try:
                 batches = await self._engine.read(TOPIC, 0, position, bytes_max=_READ_BYTES)
             except OffsetOutOfRange as error:
-                position = max(position + 1, error.first)  # retention has just moved on
+                position = max(position + 1, error.first)  # retention deleted records just now
                 continue
             if not batches:
                 break

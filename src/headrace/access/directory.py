@@ -1,7 +1,7 @@
-"""The tables of access: users, roles, rules, keys.
+"""The tables of users, roles, rules and keys.
 
-Each change is one append with its event in the audit log. What the tables show is what is durable; changes are made one at a time, so
-that none is decided upon what another is just about to change.
+Each change is one append with its audit event. The tables show only durable changes. Changes run one at a time, so that none is based
+on a state that another is changing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace.engine.contract import Engine, Write
 
 Follow: TypeAlias = Callable[[Staged], None]
 ADMIN: Final = "admin"
-"""The role whose holders may do everything. There is always an enabled user that has it."""
+"""The role that allows everything. There is always an enabled user that has it."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """What one change does to each table; None deletes."""
+    """Changes to each table; None deletes."""
 
     users: dict[str, UserRow | None] = field(default_factory=dict)
     roles: dict[str, RoleRow | None] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Changes:
 
 
 class Directory:
-    """`changed` is called whenever the tables show something new."""
+    """`changed` is called whenever the tables change."""
 
     def __init__(self, engine: Engine, audit: Audit, changed: Callable[[], None]) -> None:
         self._engine, self._audit, self._changed = engine, audit, changed
@@ -57,7 +57,7 @@ class Directory:
 
     @property
     def roles(self) -> Mapping[str, Role]:
-        """The built-in ones too, which cannot be changed."""
+        """All roles, including the built-in ones, which cannot be changed."""
         return {**{name: row.role() for (name,), row in self._roles.rows.items()}, **BUILT_IN_ROLES}
 
     @property
@@ -75,11 +75,11 @@ class Directory:
         return self._keys.rows.get((id,))
 
     def admins(self) -> set[str]:
-        """Who could administer the broker."""
+        """Return the users that can administer the broker."""
         return {name for name, row in self.users.items() if row.enabled and ADMIN in row.roles}
 
     def policy(self, now: int) -> Policy:
-        """What the tables say at this time, as the rules want it."""
+        """Return the policy at this time."""
         return Policy(
             users={name: User(frozenset(row.roles), row.enabled, row.generation) for name, row in self.users.items()},
             roles=self.roles,
@@ -90,21 +90,21 @@ class Directory:
         )
 
     def next_expiry(self, now: int) -> int | None:
-        """When the next key expires."""
+        """Return when the next key expires."""
         return min((row.expires_ms for row in self.keys.values() if row.expires_ms > now and not row.revoked_ms), default=None)
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """One change at a time. Whoever looked at the tables before has to look again inside."""
+        """Serialize changes. What was read from the tables before must be read again inside."""
         async with self._turn:
             if self._staged is not None:
-                # Its caller may have gone away before it was durable.
+                # The previous caller may have been cancelled before its change was durable.
                 await asyncio.wait([self._staged])
                 await asyncio.sleep(0)
             yield
 
     async def commit(self, changes: Changes, event: Event) -> None:
-        """Durable, shown and in force when it returns. Only inside `changing`."""
+        """Append the changes with the event. Durable, shown and in force when it returns. Call only inside `changing`."""
         writes: list[Write] = []
         follows: list[Follow] = []
         _join(self._users, [((name,), user) for name, user in changes.users.items()], writes, follows)

@@ -3,7 +3,7 @@
     hr_3fq7k2mzvb5a_QkVn…          hr, the id, the secret
        └─ 12 characters └─ 256 random bits
 
-The id is no secret: it finds the row, appears in lists and in the audit log. Of the whole key only the SHA-256 is kept.
+The id is not secret: it identifies the row and appears in lists and in the audit log. Only the SHA-256 of the whole key is stored.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NOBODY: Final = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key as it is shown once."""
+    """A new key; its text is shown once."""
 
     id: str
     text: str = field(repr=False)
 
 
 def new_key(random_bytes: Callable[[int], bytes]) -> NewKey:
-    """That no other key has this id is for the caller to see to."""
+    """Create a key. The caller checks that the id is unused."""
     id = base64.b32encode(random_bytes(_ID_BYTES)).decode().lower()[:_ID_CHARACTERS]
     secret = base64.urlsafe_b64encode(random_bytes(_SECRET_BYTES)).decode().rstrip("=")
     return NewKey(id, f"{PREFIX}_{id}_{secret}")
@@ -41,12 +41,12 @@ def digest_of(text: str) -> str:
 
 
 def id_of(text: str) -> str:
-    """The id of what looks like a key; empty if it does not."""
+    """Return the id of a text that has the form of a key; empty if it has not."""
     prefix, _, rest = text.partition("_")
     id, _, _ = rest.partition("_")
     return id if prefix == PREFIX and len(id) == _ID_CHARACTERS else ""
 
 
 def fits(digest: str | None, text: str) -> bool:
-    """Whether this is the key of that digest; None fits nothing, in the same time."""
+    """Return whether the text is the key of that digest; always False for None, in the same time."""
     return hmac.compare_digest(digest or _NOBODY, digest_of(text)) and digest is not None

@@ -1,7 +1,7 @@
-"""Passwords: argon2id, hashed on two threads beside the loop, with a short queue in front of them.
+"""Passwords: argon2id, hashed on two threads with a short queue.
 
-A hash takes a tenth of a second and 64 MiB, on purpose. So a storm of logins may cost two threads and no more: the loop goes on serving,
-and whoever finds the queue full is told to come again, before anything is spent on the attempt.
+A hash takes 0.1 s and 64 MiB, on purpose. Many logins at once therefore use at most two threads and the loop keeps serving. When the
+queue is full, a login fails as retriable before any work is done.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SALT_BYTES: Final = 16
 _T = TypeVar("_T")
 
 HASHER: Final = PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=2, hash_len=32, salt_len=_SALT_BYTES, type=Type.ID)
-"""The parameters for new hashes; those of a stored hash are in its text, so these may change."""
+"""Parameters of new hashes. A stored hash contains its own, so these may change."""
 
 
 def check_password(password: str) -> None:
-    """Raises `InvalidRequest`, without the password in it."""
+    """Raises `InvalidRequest`, without the password in the message."""
     if len(password) < PASSWORD_CHARACTERS_MIN:
         raise InvalidRequest(f"a password needs at least {PASSWORD_CHARACTERS_MIN} characters")
     if len(password.encode("utf-8", "surrogatepass")) > PASSWORD_BYTES_MAX:
@@ -33,31 +33,31 @@ def check_password(password: str) -> None:
 
 
 class Passwords:
-    """`random_bytes` makes salts."""
+    """`random_bytes` creates salts."""
 
     def __init__(self, random_bytes: Callable[[int], bytes], hasher: PasswordHasher = HASHER) -> None:
         self._random_bytes = random_bytes
         self._hasher = hasher
         self._threads = ThreadPoolExecutor(PASSWORD_JOBS_RUNNING, thread_name_prefix="password")
         self._jobs = 0
-        self._nobody = ""
+        self._unused_hash = ""
 
     async def hash(self, password: str) -> str:
-        """Raises `InvalidRequest` for a password that is too short or too long, `Unavailable` when too many are waiting."""
+        """Hash a password. Raises `InvalidRequest` for one that is too short or too long, `Unavailable` when too many are waiting."""
         check_password(password)
-        return await self._aside(lambda: self._hasher.hash(password, salt=self._random_bytes(_SALT_BYTES)))
+        return await self._in_thread(lambda: self._hasher.hash(password, salt=self._random_bytes(_SALT_BYTES)))
 
     async def verify(self, hash: str, password: str) -> bool:
-        """Does it fit? An empty hash fits nothing, and finding that out takes as long. Raises `Unavailable` as `hash` does."""
+        """Return whether the password matches. An empty hash never matches, and takes as long. Raises `Unavailable` as `hash` does."""
         if len(password.encode("utf-8", "surrogatepass")) > PASSWORD_BYTES_MAX:
             password = ""
-        if not self._nobody:
-            self._nobody = await self._aside(lambda: self._hasher.hash("", salt=self._random_bytes(_SALT_BYTES)))
-        fits = await self._aside(lambda: self._fits(hash or self._nobody, password))
+        if not self._unused_hash:
+            self._unused_hash = await self._in_thread(lambda: self._hasher.hash("", salt=self._random_bytes(_SALT_BYTES)))
+        fits = await self._in_thread(lambda: self._fits(hash or self._unused_hash, password))
         return fits and bool(hash)
 
     def is_outdated(self, hash: str) -> bool:
-        """Made with other parameters than new hashes are: to be made anew when the password is next seen."""
+        """Return whether the hash has outdated parameters. It is then replaced at the next login."""
         return self._hasher.check_needs_rehash(hash)
 
     def close(self) -> None:
@@ -69,12 +69,12 @@ class Passwords:
         except (VerificationError, InvalidHashError):
             return False
 
-    async def _aside(self, job: Callable[[], _T]) -> _T:
+    async def _in_thread(self, job: Callable[[], _T]) -> _T:
         if self._jobs >= PASSWORD_JOBS_RUNNING + PASSWORD_JOBS_QUEUED_MAX:
             raise Unavailable("too many logins are waiting")
         self._jobs += 1
         future = self._threads.submit(job)
-        # Counted until the thread is done with it: a caller that goes away does not make room for another.
+        # Counted until the thread is done: a cancelled caller does not make room for another.
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: _call_if_open(loop, self._done))
         return await asyncio.wrap_future(future)
@@ -87,4 +87,4 @@ def _call_if_open(loop: asyncio.AbstractEventLoop, callback: Callable[[], None])
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
-        pass  # the loop is closed, and nobody counts any more
+        pass  # the loop is closed and the count no longer matters

@@ -1,14 +1,14 @@
-"""The rules: one pure function over one immutable snapshot.
+"""The rules: one pure function over one immutable policy.
 
-    internal topic?                          no, to everybody
-    credential known, in force, in scope?    else no
-    the user enabled?                        else no
-    a rule that denies?                      no: deny wins, over roles too
-    a rule or a role that allows?            yes
-    nothing?                                 no
+    internal topic?                          deny
+    credential known, in force, in scope?    else deny
+    user enabled?                            else deny
+    a deny rule matches?                     deny: it also overrides roles
+    an allow rule or a role matches?         allow
+    no match?                                deny
 
-A subject is `user:NAME`, `role:NAME` or `*`, everybody, those without a login included. Names are compared as they are: topic names are
-in Unicode's composed form and case matters, so two names that look alike are two names.
+A subject is `user:NAME`, `role:NAME` or `*` (everybody, including clients without a login). Names are compared exactly. Topic names are
+in Unicode normal form C and case matters, so two names that look alike are different names.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.names import INTERNAL_PREFIX
 
 ANONYMOUS: Final = access.ANONYMOUS
-"""Who comes without a login and without a certificate. No user can have this name."""
+"""Principal of clients without a login and without a certificate. No user can have this name."""
 EVERYBODY: Final = "*"
-"""The subject that is everybody."""
+"""The subject that matches everybody."""
 ANY_KIND: Final = "*"
 KINDS: Final = ("topic", "group", "transaction", "schema", "broker")
-"""What rules are about. The broker is one resource: whoever may ADMIN it manages users, rules, keys and reads the audit log."""
+"""Kinds of resources. The broker is one resource: ADMIN on it allows managing users, rules and keys and reading the audit log."""
 BROKER: Final = Resource("broker", "headrace")
 _OWN_GROUPS: Final = ("blipmq", "blipmq-")
-"""BlipMQ keeps a group for each subscription, under a name that no peer can choose: reading the topic is what has to be allowed."""
+"""Groups of BlipMQ subscriptions. A peer cannot choose such a name; only reading the topic needs a permission."""
 
 
 class Effect(StrEnum):
@@ -41,7 +41,7 @@ class Effect(StrEnum):
 
 
 class Match(StrEnum):
-    """How a rule's name is meant. The empty prefix matches everything."""
+    """Comparison of a rule's name. The empty prefix matches everything."""
 
     LITERAL = "literal"
     PREFIX = "prefix"
@@ -49,7 +49,7 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """These actions, on resources of this kind whose name matches."""
+    """Actions on resources of a kind whose name matches."""
 
     actions: frozenset[Action]
     kind: str = ANY_KIND
@@ -64,7 +64,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a subject may, or (deny) may not do."""
+    """An allow or deny rule of a subject."""
 
     subject: str
     effect: Effect
@@ -73,7 +73,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A name for what its holders may do."""
+    """A named set of grants."""
 
     grants: tuple[Grant, ...] = ()
     description: str = ""
@@ -81,7 +81,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What the rules need to know of a user. `generation` changes with every new password: older logins end."""
+    """Properties of a user that the rules need. `generation` changes with every new password, which ends older logins."""
 
     roles: frozenset[str] = frozenset()
     enabled: bool = True
@@ -90,7 +90,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key in force. Without scopes it may what its owner may, with scopes never more than them."""
+    """An API key in force. Without scopes it may do what its owner may, with scopes never more than they say."""
 
     owner: str
     scopes: tuple[Grant, ...] = ()
@@ -125,13 +125,13 @@ BUILT_IN_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Policy:
-    """Everything a decision depends on. Never changed: a change makes a new one."""
+    """Everything a decision depends on. Immutable: a change creates a new one."""
 
     users: Mapping[str, User] = field(default_factory=dict)
     roles: Mapping[str, Role] = field(default_factory=lambda: BUILT_IN_ROLES)
     rules: Iterable[Rule] = ()
     keys: Mapping[str, Key] = field(default_factory=dict)
-    """By id; those that are revoked or have expired are not here."""
+    """By id, without revoked and expired keys."""
 
     def __post_init__(self) -> None:
         by_subject: dict[str, list[Rule]] = {}
@@ -145,7 +145,7 @@ class Policy:
 
 
 def decide(policy: Policy, who: Principal, action: Action, resource: Resource) -> bool:
-    """May they?"""
+    """Return whether the policy allows the action."""
     if resource.kind == "topic" and resource.name.startswith(INTERNAL_PREFIX):
         return False
     if resource.kind == "group" and who.protocol == _OWN_GROUPS[0] and resource.name.startswith(_OWN_GROUPS[1]):
@@ -166,7 +166,7 @@ def decide(policy: Policy, who: Principal, action: Action, resource: Resource) -
 
 
 def _is_in_force(policy: Policy, who: Principal, action: Action, resource: Resource) -> bool:
-    """Whether what the principal has shown still counts, and counts for this."""
+    """Return whether the principal's credential is in force, and covers this action."""
     kind, _, mark = who.credential.partition(":")
     match kind:
         case "":
@@ -184,7 +184,7 @@ def _is_in_force(policy: Policy, who: Principal, action: Action, resource: Resou
 
 
 def roles_held(policy: Policy, who: Principal) -> frozenset[str]:
-    """The roles that speak for the principal: none for what is not in force, or for a key that its scopes keep to less."""
+    """Return the roles of the principal: none for a credential that is not in force, or for a key limited by scopes."""
     user = policy.users.get(who.name)
     kind, _, mark = who.credential.partition(":")
     if user is None or not user.enabled:

@@ -1,4 +1,4 @@
-"""What the tables of access keep, row by row. Passwords and keys are kept as hashes, and nothing here prints one."""
+"""Rows of the access tables. Passwords and keys are stored as hashes, and no row prints one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GrantRow:
         return cls(sorted(action.value for action in grant.actions), grant.kind, grant.match.value, grant.name)
 
     def grant(self) -> Grant:
-        # An action of a later release that this one does not know allows nothing and denies nothing here.
+        # An action of a later release that is unknown here allows nothing and denies nothing.
         known = frozenset(Action(word) for word in self.actions if word in _ACTIONS)
         return Grant(known, self.kind, Match(self.match), self.name)
 
@@ -32,7 +32,7 @@ class UserRow:
     roles: list[str]
     enabled: bool
     hash: str = field(repr=False)
-    """argon2id in its usual text form; empty: this user has no password and comes by certificate or key."""
+    """argon2id in its usual text form; empty: the user has no password and authenticates by certificate or key."""
     generation: int
     created_ms: int
     updated_ms: int
@@ -48,7 +48,7 @@ class RoleRow:
 
 
 RuleKey = tuple[str, str, str, str, str]
-"""(subject, effect, kind, match, name): one row for each, so that giving an action again changes nothing."""
+"""(subject, effect, kind, match, name): one row for each, so that granting an action again changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def rule_key(rule: Rule) -> RuleKey:
 class KeyRow:
     owner: str
     digest: str = field(repr=False)
-    """SHA-256 of the whole key, in hexadecimal. A key has 256 random bits, so nothing slower is needed."""
+    """SHA-256 of the whole key, in hexadecimal. A key has 256 random bits, so a slower hash is not needed."""
     scopes: list[GrantRow]
     created_ms: int
     expires_ms: int = 0

@@ -1,12 +1,12 @@
-"""Failed logins slow down the next ones: per account at an address, and per address.
+"""Throttling of logins after failures: per account at an address, and per address.
 
     (address, account)   5 failures are free   a pause of 1 s, doubled by each further failure, 30 s at most
     address              20 failures are free  the same
 
-An attempt within a pause is refused without looking at the password, so guessing costs the guesser time and the broker nothing.
-An account is never slowed down as a whole: whoever guesses from one address cannot keep its owner, who is elsewhere, from logging in.
-An account that has logged in from an address before does not wait for the pauses of that address, only for its own.
-An account is counted by its name whether it exists or not: the pause tells nothing.
+An attempt within a pause is rejected without checking the password, so guessing costs the attacker time and the broker nothing. An
+account is never slowed down as a whole: guesses from one address do not lock out its owner at another. An account that has logged in
+from an address before waits only for its own pauses, not for those of the address. An account is counted by its name whether it exists
+or not, so the pause reveals nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ _IPV6_PREFIX_BITS: Final = 64
 """One customer of a provider has all the IPv6 addresses of such a prefix."""
 
 _ACCOUNT_CHARACTERS_MAX: Final = 256
-"""What is remembered of a name. No account has a longer one, and a peer chooses what it sends."""
+"""Maximum length of a remembered name. No account has a longer one, and a peer chooses what it sends."""
 _Pair: TypeAlias = tuple[str, str]
 
 
 def plain_address(host: str) -> str:
-    """Return one text for each IP address, without brackets and zone; an IPv4 address in IPv6 form becomes the IPv4 address.
-
-    What is no IP address is returned unchanged.
-    """
+    """Return one text for each IP address, without brackets and zone; an IPv4 address in IPv6 form becomes the IPv4 address. Text that is
+    not an IP address is returned unchanged."""
     try:
         found = ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -40,7 +38,7 @@ def plain_address(host: str) -> str:
 
 
 def _source(host: str) -> str:
-    """Return what failures from this host are counted under: an IPv4 address, or an IPv6 prefix."""
+    """Return the key under which failures of this host are counted: an IPv4 address, or an IPv6 prefix."""
     plain = plain_address(host)
     try:
         found = ip_address(plain)
@@ -57,7 +55,7 @@ class _Score:
 
 
 class _Tally:
-    """Failures by name. The name that was quiet for longest is forgotten when there are too many."""
+    """Failures by name. When there are too many names, the one idle longest is forgotten."""
 
     def __init__(self, free: int, names_max: int) -> None:
         self._free, self._names_max = free, names_max
@@ -71,7 +69,7 @@ class _Tally:
 
     def failed(self, name: object, now: int) -> None:
         score = self._scores.pop(name, None)
-        # Half an hour of quiet after the last pause, and the counting begins anew.
+        # Counting starts again half an hour after the last pause.
         failures = 1 if score is None or now - score.seen_ms > 60 * LOGIN_PAUSE_MS_MAX else score.failures + 1
         beyond = failures - self._free
         pause = min(_PAUSE_MS << min(beyond - 1, 16), LOGIN_PAUSE_MS_MAX) if beyond > 0 else 0
@@ -83,7 +81,7 @@ class _Tally:
         self._scores.pop(name, None)
 
     def lower(self, name: object, count: int = 1, *, ends_pause: bool = False) -> None:
-        """Take back so many failures. The pause ends with them if few enough are left, or if `ends_pause` says so."""
+        """Subtract failures. The pause ends if few enough are left, or if `ends_pause` is set."""
         score = self._scores.get(name)
         if score is not None:
             score.failures -= count
@@ -98,11 +96,11 @@ def _pair(source: str, account: str) -> _Pair:
 
 
 class Throttle:
-    """Time is an argument: ms of a monotonic clock. An account of None is an attempt that names none (a key that cannot be read), an
-    address of "" one that has none (a caller inside the process): it is counted for its account alone."""
+    """Time is an argument: ms of a monotonic clock. An account of None is an attempt without a name (an unreadable key), an address
+    of "" one without an address (a caller in the process), counted for its account only."""
 
     def __init__(self, *, account_free: int = 5, address_free: int = 20, names_max: int = LOGINS_REMEMBERED_MAX) -> None:
-        """So many failures in a row are free: the next one, however soon, is looked at as well."""
+        """So many failures in a row are free: the next attempt is also checked at once."""
         self._accounts = _Tally(account_free, names_max)
         self._addresses = _Tally(address_free, names_max)
         self._names_max = names_max
@@ -110,7 +108,7 @@ class Throttle:
         """Accounts that have logged in from an address."""
 
     def pause_ms(self, account: str | None, address: str, now: int) -> int:
-        """How long this attempt has to wait; 0: it may be made."""
+        """Return how long this attempt must wait; 0: it may be made."""
         source = _source(address)
         own = 0 if account is None else self._accounts.pause_ms(_pair(source, account), now)
         if not source or (account is not None and _pair(source, account) in self._known):
@@ -118,7 +116,7 @@ class Throttle:
         return max(own, self._addresses.pause_ms(source, now))
 
     def begin(self, account: str | None, address: str, now: int) -> None:
-        """An attempt counts as failed until it has succeeded: a hundred at once are a hundred attempts, not one."""
+        """Count the attempt as failed until it succeeds: a hundred at once are a hundred attempts, not one."""
         source = _source(address)
         if source:
             self._addresses.failed(source, now)
@@ -126,14 +124,15 @@ class Throttle:
             self._accounts.failed(_pair(source, account), now)
 
     def unseen(self, account: str, address: str) -> None:
-        """The attempt was never looked at: it counts for nothing."""
+        """Take back an attempt that was never checked."""
         source = _source(address)
         self._addresses.lower(source)
         self._accounts.lower(_pair(source, account))
 
     def succeeded(self, account: str | None, address: str) -> None:
-        """The account has no failures here any more. Its first login from an address also takes one failure from the address and ends its
-        pause. Later ones only take back their own attempt: whoever has one account could guess at others between logins without pauses."""
+        """Clear the failures of the account at this address. Its first login from an address also takes one failure from the address
+        and ends its pause. Later logins only take back their own attempt: otherwise the owner of one account could guess others
+        without pauses."""
         source = _source(address)
         if account is None:
             self._addresses.lower(source)

@@ -1,6 +1,6 @@
 """The protocol-neutral broker: topics, delivery, groups, settlement, transactions, access.
 
-Sessions need nothing but what this package exports; the types of topics and batches are those of the engine contract.
+Sessions use only the names exported here. The types of topics and batches come from the engine contract.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from headrace.broker.dead_letters.dead_letters import DeadLetterEntry, Replayed
 from headrace.broker.delayed import DelayedEntry
 from headrace.broker.groups.offsets import GroupLag
 from headrace.broker.groups.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.health import Status
 from headrace.broker.publishing.publish import ProducerStamp, Published
 from headrace.broker.publishing.requirements import NOWHERE, OnInvalid
 from headrace.broker.reading.cursor import Cursor
@@ -18,7 +19,6 @@ from headrace.broker.reading.fetch import Fetched
 from headrace.broker.schema_checks import SchemaCheckPending, settled
 from headrace.broker.schemas.registry import Requirement, SchemaVersion
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.status import Status
 from headrace.broker.transactions import Transaction
 from headrace.broker.writers.progress import WriterEntry
 from headrace.broker.writers.stages import Publication, StageEntry, StageSize

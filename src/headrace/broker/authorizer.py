@@ -1,8 +1,20 @@
-"""Who may do what: the one gate that every broker verb passes.
+"""Authorization: every broker operation asks the `Authorizer` before it acts.
 
-The rules themselves are a function given from outside (`Authorize`). Its answers are remembered per principal, action and
-resource, because the gate stands on the hot path; `Authorizer.forget` must be called whenever the rules change. A witness, if there is one,
-is told of every change of topics and groups that was asked for, and of every denial once.
+The rules are a function passed in (`Authorize`). The authorizer is on the hot path, so it caches the answers per principal, action and
+resource. Call `Authorizer.forget` when the rules change. The audit hook, if set, receives every requested change of topics and groups,
+and every denial once.
+
+These modules ask it, and no others (tests/broker/test_access.py compares this list with the code):
+
+    broker.py               every method of `Broker` that takes a principal, except those below. It also hands checks to
+                            cursors, settlement queues, transactions and delayed messages, which run later
+    publishing/publish.py   PUBLISH on a topic: `Publisher.route`, once per cached route, and `Publisher.check_may`.
+                            Used by `publish`, `check_ready`, `publish_delayed`, `replay`, transactions and stages
+    writers/stages.py       every method of `WriterOperations`: the decision depends on the writer's row and its stages
+    schemas/operations.py   every method of `broker.schemas`
+
+`Broker.now`, `Broker.topic_defaults` and `Broker.health` take no principal and check nothing. Users, rules and keys are
+administered outside the broker: `access/administration.py` requires ADMIN.
 """
 
 from __future__ import annotations
@@ -15,26 +27,26 @@ from typing import Final, Protocol, TypeAlias
 from headrace.errors import NotAuthorized
 
 _ANSWERS_MAX: Final = 65_536
-"""Remembered answers. The memory is emptied when it is full: asking again is cheap, tracking ages is not."""
+"""Number of cached answers. The cache is cleared when it is full: asking again is cheap, tracking ages is not."""
 ANONYMOUS: Final = "anonymous"
-"""The name of everybody who comes without a login and without a certificate. It is shared, so it owns nothing."""
+"""Name of all clients without a login and without a certificate. It is shared, so it owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks, and through which protocol."""
+    """The authenticated identity of a caller, and its protocol."""
 
     name: str
     protocol: str = "internal"
     credential: str = ""
-    """What was shown, by its mark (`key:ID`, `password:GENERATION`), never the secret: so that it can be withdrawn by itself. Empty for
-    those whom the connection vouches for."""
+    """The credential used (`key:ID`, `password:GENERATION`), never the secret, so that it can be revoked separately. Empty if the
+    connection authenticates the caller."""
     address: str = field(default="", compare=False)
-    """Where they are, for the audit log alone: whoever comes from two places is one principal."""
+    """Network address, for the audit log only: it does not take part in comparisons."""
 
 
 class Action(StrEnum):
-    """What is asked for."""
+    """The requested operation."""
 
     PUBLISH = "publish"
     READ = "read"
@@ -48,7 +60,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What it is asked of. `kind` is one of topic, group, transaction, schema, broker."""
+    """The object of the operation. `kind` is one of topic, group, transaction, schema, broker."""
 
     kind: str
     name: str
@@ -61,12 +73,12 @@ Authorize: TypeAlias = Callable[[Principal, Action, Resource], bool]
 
 
 def allow_all(who: Principal, action: Action, resource: Resource) -> bool:
-    """The rule of a broker without rules."""
+    """Allow everything: the default without access rules."""
     return True
 
 
 class AuditHook(Protocol):
-    """Hears what was asked and how it was answered."""
+    """Receives a request and its decision."""
 
     def __call__(self, who: Principal, action: Action, kind: str, name: str, allowed: bool, /) -> None: ...
 
@@ -75,14 +87,14 @@ _CHANGES: Final = frozenset({Action.CREATE, Action.ALTER, Action.DELETE, Action.
 
 
 class Authorizer:
-    """Asks `authorize` once per question and remembers the answer."""
+    """Calls `authorize` once per question and caches the answer."""
 
-    def __init__(self, authorize: Authorize, witness: AuditHook | None = None) -> None:
+    def __init__(self, authorize: Authorize, audit_hook: AuditHook | None = None) -> None:
         self._authorize = authorize
-        self._witness = witness
+        self._audit_hook = audit_hook
         self._answers: dict[tuple[Principal, Action, str, str], bool] = {}
         self._denials: set[tuple[Principal, Action, str, str]] = set()
-        """Those the witness was told of. That somebody was asked about before does not mean that they were refused anything."""
+        """Denials that the audit hook has received. A cached answer does not imply that a check was denied."""
 
     def allows(self, who: Principal, action: Action, kind: str, name: str) -> bool:
         question = (who, action, kind, name)
@@ -94,19 +106,19 @@ class Authorizer:
         return answer
 
     def check(self, who: Principal, action: Action, kind: str, name: str) -> None:
-        """Raises `NotAuthorized` unless the rules allow it."""
+        """Raise `NotAuthorized` unless the rules allow it."""
         allowed = self.allows(who, action, kind, name)
-        if self._witness is not None and (action in _CHANGES if allowed else (who, action, kind, name) not in self._denials):
-            self._witness(who, action, kind, name, allowed)
+        if self._audit_hook is not None and (action in _CHANGES if allowed else (who, action, kind, name) not in self._denials):
+            self._audit_hook(who, action, kind, name, allowed)
         if not allowed:
             self._denials.add((who, action, kind, name))
             raise NotAuthorized(principal=who.name, action=action.value, resource=str(Resource(kind, name)))
 
     def allows_topic(self, who: Principal, topic: str) -> bool:
-        """Whether they may know that it is there: whoever may use a topic may."""
+        """Return whether the principal may see the topic: permission to use a topic includes this."""
         return any(self.allows(who, action, "topic", topic) for action in (Action.DESCRIBE, Action.READ, Action.PUBLISH))
 
     def forget(self) -> None:
-        """The rules have changed: ask again."""
+        """Clear the cache after the rules changed."""
         self._answers.clear()
         self._denials.clear()

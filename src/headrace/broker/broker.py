@@ -1,4 +1,7 @@
-"""The broker: every verb a session may use, in one place. Each passes the gate, then hands over to the module that does it."""
+"""The broker: every operation of a session. Each method checks the permission, then calls the module that implements it.
+
+`publish`, the writer operations (`WriterOperations`) and `schemas` leave the check to their module; `authorizer.py` lists all call sites.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from headrace.broker.authorizer import ANONYMOUS, Action, AuditHook, Authorize, Authorizer, Principal, allow_all
-from headrace.broker.background import supervise
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
 from headrace.broker.dead_letters.expiry import Sweep
 from headrace.broker.dead_letters.moves import Moves
@@ -16,22 +18,22 @@ from headrace.broker.delayed import Delayed, DelayedEntry, RandomBytes, Schedule
 from headrace.broker.groups.consumer import GroupContext
 from headrace.broker.groups.offsets import GroupLag, Groups
 from headrace.broker.groups.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
+from headrace.broker.health import Status, supervise
 from headrace.broker.names import check_name
 from headrace.broker.publishing.producers import Producers
 from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.reading.cursor import Cursor, Cursors
 from headrace.broker.reading.fetch import Fetched, Fetcher
-from headrace.broker.reading.watermarks import Ends, Watermarks
+from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.operations import Schemas
 from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.status import Status
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
-from headrace.broker.writers.operations import WriterVerbs
+from headrace.broker.writers.operations import WriterOperations
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
@@ -40,11 +42,11 @@ from headrace.records import AnyBatch, Headers, RecordBatch
 
 _DEFAULTS = BrokerSettings()
 _BROKER = "headrace"
-"""The name of the broker as a resource."""
+"""Name of the broker as a resource."""
 
 
-class Broker(WriterVerbs):
-    """Owns its engine: `open` opens it, `close` closes it. All verbs are called on the event loop."""
+class Broker(WriterOperations):
+    """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(
         self,
@@ -53,19 +55,19 @@ class Broker(WriterVerbs):
         clock: Clock,
         settings: BrokerSettings = _DEFAULTS,
         authorize: Authorize = allow_all,
-        witness: AuditHook | None = None,
+        audit_hook: AuditHook | None = None,
         later: Later | None = None,
         random_bytes: RandomBytes | None = None,
     ) -> None:
-        """`clock` gives Unix ms; `later` sets timers (None: the running loop's `call_later`); `random_bytes` makes the ids of delayed
-        messages, which cannot be published without it."""
-        later = _loops_later if later is None else later
+        """`clock` returns Unix ms. `later` sets timers (None: `call_later` of the running loop). `random_bytes` creates the ids of
+        delayed messages, which cannot be published without it."""
+        later = _loop_later if later is None else later
         self._engine = engine
         self._settings = settings
         self._later = later
-        self._gate = gate = Authorizer(authorize, witness)
+        self._authorizer = authorizer = Authorizer(authorize, audit_hook)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
-        self._publisher = publisher = Publisher(engine, gate, self._topics.find, clock, self._schema_rule)
+        self._publisher = publisher = Publisher(engine, authorizer, self._topics.find, clock, self._schema_rule)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
         self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
         self._watermarks = Watermarks(engine, later=later, waiting_max=settings.waiting_fetches_max)
@@ -80,10 +82,10 @@ class Broker(WriterVerbs):
             clock=clock,
             changed=publisher.forget,
             letters=self._dead_letters.rejected,
-            make_room=self._make_dead_letter_topic,
+            create_dead_letter_topic=self._create_dead_letter_topic,
         )
-        self._making_room: set[asyncio.Task[None]] = set()
-        self.schemas = Schemas(self._schemas, gate, self._topics, self._dead_letters)
+        self._creating_dead_letters: set[asyncio.Task[None]] = set()
+        self.schemas = Schemas(self._schemas, authorizer, self._topics, self._dead_letters)
         self._sweep = Sweep(engine, publisher, self._dead_letters, clock=clock, later=later, every_ms=settings.sweep_every_ms)
         self._schedule = Schedule(
             engine,
@@ -92,13 +94,13 @@ class Broker(WriterVerbs):
             later=later,
             count_max=settings.delayed_max,
             bytes_max=settings.delayed_bytes_max,
-            check_owner=lambda owner, topic: gate.check(Principal(owner), Action.PUBLISH, "topic", topic),
+            check_owner=lambda owner, topic: authorizer.check(Principal(owner), Action.PUBLISH, "topic", topic),
             letters=self._dead_letters.rejected,
-            make_room=self._make_dead_letter_topic,
+            create_dead_letter_topic=self._create_dead_letter_topic,
             random_bytes=random_bytes,
         )
-        around = GroupContext(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
-        self._settlement = Settlement(around, shares_max=settings.groups_max)
+        context = GroupContext(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
+        self._settlement = Settlement(context, consumers_max=settings.groups_max)
         self._transactions = Transactions(
             publisher,
             groups,
@@ -108,7 +110,7 @@ class Broker(WriterVerbs):
             open_max=settings.transactions_open_max,
             bytes_max=settings.transactions_bytes_max,
         )
-        self._stages = Stages(engine, gate, publisher, clock=clock, later=later, settings=settings)
+        self._stages = Stages(engine, authorizer, publisher, clock=clock, later=later, settings=settings)
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -127,7 +129,7 @@ class Broker(WriterVerbs):
         self._schedule_expiry()
 
     async def close(self) -> None:
-        """Drain: refuse new publishes, end long polls, wait for what is staged, commit settlement progress, close the engine.
+        """Drain: reject new publishes, end long polls, wait for staged appends, commit settlement progress, close the engine.
         Idempotent."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -142,8 +144,8 @@ class Broker(WriterVerbs):
         self._cursors.drain()
         self._transactions.drain()
         await self._stages.drain()
-        if self._making_room:
-            await asyncio.wait(self._making_room)
+        if self._creating_dead_letters:
+            await asyncio.wait(self._creating_dead_letters)
         await self._schedule.drain()
         await self._sweep.drain()
         if self._expiry is not None:
@@ -154,82 +156,80 @@ class Broker(WriterVerbs):
         await self._engine.close()
 
     async def maintain(self) -> None:
-        """Retention, compaction and the expiry of idle producers, now. All of it also happens by itself from time to time."""
+        """Run retention, compaction and the expiry of idle producers now. They also run periodically."""
         await self._producers.expire()
         await self._stages.expire()
         await self._sweep.now()
         await self._engine.maintain()
 
     def access_changed(self) -> None:
-        """The rules behind `authorize` have changed: forget its answers, and end the cursors of those who may not read any more."""
-        self._gate.forget()
+        """Clear cached permissions after the rules changed, and end the cursors of principals that may no longer read."""
+        self._authorizer.forget()
         self._publisher.forget()
         self._cursors.recheck()
         self._settlement.recheck()
 
     @property
     def now(self) -> int:
-        """Unix ms by the broker's clock, which is what expiries are compared with."""
+        """Unix ms by the broker's clock, which expiries are compared with."""
         return self._clock()
 
     @property
     def topic_defaults(self) -> TopicConfig:
-        """How a topic is configured that is created without a word about it."""
+        """Configuration of a topic that is created without one."""
         return self._topics.defaults
 
     # Topics
 
     def topics(self, who: Principal) -> list[Topic]:
-        """What this principal may see, by name; internal topics are hidden."""
-        return [topic for topic in self._topics.visible() if self._may_see(who, topic.name)]
+        """Return the topics that this principal may see, by name. Internal topics are hidden."""
+        return [topic for topic in self._topics.visible() if self._authorizer.allows_topic(who, topic.name)]
 
     def topic(self, who: Principal, name: str) -> Topic:
-        """Raises `UnknownTopic`."""
+        """Return a topic. Raises `UnknownTopic`."""
         self._check_sees(who, name)
         return self._topics.find(name)
 
     async def create_topic(self, who: Principal, name: str, *, partitions: int = 1, config: TopicConfig | None = None) -> Topic:
-        """Raises `InvalidTopicName`, `TopicExists`, `LimitExceeded`."""
-        self._gate.check(who, Action.CREATE, "topic", name)
+        """Create a topic. Raises `InvalidTopicName`, `TopicExists`, `LimitExceeded`."""
+        self._authorizer.check(who, Action.CREATE, "topic", name)
         self._publisher.check_open()
         return await self._topics.create(name, partitions, config)
 
     async def ensure_topic(self, who: Principal, name: str) -> Topic:
-        """The topic of that name, created with the defaults if it is missing and `settings.auto_create` allows; else `UnknownTopic`.
-
-        Whoever may neither see nor create it gets the same answer whether it is there or not.
-        """
+        """Return the topic. Create it with the defaults if it is missing and `settings.auto_create` allows it, else raise `UnknownTopic`. A
+        principal that may neither see nor create the topic gets the same error whether it exists or not."""
         is_there = name in self._engine.topics()
-        if is_there or not (self._settings.auto_create and self._gate.allows(who, Action.CREATE, "topic", name)):
+        if is_there or not (self._settings.auto_create and self._authorizer.allows(who, Action.CREATE, "topic", name)):
             self._check_sees(who, name)
         if is_there:
             return self._topics.find(name)
         if not self._settings.auto_create:
             raise UnknownTopic(name)
-        self._gate.check(who, Action.CREATE, "topic", name)
+        self._authorizer.check(who, Action.CREATE, "topic", name)
         self._publisher.check_open()
         return await self._topics.ensure(name)
 
     async def prepare(self, who: Principal, name: str, values: Sequence[bytes | None]) -> None:
-        """Wait for what `publish` cannot wait for: the topic, created if it is missing as by `ensure_topic`, and the check of values that
-        are too large to be checked on the loop."""
+        """Do the asynchronous work that must precede `publish`: create a missing topic as `ensure_topic` does, and check values that
+        are too large to check on the loop."""
         await self.ensure_topic(who, name)
         await settled(lambda: self.check_ready(who, name, values))
 
     def check_ready(self, who: Principal, topic: str, values: Sequence[bytes | None]) -> None:
-        """Raises what `publish` would raise at once, and `SchemaCheckPending` where the values have to be checked first."""
+        """Raise what `publish` would raise at once, and `SchemaCheckPending` if the values must be checked first."""
         rule = self._publisher.known_route(who, topic).rule
         if rule is not None:
             rule.check_ready(values)
 
     async def alter_topic(self, who: Principal, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Add partitions (never remove) or replace the configuration."""
-        self._gate.check(who, Action.ALTER, "topic", name)
+        self._authorizer.check(who, Action.ALTER, "topic", name)
         return await self._topics.alter(name, partitions, config)
 
     async def delete_topic(self, who: Principal, name: str) -> None:
-        """Its records, committed offsets and producer memory go; whoever waits for its records is woken with `UnknownTopic`."""
-        self._gate.check(who, Action.DELETE, "topic", name)
+        """Delete a topic with its records, committed offsets and producer state. Waiting readers fail with `UnknownTopic`."""
+        self._authorizer.check(who, Action.DELETE, "topic", name)
         await self._topics.delete(name)
 
     # Publish
@@ -244,12 +244,10 @@ class Broker(WriterVerbs):
         producer: ProducerStamp | None = None,
         ack: Ack | None = None,
     ) -> asyncio.Future[Published]:
-        """Stage now, in call order (which is log order per partition); the future resolves when the promise of `ack` holds.
-
-        With `partition` None, records with a key go where FNV-1a of the key sends them, those without take turns (a whole
-        keyless run goes to one partition). Raises at once `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`,
-        `OutOfSequence`, `NotAuthorized`, `Unavailable`, `SchemaCheckPending`; the future fails with `DiskFull` or `StorageFailed`.
-        """
+        """Stage now; call order is log order within a partition. The future resolves when the guarantee of `ack` holds. With `partition`
+        None, a record with a key goes to the partition given by FNV-1a of the key, and records without a key rotate, one batch at a time.
+        Raises at once `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `OutOfSequence`, `NotAuthorized`, `Unavailable`,
+        `SchemaCheckPending`. The future fails with `DiskFull` or `StorageFailed`."""
         if producer is None:
             return self._publisher.publish(who, topic, batch, partition, ack)
         return self._producers.publish(self._publisher.route(who, topic), batch, partition, producer, ack)
@@ -269,12 +267,10 @@ class Broker(WriterVerbs):
         bytes_min: int = 1,
         with_expired: bool = False,
     ) -> Fetched:
-        """Records from `offset` on. At the end it waits up to `wait_ms` for `bytes_min` bytes, then answers with what there is.
-
-        Raises `OffsetOutOfRange` below the first offset and above the end. Expired records are left out, unless whoever asks for them
-        (and does not wait) leaves them out by itself, whole columns at a time.
-        """
-        self._gate.check(who, Action.READ, "topic", topic)
+        """Read from `offset` on. At the end of the partition, wait up to `wait_ms` for `bytes_min` bytes, then return what is there. Raises
+        `OffsetOutOfRange` below the first offset and above the end. Expired records are left out, unless `with_expired` is set by a caller
+        that does not wait and filters whole columns."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
         self._topics.find_partition(topic, partition)
         fetched = await self._fetcher.fetch(
             topic,
@@ -287,36 +283,34 @@ class Broker(WriterVerbs):
             with_expired=with_expired,
         )
         if wait_ms:
-            self._gate.check(who, Action.READ, "topic", topic)  # it may have waited for longer than the permission was there
+            self._authorizer.check(who, Action.READ, "topic", topic)  # the permission may have ended during the wait
         return fetched
 
     def check_reads(self, who: Principal, topic: str) -> None:
-        """For protocols that hold records back: may they still be handed out? Raises `NotAuthorized`."""
-        self._gate.check(who, Action.READ, "topic", topic)
+        """Check that records held back by a protocol may still be delivered. Raises `NotAuthorized`."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
 
     def bounds(self, who: Principal, topic: str, partition: int) -> Bounds:
-        """The first offset there is and the end, the next one to be given."""
+        """Return the first offset and the end offset, which is the next to be assigned."""
         self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
         return self._engine.bounds(topic, partition)
 
     async def offset_for_time(self, who: Principal, topic: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset whose record is at or after the time; the end if there is none."""
+        """Return the first offset whose record is at or after the time; the end offset if there is none."""
         self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
         return await self._engine.offset_for_time(topic, partition, timestamp_ms)
 
     def size_bytes(self, who: Principal, topic: str, partition: int) -> int:
-        """What the partition takes on disk, about."""
+        """Return the approximate disk space of the partition."""
         self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
         return self._engine.size_bytes(topic, partition)
 
     async def wait_for_growth(self, who: Principal, ends: Ends, wait_ms: int) -> bool:
-        """Until a partition of these topics ends behind what is known of it (topic → partition → end), or there is one that is not known.
-
-        False when the time is over first. Raises `UnknownTopic`, also while waiting.
-        """
+        """Wait until a partition grows beyond its known end (topic → partition → end), or a partition exists that is not in `ends`. Returns
+        False when the time is over first. Raises `UnknownTopic`, also while waiting."""
         for topic in ends:
             self._check_sees(who, topic)
         return await self._watermarks.moved(ends, wait_ms)
@@ -332,44 +326,43 @@ class Broker(WriterVerbs):
         credit_bytes: int,
         failed: Callable[[BrokerError], None] | None = None,
     ) -> Cursor:
-        """Push from `offset` on: history, then live, with no gap and no duplicate.
-
-        `deliver` is called on the loop while there is credit; each delivery spends its key and value bytes and may overdraw by
-        one batch. `failed` is called once when the cursor cannot go on (the topic is gone). A reader so slow that retention
-        overtakes it goes on at the first record there is. Raises `OffsetOutOfRange`.
-        """
-        self._gate.check(who, Action.READ, "topic", topic)
+        """Push records from `offset` on: history, then live, without gap or duplicate. `deliver` is called on the loop while there is
+        credit. Each delivery uses credit for its key and value bytes and may overdraw by one batch. `failed` is called once when the cursor
+        cannot continue (the topic is deleted). If retention deletes records before they are read, the cursor continues at the first offset.
+        Raises `OffsetOutOfRange`."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
         self._publisher.check_open()
         self._topics.find_partition(topic, partition)
-        check = partial(self._gate.check, who, Action.READ, "topic", topic)
+        check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
         return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check)
 
     # Groups
 
     async def commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """The next offset to read, by (topic, partition). Durable when it returns; may go backwards."""
+        """Commit the next offset to read, by (topic, partition). Durable when it returns. An offset may decrease."""
         self._check_commit(who, group, offsets)
         await self._groups.put(self._groups.commits(group, offsets))
 
     def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
-        """None if the group has committed nothing there."""
-        self._gate.check(who, Action.DESCRIBE, "group", group)
+        """Return the committed offset; None if there is none."""
+        self._authorizer.check(who, Action.DESCRIBE, "group", group)
         self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
         return self._groups.committed(group, topic, partition)
 
     def lag(self, who: Principal, group: str) -> list[GroupLag]:
-        """One entry for each partition the group has committed an offset in, of the topics that this principal may see."""
-        self._gate.check(who, Action.DESCRIBE, "group", group)
-        return [lag for lag in self._groups.lag(group) if self._may_see(who, lag.topic)]
+        """Return one entry per partition with a committed offset, for the topics that this principal may see."""
+        self._authorizer.check(who, Action.DESCRIBE, "group", group)
+        return [lag for lag in self._groups.lag(group) if self._authorizer.allows_topic(who, lag.topic)]
 
     def groups(self, who: Principal) -> list[str]:
-        """The groups with committed offsets that this principal may see, by name."""
-        return [group for group in self._groups.names() if self._gate.allows(who, Action.DESCRIBE, "group", group)]
+        """Return the groups with committed offsets that this principal may see, by name."""
+        return [group for group in self._groups.names() if self._authorizer.allows(who, Action.DESCRIBE, "group", group)]
 
     async def delete_group(self, who: Principal, group: str, *, topic: str | None = None) -> None:
-        """Forget its offsets, in one topic or (None) in all. Raises `InvalidRequest` while a settlement queue of it is open."""
-        self._gate.check(who, Action.DELETE, "group", group)
+        """Forget the group's offsets in one topic or (None) in all. Raises `InvalidRequest` while the group has an open settlement
+        queue."""
+        self._authorizer.check(who, Action.DELETE, "group", group)
         if self._settlement.is_open(group):
             raise InvalidRequest(f"group {group!r} has consumers")
         await self._groups.delete(group, topic)
@@ -386,7 +379,7 @@ class Broker(WriterVerbs):
         partitions: Sequence[int] | None = None,
         start: Start = "latest",
     ) -> SettlementQueue:
-        """A consumer's share in a group's work. Starts at the group's committed offset if there is one, else at `start`."""
+        """Open a consumer's settlement queue in a group. It starts at the group's committed offset if there is one, else at `start`."""
         self._check_takes(who, group, topic)
         self._publisher.check_open()
         queue = self._settlement.open(group, topic, self._topics.find(topic).partitions, policy, partitions, start)
@@ -395,7 +388,7 @@ class Broker(WriterVerbs):
 
     def begin(self, who: Principal, *, id: str | None = None, timeout_ms: int = 60_000) -> Transaction:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
-        self._gate.check(who, Action.PUBLISH, "transaction", id or "")
+        self._authorizer.check(who, Action.PUBLISH, "transaction", id or "")
         return self._transactions.begin(who, id, timeout_ms)
 
     # Dead letters
@@ -403,30 +396,30 @@ class Broker(WriterVerbs):
     async def dead_letters(
         self, who: Principal, topic: str, *, records_max: int, bytes_max: int = FETCH_BYTES_MAX, after: str = "", replayed: bool = False
     ) -> list[DeadLetterEntry]:
-        """The dead letters of a topic from the oldest on, or from the one behind the id `after`; those replayed only if asked for.
-        None where there is no dead-letter topic."""
-        self._gate.check(who, Action.READ, "topic", topic + SUFFIX)
+        """Return the dead letters of a topic from the oldest on, or after the id `after`; replayed ones only if requested. Empty
+        without a dead-letter topic."""
+        self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
         return await self._dead_letters.entries(topic, records_max, bytes_max, after, replayed)
 
     def dead_letter_counts(self, who: Principal) -> dict[str, int]:
-        """How many wait to be looked at, by topic, where this principal may see them."""
+        """Return the number of waiting dead letters by topic, for topics that this principal may see."""
         names = [topic.name.removesuffix(SUFFIX) for topic in self.topics(who) if topic.name.endswith(SUFFIX)]
         return {name: self._dead_letters.count(name) for name in names if name}
 
     async def move_to_dead_letters(self, who: Principal, topic: str, partition: int, offset: int, *, error: str = "") -> None:
-        """Keep a copy of a record among the dead letters. Raises `UnknownMessage` if it is not there any more."""
-        self._gate.check(who, Action.READ, "topic", topic)
-        self._gate.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
+        """Copy a record to the dead letters. Raises `UnknownMessage` if it no longer exists."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
         self._topics.find_partition(topic, partition)
         await self._dead_letters.move(topic, partition, offset, "moved", error)
 
     async def move_many_to_dead_letters(
         self, who: Principal, topic: str, entries: Sequence[tuple[int, int, str]], *, reason: str = "pipeline"
     ) -> int:
-        """Keep copies of records, each (partition, offset, error), among the dead letters. Returns how many were not there yet for this
-        reason, so that whoever is not sure may ask again. What the log does not hold any more is left out."""
-        self._gate.check(who, Action.READ, "topic", topic)
-        self._gate.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
+        """Copy records, each (partition, offset, error), to the dead letters. Returns how many are new for this reason, so a
+        repeated call is harmless. Records that no longer exist are skipped."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
         check_name("reason", reason)
         if len(entries) > DEAD_LETTERS_MOVED_MAX:
             raise InvalidRequest(f"a move takes at most {DEAD_LETTERS_MOVED_MAX} records")
@@ -439,18 +432,16 @@ class Broker(WriterVerbs):
         return await self._moves.move(topic, wanted, reason)
 
     async def replay(self, who: Principal, topic: str, ids: Sequence[str]) -> Replayed:
-        """Publish dead letters again, with their keys and headers, and mark them, all in one append.
-
-        Raises `UnknownMessage` for one that is not there or has been replayed; then none of them is.
-        """
-        self._gate.check(who, Action.READ, "topic", topic + SUFFIX)
+        """Publish dead letters again with their keys and headers, and mark them, in one append. Raises `UnknownMessage` if one does not
+        exist or was replayed; then none is published."""
+        self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
         if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
             raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
         return await self._dead_letters.replay(self._publisher.route(who, topic), ids)
 
     async def purge_dead_letters(self, who: Principal, topic: str) -> int:
-        """Forget all dead letters of a topic; returns how many were waiting. None there: nothing happens."""
-        self._gate.check(who, Action.DELETE, "topic", topic + SUFFIX)
+        """Delete all dead letters of a topic and return how many were waiting. Does nothing if there are none."""
+        self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
         return await self._dead_letters.purge(topic)
 
     # Delayed messages
@@ -467,10 +458,8 @@ class Broker(WriterVerbs):
         partition: int | None = None,
         ttl_ms: int = 0,
     ) -> tuple[str, int]:
-        """Publish after a delay (a negative one is none). Durable when it returns (id, Unix ms of delivery).
-
-        Raises as `publish` does, and `LimitExceeded` when too much waits already.
-        """
+        """Publish after a delay (negative: none). Durable when it returns (id, Unix ms of delivery). Raises as `publish` does, and
+        `LimitExceeded` when too many messages wait."""
         route = self._publisher.route(who, topic)
         self._schedule.check(delay_ms, ttl_ms)
         await settled(lambda: route.check(RecordBatch([value])))
@@ -480,15 +469,15 @@ class Broker(WriterVerbs):
         return await self._schedule.add(Delayed(route.topic, due, who.name, value, key, headers, partition, ttl_ms)), due
 
     def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[DelayedEntry]:
-        """What waits to be delivered, in one topic or (None) in all, by time: all, or the next ones. Of others' messages those in
-        topics that this principal may read or delete."""
+        """Return the waiting messages of one topic or (None) of all, by time: all, or the next `count_max`. Messages of other owners
+        are included for topics that this principal may read or delete."""
         seen: dict[str, bool] = {}
 
         def is_seen(one: Waiting) -> bool:
             name = one.message.topic
             if name not in seen:
                 seen[name] = topic in (None, name) and any(
-                    self._gate.allows(who, action, "topic", name) for action in (Action.READ, Action.DELETE)
+                    self._authorizer.allows(who, action, "topic", name) for action in (Action.READ, Action.DELETE)
                 )
             return seen[name] or (topic in (None, name) and who.name != ANONYMOUS and self._owns(who, one.message))
 
@@ -497,34 +486,32 @@ class Broker(WriterVerbs):
     def _delayed_entry(self, who: Principal, one: Waiting) -> DelayedEntry:
         message = one.message
         is_own = self._owns(who, message)
-        key = message.key if is_own or self._gate.allows(who, Action.READ, "topic", message.topic) else None
-        owner = message.owner if is_own or self._gate.allows(who, Action.DELETE, "topic", message.topic) else None
+        key = message.key if is_own or self._authorizer.allows(who, Action.READ, "topic", message.topic) else None
+        owner = message.owner if is_own or self._authorizer.allows(who, Action.DELETE, "topic", message.topic) else None
         return DelayedEntry(one.id, message.topic, message.due, len(message.value or b""), key, owner)
 
     async def cancel_delayed(self, who: Principal, id: str, *, topic: str | None = None) -> None:
-        """It will not be delivered when this returns. One's own message, or any by those who may delete its topic.
-
-        Raises `UnknownMessage` if it is not waiting (any more), not for this topic, or not this principal's to cancel: whoever guesses
-        learns nothing from the answer.
-        """
+        """Cancel a message; it is not delivered after this returns. Allowed for its owner and for principals that may delete its topic.
+        Raises `UnknownMessage` if it is not waiting, is in another topic, or may not be cancelled by this principal. The error is the same,
+        so that guessing reveals nothing."""
         waiting = self._schedule.find(id)
         message = waiting.message
         if topic not in (None, message.topic):
             raise UnknownMessage(id)
         if not self._owns(who, message):
             try:
-                self._gate.check(who, Action.DELETE, "topic", message.topic)
+                self._authorizer.check(who, Action.DELETE, "topic", message.topic)
             except NotAuthorized:
                 raise UnknownMessage(id) from None
         await self._schedule.cancel(waiting)
 
     def _owns(self, who: Principal, message: Delayed) -> bool:
-        """Within what was shown: an API key of the owner whose scopes leave out the topic does not own its messages."""
-        return who.name == message.owner and self._gate.allows(who, Action.PUBLISH, "topic", message.topic)
+        """Return whether the principal owns the message. An API key of the owner whose scopes exclude the topic does not."""
+        return who.name == message.owner and self._authorizer.allows(who, Action.PUBLISH, "topic", message.topic)
 
     def status(self, who: Principal) -> Status:
-        """What this broker holds."""
-        self._gate.check(who, Action.DESCRIBE, "broker", _BROKER)
+        """Return counts over all visible topics, and the health."""
+        self._authorizer.check(who, Action.DESCRIBE, "broker", _BROKER)
         topics = self._topics.visible()
         bounds = [self._engine.bounds(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
         return Status(
@@ -537,26 +524,23 @@ class Broker(WriterVerbs):
 
     @property
     def health(self) -> HealthReport:
-        """Whether the background threads and tasks do their work. Asks for no right: it is what a readiness check is made of."""
+        """Health of the background threads and tasks. Needs no permission: readiness checks use it."""
         return self._engine.health.report()
 
-    # Inside
-
-    def _may_see(self, who: Principal, topic: str) -> bool:
-        return self._gate.allows_topic(who, topic)
+    # Internals
 
     def _check_sees(self, who: Principal, topic: str) -> None:
-        if not self._may_see(who, topic):
-            self._gate.check(who, Action.DESCRIBE, "topic", topic)
+        if not self._authorizer.allows_topic(who, topic):
+            self._authorizer.check(who, Action.DESCRIBE, "topic", topic)
 
     def _check_takes(self, who: Principal, group: str, topic: str) -> None:
-        self._gate.check(who, Action.READ, "topic", topic)
-        self._gate.check(who, Action.COMMIT, "group", group)
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        self._authorizer.check(who, Action.COMMIT, "group", group)
 
     def _check_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        self._gate.check(who, Action.COMMIT, "group", group)
+        self._authorizer.check(who, Action.COMMIT, "group", group)
         for topic, partition in offsets:
-            self._gate.check(who, Action.READ, "topic", topic)
+            self._authorizer.check(who, Action.READ, "topic", topic)
             self._topics.find_partition(topic, partition)
 
     def _exists(self, topic: str) -> bool:
@@ -569,7 +553,7 @@ class Broker(WriterVerbs):
         self._settlement.partitions_added(name, self._engine.topics()[name].partitions)
 
     async def _topic_gone(self, name: str) -> None:
-        """Readers first, and without a pause, so that none of them can mistake a successor for the topic it was reading."""
+        """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""
         gone = UnknownTopic(name)
         self._publisher.forget(name)
         self._fetcher.topic_gone(gone)
@@ -587,14 +571,14 @@ class Broker(WriterVerbs):
     def _schema_rule(self, topic: str) -> Rule | None:
         return self._schemas.rule(topic)
 
-    def _make_dead_letter_topic(self, topic: str) -> None:
+    def _create_dead_letter_topic(self, topic: str) -> None:
         making = asyncio.get_running_loop().create_task(self._ensure_dead_letters(topic))
-        self._making_room.add(making)
-        making.add_done_callback(self._making_room.discard)
+        self._creating_dead_letters.add(making)
+        making.add_done_callback(self._creating_dead_letters.discard)
         supervise(self._engine.health, "creation of dead letter topics", making)
 
     async def _ensure_dead_letters(self, topic: str) -> None:
-        with contextlib.suppress(BrokerError):  # whoever meets a full disk is told by the write that meets it
+        with contextlib.suppress(BrokerError):  # the write that meets a full disk reports it
             await self._dead_letters.ensure(topic)
 
     def _schedule_expiry(self) -> None:
@@ -610,10 +594,10 @@ class Broker(WriterVerbs):
             await self._producers.expire()
             await self._stages.expire()
         except BrokerError:
-            pass  # a full or failed disk is reported by the writes that meet it; the next round tries again
+            pass  # a write that meets a full or failed disk reports it; the next round retries
         finally:
             self._schedule_expiry()
 
 
-def _loops_later(seconds: float, callback: Callable[[], object]) -> Timer:
+def _loop_later(seconds: float, callback: Callable[[], object]) -> Timer:
     return asyncio.get_running_loop().call_later(seconds, callback)

@@ -1,13 +1,13 @@
-"""Delayed messages: published now, in the log later.
+"""Delayed messages: accepted now, published later.
 
-A delayed message waits in the table `__delayed`, as durable as a record, and in memory. When its time has come, it is written to its
-topic and removed from the table in one append: a crash leaves it either waiting or delivered, never both and never neither. Messages
-that are due together are delivered together, in the order of their times. Nothing is delivered before its time by the broker's clock.
+A delayed message waits in the table `__delayed`, as durable as a record, and in memory. When it is due, one append writes it to its
+topic and removes it from the table: after a crash it is either waiting or delivered. Messages that are due together are delivered
+together, ordered by time. No message is delivered before its time by the broker's clock.
 
-A message that cannot be written (the disk is full) stays and is tried again; those of a topic that is deleted go with it. Whoever scheduled
-a message must be allowed to publish when it is due, too: else it becomes a dead letter.
+A message that cannot be written (the disk is full) stays and is retried. The messages of a deleted topic are deleted. The principal
+that scheduled a message must also be allowed to publish when it is due, else the message becomes a dead letter.
 
-An id is 128 random bits. Nobody learns another's by counting, so that knowing one tells nothing about topics and their traffic.
+An id is 128 random bits, so an id reveals nothing about other messages, topics or traffic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from headrace.broker.publishing.publish import Placing, Publisher
-from headrace.broker.publishing.requirements import Divert, Letters, MakeRoom
+from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Divert, Letters
 from headrace.broker.tables import Staged, TableLog
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.admission import check_batch, headers_bytes
@@ -44,24 +44,24 @@ _Key: TypeAlias = tuple[str]
 _STEP: Final = "delivery of delayed messages"
 _RETRY_MS_MIN: Final = 20
 _RETRY_MS_MAX: Final = 1_000
-"""What a message waits that could not be written: doubled each time. What is missing may just be in the making."""
+"""First retry delay of a message that could not be written; it doubles each time. The dead-letter topic may still be in creation."""
 _LOOK_SECONDS_MAX: Final = 1.0
-"""The clock is looked at so often: it may be set forward while a timer runs."""
+"""Maximum time between two looks at the clock: it may be set forward while a timer is pending."""
 _AT_ONCE_MAX: Final = 1_000
 _AT_ONCE_BYTES_MAX: Final = 4 * MIB
-"""Messages of one append, and of one turn of the loop: enough to be cheap, not so many that everybody else waits for them."""
+"""Messages of one append and of one loop iteration: enough to be cheap, few enough not to block the loop."""
 _ENTRY_BYTES: Final = 256
-"""What a message weighs beside its content."""
+"""Memory of a message beside its content."""
 _ID_BYTES: Final = 16
 RandomBytes: TypeAlias = Callable[[int], bytes]
-"""So many bytes that nobody can foretell."""
+"""Returns so many unpredictable bytes."""
 
 
 class Delayed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message and when it is to be delivered. Stored in this order of fields: new ones go to the end and have a default.
+    """A message and its delivery time. Stored in this order of fields: add new fields at the end, with a default.
 
-    Neither this nor `Waiting` can be part of a cycle, so the collector is not to look at them: with 100,000 of them it would stop the loop
-    for longer than a message may be late.
+    `gc=False` here and in `Waiting`: neither can be part of a cycle, and a collection over 100,000 of them would block the loop for
+    longer than a message may be late.
     """
 
     topic: str
@@ -72,9 +72,9 @@ class Delayed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: bytes | None = None
     headers: Headers = ()
     partition: int | None = None
-    """None: decided at delivery."""
+    """None: chosen at delivery."""
     ttl_ms: int = 0
-    """Expires so long after its delivery. Zero: as its topic says."""
+    """Time to live after delivery. Zero: the topic's."""
 
     @property
     def size_bytes(self) -> int:
@@ -87,9 +87,9 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     id: str
     message: Delayed
     is_leaving: bool = False
-    """An append that removes it is under way."""
+    """Whether an append that removes it is in progress."""
     pause_ms: int = _RETRY_MS_MIN
-    """How long it waits if it cannot be written."""
+    """Delay of the next retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ class DelayedEntry:
     due: int
     """Unix ms."""
     size_bytes: int
-    """Of the value."""
+    """Size of the value."""
     key: bytes | None
-    """None also for those who may neither read the topic nor own the message."""
+    """None also for principals that neither may read the topic nor own the message."""
     owner: str | None
-    """None for those who neither are the owner nor may delete the topic."""
+    """None for principals that neither own the message nor may delete the topic."""
 
 
 class CheckOwner(Protocol):
@@ -115,7 +115,8 @@ class CheckOwner(Protocol):
 
 
 class Schedule(TableLog[_Key, Delayed]):
-    """All delayed messages. `count_max` and `bytes_max` bound what waits; `letters` and `make_room` are for what may not be delivered."""
+    """All delayed messages. `count_max` and `bytes_max` bound them. `letters` and `create_dead_letter_topic` handle messages that
+    may not be delivered."""
 
     def __init__(
         self,
@@ -128,31 +129,31 @@ class Schedule(TableLog[_Key, Delayed]):
         bytes_max: int,
         check_owner: CheckOwner,
         letters: Letters,
-        make_room: MakeRoom,
+        create_dead_letter_topic: CreateDeadLetterTopic,
         random_bytes: RandomBytes | None,
     ) -> None:
         super().__init__(engine, "__delayed", _Key, Delayed, is_binary=True)  # type: ignore[arg-type]  # see `Groups`
         self._publisher = publisher
         self._random_bytes = random_bytes
-        self._check_owner, self._letters, self._make_room = check_owner, letters, make_room
+        self._check_owner, self._letters, self._create_dead_letter_topic = check_owner, letters, create_dead_letter_topic
         self._clock = clock
         self._later = later
         self._count_max, self._bytes_max = count_max, bytes_max
         self._waiting: dict[str, Waiting] = {}
         self._due: list[tuple[int, int, str]] = []
-        """(Time, turn, id), a heap; ids that no longer wait are dropped on the way."""
+        """Heap of (time, turn, id). Ids that no longer wait are dropped when they are popped."""
         self._turn = 0
         self._count = self._bytes = 0
-        """Of what waits and what is about to."""
+        """Bytes of messages that wait or are being stored."""
         self._timer: Timer | None = None
         self._timer_at = 0
         self._under_way: set[Staged] = set()
-        """Deliveries on their way to the disk. The next ones do not wait for them: their order is that of the appends."""
+        """Deliveries being appended. The next ones do not wait for them: the appends keep the order."""
         self._is_stopped = True
-        """Before it was opened and after it was drained."""
+        """True before `open` and after `drain`."""
 
     async def open(self, exists: Callable[[str], bool]) -> None:
-        """Load; what has become due meanwhile is delivered at once."""
+        """Load the table and deliver what is due."""
         await self.load()
         self._count, self._bytes = len(self._waiting), sum(waiting.message.size_bytes for waiting in self._waiting.values())
         await self._drop(lambda waiting: not exists(waiting.message.topic))
@@ -171,16 +172,16 @@ class Schedule(TableLog[_Key, Delayed]):
         self._push(self._waiting[id], value.due)
         self._arm()
 
-    # Coming in
+    # Adding
 
     def check(self, delay_ms: int, ttl_ms: int) -> None:
         if delay_ms > DELAY_MS_MAX:
-            raise InvalidRequest(f"a delay of {delay_ms} ms exceeds the {DELAY_MS_MAX} ms there may be")
+            raise InvalidRequest(f"a delay of {delay_ms} ms is above the maximum of {DELAY_MS_MAX} ms")
         if ttl_ms < 0:
-            raise InvalidRequest(f"a record cannot live for {ttl_ms} ms")
+            raise InvalidRequest(f"a record cannot live for {ttl_ms} ms: ttl_ms must not be negative")
 
     async def add(self, message: Delayed) -> str:
-        """Durable when it returns, with the id under which it can be cancelled."""
+        """Store the message and return the id that cancels it. Durable when it returns."""
         size_bytes = message.size_bytes
         check_batch(RecordBatch([message.value], [message.key], [message.headers]))
         if size_bytes > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
@@ -188,7 +189,7 @@ class Schedule(TableLog[_Key, Delayed]):
         if self._count >= self._count_max:
             raise LimitExceeded(f"{self._count_max} delayed messages are waiting already")
         if self._bytes + size_bytes > self._bytes_max:
-            raise LimitExceeded(f"delayed messages may hold {self._bytes_max} bytes together")
+            raise LimitExceeded(f"delayed messages may hold at most {self._bytes_max} bytes together")
         id = self._new_id()
         changes = [((id,), message)]
         staged = self._publisher.append([self.write(changes)], Ack.DURABLE)
@@ -206,37 +207,37 @@ class Schedule(TableLog[_Key, Delayed]):
         return id
 
     def _new_id(self) -> str:
-        assert self._random_bytes is not None, "a broker that takes delayed messages is given random bytes"
+        assert self._random_bytes is not None, "a broker that accepts delayed messages needs random_bytes"
         id = self._random_bytes(_ID_BYTES).hex()
         while id in self._waiting:
             id = self._random_bytes(_ID_BYTES).hex()
         return id
 
-    # Looking, and going away
+    # Listing and removal
 
     def find(self, id: str) -> Waiting:
-        """Raises `UnknownMessage`, also for a message that is on its way."""
+        """Return a waiting message. Raises `UnknownMessage`, also for a message that is being delivered."""
         waiting = self._waiting.get(id)
         if waiting is None or waiting.is_leaving:
             raise UnknownMessage(id)
         return waiting
 
     def waiting(self, wanted: Callable[[Waiting], bool], count_max: int | None = None) -> list[Waiting]:
-        """Those wanted, by time: all of them, or the first ones."""
+        """Return the wanted messages by time: all, or the first `count_max`."""
 
         def turn(waiting: Waiting) -> int:
-            return waiting.message.due  # those of one time stay in the order in which they came
+            return waiting.message.due  # messages of the same time keep their order of arrival
 
         found = filter(wanted, self._waiting.values())
         return sorted(found, key=turn) if count_max is None else nsmallest(count_max, found, key=turn)
 
     async def cancel(self, waiting: Waiting) -> None:
-        """It will never be delivered when this returns. `waiting` is what `find` has just given."""
+        """Remove a message that `find` has just returned. It is never delivered after this returns."""
         waiting.is_leaving = True
         try:
             await self.put([((waiting.id,), None)])
         except BrokerError:
-            self._stay([waiting])
+            self._retry_later([waiting])
             raise
 
     async def topic_gone(self, topic: str) -> None:
@@ -247,7 +248,7 @@ class Schedule(TableLog[_Key, Delayed]):
         await self.put([((waiting.id,), None) for waiting in self._waiting.values() if doomed(waiting)])
 
     async def drain(self) -> None:
-        """Deliver no more; what is under way is finished."""
+        """Stop delivery and finish the appends in progress."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -257,12 +258,12 @@ class Schedule(TableLog[_Key, Delayed]):
     # Delivering
 
     def _push(self, waiting: Waiting, time: int) -> None:
-        """It is looked at again at `time`."""
+        """Schedule the next look at the message."""
         self._turn += 1
         heappush(self._due, (time, self._turn, waiting.id))
 
     def _arm(self) -> None:
-        """Set the timer for the first message, if it is not set already."""
+        """Set the timer for the first message, if it is not set."""
         if self._is_stopped:
             return
         while self._due and ((first := self._waiting.get(self._due[0][2])) is None or first.is_leaving):
@@ -275,20 +276,20 @@ class Schedule(TableLog[_Key, Delayed]):
                 return
             self._timer.cancel()
         self._timer_at = due
-        self._timer = self._later(min(max(0, due - self._clock()) / 1000, _LOOK_SECONDS_MAX), self._ring)
+        self._timer = self._later(min(max(0, due - self._clock()) / 1000, _LOOK_SECONDS_MAX), self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         due = self._take_due()
         if due:
             try:
                 self._deliver(due)
-            except Exception as failure:  # all of them wait again; the timer must be set whatever happens
+            except Exception as failure:  # all of them wait again; the timer must be set in any case
                 self._engine.health.failed(_STEP, repr(failure))
-                self._stay(due)
+                self._retry_later(due)
             else:
                 self._engine.health.succeeded(_STEP)
-        # What else is due comes in the next turn of the loop: tens of thousands at once must not keep everybody waiting.
+        # The rest follows in the next loop iteration: tens of thousands at once must not block the loop.
         self._arm()
 
     def _take_due(self) -> list[Waiting]:
@@ -302,26 +303,26 @@ class Schedule(TableLog[_Key, Delayed]):
         return taken
 
     def _deliver(self, due: list[Waiting]) -> None:
-        """Records and the removal of their entries, in one append. What cannot be placed keeps nobody else waiting."""
+        """Append records and remove their entries at once. A message that cannot be placed does not delay the others."""
         by_place: dict[tuple[str, int | None], list[Waiting]] = {}
         for waiting in due:
             by_place.setdefault((waiting.message.topic, waiting.message.partition), []).append(waiting)
         writes, leaving = list[Write](), list[Waiting]()
         for (topic, partition), group in by_place.items():
             try:
-                # Entries of a topic that has just been deleted are removed, with nothing to deliver.
+                # Entries of a topic deleted just now are removed without delivery.
                 writes += self._placed(topic, partition, group) if topic in self._engine.topics() else ()
                 leaving += group
             except BrokerError:
-                self._stay(group)
+                self._retry_later(group)
         if not leaving:
             return
         changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None) for waiting in leaving]
         try:
-            # Its time has come: megabytes that others have just handed in may wait.
+            # These are due: they go before large publishes that are waiting.
             staged = self._publisher.append([*writes, self.write(changes)], Ack.DURABLE, urgent=True)
         except BrokerError:
-            self._stay(leaving)
+            self._retry_later(leaving)
             return
         self._under_way.add(staged)
         self.follow(staged, changes)
@@ -330,10 +331,10 @@ class Schedule(TableLog[_Key, Delayed]):
     def _landed(self, left: list[Waiting], staged: Staged) -> None:
         self._under_way.discard(staged)
         if staged.cancelled() or staged.exception() is not None:
-            self._stay(left)
+            self._retry_later(left)
 
     def _placed(self, topic: str, partition: int | None, group: list[Waiting]) -> list[Write]:
-        """The records of those whose owners may publish them, and the dead letters of the others."""
+        """Return the records whose owners may publish them, and dead letters for the others."""
         denials: dict[str, str] = {}
         for owner in {waiting.message.owner for waiting in group}:
             try:
@@ -348,8 +349,8 @@ class Schedule(TableLog[_Key, Delayed]):
         try:
             return [*writes, *self._letters(topic, self._records(denied), [denials[message.owner] for message in denied])]
         except UnknownTopic:
-            self._make_room(topic)
-            raise Unavailable(f"the dead letters of {topic} are being made") from None
+            self._create_dead_letter_topic(topic)
+            raise Unavailable(f"the dead-letter topic of {topic} is being created") from None
 
     def _records(self, messages: list[Delayed]) -> RecordBatch:
         now = self._clock()
@@ -362,8 +363,8 @@ class Schedule(TableLog[_Key, Delayed]):
             else None,
         )
 
-    def _stay(self, kept: list[Waiting]) -> None:
-        """To be tried again, but not at once."""
+    def _retry_later(self, kept: list[Waiting]) -> None:
+        """Schedule a retry with a growing delay."""
         for waiting in kept:
             if self._waiting.get(waiting.id) is waiting:
                 waiting.is_leaving = False

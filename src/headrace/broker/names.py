@@ -1,8 +1,8 @@
 """Names that users choose: topics, groups, producers, transactions.
 
-A name is never used as a path, so nearly everything is allowed. What a topic may not be called is what two people could not tell
-apart, or could not type: text that is not in Unicode's composed form (NFC), control characters, white space. The other names
-are chosen by programs more often than by people, and only control characters are refused.
+A name is never used as a path, so nearly everything is allowed. A topic name must not contain what people cannot distinguish or type:
+text that is not in Unicode normal form C, control characters, white space. The other names are mostly chosen by programs; only control
+characters are rejected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.errors import InvalidRequest, InvalidTopicName
 from headrace.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 INTERNAL_PREFIX: Final = "__"
-"""Topics whose name starts with this hold the broker's own tables."""
+"""Prefix of internal topics, which hold the broker's tables."""
 _CONTROLS: Final = frozenset(("Cc", "Cs"))
 _SPACES: Final = frozenset(("Zs", "Zl", "Zp"))
 
@@ -29,20 +29,20 @@ def check_topic_name(name: str) -> None:
     if fault is None and name in (".", ".."):
         fault = "is reserved"
     if fault is None and name.startswith(INTERNAL_PREFIX):
-        fault = f"starts with {INTERNAL_PREFIX!r}, which is kept for internal topics"
+        fault = f"starts with {INTERNAL_PREFIX!r}, which is reserved for internal topics"
     if fault is not None:
         raise InvalidTopicName(f"topic name {name[:80]!r} {fault}")
 
 
 def check_name(kind: str, name: str) -> None:
-    """For groups, producers and transactions. Raises `InvalidRequest`."""
+    """Check the name of a group, producer or transaction. Raises `InvalidRequest`."""
     fault = _fault(name, GROUP_NAME_BYTES_MAX)
     if fault is not None:
         raise InvalidRequest(f"{kind} name {name[:80]!r} {fault}")
 
 
 def _fault(name: str, bytes_max: int) -> str | None:
-    """What is wrong with any name, in words that finish the sentence 'the name …'."""
+    """Return the fault of a name as the end of a sentence: 'the name …'."""
     if not name:
         return "is empty"
     if not _CONTROLS.isdisjoint(map(unicodedata.category, name)):

@@ -1,9 +1,8 @@
-"""Schema checks that must not hold up the event loop.
+"""Schema checks that must not block the event loop.
 
-Small values are judged where they are published. What may take longer (`SCHEMA_LOOP_STEPS_MAX`) goes to one process with limited memory
-and processor time (`schemas/worker.py`); it is started when first needed, and killed when a job takes too long. Publishing is a
-plain call, so it cannot wait: it raises `SchemaCheckPending`, whose `ready` is awaited by the session, which then repeats the call and
-finds the verdict here.
+Small values are checked where they are published. A check that may take longer (`SCHEMA_LOOP_STEPS_MAX`) goes to one process with
+limited memory and CPU time (`schemas/worker.py`). It is started on first use and killed when a job takes too long. `publish` is
+synchronous, so it raises `SchemaCheckPending`; the session awaits its `ready`, repeats the call, and the verdict is found here.
 """
 
 from __future__ import annotations
@@ -31,23 +30,21 @@ from headrace.limits import (
 from headrace.schemas import Compatibility, Schema, SchemaType
 from headrace.schemas.worker import LENGTH, Job, Verdict
 
-TOO_EXPENSIVE: Final = (
-    f"/: checking takes more than {SCHEMA_CHECK_CPU_SECONDS_MAX} s of processor time, or more memory than a check may have"
-)
+TOO_EXPENSIVE: Final = f"/: the check exceeds {SCHEMA_CHECK_CPU_SECONDS_MAX} s of CPU time or its memory limit"
 _WORKER: Final = ("-m", "headrace.schemas.worker")
 _INVALID: Final = "\0invalid"
-"""Heads the remembered answer about a definition that is not a schema."""
+"""First part of the key of a verdict about a definition that is not a schema."""
 _REMEMBERED_MAX: Final = 100_000
 
 _TRIES_MAX: Final = 3
-"""A verdict may be pushed out by those of others before it is used."""
+"""Attempts per call: other verdicts may evict one before it is used."""
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple[object, ...]
 
 
 class _Waiting:
-    """A job and what it answers."""
+    """A job and the keys of its verdicts."""
 
     __slots__ = ("done", "job", "keys", "size_bytes")
 
@@ -57,8 +54,8 @@ class _Waiting:
 
 
 class SchemaCheckPending(Unavailable):
-    """The schema check takes too long for the event loop and has been started elsewhere. Whoever awaits `ready` and repeats the request
-    gets the answer; for everybody else it is `Unavailable`, to retry after."""
+    """The schema check is too slow for the event loop and runs in the worker process. Await `ready` and repeat the request; other
+    callers treat it as `Unavailable` and retry later."""
 
     def __init__(self, ready: Awaitable[object]) -> None:
         super().__init__("the schema check has not finished: try again")
@@ -66,7 +63,7 @@ class SchemaCheckPending(Unavailable):
 
 
 async def settled(call: Callable[[], T]) -> T:
-    """What the call returns once its schema check is done. Raises what it raises."""
+    """Return the result of the call once its schema check is done. Raises what the call raises."""
     for _ in range(_TRIES_MAX):
         try:
             return call()
@@ -82,7 +79,7 @@ class SchemaChecks:
         self._queue: deque[_Waiting] = deque()
         self._started: dict[_Key, asyncio.Future[None]] = {}
         self._answers: dict[_Key, tuple[list[str], int]] = {}
-        """Verdicts until they are used, each with the bytes it keeps alive; the oldest goes first."""
+        """Verdicts until they are used, each with the bytes it keeps alive, oldest first."""
         self._held_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._process: Process | None = None
@@ -90,12 +87,12 @@ class SchemaChecks:
 
     @staticmethod
     def are_small(schema: Schema, values: Sequence[bytes | None]) -> bool:
-        """Whether the values may be judged on the loop."""
+        """Return whether the values may be checked on the loop."""
         size_bytes = sum(map(len, filter(None, values)))
         return size_bytes * schema.steps_per_byte <= SCHEMA_LOOP_STEPS_MAX
 
     def faults(self, schema: Schema, values: Sequence[bytes | None]) -> list[list[str]]:
-        """What is wrong with each value. Raises `SchemaCheckPending`, `Unavailable`."""
+        """Return the faults of each value. Raises `SchemaCheckPending`, `Unavailable`."""
         missing = [value for value in values if value is not None and (schema, value) not in self._answers]
         if missing:
             missing = list(dict.fromkeys(missing))
@@ -103,10 +100,8 @@ class SchemaChecks:
         return [[] if value is None else self._answers[schema, value][0] for value in values]
 
     def conflicts(self, old: Schema | None, type: SchemaType, definition: bytes, mode: Compatibility) -> list[str] | None:
-        """Why the definition cannot follow `old`; None: it is small, and may be compared on the loop.
-
-        Raises `InvalidSchema`, also for what takes too long to compile; `SchemaCheckPending`, `Unavailable`.
-        """
+        """Return why the definition cannot follow `old`; None if it is small and may be compared on the loop. Raises `InvalidSchema`, also
+        for a definition that takes too long to compile; `SchemaCheckPending`, `Unavailable`."""
         if len(definition) <= SCHEMA_LOOP_DEFINITION_BYTES_MAX and (old is None or len(old.definition) <= SCHEMA_LOOP_DEFINITION_BYTES_MAX):
             return None
         key = (old, type, definition, mode)
@@ -118,7 +113,7 @@ class SchemaChecks:
         return found
 
     def _ask(self, job: Job, keys: list[_Key]) -> None:
-        """Raises."""
+        """Queue the job and raise `SchemaCheckPending`."""
         started = self._started.get(keys[0])
         if started is None or started.done():
             started = self._start(job, keys)
@@ -147,10 +142,10 @@ class SchemaChecks:
                 self._remember(waiting, verdict)
         finally:
             self._task = None
-            self._let_go()
+            self._release_waiting()
 
-    def _let_go(self) -> None:
-        """Whoever waits asks again, and is answered then."""
+    def _release_waiting(self) -> None:
+        """Wake the waiting callers; each repeats its call and gets the answer then."""
         for waiting in self._queue:
             if not waiting.done.done():
                 waiting.done.set_result(None)
@@ -180,11 +175,11 @@ class SchemaChecks:
             self._held_bytes -= known[1]
 
     def used(self, schema: Schema, values: Sequence[bytes | None]) -> None:
-        """The values are on their way to the log: their verdicts need not be remembered."""
+        """Drop the verdicts of values that are about to be appended."""
         for value in values:
             self._forget((schema, value))
 
-    # The process.
+    # The worker process
 
     async def _checked(self, job: Job) -> Verdict:
         count = len(job.values)
@@ -221,7 +216,7 @@ class SchemaChecks:
         await process.wait()
 
     async def close(self) -> None:
-        """Kill the process. What waits asks again, and is told that the broker is draining."""
+        """Kill the process. Waiting callers repeat their call and get an error: the broker is draining."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""What an operator may choose about the broker. The numbers no operator should pass are in `limits.py`."""
+"""Settings of the broker that an operator may change. Fixed limits are in `limits.py`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headrace.engine.contract import TopicConfig
 
 @dataclass(frozen=True, slots=True)
 class SpillSizes:
-    """How staged records go to the disk and come back. Nobody has a reason to choose, but tests."""
+    """Sizes of spilled records. Only tests change them."""
 
     write_bytes: int = 32 * limits.MIB
-    """What is written at once: no more than a flush of the log, so that nobody else waits for long."""
+    """Bytes per write: at most one flush of the log, so that other writers do not wait long."""
     piece_bytes: int = 16 * limits.MIB
-    """What is planned as one."""
+    """Bytes of one chunk."""
     log_bytes: int = 256 * limits.MIB
-    """A stage log takes nothing more when it has this."""
+    """Size at which a stage log is full."""
     step_bytes: int = 32 * limits.MIB
-    """What one append of a publication holds that takes several."""
+    """Bytes per append of a publication of several appends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +27,35 @@ class BrokerSettings:
     """Every field has a default that suits one machine."""
 
     auto_create: bool = True
-    """Whether a topic that somebody publishes to or reads from comes into being by that."""
+    """Whether publishing to or reading from a missing topic creates it."""
     auto_create_partitions: int = 1
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
     groups_max: int = limits.GROUPS_MAX
     producers_max: int = 100_000
-    """Idempotent producers remembered at once, counted once for each partition they write to."""
+    """Maximum number of idempotent producers, counted once for each partition they write to."""
     producer_idle_ms: int = 7 * 24 * 3600 * 1000
-    """An idempotent producer that was silent for so long is forgotten."""
+    """Idle time after which an idempotent producer is forgotten."""
     waiting_fetches_max: int = 100_000
     transactions_open_max: int = limits.TRANSACTIONS_OPEN_MAX
     transactions_bytes_max: int = 4 * limits.TRANSACTION_BYTES_MAX
-    """What all open transactions together may hold in memory."""
+    """Memory of all open transactions together."""
     delayed_max: int = limits.DELAYED_MAX
     delayed_bytes_max: int = limits.DELAYED_BYTES_MAX
-    """Delayed messages that may wait, and what they may hold together."""
+    """Maximum number and total bytes of delayed messages."""
     stages_max: int = limits.STAGES_MAX
     stages_memory_bytes: int = limits.STAGED_MEMORY_BYTES_MAX
-    """Stages of exactly-once writers, and what they may hold in memory together."""
+    """Maximum number of stages of exactly-once writers, and their memory together."""
     publication_bytes: int = limits.TRANSACTION_BYTES_MAX
-    """What an exactly-once writer publishes in one append; more than that is rolled forward."""
+    """Maximum publication in one append; a larger one is rolled forward."""
     spill_sizes: SpillSizes = field(default_factory=SpillSizes)
     stage_idle_ms: int = limits.STAGE_IDLE_MS_MAX
-    """A stage is dropped when its writer was silent for so long."""
-    sinks_max: int = limits.WRITERS_MAX
-    sink_idle_ms: int = limits.WRITER_IDLE_MS
-    """Exactly-once writers that are remembered, and for how long after their last publication."""
+    """Idle time of a writer after which its stages are dropped."""
+    writers_max: int = limits.WRITERS_MAX
+    writer_idle_ms: int = limits.WRITER_IDLE_MS
+    """Maximum number of exactly-once writers, and how long one is remembered after its last publication."""
     sweep_every_ms: int = 1_000
-    """How often expired records are moved to the dead letters, where a topic asks for it."""
+    """Interval at which expired records are moved to the dead letters, for topics that enable it."""
     settlement_commit_ms: int = 100
-    """How long the progress of a settlement queue may wait to be committed together with more of it."""
+    """Maximum delay of the commit of a settlement queue. The delay joins many steps in one commit."""
     expire_every_ms: int = 60_000
-    """How often idle producers are looked for."""
+    """Interval of the search for idle producers."""

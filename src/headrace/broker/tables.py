@@ -1,8 +1,8 @@
-"""Tables are logs: a keyed table is a compacted internal topic, shown in memory.
+"""Keyed tables, each a compacted internal topic with a view in memory.
 
-A change is an append like any other: as durable as a record, and it may join the append it belongs to (`TableLog.write`), so
-that both happen or neither. Keys and values are JSON, so that people can read a dump of the topic. What a table shows is what
-is durable: a change appears when its append has resolved, never before.
+A change is an append: it is as durable as a record and can be part of the append it belongs to (`TableLog.write`), so that both happen
+or neither. Keys and values are JSON, so that a dump of the topic is readable. A table shows only durable changes: a change appears
+after its append has resolved.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Staged: TypeAlias = asyncio.Future[list[Appended]]
 
 
 class TableLog(Generic[K, V]):
-    """The log of a table. What it looks like in memory is up to the subclass: `show` is called for each change, in order.
+    """The log of a table. The subclass holds the view in memory: `show` is called for each change, in order.
 
-    `key_type` is a tuple type, `value_type` anything msgspec can read back. Values that are mostly bytes are better kept as
-    MessagePack (`is_binary`): JSON would make them a third larger.
+    `key_type` is a tuple type, `value_type` any type that msgspec can decode. Values that are mostly bytes should use MessagePack
+    (`is_binary`): JSON makes them a third larger.
     """
 
     def __init__(self, engine: Engine, name: str, key_type: type[K], value_type: type[V], *, is_binary: bool = False) -> None:
@@ -48,7 +48,7 @@ class TableLog(Generic[K, V]):
         raise NotImplementedError
 
     async def load(self) -> None:
-        """Create the topic if it is missing, and show it from its first record to its end."""
+        """Create the topic if it is missing, and show all its records."""
         if self.name not in self._engine.topics():
             await self._engine.create_topic(self.name, 1, _CONFIG, internal=True)
         bounds = self._engine.bounds(self.name, 0)
@@ -64,14 +64,12 @@ class TableLog(Generic[K, V]):
             position = batches[-1].next_offset
 
     def write(self, changes: Changes[K, V] | Callable[[Sequence[Appended]], Changes[K, V]]) -> Write:
-        """The changes as one write of a larger append; whoever makes that append hands its future to `follow`.
-
-        A callable gets the places of the writes before it. An engine may call it on another thread, so it must touch nothing shared.
-        """
+        """Return the changes as one write of a larger append. The caller passes the future of that append to `follow`. A callable receives
+        the positions of the writes before it. An engine may call it on another thread, so it must not touch shared state."""
         if callable(changes):
             build = changes
-            return Write(self.name, 0, lambda appended: self._run(build(appended)))
-        return Write(self.name, 0, self._run(changes))
+            return Write(self.name, 0, lambda appended: self._batch(build(appended)))
+        return Write(self.name, 0, self._batch(changes))
 
     def follow(self, staged: Staged, changes: Changes[K, V]) -> None:
         """Show the changes once the append that carries them has resolved."""
@@ -86,7 +84,7 @@ class TableLog(Generic[K, V]):
         staged.add_done_callback(landed)
 
     async def put(self, changes: Sequence[tuple[K, V | None]]) -> None:
-        """Durable and shown when it returns."""
+        """Append the changes. They are durable and shown when it returns."""
         if changes:
             staged = self._engine.append([self.write(changes)])
             self.follow(staged, changes)
@@ -97,7 +95,7 @@ class TableLog(Generic[K, V]):
         if self._pending:
             await asyncio.wait(list(self._pending))
 
-    def _run(self, changes: Changes[K, V]) -> RecordBatch:
+    def _batch(self, changes: Changes[K, V]) -> RecordBatch:
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         for key, value in changes:
@@ -107,7 +105,7 @@ class TableLog(Generic[K, V]):
 
 
 class Table(TableLog[K, V]):
-    """A table shown as a dictionary."""
+    """A table with a dictionary as its view."""
 
     def __init__(self, engine: Engine, name: str, key_type: type[K], value_type: type[V]) -> None:
         super().__init__(engine, name, key_type, value_type)

@@ -1,4 +1,4 @@
-"""Timers as an argument, so that a test can turn the clock by hand."""
+"""Timers passed as an argument, so that tests control the time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol, TypeAlias
 
 
 class Timer(Protocol):
-    """What `asyncio.loop.call_later` returns; only `cancel` is used."""
+    """Return type of `asyncio.loop.call_later`; only `cancel` is used."""
 
     def cancel(self) -> None: ...
 
 
 Later: TypeAlias = Callable[[float, Callable[[], object]], Timer]
-"""Seconds from now, and what to call then: the shape of `asyncio.loop.call_later`."""
+"""Seconds from now and a callback: the signature of `asyncio.loop.call_later`."""
 
 Clock: TypeAlias = Callable[[], int]
 """Unix time in milliseconds."""

@@ -1,4 +1,4 @@
-"""Topics as users see them: named by their rules, without the internal ones, one change of a name at a time."""
+"""User topics: name checks, hidden internal topics, one change per name at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace.engine.contract import Engine, Topic, TopicConfig
 from headrace.errors import InvalidRequest, UnknownPartition, UnknownTopic
 
 _NUMBER_MAX: Final = 1 << 53
-"""For times and sizes: far beyond any clock and disk, and exact in every JSON."""
+"""Maximum of times and sizes: above any clock and disk, and exact in every JSON parser."""
 
 
 class Topics:
-    """`changed` is called when a topic was created or altered, `gone` when it was deleted: what else bears its name has to go."""
+    """`changed` is called after a topic is created or altered, `gone` after it is deleted, to remove other data under its name."""
 
     def __init__(
         self, engine: Engine, settings: BrokerSettings, *, changed: Callable[[str], None], gone: Callable[[str], Awaitable[None]]
@@ -28,20 +28,20 @@ class Topics:
         self._gone = gone
         self._changes: dict[str, asyncio.Future[None]] = {}
         self._unpurged: set[str] = set()
-        """Deleted, but the log refused to forget what else bears the name."""
+        """Deleted topics for which removing the other data under the name failed."""
 
     def visible(self) -> list[Topic]:
         return sorted((topic for topic in self._engine.topics().values() if not topic.internal), key=lambda topic: topic.name)
 
     def find(self, name: str) -> Topic:
-        """Raises `UnknownTopic`; an internal topic is unknown to users."""
+        """Return a topic. Raises `UnknownTopic`, also for an internal topic."""
         topic = self._engine.topics().get(name)
         if topic is None or topic.internal:
             raise UnknownTopic(name)
         return topic
 
     def find_partition(self, name: str, partition: int) -> Topic:
-        """Raises `UnknownTopic`, `UnknownPartition`."""
+        """Return the topic of a partition. Raises `UnknownTopic`, `UnknownPartition`."""
         topic = self.find(name)
         if not 0 <= partition < topic.partitions:
             raise UnknownPartition(name, partition)
@@ -50,9 +50,9 @@ class Topics:
     async def create(self, name: str, partitions: int, config: TopicConfig | None) -> Topic:
         check_topic_name(name)
         if partitions < 1:
-            raise InvalidRequest(f"a topic needs at least one partition, not {partitions}")
+            raise InvalidRequest(f"a topic needs at least one partition, got {partitions}")
         _check_config(config)
-        async with self._alone(name):
+        async with self._locked(name):
             return await self._create(name, partitions, config)
 
     @property
@@ -60,26 +60,26 @@ class Topics:
         return self._settings.topic_defaults
 
     async def ensure(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
-        """Find or create. Of many at once, one creates and the others find."""
+        """Return or create a topic. Of concurrent calls, one creates it."""
         check_topic_name(name)
-        async with self._alone(name):
+        async with self._locked(name):
             if name in self._engine.topics():
                 return self.find(name)
             return await self._create(name, partitions or self._settings.auto_create_partitions, config)
 
     async def alter(self, name: str, partitions: int | None, config: TopicConfig | None) -> Topic:
         _check_config(config)
-        async with self._alone(name):
+        async with self._locked(name):
             topic = self.find(name)
             if partitions is not None and partitions < topic.partitions:
-                raise InvalidRequest(f"topic {name!r} has {topic.partitions} partitions; none can be removed")
+                raise InvalidRequest(f"topic {name!r} has {topic.partitions} partitions; partitions cannot be removed")
             topic = await self._engine.alter_topic(name, partitions=partitions, config=config)
             self._changed(name)
             return topic
 
     async def delete(self, name: str) -> None:
-        """The name stays taken until everything that bears it is gone, so that a successor inherits nothing."""
-        async with self._alone(name):
+        """Delete a topic. Its name stays taken until all data under it is removed, so that a new topic inherits nothing."""
+        async with self._locked(name):
             self.find(name)
             await self._engine.delete_topic(name)
             self._unpurged.add(name)
@@ -97,7 +97,7 @@ class Topics:
         return topic
 
     @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
+    async def _locked(self, name: str) -> AsyncIterator[None]:
         while (change := self._changes.get(name)) is not None:
             await asyncio.wait([change])
         change = self._changes[name] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
-"""Transactions: runs for several partitions and a group's offsets, committed as one append.
+"""Transactions: batches for several partitions and a group's offsets, committed as one append.
 
-Nothing of an open transaction is in the log. It is staged here, in memory, and gets its offsets when it is committed; so a crash
-or an abort leaves nothing behind that a reader would have to step over.
+An open transaction is staged in memory only; it gets its offsets at the commit. A crash or an abort therefore leaves nothing in the log
+that readers would have to skip.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _WORDS = {
 
 
 _RECORD_BYTES: Final = 16
-"""What a record weighs in a transaction beyond its content: a flood of empty records fills memory too."""
+"""Size of a record in a transaction beyond its content: many empty records use memory too."""
 
 
 def weight(batch: AnyBatch, size_bytes: int | None = None) -> int:
-    """What a run counts against `limits.TRANSACTION_BYTES_MAX`. `size_bytes`: of its keys and values, where that is known."""
+    """Return the size of a batch that counts against `limits.TRANSACTION_BYTES_MAX`. `size_bytes`: of its keys and values, if known."""
     if batch.headers is None:
         headers = 0
     else:
@@ -55,26 +55,26 @@ def weight(batch: AnyBatch, size_bytes: int | None = None) -> int:
 
 
 class CheckCommit(Protocol):
-    """May this principal commit these offsets, and do their topics exist?"""
+    """Raises unless the principal may commit these offsets and their topics exist."""
 
     def __call__(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None: ...
 
 
 class Transaction:
-    """Staged in memory, invisible until it is committed."""
+    """Staged in memory and invisible until it is committed."""
 
-    def __init__(self, ledger: Transactions, who: Principal, id: str) -> None:
+    def __init__(self, transactions: Transactions, who: Principal, id: str) -> None:
         self.id = id
         self.size_bytes = 0
         self.timer: Timer | None = None
-        self._ledger = ledger
+        self._transactions = transactions
         self._who = who
         self._state = _State.OPEN
         self._is_overdue = False
         self._placings: list[Placing] = []
         self._commits: Commits = []
         self._checks: dict[tuple[str, str], Callable[[], None]] = {}
-        """What is to be asked again at the commit: permissions may end while a transaction is open."""
+        """Permissions to check again at the commit: they may end while the transaction is open."""
 
     @property
     def is_open(self) -> bool:
@@ -86,47 +86,45 @@ class Transaction:
 
     @property
     def placings(self) -> Sequence[Placing]:
-        """One for each `publish`, in order; none once it has ended."""
+        """One for each `publish`, in order; empty after the end."""
         return self._placings
 
     def publish(self, topic: str, batch: AnyBatch, partition: int | None = None) -> Placing:
-        """Stage a run; returns the partitions it will go to. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also
-        when it grows too large."""
+        """Stage a batch and return its partitions. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also for a
+        transaction that grows too large."""
         self._check_open()
-        route = self._ledger.publisher.known_route(self._who, topic)
+        route = self._transactions.publisher.known_route(self._who, topic)
         size_bytes = check_batch(batch)
         placing = Placing(route, batch, partition)
-        self._ledger.make_room(self, weight(batch, size_bytes))
+        self._transactions.reserve(self, weight(batch, size_bytes))
         self._placings.append(placing)
         if ("topic", topic) not in self._checks:
-            self._checks["topic", topic] = partial(self._ledger.publisher.check_may, self._who, topic)
+            self._checks["topic", topic] = partial(self._transactions.publisher.check_may, self._who, topic)
         return placing
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Stage a group's offsets; they become durable with the records."""
+        """Stage a group's offsets. They become durable with the records."""
         self._check_open()
-        self._ledger.check_commit(self._who, group, offsets)
-        self._commits += self._ledger.groups.commits(group, offsets)
-        self._checks["group", group] = partial(self._ledger.check_commit, self._who, group, {})
+        self._transactions.check_commit(self._who, group, offsets)
+        self._commits += self._transactions.groups.commits(group, offsets)
+        self._checks["group", group] = partial(self._transactions.check_commit, self._who, group, {})
 
     async def commit(self) -> list[Published]:
-        """All of it or nothing. One `Published` for each `publish`, in order.
-
-        After a retriable error (`DiskFull`) the transaction is still open and may be committed again.
-        """
+        """Commit atomically. Returns one `Published` for each `publish`, in order. After a retriable error (`DiskFull`) the transaction
+        stays open and may be committed again."""
         return await self.stage_commit()
 
     def stage_commit(self) -> asyncio.Future[list[Published]]:
-        """`commit`, staged now: what is published or committed after this call comes after it in the log. Raises at once what can be
-        known at once. Whoever gives up waiting does not take the commit back."""
+        """Stage the commit now: what is published or committed after this call follows it in the log. Raises at once what is known
+        at once. Cancelling the future does not revoke the commit."""
         self._check_open()
-        self._ledger.publisher.check_open()
+        self._transactions.publisher.check_open()
         for check in self._checks.values():
             check()
         for placing in self._placings:
-            placing.check_again(self._ledger.publisher.own_route(placing.topic))
+            placing.check_again(self._transactions.publisher.own_route(placing.topic))
         placings, answer = self._placings, asyncio.get_running_loop().create_future()
-        staged = self._ledger.append(placings, self._commits)
+        staged = self._transactions.append(placings, self._commits)
         self._state = _State.COMMITTING
         if staged is None:
             self._end(_State.COMMITTED)
@@ -140,7 +138,7 @@ class Transaction:
         if error is None:
             self._end(_State.COMMITTED)
         else:
-            # Nobody commits it again whose caller has given up.
+            # A caller that was cancelled does not commit again.
             is_open = isinstance(error, BrokerError) and error.retriable and not answer.done()
             self._end(_State.OPEN if is_open else _State.ABORTED)
         if answer.done():
@@ -151,7 +149,7 @@ class Transaction:
             answer.set_result(list(_published(placings, staged.result())))
 
     def abort(self) -> None:
-        """Forget it all. Idempotent; does nothing to a transaction that has ended or is being committed."""
+        """Discard everything. Idempotent; no effect on a transaction that has ended or is being committed."""
         if self.is_open:
             self._end(_State.ABORTED)
 
@@ -161,13 +159,13 @@ class Transaction:
             self._end(_State.TIMED_OUT)
 
     def _end(self, state: _State) -> None:
-        """Ended, or (OPEN) still open after a commit that may be tried again, if there is time left."""
+        """End it, or (OPEN) keep it open after a commit that may be retried, if there is time left."""
         if state is _State.OPEN and self._is_overdue:
             state = _State.TIMED_OUT
         self._state = state
         if state is not _State.OPEN:
             self._placings, self._commits = [], []
-            self._ledger.ended(self)
+            self._transactions.ended(self)
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -175,7 +173,7 @@ class Transaction:
 
 
 class Transactions:
-    """The open ones, and what they may hold together."""
+    """The open transactions and their total size."""
 
     def __init__(
         self,
@@ -203,9 +201,9 @@ class Transactions:
     def begin(self, who: Principal, id: str | None, timeout_ms: int) -> Transaction:
         self.publisher.check_open()
         if timeout_ms <= 0:
-            raise InvalidRequest(f"a transaction needs some time, not {timeout_ms} ms")
+            raise InvalidRequest(f"transaction timeout is {timeout_ms} ms; it must be at least 1 ms")
         if id is None:
-            # Not the number alone: nobody must mistake a transaction of this start for one of the last.
+            # The start time is part of the id: a transaction must not be mistaken for one before a restart.
             self._begun += 1
             id = f"txn-{self._clock():x}-{self._begun:x}"
         else:
@@ -220,16 +218,16 @@ class Transactions:
         self._by_id[id] = transaction
         return transaction
 
-    def make_room(self, transaction: Transaction, size_bytes: int) -> None:
+    def reserve(self, transaction: Transaction, size_bytes: int) -> None:
         if transaction.size_bytes + size_bytes > TRANSACTION_BYTES_MAX:
-            raise InvalidTransaction(f"a transaction may hold {TRANSACTION_BYTES_MAX} bytes")
+            raise InvalidTransaction(f"a transaction may hold at most {TRANSACTION_BYTES_MAX} bytes")
         if self._bytes + size_bytes > self._bytes_max:
-            raise Unavailable(f"all open transactions together may hold {self._bytes_max} bytes")
+            raise Unavailable(f"all open transactions together may hold at most {self._bytes_max} bytes")
         transaction.size_bytes += size_bytes
         self._bytes += size_bytes
 
     def append(self, placings: Sequence[Placing], commits: Commits) -> Staged | None:
-        """All of it in one append; None if there is nothing to write."""
+        """Append everything atomically; None if there is nothing to write."""
         writes: list[Write] = [write for placing in placings for write in placing.writes]
         if commits:
             writes.append(self.groups.write(commits))
@@ -248,7 +246,7 @@ class Transactions:
         self._by_id.pop(transaction.id, None)
 
     def drain(self) -> None:
-        """Open transactions are aborted: whoever began them will hear of it when they try to commit."""
+        """Abort the open transactions; their commits then fail."""
         for transaction in list(self._open):
             transaction.abort()
 

@@ -86,7 +86,7 @@ class Server:
             clock=clock,
             settings=settings,
             authorize=self._access.authorize,
-            witness=self._access.witness,
+            audit_hook=self._access.record_decision,
             random_bytes=secrets.token_bytes,
         )
         self._access.listen(self._broker.access_changed)

@@ -159,7 +159,7 @@ async def test_what_may_not_be_done_says_who_and_what(server: Server, monkeypatc
     def refuse(who: Principal, action: Action, resource: Resource) -> bool:
         return action is not Action.PUBLISH
 
-    monkeypatch.setattr(server.home.broker._gate, "_authorize", refuse)
+    monkeypatch.setattr(server.home.broker._authorizer, "_authorize", refuse)
     server.home.broker.access_changed()
     for dialect in Dialect:
         async with asyncio.timeout(WAIT_SECONDS), await server.client(speaking(dialect)) as client:

@@ -17,7 +17,7 @@ from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
 from headrace.wire.flymq import Dialect, ReplyDecoder, decode_reply, encode_request
 from headrace.wire.flymq.messages import Failure, ProduceBatch, RecordMetadataBatch, Reply, ReplyFrame, Request
-from tests.access.stand import ADMIN_PASSWORD, bytes_in_order, quick_passwords
+from tests.access.harness import ADMIN_PASSWORD, bytes_in_order, quick_passwords
 
 NOW = 1_700_000_000_000
 DEV = Principal("dev", "flymq")
@@ -159,7 +159,7 @@ class ListenerContext:
             clock=lambda: self.now,
             settings=settings,
             authorize=lambda *question: authorize(*question) and self.access.authorize(*question),
-            witness=self.access.witness,
+            audit_hook=self.access.record_decision,
             random_bytes=bytes_in_order(),
         )
         self.access.listen(self.broker.access_changed)

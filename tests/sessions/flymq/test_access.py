@@ -24,7 +24,7 @@ from headrace.wire.flymq.messages import (
     RecordMetadataBatch,
     TopicList,
 )
-from tests.access.stand import ADMIN_PASSWORD, ENFORCED, PASSWORD
+from tests.access.harness import ADMIN_PASSWORD, ENFORCED, PASSWORD
 from tests.canaries import secret
 from tests.sessions.flymq.support import ListenerContext, Peer, house
 

@@ -17,7 +17,7 @@ from headrace.wire.flymq import Dialect, decode_reply, encode_request
 from headrace.wire.flymq.access_messages import Auth
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate, frame, inflate
 from headrace.wire.flymq.messages import Failure, Fetch, Fetched, ListTopics, ProduceBatch, RecordMetadataBatch, ReplyFrame, TopicList
-from tests.access.stand import ADMIN_PASSWORD
+from tests.access.harness import ADMIN_PASSWORD
 
 from .support import DEV, ListenerContext, house
 

@@ -13,7 +13,7 @@ from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import WriterIds
 from headrace.wire.fujin import Fetched, MessageBatch, ReaderKind, ReplyDecoder, Request, ServerMessage, Settled, encode
-from tests.broker.stand import Stand, turns
+from tests.broker.harness import Harness, turns
 from tests.net.polling import until
 
 WHO = Principal("tester", "fujin")
@@ -111,7 +111,7 @@ class Peer:
 class ServedProtocol:
     """Opens sessions that share what a protocol's sessions share."""
 
-    def __init__(self, stand: Stand, settings: FujinSettings) -> None:
+    def __init__(self, stand: Harness, settings: FujinSettings) -> None:
         self.stand, self.settings = stand, settings
         self.ids, self.shares = WriterIds(), GroupPushes(stand.broker)
         self.peers: list[Peer] = []
@@ -138,7 +138,7 @@ class ServedProtocol:
 async def fujin_protocol(
     settings: FujinSettings = FujinSettings(), *, broker: BrokerSettings | None = None, authorize: Authorize = allow_all
 ) -> AsyncIterator[ServedProtocol]:
-    stand = Stand(broker, authorize)
+    stand = Harness(broker, authorize)
     await stand.broker.open()
     protocol = ServedProtocol(stand, settings)
     try:

@@ -6,7 +6,7 @@ import random
 
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.wire.fujin import ReaderKind, Request, WrittenBatch, encode
-from tests.broker.stand import turns
+from tests.broker.harness import turns
 from tests.conftest import Proof
 from tests.sessions.fujin.support import cid, fujin_protocol
 

@@ -7,7 +7,7 @@ import pytest
 from headrace.errors import DiskFull
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES
 from headrace.wire.fujin import MessageBatch, ReaderKind, Request, encode
-from tests.broker.stand import turns
+from tests.broker.harness import turns
 from tests.net.polling import until
 from tests.sessions.fujin.support import WHO, Peer, ServedProtocol, fujin_protocol
 

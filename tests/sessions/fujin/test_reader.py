@@ -8,7 +8,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.fujin.settings import Connectors, FujinSettings, ReaderConnector
 from headrace.wire.fujin import Disconnected, Failed, ReaderKind, Reply, Request, Stop, encode
-from tests.broker.stand import turns
+from tests.broker.harness import turns
 from tests.net.polling import until
 from tests.sessions.fujin.support import WHO, ServedProtocol, cid, fujin_protocol
 

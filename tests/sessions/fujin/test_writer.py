@@ -9,7 +9,7 @@ from headrace.errors import DiskFull
 from headrace.limits import IN_FLIGHT_BYTES_MAX
 from headrace.sessions.fujin.settings import Connectors, FujinSettings
 from headrace.wire.fujin import Disconnected, Failed, Reply, Request, Stop, Transacted, WrittenBatch, encode
-from tests.broker.stand import turns
+from tests.broker.harness import turns
 from tests.net.polling import until
 from tests.sessions.fujin.support import ServedProtocol, cid, fujin_protocol
 

@@ -1,19 +1,19 @@
-"""Dead letters: records nobody could use, kept in a topic of their own with a note of where they came from and why.
+"""Dead letters: records that no consumer could process, stored in a separate topic with their origin and the reason.
 
-The dead letters of a topic T are the records of the topic `T.dlq`: any protocol can read them, retention and access rules apply as anywhere.
-What is known about a dead letter stands in its headers, behind the record's own:
+The dead letters of a topic T are the records of the topic `T.dlq`. Any protocol can read them; retention and access rules apply as for
+any topic. Headers after the record's own describe the dead letter:
 
-    x-headrace-reason             refused, timed out, consumer left, expired, rejected, moved, unreadable, or what the mover said
+    x-headrace-reason             refused, timed out, consumer left, expired, rejected, moved, unreadable, or the mover's reason
     x-headrace-source-topic       T
-    x-headrace-source-partition   where it was, unless it was never written
+    x-headrace-source-partition   its partition and offset in T, unless it was never written
     x-headrace-source-offset
-    x-headrace-attempts           how often it was delivered
+    x-headrace-attempts           number of deliveries
     x-headrace-first-failure      Unix ms
     x-headrace-last-failure
-    x-headrace-error              the words of whoever refused it, if there were any
+    x-headrace-error              the error text, if there is one
 
-A dead letter that was replayed stays where it is and is marked (see `dead_letter_marks.py`); the mark and the replayed record are one
-append, so that a crash leaves both or neither.
+A replayed dead letter stays in the topic and is marked (see `marks.py`). The mark and the replayed record are one append, so a crash
+leaves both or neither.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _NOTES: Final = frozenset(
 )
 _READ_BYTES: Final = 1 * MIB
 _PURGES_MET_MAX: Final = 3
-"""How often an append may find that somebody has just purged the topic it goes to."""
+"""Attempts of an append whose dead-letter topic is purged at the same time."""
 _NOWHERE: Final = -1
 _ID: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})-(?:0|[1-9][0-9]{0,18})", re.ASCII)
 """PARTITION-OFFSET, each without leading zeros."""
 
 
 class DeadLetter(NamedTuple):
-    """A record and its fate."""
+    """A record and its failure."""
 
     row: Row
     partition: int
@@ -84,7 +84,7 @@ class DeadLetterEntry:
     key: bytes | None
     value: bytes | None
     headers: Headers
-    """The record's own."""
+    """The record's own headers."""
     reason: str = ""
     error: str = ""
     source_topic: str = ""
@@ -98,14 +98,14 @@ class DeadLetterEntry:
 
 
 class _Place(NamedTuple):
-    """Where a dead letter lies. A place has one id and an id has one place: `0-00` is no other spelling of `0-0`, it is unknown."""
+    """Position of a dead letter. Positions and ids correspond one to one: `0-00` is not another spelling of `0-0`, it is unknown."""
 
     partition: int
     offset: int
 
     @classmethod
     def of(cls, id: str) -> _Place:
-        """Raises `UnknownMessage`."""
+        """Parse an id. Raises `UnknownMessage`."""
         if _ID.fullmatch(id) is None:
             raise UnknownMessage(id)
         partition, offset = map(int, id.split("-"))
@@ -117,7 +117,7 @@ class _Place(NamedTuple):
 
 
 def dead_letter_topic(topic: str) -> str:
-    """Raises `InvalidTopicName` where the topic's own name leaves no room for the suffix."""
+    """Return the name of the dead-letter topic. Raises `InvalidTopicName` if the suffix makes the name too long."""
     name = topic + SUFFIX
     check_topic_name(name)
     return name
@@ -125,7 +125,7 @@ def dead_letter_topic(topic: str) -> str:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay did: where each record is now, by the id of its dead letter."""
+    """Result of a replay: the new position of each record, by the id of its dead letter."""
 
     topic: str
     placements: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class DeadLetters:
         self._clock = clock
         self._marks = Marks(engine)
         self._replaying: set[tuple[str, _Place]] = set()
-        """Claimed by a replay under way, by topic and place."""
+        """Dead letters that a replay in progress has claimed, by topic and position."""
 
     async def open(self) -> None:
         await self._marks.open()
@@ -151,10 +151,10 @@ class DeadLetters:
         if name.endswith(SUFFIX):
             await self._marks.topic_gone(name)
 
-    # The way in
+    # Writing
 
     async def append(self, topic: str, letters: Sequence[DeadLetter]) -> None:
-        """Durable when it returns."""
+        """Append dead letters. Durable when it returns."""
         for purges_left in reversed(range(_PURGES_MET_MAX)):
             await self.ensure(topic)
             try:
@@ -166,7 +166,7 @@ class DeadLetters:
                 return
 
     async def ensure(self, topic: str) -> None:
-        """Dead letters do not expire by a default: they wait for somebody to look at them."""
+        """Create the dead-letter topic if it is missing. It gets no default retention: dead letters wait for inspection."""
         defaults = self._topics.defaults
         config = replace(defaults, ack=Ack.DURABLE, cleanup=Cleanup.DELETE, ttl_ms=0, dead_letter_expired=False)
         await self._topics.ensure(dead_letter_topic(topic), partitions=1, config=config)
@@ -180,11 +180,11 @@ class DeadLetters:
         return Placing(self._publisher.own_route(dead_letter_topic(topic)), record_batch, None).writes
 
     async def reject(self, topic: str, record_batch: RecordBatch, errors: Sequence[str]) -> None:
-        """Keep records that were refused before they were written, each with the words of whoever refused it. Durable when it returns."""
+        """Store records that were rejected before they were written, each with its error text. Durable when it returns."""
         await self.append(topic, self._rejected(record_batch, errors))
 
     def rejected(self, topic: str, record_batch: RecordBatch, errors: Sequence[str]) -> list[Write]:
-        """The same as part of a larger append. Raises `UnknownTopic` while there is no dead-letter topic."""
+        """Return the writes that store rejected records, for a larger append. Raises `UnknownTopic` without a dead-letter topic."""
         return self.writes(topic, self._rejected(record_batch, errors))
 
     def _rejected(self, record_batch: RecordBatch, errors: Sequence[str]) -> list[DeadLetter]:
@@ -194,20 +194,20 @@ class DeadLetters:
         return [DeadLetter(row, _NOWHERE, 0, "rejected", now, now, error) for row, error in zip(rows, errors, strict=True)]
 
     async def move(self, topic: str, partition: int, offset: int, reason: str, error: str) -> None:
-        """A copy of the record: the log keeps what it holds."""
+        """Copy a record to the dead letters. The source topic keeps the original."""
         now = self._clock()
         row = await self._row(topic, partition, offset)
         if row is None:
             raise UnknownMessage(_Place(partition, offset).id)
         await self.append(topic, [DeadLetter(row, partition, 0, reason, now, now, error)])
 
-    # The way out
+    # Reading
 
     def exists(self, topic: str) -> bool:
         return topic + SUFFIX in self._engine.topics()
 
     def count(self, topic: str) -> int:
-        """Dead letters that wait to be looked at; expired ones may be among them."""
+        """Return the number of dead letters that are not replayed. It may include expired ones."""
         if not self.exists(topic):
             return 0
         name = topic + SUFFIX
@@ -247,7 +247,7 @@ class DeadLetters:
                 position = batches[-1].next_offset if batches else bounds.end
 
     async def replay(self, route: Route, ids: Sequence[str]) -> Replayed:
-        """Publish the records again, each to the partition it came from, and mark their entries: one append."""
+        """Publish the records again, each to its original partition, and mark their entries, in one append."""
         topic = route.topic
         places = list(dict.fromkeys(_Place.of(id) for id in ids))
         claims = {(topic, place) for place in places}
@@ -293,7 +293,7 @@ class DeadLetters:
         return rows[0] if rows else None
 
     async def purge(self, topic: str) -> int:
-        """Forget them all; returns how many were waiting. The topic goes, and comes again with its next dead letter."""
+        """Delete all dead letters of the topic and return how many were waiting. The next dead letter creates the topic again."""
         count = self.count(topic)
         if self.exists(topic):
             await self._topics.delete(dead_letter_topic(topic))
@@ -301,7 +301,7 @@ class DeadLetters:
 
 
 def _headers(topic: str, letter: DeadLetter) -> Headers:
-    """The record's own headers, then ours. Where both together are too many, the last of its own give way."""
+    """Return the record's own headers, then ours. If there are too many, the last of its own are dropped."""
     notes: list[tuple[str, bytes]] = [("reason", letter.reason.encode()), ("source-topic", topic.encode())]
     if letter.partition != _NOWHERE:
         notes += [("source-partition", b"%d" % letter.partition), ("source-offset", b"%d" % letter.row.offset)]
@@ -317,7 +317,7 @@ def _headers(topic: str, letter: DeadLetter) -> Headers:
 
 
 def entry_of(topic: str, partition: int, row: Row, mark: int | None) -> DeadLetterEntry:
-    """Ours are the last headers. A record that somebody published to the topic by hand has none of them."""
+    """Parse a dead letter. Our headers are the last ones; a record that a user published to the topic directly has none."""
     stop = len(row.headers)
     while stop and row.headers[stop - 1][0] in _NOTES:
         stop -= 1

@@ -1,8 +1,8 @@
-"""Expired records, for topics that keep them among the dead letters (`dead_letter_expired`).
+"""Expired records of topics that keep them as dead letters (`dead_letter_expired`).
 
-A sweep walks each partition of such a topic in order and moves what has expired: the dead letters and the new position (in the table
-`__expiry`) are one append, so that nothing is moved twice or forgotten. It stops at the first record that has still time to live;
-where a topic has one time to live for all, that is no loss, and otherwise a short-lived record waits for the longer-lived before it.
+A sweep walks each partition of such a topic in order and moves expired records. The dead letters and the new position (table
+`__expiry`) are one append, so no record is moved twice or missed. The sweep stops at the first record that has not expired. With one
+time to live per topic this delays nothing; otherwise a short-lived record waits for longer-lived records before it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final, TypeAlias
 
-from headrace.broker.background import supervise
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetter, DeadLetters
 from headrace.broker.groups.progress import Row, rows_of
+from headrace.broker.health import supervise
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.tables import Table
 from headrace.broker.timers import Clock, Later, Timer
@@ -26,7 +26,7 @@ _READ_BYTES: Final = 1 * MIB
 
 
 class Sweep:
-    """Looks every `every_ms`, while there is a topic that wants it."""
+    """Runs every `every_ms` while a topic needs it."""
 
     def __init__(
         self, engine: Engine, publisher: Publisher, dead_letters: DeadLetters, *, clock: Clock, later: Later, every_ms: int
@@ -39,7 +39,7 @@ class Sweep:
         self._every_ms = every_ms
         self._moved: Table[_Key, int] = Table(engine, "__expiry", _Key, int)  # type: ignore[arg-type]  # see `Groups`
         self._positions: dict[_Key, int] = {}
-        """How far a partition was looked at; ahead of the table by records that never expire."""
+        """Position of the sweep in each partition; ahead of the table by records that never expire."""
         self._timer: Timer | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -50,7 +50,7 @@ class Sweep:
         self.consider()
 
     def consider(self) -> None:
-        """A topic was created or altered."""
+        """Start sweeping if a created or altered topic needs it."""
         if self._timer is None and self._sweeping is None and not self._is_stopped and self._topics():
             self._timer = self._later(self._every_ms / 1000, self._start)
 
@@ -79,20 +79,20 @@ class Sweep:
         try:
             await self.now()
         except BrokerError:
-            pass  # a full disk, or a topic that goes this moment; the next round finds what is left
+            pass  # a full disk, or a topic deleted just now; the next sweep continues
         finally:
             self._sweeping = None
             self.consider()
 
     async def now(self) -> None:
-        """Once over everything."""
+        """Sweep all partitions once."""
         for topic in self._topics():
             for partition in range(topic.partitions):
                 while not self._is_stopped and await self._step(topic.name, partition):
                     pass
 
     async def _step(self, topic: str, partition: int) -> bool:
-        """Move some; False when there is no more to move now."""
+        """Move some records. Return False when nothing is left to move now."""
         key = topic, partition
         bounds = self._engine.bounds(topic, partition)
         position = max(self._positions.get(key, 0), self._moved.rows.get(key, 0), bounds.first)

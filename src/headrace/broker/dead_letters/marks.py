@@ -1,11 +1,11 @@
-"""Which dead letters have been replayed: the table `__dead_letters`.
+"""Marks of replayed dead letters: the table `__dead_letters`.
 
 | key | value |
 |---|---|
 | topic, partition, offset | Unix ms of its replay |
 | topic, partition, −1 | the floor: every dead letter below this offset has been replayed |
 
-Replays mostly go in order, so that the floor rises and the single marks below it go: the table stays small however many were replayed.
+Replays mostly happen in offset order. The floor then rises and the single marks below it are deleted, so the table stays small.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _Key: TypeAlias = tuple[str, int, int]
 _MarkChanges: TypeAlias = list[tuple[_Key, int | None]]
 _FLOOR: Final = -1
 _LONG_AGO: Final = 0
-"""When a replay took place of which only the floor is left."""
+"""Replay time reported when only the floor is known."""
 
 
 @dataclass(slots=True)
 class _Done:
-    """What has been replayed in one partition."""
+    """Replayed dead letters of one partition."""
 
     floor: int = 0
     times: dict[int, int] = field(default_factory=dict)
@@ -50,17 +50,17 @@ class Marks(TableLog[_Key, int]):
             del self._done[topic, partition]
 
     async def open(self) -> None:
-        """Load, and forget what a crash in the middle of a deletion left behind."""
+        """Load the table. Remove rows left by a crash during a deletion."""
         await self.load()
         gone = {topic for topic, _ in self._done if topic not in self._engine.topics()}
         await self.put([change for topic in gone for change in self._tombstones(topic)])
 
     def floor(self, topic: str, partition: int) -> int:
-        """Nothing below it waits."""
+        """Return the offset below which everything has been replayed."""
         return self._at(topic, partition).floor
 
     def mark(self, topic: str, partition: int, offset: int) -> int | None:
-        """When it was replayed, or None."""
+        """Return the Unix ms of the replay, or None."""
         done = self._at(topic, partition)
         return done.times.get(offset, _LONG_AGO if offset < done.floor else None)
 
@@ -70,7 +70,7 @@ class Marks(TableLog[_Key, int]):
         return bounds.end - first - sum(first <= offset < bounds.end for offset in done.times)
 
     def marking(self, topic: str, places: Iterable[tuple[int, int]], now: int) -> _MarkChanges:
-        """The changes that mark these (partition, offset) as replayed."""
+        """Return the changes that mark these (partition, offset) as replayed."""
         by_partition: dict[int, list[int]] = {}
         for partition, offset in places:
             by_partition.setdefault(partition, []).append(offset)

@@ -1,11 +1,11 @@
-"""Moving many records to the dead letters, each of them once.
+"""Moves of many records to the dead letters, without duplicates.
 
-Whoever finds records that nobody can read may find them again: a task is retried, a batch is replayed after a crash. So a record that lies
-among the dead letters for the same reason already is left alone. Nothing but the dead-letter topic says so: it is read once, then only
-what has been added to it, and what stays in memory of a dead letter is a fingerprint of its origin, its reason, its key and its value. The
-key and the value belong to it because a topic that was deleted and made again counts its offsets from zero.
+A caller may report the same unreadable record again: a task is retried, a batch is replayed after a crash. A record that is already a
+dead letter for the same reason is therefore skipped. The dead-letter topic is the only source of this knowledge. It is read once, then
+only its new records. For each dead letter, memory holds a fingerprint of its origin, reason, key and value. Key and value are included
+because a topic that is deleted and created again counts its offsets from zero.
 
-Dead letters that were purged are forgotten here too; the same records may then come again.
+Purged dead letters are forgotten here too; the same records may then be moved again.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from headrace.limits import DEAD_LETTERS_REMEMBERED_MAX, MIB
 
 _READ_BYTES: Final = 1 * MIB
 _APPEND_BYTES: Final = 16 * MIB
-"""What is held in memory, and written, at once."""
+"""Bytes that are held in memory, and written, at once."""
 _PURGES_MET_MAX: Final = 3
 
 
 @dataclass(slots=True)
 class _Known:
-    """What one dead-letter topic holds, as far as it has been read."""
+    """Fingerprints of one dead-letter topic, as far as it has been read."""
 
     positions: dict[int, int] = field(default_factory=dict)
     prints: set[bytes] = field(default_factory=set)
 
 
 class Moves:
-    """One move at a time: what one has added, the next must see."""
+    """Runs one move at a time: each must see what the previous one added."""
 
     def __init__(self, engine: Engine, publisher: Publisher, letters: DeadLetters, clock: Clock) -> None:
         self._engine = engine
@@ -48,21 +48,19 @@ class Moves:
         self._letters = letters
         self._clock = clock
         self._known: dict[str, _Known] = {}
-        """By the name of the dead-letter topic, the one used last at the end."""
-        self._alone = asyncio.Lock()
+        """By dead-letter topic, the most recently used last."""
+        self._lock = asyncio.Lock()
         self._staged: asyncio.Future[list[Appended]] | None = None
 
     def topic_gone(self, name: str) -> None:
         self._known.pop(name, None)
 
     async def move(self, topic: str, wanted: Mapping[int, Mapping[int, str]], reason: str) -> int:
-        """`wanted`: partition → offset → error. Durable when it returns how many are new among the dead letters.
-
-        What the log does not hold any more is left out: there is nothing left of it to keep.
-        """
-        async with self._alone:
+        """Move `wanted` (partition → offset → error) and return how many are new dead letters. Durable when it returns. Records that the
+        log no longer holds are skipped."""
+        async with self._lock:
             if self._staged is not None:
-                await asyncio.wait([self._staged])  # whoever waited for it was cancelled; what it adds is seen only when it has landed
+                await asyncio.wait([self._staged])  # its caller was cancelled
             now = self._clock()
             moved, held, held_bytes = 0, list[DeadLetter](), 0
             for partition in sorted(wanted):
@@ -91,7 +89,7 @@ class Moves:
                 for row in rows_of(batch):
                     if row.offset in wanted:
                         yield row
-                await asyncio.sleep(0)  # what is in the page cache is read at once, and others want the loop
+                await asyncio.sleep(0)  # reads from the page cache do not wait, and other tasks need the loop
             index = bisect_left(offsets, batches[-1].next_offset)
 
     async def _keep(self, topic: str, found: Sequence[DeadLetter]) -> int:
@@ -114,14 +112,14 @@ class Moves:
         raise AssertionError("the loop returns or raises")
 
     async def _catch_up(self, topic: str) -> _Known:
-        """Read what has been added to the dead letters since they were last read."""
+        """Read the dead letters that were added since the last read."""
         name = dead_letter_topic(topic)
         known = self._known.pop(name, None) or _Known()
         self._known[name] = known
         held = self._engine.topics().get(name)
         for partition in range(held.partitions if held else 0):
             await self._read_on(topic, partition, known)
-        self._make_room(name)
+        self._evict(name)
         return known
 
     async def _read_on(self, topic: str, partition: int, known: _Known) -> None:
@@ -141,10 +139,10 @@ class Moves:
                 position = batches[-1].next_offset if batches else bounds.end
                 known.positions[partition] = position
         except (OffsetOutOfRange, UnknownTopic):
-            pass  # retention or a purge ran ahead: what it took need not be remembered
+            pass  # retention or a purge removed records that were not read yet; they need no fingerprint
 
-    def _make_room(self, name: str) -> None:
-        """What has not been asked for is read again when it is."""
+    def _evict(self, name: str) -> None:
+        """Drop the least recently used fingerprints. They are read again when needed."""
         total = sum(len(known.prints) for known in self._known.values())
         for other in [one for one in self._known if one != name]:
             if total <= DEAD_LETTERS_REMEMBERED_MAX:

@@ -1,8 +1,8 @@
-"""A share: the state that all settlement queues of one group and topic have in common.
+"""Delivery state of one group and topic, common to all its settlement queues.
 
-Consumers of one group split the work because they draw from the same lanes. The share watches the partitions, turns overdue
-deliveries into redeliveries, buries those that used up their attempts, and commits the group's progress: the lowest unsettled
-offset of each lane, in the background, many steps in one commit.
+The consumers of a group split the work because they take from the same `PartitionProgress` objects. `GroupConsumer` watches the
+partitions, redelivers overdue records, moves records without attempts left to the dead letters, and commits the group's progress in the
+background: the lowest unsettled offset of each partition, many steps in one commit.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.broker.background import supervise
 from headrace.broker.dead_letters.dead_letters import DeadLetter, DeadLetters
 from headrace.broker.groups.offsets import Groups
 from headrace.broker.groups.progress import Entry, Holder, PartitionProgress, Row, State, rows_of
+from headrace.broker.health import supervise
 from headrace.broker.reading.waits import Wait
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.contract import Engine
@@ -23,15 +23,15 @@ from headrace.errors import BrokerError, OffsetOutOfRange
 
 _STOCK_BYTES: Final = 256 * 1024
 _REREAD_BYTES: Final = 64 * 1024
-"""Neighbours often come again together, so a redelivery reads a little more than its own record."""
+"""A redelivery reads a little more than one record, because adjacent records are often redelivered together."""
 _RETRY_SECONDS: Final = 1.0
-"""After the log refused a commit or a dead letter: what is unsettled keeps its place, so nothing is lost by trying again."""
-_BURIALS_AT_ONCE: Final = 100
+"""Pause after a failed commit or dead-letter append. Unsettled records keep their state, so a retry loses nothing."""
+_MOVES_AT_ONCE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What every share needs from the broker."""
+    """Parts of the broker that every `GroupConsumer` needs."""
 
     engine: Engine
     groups: Groups
@@ -42,7 +42,7 @@ class GroupContext:
 
 
 class Taking:
-    """What one call has taken so far, and what it still has room for."""
+    """Deliveries of one call so far, and its remaining capacity."""
 
     __slots__ = ("bytes_left", "holder", "records_left", "taken")
 
@@ -57,7 +57,7 @@ class Taking:
         return self.records_left <= 0 or self.bytes_left <= 0
 
     def fits(self, row: Row) -> bool:
-        """The first one always does, however large."""
+        """Return whether the record fits. The first one always does, whatever its size."""
         return not self.taken or row.size_bytes <= self.bytes_left
 
     def add(self, entry: Entry, row: Row) -> None:
@@ -67,42 +67,42 @@ class Taking:
 
 
 class GroupConsumer:
-    """`done` is called when nobody needs it any more."""
+    """Consumes a topic on behalf of a group; the queues of the group take from it. `done` is called when no queue needs it."""
 
-    def __init__(self, around: GroupContext, group: str, topic: str, done: Callable[[GroupConsumer], None]) -> None:
+    def __init__(self, context: GroupContext, group: str, topic: str, done: Callable[[GroupConsumer], None]) -> None:
         self.group, self.topic = group, topic
         self.partitions: dict[int, PartitionProgress] = {}
         self.waits: set[Wait] = set()
         self.error: BrokerError | None = None
         self.is_draining = False
         self.takes_all = False
-        """Whether a queue takes from all partitions, those to be added later too."""
+        """Whether a queue takes from all partitions, including those added later."""
         self._is_over = False
-        self._around = around
+        self._context = context
         self._done = done
         self._holders: list[Holder] = []
         self._entries: dict[int, Entry] = {}
         self._last_id = 0
         self._locks: dict[int, asyncio.Lock] = {}
         self._unwatch: list[Callable[[], None]] = []
-        self._alarm: Timer | None = None
-        self._alarm_at = 0
+        self._timer: Timer | None = None
+        self._timer_at = 0
         self._commit_timer: Timer | None = None
         self._commit_lock = asyncio.Lock()
         self._dead: list[Entry] = []
-        self._burying: asyncio.Task[None] | None = None
-        self._bury_timer: Timer | None = None
+        self._moving_dead: asyncio.Task[None] | None = None
+        self._retry_timer: Timer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # Who takes part
+    # Members
 
-    def add_lane(self, partition: int, position: int) -> None:
+    def add_partition(self, partition: int, position: int) -> None:
         self.partitions[partition] = PartitionProgress(
-            partition, position, self._around.groups.committed(self.group, self.topic, partition)
+            partition, position, self._context.groups.committed(self.group, self.topic, partition)
         )
         self._locks[partition] = asyncio.Lock()
-        self._unwatch.append(self._around.engine.watch(self.topic, partition, self.wake))
-        # The first position is committed as well: a consumer that dies before its first ack must find its place again.
+        self._unwatch.append(self._context.engine.watch(self.topic, partition, self.wake))
+        # Commit the first position too: a consumer that stops before its first ack must resume at the same place.
         self._progressed()
         self.wake()
 
@@ -110,9 +110,9 @@ class GroupConsumer:
         self._holders.append(holder)
 
     def leave(self, holder: Holder) -> asyncio.Future[None]:
-        """What the holder has in flight goes back. Resolves when the progress is committed, or cannot be."""
+        """Requeue what the holder has in flight. Resolves when the progress is committed or the commit has failed."""
         self._holders.remove(holder)
-        now = self._around.clock()
+        now = self._context.clock()
         for entry in list(holder.in_flight.values()):
             if holder.policy.dead_letters and not self.is_draining:
                 self._failed(entry, 0, "consumer left")
@@ -125,18 +125,18 @@ class GroupConsumer:
         return self._spawn(self._finish())
 
     async def _finish(self) -> None:
-        if self._burying is not None:
-            await asyncio.wait([self._burying])
+        if self._moving_dead is not None:
+            await asyncio.wait([self._moving_dead])
         try:
             await self.commit()
         except BrokerError:
-            pass  # what is not committed will be delivered again
+            pass  # uncommitted records are delivered again
         if not self._holders and not self._is_over:
             self._stop()
             self._done(self)
 
     def fail(self, error: BrokerError) -> None:
-        """The topic is gone: whoever waits is told, nothing is committed any more."""
+        """End all waits with the error and stop committing: the topic is deleted."""
         self.error = error
         for wait in self.waits:
             wait.end(error)
@@ -144,7 +144,7 @@ class GroupConsumer:
         self._done(self)
 
     async def drain(self) -> None:
-        """Give out nothing more, finish what is being buried, commit."""
+        """Deliver nothing more, finish the moves to the dead letters, commit."""
         self.is_draining = True
         for wait in self.waits:
             wait.end()
@@ -152,32 +152,32 @@ class GroupConsumer:
         self._stop()
 
     def _stop(self) -> None:
-        """No timers and no commits after this: a successor may have taken over the group."""
+        """Cancel all timers and commits: a successor may already own the group."""
         self._is_over = True
         for stop in self._unwatch:
             stop()
         self._unwatch.clear()
-        for timer in (self._alarm, self._commit_timer, self._bury_timer):
+        for timer in (self._timer, self._commit_timer, self._retry_timer):
             if timer is not None:
                 timer.cancel()
 
     def wake(self) -> None:
-        """There may be something to take that was not there before."""
+        """Wake the waiting queues: there may be records to take."""
         for wait in self.waits:
             wait.wake()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """The loop keeps only weak references to its tasks."""
+        """Keep a reference to the task: the loop has only weak ones."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        supervise(self._around.engine.health, "settlement", task)
+        supervise(self._context.engine.health, "settlement", task)
         return task
 
     # Taking
 
     async def take(self, taking: Taking, partitions: Sequence[PartitionProgress]) -> None:
-        """What is ready: in each lane first what is to come again, then what is new."""
+        """Take what is ready. In each partition redeliveries come first, then new records."""
         try:
             for progress in partitions:
                 if taking.is_full:
@@ -186,23 +186,23 @@ class GroupConsumer:
                     await self._take_again(taking, progress)
                     await self._take_new(taking, progress)
         except (asyncio.CancelledError, BrokerError):
-            # Nobody will hear of these deliveries, so they do not count.
+            # The caller was cancelled and never sees these deliveries, so they do not count as attempts.
             for entry, _ in taking.taken:
                 if entry.state is State.IN_FLIGHT:
                     entry.attempt -= 1
-                    entry.progress.wait(entry, self._around.clock())
+                    entry.progress.wait(entry, self._context.clock())
             self.wake()
             raise
         if taking.taken:
-            self._ring_by(self._around.clock() + taking.holder.policy.ack_timeout_ms)
+            self._set_timer(self._context.clock() + taking.holder.policy.ack_timeout_ms)
 
     async def _take_again(self, taking: Taking, progress: PartitionProgress) -> None:
-        due = progress.pop_due(self._around.clock(), taking.records_left)
+        due = progress.pop_due(self._context.clock(), taking.records_left)
         if not due:
             return
         try:
             rows = await self._bodies(progress, due)
-            now = self._around.clock()
+            now = self._context.clock()
             for entry in due:
                 if entry.state is not State.WAITING:
                     continue  # acked late, while its body was read
@@ -219,24 +219,24 @@ class GroupConsumer:
                 if entry.state is State.WAITING:
                     progress.requeue(entry)
         if (time := progress.next_due()) is not None and time > now:
-            self._ring_by(time)
+            self._set_timer(time)
 
     async def _take_new(self, taking: Taking, progress: PartitionProgress) -> None:
-        """Take until the caller has enough: what was read ahead may end in the middle of what is wanted."""
+        """Take until the caller has enough: the buffer may end before that."""
         while not taking.is_full:
-            if not progress.stock:
-                await self._restock(progress)
-            if not progress.stock:
+            if not progress.buffered:
+                await self._fill_buffer(progress)
+            if not progress.buffered:
                 return
-            self._take_stock(taking, progress)
-            if progress.stock:
+            self._take_buffered(taking, progress)
+            if progress.buffered:
                 return
 
-    def _take_stock(self, taking: Taking, progress: PartitionProgress) -> None:
-        now = self._around.clock()
+    def _take_buffered(self, taking: Taking, progress: PartitionProgress) -> None:
+        now = self._context.clock()
         room = sum(holder.in_flight_max for holder in self._holders) - len(self._entries)
-        while progress.stock and room > 0 and taking.records_left > 0 and taking.fits(progress.stock[0]):
-            row = progress.stock.popleft()
+        while progress.buffered and room > 0 and taking.records_left > 0 and taking.fits(progress.buffered[0]):
+            row = progress.buffered.popleft()
             if row.is_expired(now):
                 self._progressed()
                 continue
@@ -245,27 +245,27 @@ class GroupConsumer:
             taking.add(entry, row)
             room -= 1
 
-    async def _restock(self, progress: PartitionProgress) -> None:
-        engine = self._around.engine
-        while not progress.stock and progress.position < (end := engine.bounds(self.topic, progress.partition).end):
+    async def _fill_buffer(self, progress: PartitionProgress) -> None:
+        engine = self._context.engine
+        while not progress.buffered and progress.position < (end := engine.bounds(self.topic, progress.partition).end):
             try:
                 batches = await engine.read(self.topic, progress.partition, progress.position, bytes_max=_STOCK_BYTES)
             except OffsetOutOfRange as error:
-                # Retention has overtaken the group: what it had not read is gone, the rest is still there.
+                # Retention deleted records that the group had not read. Continue at the first offset.
                 progress.position = max(progress.position + 1, error.first)
             else:
-                # An empty read below the end means that compaction has left nothing there.
-                progress.add_stock(batches, batches[-1].next_offset if batches else end)
+                # An empty read below the end means that compaction removed these records.
+                progress.add_buffered(batches, batches[-1].next_offset if batches else end)
             self._progressed()
 
     async def _bodies(self, progress: PartitionProgress, entries: Iterable[Entry]) -> dict[int, Row]:
-        """The records of these entries, read again. What retention or compaction took away is missing."""
+        """Read the records of these entries again. Records removed by retention or compaction are missing."""
         rows: dict[int, Row] = {}
         for offset in sorted(entry.offset for entry in entries):
             if offset in rows:
                 continue
             try:
-                batches = await self._around.engine.read(self.topic, progress.partition, offset, bytes_max=_REREAD_BYTES)
+                batches = await self._context.engine.read(self.topic, progress.partition, offset, bytes_max=_REREAD_BYTES)
             except OffsetOutOfRange:
                 continue
             for batch in batches:
@@ -275,7 +275,7 @@ class GroupConsumer:
     # Settling
 
     def held(self, holder: Holder, id: int) -> Entry | None:
-        """The entry, if this holder was the last to get it."""
+        """Return the entry if this holder received it last."""
         entry = self._entries.get(id)
         return entry if entry is not None and entry.holder is holder else None
 
@@ -285,24 +285,24 @@ class GroupConsumer:
         self._progressed()
         self.wake()
 
-    def refuse(self, entry: Entry, delay_ms: int | None) -> None:
-        """A nack. A record that waits already waits anew."""
-        assert entry.holder is not None, "only its holder refuses a record"
+    def nack(self, entry: Entry, delay_ms: int | None) -> None:
+        """Redeliver a record after a delay. The delay of a record that is already waiting starts again."""
+        assert entry.holder is not None, "only its holder nacks a record"
         if entry.state is not State.DEAD:
             self._failed(entry, entry.holder.policy.backoff(entry.attempt) if delay_ms is None else delay_ms, "refused")
 
     def reject(self, entry: Entry, reason: str) -> None:
-        """To the dead letters now, whatever attempts are left. Where none are kept, it counts as settled."""
+        """Move the record to the dead letters now, whatever attempts are left. Without dead letters it counts as settled."""
         assert entry.holder is not None, "only its holder rejects a record"
         if not entry.holder.policy.dead_letters:
             self.settle(entry)
         elif entry.state is not State.DEAD:
-            entry.failed(self._around.clock())
+            entry.failed(self._context.clock())
             self._give_up(entry, reason)
 
     def check_overdue(self) -> None:
-        """Deliveries whose ack is overdue come again at once."""
-        now = self._around.clock()
+        """Redeliver records whose ack is overdue."""
+        now = self._context.clock()
         for holder in self._holders:
             while (entry := holder.first_overdue()) is not None and entry.time <= now:
                 self._failed(entry, 0, "timed out")
@@ -310,10 +310,10 @@ class GroupConsumer:
     def _failed(self, entry: Entry, delay_ms: int, reason: str) -> None:
         assert entry.holder is not None
         policy = entry.holder.policy
-        entry.failed(self._around.clock())
+        entry.failed(self._context.clock())
         if not policy.is_exhausted(entry.attempt):
-            entry.progress.wait(entry, self._around.clock() + delay_ms)
-            self._ring_by(entry.time)
+            entry.progress.wait(entry, self._context.clock() + delay_ms)
+            self._set_timer(entry.time)
         elif policy.dead_letters:
             self._give_up(entry, reason)
         else:
@@ -321,62 +321,62 @@ class GroupConsumer:
         self.wake()
 
     def _give_up(self, entry: Entry, reason: str) -> None:
-        entry.progress.bury(entry, reason)
+        entry.progress.mark_dead(entry, reason)
         self._dead.append(entry)
-        self._bury()
+        self._start_moving_dead()
 
-    # The alarm: one timer for the next time-out or redelivery. It may ring for something settled since; then it is set anew.
+    # One timer for the next time-out or redelivery. It may fire for a record settled since; then it is set again.
 
-    def _ring_by(self, time: int) -> None:
-        if self._alarm is not None:
-            if self._alarm_at <= time:
+    def _set_timer(self, time: int) -> None:
+        if self._timer is not None:
+            if self._timer_at <= time:
                 return
-            self._alarm.cancel()
+            self._timer.cancel()
         if not self._is_over:
-            self._alarm_at = time
-            self._alarm = self._around.later(max(0, time - self._around.clock()) / 1000, self._ring)
+            self._timer_at = time
+            self._timer = self._context.later(max(0, time - self._context.clock()) / 1000, self._on_timer)
 
-    def _ring(self) -> None:
-        self._alarm = None
+    def _on_timer(self) -> None:
+        self._timer = None
         self.check_overdue()
-        now = self._around.clock()
+        now = self._context.clock()
         times = [time for progress in self.partitions.values() if (time := progress.next_due()) is not None]
         if any(time <= now for time in times):
-            self.wake()  # no alarm for these: they wait for somebody to take them
+            self.wake()  # no timer for these: they wait for a consumer to take them
         times += (entry.time for holder in self._holders if (entry := holder.first_overdue()) is not None)
         if (soonest := min((time for time in times if time > now), default=None)) is not None:
-            self._ring_by(soonest)
+            self._set_timer(soonest)
 
     # Dead letters
 
-    def _bury(self) -> None:
-        if self._burying is None and self._bury_timer is None and not self._is_over:
-            self._burying = self._spawn(self._bury_all())
+    def _start_moving_dead(self) -> None:
+        if self._moving_dead is None and self._retry_timer is None and not self._is_over:
+            self._moving_dead = self._spawn(self._move_all_dead())
 
-    async def _bury_all(self) -> None:
+    async def _move_all_dead(self) -> None:
         try:
             while self._dead and not self._is_over:
-                await self._bury_some(self._dead[:_BURIALS_AT_ONCE])
+                await self._move_dead(self._dead[:_MOVES_AT_ONCE])
         except Exception as failure:
             if not self._is_over:
-                self._bury_timer = self._around.later(_RETRY_SECONDS, self._bury_again)
+                self._retry_timer = self._context.later(_RETRY_SECONDS, self._retry_moving)
             if not isinstance(failure, BrokerError):
                 raise
         finally:
-            self._burying = None
+            self._moving_dead = None
 
-    def _bury_again(self) -> None:
-        self._bury_timer = None
-        self._bury()
+    def _retry_moving(self) -> None:
+        self._retry_timer = None
+        self._start_moving_dead()
 
-    async def _bury_some(self, dead: Sequence[Entry]) -> None:
+    async def _move_dead(self, dead: Sequence[Entry]) -> None:
         letters: list[DeadLetter] = []
         for partition in sorted({entry.progress.partition for entry in dead}):
             mine = [entry for entry in dead if entry.progress.partition == partition]
             rows = await self._bodies(self.partitions[partition], mine)
             letters += (_letter(entry, rows[entry.offset]) for entry in mine if entry.offset in rows)
         if letters:
-            await self._around.dead_letters.append(self.topic, letters)
+            await self._context.dead_letters.append(self.topic, letters)
         del self._dead[: len(dead)]
         for entry in dead:
             if entry.state is State.DEAD:
@@ -385,11 +385,11 @@ class GroupConsumer:
     # Committing
 
     def _progressed(self) -> None:
-        self._commit_within(self._around.commit_ms / 1000)
+        self._commit_within(self._context.commit_ms / 1000)
 
     def _commit_within(self, seconds: float) -> None:
         if self._commit_timer is None and not self._is_over:
-            self._commit_timer = self._around.later(seconds, self._commit_in_background)
+            self._commit_timer = self._context.later(seconds, self._commit_in_background)
 
     def _commit_in_background(self) -> None:
         self._commit_timer = None
@@ -404,7 +404,7 @@ class GroupConsumer:
                 raise
 
     async def commit(self) -> None:
-        """Everything settled so far is committed when it returns."""
+        """Commit everything settled so far."""
         async with self._commit_lock:
             floors = {
                 (self.topic, progress.partition): progress.floor
@@ -413,7 +413,7 @@ class GroupConsumer:
             }
             if not floors or self._is_over:
                 return
-            groups = self._around.groups
+            groups = self._context.groups
             await groups.put(groups.commits(self.group, floors))
             for (_, partition), floor in floors.items():
                 self.partitions[partition].committed = floor

@@ -1,6 +1,6 @@
-"""Groups: names under which readers keep how far they have come.
+"""Committed offsets of groups, in the table `__offsets`.
 
-A committed offset is the next offset to read, and the same number through every protocol. It lives in the table `__offsets`.
+A committed offset is the next offset to read. It is the same number through every protocol.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OFFSET_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """How far a group is behind in one partition."""
+    """Lag of a group in one partition."""
 
     topic: str
     partition: int
@@ -57,7 +57,7 @@ class Groups(TableLog[_Key, _Row]):
             self._offsets.pop(group, None)
 
     async def open(self, exists: Callable[[str], bool]) -> None:
-        """Load, and remove offsets of topics that are no more, left by a crash in the middle of a deletion."""
+        """Load the table. Remove offsets of topics that no longer exist, left by a crash during a deletion."""
         await self.load()
         await self.put(self._tombstones(lambda place: not exists(place[0])))
 
@@ -68,11 +68,11 @@ class Groups(TableLog[_Key, _Row]):
         return self._offsets.get(group, {}).get((topic, partition))
 
     def has_read(self, group: str, topic: str) -> bool:
-        """Whether the group has committed anything in the topic."""
+        """Return whether the group has committed an offset in the topic."""
         return any(known == topic for known, _ in self._offsets.get(group, {}))
 
     def commits(self, group: str, offsets: Mapping[Place, int]) -> Commits:
-        """The rows of a commit, checked. Raises `InvalidRequest`, `LimitExceeded`."""
+        """Check a commit and return its rows. Raises `InvalidRequest`, `LimitExceeded`."""
         check_name("group", group)
         for offset in offsets.values():
             if not 0 <= offset <= _OFFSET_MAX:
@@ -86,7 +86,7 @@ class Groups(TableLog[_Key, _Row]):
         found = []
         for (topic, partition), committed in sorted(self._offsets.get(group, {}).items()):
             if topic not in self._engine.topics():
-                continue  # deleted a moment ago: its offsets are about to go
+                continue  # deleted a moment ago: its offsets are about to be removed
             end = self._engine.bounds(topic, partition).end
             found.append(GroupLag(topic, partition, committed, end, max(0, end - committed)))
         return found
@@ -96,7 +96,7 @@ class Groups(TableLog[_Key, _Row]):
         await self.put([((group, *place), None) for place in self._offsets.get(group, {}) if topic in (None, place[0])])
 
     async def topic_gone(self, topic: str) -> None:
-        """Forget every group's offsets in the topic, those of commits still in flight too."""
+        """Forget the offsets of all groups in the topic, including commits in flight."""
         await self.settled()
         await self.put(self._tombstones(lambda place: place[0] == topic))
 

@@ -1,8 +1,8 @@
-"""One partition's part in the work of a group: what is read, in flight, waiting to come again, and settled.
+"""Progress of a group in one partition: records read ahead, in flight, waiting for redelivery, and settled.
 
-A lane is plain bookkeeping: it reads no log and no clock. Of what is settled it remembers nothing, since everything below the
-lowest unsettled offset is done and everything unsettled is listed; so a record that stays unsettled for long costs no more
-memory than itself. Bodies are kept only until the first delivery. A redelivery reads them again.
+`PartitionProgress` is pure bookkeeping: it reads no log and no clock. It stores nothing about settled records: everything below the
+lowest unsettled offset is settled, and everything unsettled is listed. A record that stays unsettled for long therefore costs only its
+own memory. Record bodies are kept until the first delivery; a redelivery reads them again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from headrace.records import NEVER, Headers
 
 @dataclass(frozen=True, slots=True)
 class SettlementPolicy:
-    """How patient a queue is."""
+    """Time-outs, backoff and limits of a queue."""
 
     ack_timeout_ms: int = 30_000
     ack_timeout_doubles: bool = False
-    """Whether each further delivery of a record may wait twice as long for its ack as the one before."""
+    """Whether the ack time-out doubles with each delivery of a record."""
     backoff_ms: int = 1_000
-    """What a nacked record waits the first time; it doubles with each attempt."""
+    """Delay of a nacked record the first time; it doubles with each attempt."""
     backoff_max_ms: int = 60_000
     attempts_max: int = 5
-    """Deliveries of one record. Zero: no limit."""
+    """Maximum deliveries of one record. Zero: no limit."""
     in_flight_max: int = IN_FLIGHT_MAX
     dead_letters: bool = True
-    """False: a record that used up its attempts is dropped."""
+    """False: a record without attempts left is dropped."""
 
     def check(self) -> None:
         """Raises `InvalidRequest`."""
@@ -44,12 +44,12 @@ class SettlementPolicy:
             raise InvalidRequest("backoff_ms, backoff_max_ms and attempts_max must not be negative")
 
     def ack_timeout(self, attempt: int) -> int:
-        """How long the n-th delivery of a record waits for its ack."""
+        """Return the ack time-out of the n-th delivery of a record, in ms."""
         return self.ack_timeout_ms << min(attempt - 1, 32) if self.ack_timeout_doubles else self.ack_timeout_ms
 
     def backoff(self, attempt: int) -> int:
-        """How long a record waits after its n-th delivery was refused."""
-        # Past 2^32 the cap has long been reached; the shift is bounded so that no attempt count builds a huge number.
+        """Return the delay in ms after the n-th delivery of a record was nacked."""
+        # The exponent is bounded so that a high attempt count does not build a huge number; the cap is reached long before.
         return min(self.backoff_ms << min(attempt - 1, 32), self.backoff_max_ms)
 
     def is_exhausted(self, attempt: int) -> bool:
@@ -93,7 +93,7 @@ class State(Enum):
     WAITING = auto()
     """To be delivered again at `Entry.time`."""
     DEAD = auto()
-    """On its way to the dead letters."""
+    """Being moved to the dead letters."""
     SETTLED = auto()
 
 
@@ -107,14 +107,14 @@ class Entry:
     attempt: int
     state: State
     time: int
-    """IN_FLIGHT: when the ack is overdue. WAITING: when it is to come again."""
+    """IN_FLIGHT: when the ack is overdue. WAITING: when it is delivered again."""
     holder: Holder | None
-    """Who got it last; the only one that may ack it."""
+    """The holder that received it last; only this holder may ack it."""
     reason: str = ""
-    """Why it is DEAD."""
+    """Reason of the state DEAD."""
     first_failure: int = 0
     last_failure: int = 0
-    """Unix ms of the first and the last delivery that was refused or timed out."""
+    """Unix ms of the first and the last delivery that was nacked or timed out."""
 
     def failed(self, now: int) -> None:
         self.first_failure = self.first_failure or now
@@ -123,7 +123,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """What one queue has in flight."""
+    """Deliveries that one queue has in flight."""
 
     policy: SettlementPolicy
     in_flight: dict[int, Entry] = field(default_factory=dict)
@@ -137,12 +137,12 @@ class Holder:
         self.in_flight[entry.id] = entry
         heappush(self._deadlines, (entry.time, entry.id, entry))
         if len(self._deadlines) > 2 * len(self.in_flight) + 64:
-            # One record that stays in flight would keep the deadlines of all that were settled behind it.
+            # Without this, one record that stays in flight would keep the deadlines of all records settled after it.
             self._deadlines = [(entry.time, entry.id, entry) for entry in self.in_flight.values()]
             heapify(self._deadlines)
 
     def first_overdue(self) -> Entry | None:
-        """The delivery whose ack is due first. Those that are no longer in flight are dropped on the way."""
+        """Return the delivery whose ack is due first. Drops entries that are no longer in flight."""
         while self._deadlines:
             time, id, entry = self._deadlines[0]
             if self.in_flight.get(id) is entry and entry.time == time:
@@ -152,35 +152,35 @@ class Holder:
 
 
 class PartitionProgress:
-    """The bookkeeping of one partition."""
+    """Bookkeeping of one partition."""
 
     def __init__(self, partition: int, position: int, committed: int | None) -> None:
         self.partition = partition
         self.position = position
         """The next offset to read from the log."""
         self.committed = committed
-        """What the group's table holds, or None."""
-        self.stock: deque[Row] = deque()
-        """Read and never delivered."""
+        """The offset in the group's table, or None."""
+        self.buffered: deque[Row] = deque()
+        """Records that are read and not delivered yet."""
         self.unsettled: OrderedDict[int, Entry] = OrderedDict()
         """By offset, which is also the order of first delivery."""
         self._waiting: list[tuple[int, int, Entry]] = []
 
     @property
     def floor(self) -> int:
-        """The lowest offset that is not settled: what the group may commit."""
+        """The lowest unsettled offset: the offset that the group may commit."""
         if self.unsettled:
             return next(iter(self.unsettled))
-        return self.stock[0].offset if self.stock else self.position
+        return self.buffered[0].offset if self.buffered else self.position
 
-    def add_stock(self, batches: list[Batch], position: int) -> None:
-        """What a read at `position` gave, and where to read on."""
+    def add_buffered(self, batches: list[Batch], position: int) -> None:
+        """Add the result of a read. `position` is the next offset to read."""
         for batch in batches:
-            self.stock.extend(rows_of(batch))
+            self.buffered.extend(rows_of(batch))
         self.position = position
 
     def deliver_new(self, id: int, row: Row, holder: Holder, now: int) -> Entry:
-        """`row` is what `stock.popleft` gave."""
+        """Record the first delivery of `row`, which `buffered.popleft` returned."""
         assert not self.unsettled or next(reversed(self.unsettled)) < row.offset, "first deliveries are in offset order"
         entry = Entry(id, self, row.offset, 0, State.WAITING, now, None)
         self.unsettled[row.offset] = entry
@@ -194,13 +194,13 @@ class PartitionProgress:
         holder.add(entry)
 
     def wait(self, entry: Entry, until: int) -> None:
-        """To be delivered again, at `until` or soon after."""
+        """Schedule a redelivery at `until` or soon after."""
         self._release(entry)
         entry.state, entry.time = State.WAITING, until
         self.requeue(entry)
 
-    def bury(self, entry: Entry, reason: str) -> None:
-        """On its way to the dead letters; unsettled until it is there."""
+    def mark_dead(self, entry: Entry, reason: str) -> None:
+        """Mark the entry for the dead letters. It stays unsettled until it is stored there."""
         self._release(entry)
         entry.state, entry.reason = State.DEAD, reason
 
@@ -214,7 +214,7 @@ class PartitionProgress:
             del entry.holder.in_flight[entry.id]
 
     def next_due(self) -> int | None:
-        """When the first waiting record is to come again. Entries that no longer wait are dropped on the way."""
+        """Return when the first waiting record is due. Drops entries that no longer wait."""
         while self._waiting:
             time, _, entry = self._waiting[0]
             if entry.state is State.WAITING and entry.time == time:
@@ -223,7 +223,7 @@ class PartitionProgress:
         return None
 
     def pop_due(self, now: int, count: int) -> list[Entry]:
-        """Up to so many records that are to come again by now. Those not delivered must be handed to `requeue`."""
+        """Return up to `count` records that are due. Those not delivered must be passed to `requeue`."""
         due: list[Entry] = []
         while len(due) < count and (time := self.next_due()) is not None and time <= now:
             due.append(heappop(self._waiting)[2])

@@ -1,9 +1,8 @@
-"""Settlement: deliveries that wait for an ack or a nack, and come again until there is one.
+"""Settlement: deliveries wait for an ack or a nack and are repeated until they get an ack.
 
-A delivery that is not acked in time comes again at once; a nacked one after a pause that doubles each time. A record that used up
-its attempts goes to the dead letters, durably, before it counts as settled. The group's committed offset is the lowest unsettled
-one, so a restart may deliver again what was settled above it, and never skips anything. Attempts are counted in memory: a restart
-counts anew.
+A delivery without an ack in time is repeated at once; a nacked one after a delay that doubles each time. A record without attempts left
+goes to the dead letters, durably, before it counts as settled. The group's committed offset is the lowest unsettled offset: after a
+restart, records settled above it may be delivered again, and none is skipped. Attempts are counted in memory, so a restart resets them.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ Start: TypeAlias = Literal["earliest", "latest"] | int
 
 @dataclass(slots=True)
 class Delivery:
-    """One record on its way to a consumer that is to ack it."""
+    """One record, delivered to a consumer that must ack it."""
 
     id: int
-    """Known to the queue that took it. When the record comes again, it has the same id."""
+    """Id within the queue that took the record. A redelivery has the same id."""
     partition: int
     offset: int
     attempt: int
@@ -49,41 +48,39 @@ class Delivery:
 
 
 class SettlementQueue:
-    """One consumer's handle on the work of a group. Several queues of one group and topic split the work between them."""
+    """One consumer's handle on a group. Several queues of one group and topic split the work."""
 
-    def __init__(self, share: GroupConsumer, around: GroupContext, policy: SettlementPolicy, partitions: Sequence[int] | None) -> None:
-        self._share = share
-        self._around = around
+    def __init__(self, consumer: GroupConsumer, context: GroupContext, policy: SettlementPolicy, partitions: Sequence[int] | None) -> None:
+        self._consumer = consumer
+        self._context = context
         self._holder = Holder(policy)
         self._partitions = None if partitions is None else sorted(set(partitions))
         self._turn = 0
         self._closing: asyncio.Future[None] | None = None
         self._check: Callable[[Principal], None] | None = None
         self.who: Principal | None = None
-        """On whose behalf records are taken. Whoever shares a queue between principals says so before each `take`."""
-        share.join(self._holder)
+        """Principal on whose behalf records are taken. A queue used by several principals sets it before each `take`."""
+        consumer.join(self._holder)
 
     def guard(self, who: Principal, check: Callable[[Principal], None]) -> None:
-        """Ask this before records are handed out: permissions may end while the queue is open."""
+        """Set the check to run before records are handed out: permissions may end while the queue is open."""
         self.who, self._check = who, check
 
     @property
     def in_flight(self) -> int:
-        """Deliveries that wait for an ack."""
+        """Number of deliveries that wait for an ack."""
         return len(self._holder.in_flight)
 
     async def take(self, records_max: int, bytes_max: int = FETCH_BYTES_MAX, *, wait_ms: int = 0) -> list[Delivery]:
-        """Up to so many records, at least one if any is ready however large; waits up to `wait_ms` for the first.
-
-        Raises `UnknownTopic` when the topic is gone, `InvalidRequest` after `close`.
-        """
+        """Take up to `records_max` records; wait up to `wait_ms` for the first. Returns at least one ready record, whatever its size.
+        Raises `UnknownTopic` after the topic is deleted, `InvalidRequest` after `close`."""
         if records_max < 1 or bytes_max < 1:
-            raise InvalidRequest("ask for at least one record and one byte")
+            raise InvalidRequest("records_max and bytes_max must be at least 1")
         found = await self._take_now(records_max, bytes_max)
-        if found or wait_ms <= 0 or self._share.is_draining:
+        if found or wait_ms <= 0 or self._consumer.is_draining:
             return found
-        wait = Wait(self._around.later, wait_ms)
-        self._share.waits.add(wait)
+        wait = Wait(self._context.later, wait_ms)
+        self._consumer.waits.add(wait)
         try:
             while not (found := await self._take_now(records_max, bytes_max)):
                 if not await wait.for_more():
@@ -91,83 +88,83 @@ class SettlementQueue:
             return found
         finally:
             wait.stop()
-            self._share.waits.discard(wait)
+            self._consumer.waits.discard(wait)
 
     async def _take_now(self, records_max: int, bytes_max: int) -> list[Delivery]:
         if self._closing is not None:
             raise InvalidRequest("the queue is closed")
         if self._check is not None and self.who is not None:
             self._check(self.who)
-        if self._share.error is not None:
-            raise self._share.error
-        if self._share.is_draining:
+        if self._consumer.error is not None:
+            raise self._consumer.error
+        if self._consumer.is_draining:
             return []
-        self._share.check_overdue()
+        self._consumer.check_overdue()
         taking = Taking(self._holder, records_max, bytes_max)
-        await self._share.take(taking, self._lanes())
+        await self._consumer.take(taking, self._rotated_partitions())
         return [Delivery.of(entry, row) for entry, row in taking.taken]
 
-    def _lanes(self) -> list[PartitionProgress]:
-        """This queue's lanes, each time beginning with another, so that a busy one does not starve the rest."""
-        partitions = self._share.partitions
+    def _rotated_partitions(self) -> list[PartitionProgress]:
+        """Return this queue's partitions, starting with a different one each time, so that a busy partition does not starve the others."""
+        partitions = self._consumer.partitions
         mine = list(partitions.values()) if self._partitions is None else [partitions[partition] for partition in self._partitions]
         self._turn = (self._turn + 1) % len(mine)
         return mine[self._turn :] + mine[: self._turn]
 
     def ack(self, ids: Sequence[int]) -> list[bool]:
-        """These are done. False: unknown, or by now delivered to another queue. An ack that comes late, but before the record was
-        delivered again, counts."""
-        self._share.check_overdue()
+        """Settle these deliveries. False: unknown id, or delivered to another queue since. A late ack counts if the record was not
+        delivered again."""
+        self._consumer.check_overdue()
         answers = []
         for id in ids:
-            entry = self._share.held(self._holder, id)
+            entry = self._consumer.held(self._holder, id)
             if entry is not None:
-                self._share.settle(entry)
+                self._consumer.settle(entry)
             answers.append(entry is not None)
         return answers
 
     def nack(self, ids: Sequence[int], delay_ms: int | None = None) -> list[bool]:
-        """These are to come again after `delay_ms`, or after the policy's backoff. False as for `ack`."""
+        """Redeliver these after `delay_ms`, or after the policy's backoff. False as for `ack`."""
         if delay_ms is not None and delay_ms < 0:
-            raise InvalidRequest(f"a delay of {delay_ms} ms is in the past")
-        self._share.check_overdue()
+            raise InvalidRequest(f"delay_ms is {delay_ms}; it must not be negative")
+        self._consumer.check_overdue()
         answers = []
         for id in ids:
-            entry = self._share.held(self._holder, id)
+            entry = self._consumer.held(self._holder, id)
             if entry is not None:
-                self._share.refuse(entry, delay_ms)
+                self._consumer.nack(entry, delay_ms)
             answers.append(entry is not None)
         return answers
 
     def reject(self, ids: Sequence[int], reason: str = "rejected by its consumer") -> list[bool]:
-        """These cannot be used, however often they come: to the dead letters with them. False as for `ack`."""
-        self._share.check_overdue()
+        """Move these to the dead letters. False as for `ack`."""
+        self._consumer.check_overdue()
         answers = []
         for id in ids:
-            entry = self._share.held(self._holder, id)
+            entry = self._consumer.held(self._holder, id)
             if entry is not None:
-                self._share.reject(entry, reason)
+                self._consumer.reject(entry, reason)
             answers.append(entry is not None)
         return answers
 
     def close(self) -> asyncio.Future[None]:
-        """What is in flight goes back, and its attempt counts. The future resolves when the group's progress is durable;
-        nobody has to await it. Idempotent."""
+        """Requeue what is in flight; its attempt counts. The future resolves when the group's progress is durable; awaiting it is
+        optional. Idempotent."""
         if self._closing is None:
-            self._closing = self._share.leave(self._holder)
+            self._closing = self._consumer.leave(self._holder)
         return self._closing
 
 
 class Settlement:
-    """The shares of all groups."""
+    """The `GroupConsumer` of every group and topic with open queues."""
 
-    def __init__(self, around: GroupContext, *, shares_max: int) -> None:
-        self._around = around
-        self._shares_max = shares_max
-        self._shares: dict[tuple[str, str], GroupConsumer] = {}
+    def __init__(self, context: GroupContext, *, consumers_max: int) -> None:
+        self._context = context
+        self._consumers_max = consumers_max
+        self._consumers: dict[tuple[str, str], GroupConsumer] = {}
 
     def is_open(self, group: str) -> bool:
-        return any(known == group for known, _ in self._shares)
+        return any(known == group for known, _ in self._consumers)
 
     def open(
         self, group: str, topic: str, partitions_count: int, policy: SettlementPolicy, partitions: Sequence[int] | None, start: Start
@@ -178,57 +175,57 @@ class Settlement:
         wanted = range(partitions_count) if partitions is None else partitions
         if not wanted:
             raise InvalidRequest("a queue needs at least one partition")
-        self._around.groups.commits(group, {})
-        share = self._shares.get((group, topic))
+        self._context.groups.commits(group, {})
+        consumer = self._consumers.get((group, topic))
         places = {
             partition: self._position(group, topic, partition, start)
             for partition in wanted
-            if share is None or partition not in share.partitions
+            if consumer is None or partition not in consumer.partitions
         }
-        if share is None:
-            if len(self._shares) >= self._shares_max:
-                raise LimitExceeded(f"there are {self._shares_max} settlement groups already")
-            share = self._shares[group, topic] = GroupConsumer(self._around, group, topic, self._done)
-        share.takes_all = share.takes_all or partitions is None
-        queue = SettlementQueue(share, self._around, policy, partitions)
+        if consumer is None:
+            if len(self._consumers) >= self._consumers_max:
+                raise LimitExceeded(f"there are {self._consumers_max} settlement groups already")
+            consumer = self._consumers[group, topic] = GroupConsumer(self._context, group, topic, self._done)
+        consumer.takes_all = consumer.takes_all or partitions is None
+        queue = SettlementQueue(consumer, self._context, policy, partitions)
         for partition, position in places.items():
-            share.add_lane(partition, position)
+            consumer.add_partition(partition, position)
         return queue
 
     def _position(self, group: str, topic: str, partition: int, start: Start) -> int:
-        """Where a group that has been here goes on, or where a new one begins."""
-        bounds = self._around.engine.bounds(topic, partition)
-        committed = self._around.groups.committed(group, topic, partition)
+        """Return where a known group resumes, or where a new one begins."""
+        bounds = self._context.engine.bounds(topic, partition)
+        committed = self._context.groups.committed(group, topic, partition)
         if committed is not None:
             return min(max(committed, bounds.first), bounds.end)
-        if self._around.groups.has_read(group, topic):
-            # The group knows the topic, so this partition was added while it was away: all of it is new to the group.
+        if self._context.groups.has_read(group, topic):
+            # The group knows the topic, so this partition was added while the group had no queue: all its records are new.
             return bounds.first
         return _begin(start, bounds)
 
-    def _done(self, share: GroupConsumer) -> None:
-        if self._shares.get((share.group, share.topic)) is share:
-            del self._shares[share.group, share.topic]
+    def _done(self, consumer: GroupConsumer) -> None:
+        if self._consumers.get((consumer.group, consumer.topic)) is consumer:
+            del self._consumers[consumer.group, consumer.topic]
 
     def partitions_added(self, topic: str, count: int) -> None:
-        """Queues that take from all partitions take from the new ones too, from their first record on."""
-        for share in self._shares.values():
-            if share.topic == topic and share.takes_all:
+        """Give the new partitions, from their first record on, to queues that take from all partitions."""
+        for consumer in self._consumers.values():
+            if consumer.topic == topic and consumer.takes_all:
                 for partition in range(count):
-                    if partition not in share.partitions:
-                        share.add_lane(partition, self._around.engine.bounds(topic, partition).first)
+                    if partition not in consumer.partitions:
+                        consumer.add_partition(partition, self._context.engine.bounds(topic, partition).first)
 
     def recheck(self) -> None:
-        """The rules have changed: those who wait for records look again, and are told if they may not any more."""
-        for share in self._shares.values():
-            share.wake()
+        """Wake the waiting queues after the rules changed: each checks its permission again."""
+        for consumer in self._consumers.values():
+            consumer.wake()
 
     def topic_gone(self, gone: UnknownTopic) -> None:
-        for share in [share for share in self._shares.values() if share.topic == gone.topic]:
-            share.fail(gone)
+        for consumer in [consumer for consumer in self._consumers.values() if consumer.topic == gone.topic]:
+            consumer.fail(gone)
 
     async def drain(self) -> None:
-        await asyncio.gather(*(share.drain() for share in list(self._shares.values())))
+        await asyncio.gather(*(consumer.drain() for consumer in list(self._consumers.values())))
 
 
 def _begin(start: Start, bounds: Bounds) -> int:

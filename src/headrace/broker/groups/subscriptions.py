@@ -1,6 +1,6 @@
-"""Subscriptions that have a number and outlive connections, for protocols that know such a thing.
+"""Numbered subscriptions that outlive connections, for protocols that have them.
 
-The book keeps who follows which topic under which group, and which numbers were given. How a subscription delivers is its protocol's business.
+The table stores which principal follows which topic under which group, and which numbers were used. Delivery is the protocol's task.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from headrace.broker.tables import Table
 from headrace.engine.contract import Engine
 
 _IDS_RESERVED: Final = 1_024
-"""Numbers are reserved on disk in blocks: none is ever given twice, not even for a subscription that was only in memory."""
+"""Numbers are reserved on disk in blocks, so that none is reused, not even one of a subscription that existed only in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRow:
-    """One subscription as the table keeps it."""
+    """Row of one subscription."""
 
     topic: str
     owner: str
-    """The name of a principal."""
+    """Name of a principal."""
     group: str
 
 
 class SubscriptionBook:
-    """The durable subscriptions of one protocol. Loaded when the engine is open."""
+    """Durable subscriptions of one protocol. Loaded when the engine is open."""
 
     def __init__(self, engine: Engine, protocol: str) -> None:
         self._rows = Table(engine, f"__{protocol}_subscriptions", tuple[int], SubscriptionRow)
@@ -37,18 +37,18 @@ class SubscriptionBook:
         self._reserving = asyncio.Lock()
 
     async def load(self) -> Mapping[int, SubscriptionRow]:
-        """What the book holds, by number."""
+        """Load the table and return the subscriptions by number."""
         await self._rows.load()
         await self._ids.load()
         self._next_id = self._ids_end = self._ids.rows.get(("reserved",), 1)
         return {id: row for (id,), row in self._rows.rows.items()}
 
     async def put(self, changes: Mapping[int, SubscriptionRow | None]) -> None:
-        """Enter or, with None, strike out; all of it or nothing. Durable when it returns."""
+        """Store or (None) delete subscriptions atomically. Durable when it returns."""
         await self._rows.put([((id,), row) for id, row in changes.items()])
 
     async def new_id(self) -> int:
-        """A number that was never given before."""
+        """Return a number that was never used before."""
         async with self._reserving:
             if self._next_id == self._ids_end:
                 await self._ids.put([(("reserved",), self._ids_end + _IDS_RESERVED)])

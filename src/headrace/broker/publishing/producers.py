@@ -1,13 +1,13 @@
-"""Idempotent producers: a run that is sent twice lands once.
+"""Idempotent producers: a batch that is sent twice is stored once.
 
-A producer numbers its records from any number it likes, without gaps. It counts within what it addresses: one partition, or the
-whole topic where it leaves the choice of the partition to the broker. The last `PRODUCER_EPOCHS_REMEMBERED` runs of each such
-scope are remembered with their places. A resend need not be cut as the original was: what is known of it is answered from
-memory, or from the run still in flight, and only the rest is appended.
+A producer numbers its records without gaps, from any first number. The numbers count within a scope: one partition, or the whole topic
+where the broker chooses the partition. The broker remembers the last `PRODUCER_BATCHES_REMEMBERED` batches of each scope with their
+offsets. A resend may be split differently from the original: the known records are answered from memory or from the batch still in
+flight, and only the rest is appended.
 
-What is remembered is written to the table `__producers` in the same append as the records themselves, so that after a crash the
-two agree. Each scope owns a ring of rows, one for each remembered run, so that a row can be written without knowing where the
-runs before it, which may still be in flight, will land.
+The memory is the table `__producers`. Its rows are part of the same append as the records, so both agree after a crash. Each scope owns
+a ring of rows, one per remembered batch. A row can therefore be written before the offsets of earlier batches, which may still be in
+flight, are known.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Ack, Appended, Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OutOfSequence
-from headrace.limits import PRODUCER_EPOCHS_REMEMBERED
+from headrace.limits import PRODUCER_BATCHES_REMEMBERED
 from headrace.records import AnyBatch
 
 ANY_PARTITION: Final = -1
-"""The scope of a producer that leaves the choice of the partition to the broker."""
+"""Scope of a producer that leaves the choice of the partition to the broker."""
 
 _ScopeKey: TypeAlias = tuple[str, str, int]
 """Producer, topic, partition or `ANY_PARTITION`."""
@@ -57,7 +57,7 @@ class _Row(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A run that landed, or is about to."""
+    """A batch that is stored or in flight."""
 
     sequence: int
     count: int
@@ -83,22 +83,22 @@ class _Scope:
     def add(self, batch: _Known) -> None:
         self.batches.append(batch)
         self.next_sequence = batch.next_sequence
-        self.next_slot = (batch.slot + 1) % PRODUCER_EPOCHS_REMEMBERED
+        self.next_slot = (batch.slot + 1) % PRODUCER_BATCHES_REMEMBERED
 
     def trim(self) -> None:
-        """Forget the oldest beyond what the ring holds; a run in flight is never forgotten."""
-        while len(self.batches) > PRODUCER_EPOCHS_REMEMBERED and not self.batches[0].is_pending:
+        """Forget the oldest batches beyond the size of the ring. A batch in flight is never forgotten."""
+        while len(self.batches) > PRODUCER_BATCHES_REMEMBERED and not self.batches[0].is_pending:
             self.batches.popleft()
 
     def drop(self, failed: _Known) -> None:
-        """A run did not land. When nothing is in flight any more, the count goes back to the last run that did."""
+        """Remove a batch whose append failed. With nothing left in flight, the sequence returns to the last stored batch."""
         self.batches.remove(failed)
         if self.batches and not any(batch.is_pending for batch in self.batches):
             self.next_sequence = self.batches[-1].next_sequence
-            self.next_slot = (self.batches[-1].slot + 1) % PRODUCER_EPOCHS_REMEMBERED
+            self.next_slot = (self.batches[-1].slot + 1) % PRODUCER_BATCHES_REMEMBERED
 
-    def pieces(self, sequence: int, count: int) -> list[tuple[_Known, int, int]] | None:
-        """The known runs that hold these records, each with the range of its own records; None if any is not remembered."""
+    def covered(self, sequence: int, count: int) -> list[tuple[_Known, int, int]] | None:
+        """Return the known batches that hold these records, each with the range of its own records; None if any is not remembered."""
         found: list[tuple[_Known, int, int]] = []
         wanted, end = sequence, sequence + count
         for batch in self.batches:
@@ -119,7 +119,7 @@ class _ProducerLog(TableLog[_RowKey, _Row]):
 
 
 class Producers:
-    """What is remembered of every idempotent producer."""
+    """Memory of all idempotent producers."""
 
     def __init__(self, engine: Engine, publisher: Publisher, *, clock: Clock, scopes_max: int, idle_ms: int) -> None:
         self._publisher = publisher
@@ -134,7 +134,7 @@ class Producers:
         return len(self._scopes)
 
     async def load(self, exists: Callable[[str], bool]) -> None:
-        """Read the table. Rows of topics that are no more, left by a crash in the middle of a deletion, are removed."""
+        """Read the table. Remove rows of topics that no longer exist, left by a crash during a deletion."""
         await self._log.load()
         orphans = [key for key in self._loading if not exists(key[1])]
         for key in orphans:
@@ -149,7 +149,7 @@ class Producers:
     def publish(
         self, route: Route, batch: AnyBatch, partition: int | None, stamp: ProducerStamp, ack: Ack | None
     ) -> asyncio.Future[Published]:
-        """As `Publisher.publish`. Raises `OutOfSequence` after a gap, and for a resend that is no longer remembered."""
+        """Publish as `Publisher.publish` does. Raises `OutOfSequence` after a gap, and for a resend that is no longer remembered."""
         if stamp.sequence < 0:
             raise InvalidRequest(f"producer {stamp.id}: sequence {stamp.sequence} is negative")
         key = (stamp.id, route.topic, ANY_PARTITION if partition is None else partition)
@@ -160,10 +160,10 @@ class Producers:
         if stamp.sequence == scope.next_sequence:
             return self._append(key, scope, route, batch, partition, stamp.sequence, ack)
         known = min(len(batch), scope.next_sequence - stamp.sequence)
-        pieces = scope.pieces(stamp.sequence, known) if known > 0 else None
-        if pieces is None:
+        covered = scope.covered(stamp.sequence, known) if known > 0 else None
+        if covered is None:
             raise OutOfSequence(producer=stamp.id, wanted=scope.next_sequence, got=stamp.sequence)
-        answers = [_part(piece.outcome, start, stop) for piece, start, stop in pieces]
+        answers = [_part(known_batch.outcome, start, stop) for known_batch, start, stop in covered]
         if known < len(batch):
             rest = batch[known : len(batch)]
             answers.append(self._append(key, scope, route, rest, partition, scope.next_sequence, ack))
@@ -172,7 +172,7 @@ class Producers:
     def _begin(
         self, key: _ScopeKey, route: Route, batch: AnyBatch, partition: int | None, stamp: ProducerStamp, ack: Ack | None
     ) -> asyncio.Future[Published]:
-        """A producer not heard of may start at any number: it may have been forgotten for its silence."""
+        """Accept any first sequence number from an unknown producer: the broker may have forgotten it after a long idle time."""
         check_name("producer", stamp.id)
         if len(self._scopes) >= self._scopes_max:
             raise LimitExceeded(f"{self._scopes_max} idempotent producers are remembered already")
@@ -219,14 +219,14 @@ class Producers:
         outcome.set_exception(error)
 
     async def expire(self) -> None:
-        """Forget the producers that were silent for too long."""
+        """Forget producers that have been idle for too long."""
         before = self._clock() - self._idle_ms
         await self._forget(
             [key for key, scope in self._scopes.items() if scope.used_at < before and not any(batch.is_pending for batch in scope.batches)]
         )
 
     async def topic_gone(self, topic: str) -> None:
-        """Forget what was published to the topic. Runs in flight count too: their rows were staged before these tombstones."""
+        """Forget what was published to the topic, including batches in flight: their rows were staged before these tombstones."""
         await self._forget([key for key in self._scopes if key[1] == topic])
 
     async def _forget(self, keys: list[_ScopeKey]) -> None:
@@ -235,13 +235,13 @@ class Producers:
         try:
             await self._log.put([(row_key, None) for row_key in slots])
         except BrokerError:
-            # The rows are still in the table. A producer that began anew now would mix its rows with them.
+            # The rows are still in the table. A producer that starts over now would mix its rows with them.
             for key, scope in scopes.items():
                 self._scopes.setdefault(key, scope)
             raise
 
     def _show(self, key: _RowKey, row: _Row | None) -> None:
-        """Only what is read at the start passes here: later, the scopes know better than the log."""
+        """Collect the rows read at start. Later changes are already in the scopes."""
         if row is None:
             self._loading.pop(key, None)
         else:
@@ -249,7 +249,7 @@ class Producers:
 
 
 def _part(outcome: Published | asyncio.Future[Published], start: int, stop: int) -> asyncio.Future[Published]:
-    """Some records of a run, as a future of its own: a caller that cancels it harms nobody else."""
+    """Return some records of a batch as a separate future, so that a caller can cancel it without affecting others."""
     answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
     if isinstance(outcome, Published):
         answer.set_result(_cut(outcome, start, stop))

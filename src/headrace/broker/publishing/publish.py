@@ -1,7 +1,7 @@
-"""Publishing: from a run of records to its place in the log.
+"""Publishing: checks a batch of records, assigns partitions and appends it.
 
-`Publisher.publish` stands on the hot path: thousands of runs a second pass it. What it has to know about a topic and a
-principal is looked up once and kept as a `Route`, until the topic or the rules change.
+`Publisher.publish` is on the hot path (thousands of batches per second). It looks up what it needs about a topic and a principal once
+and keeps it as a `Route` until the topic or the rules change.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _ROUTES_MAX: Final = 65_536
 
 @dataclass(slots=True)
 class Published:
-    """Where a run landed."""
+    """Position of a published batch."""
 
     partition: int
-    """Of the first record."""
+    """Partition of the first record."""
     base_offset: int
-    """Of the first record."""
+    """Offset of the first record."""
     count: int
     timestamp: int
     """Unix ms of the first record."""
     placements: list[tuple[int, int]] | None = None
-    """(partition, offset) of each record, where the run did not land as one piece; None where it did. `rules.NOWHERE` for a record that
-    the topic's rule has sent to the dead letters."""
+    """(partition, offset) of each record if the batch is not contiguous in one partition, else None. `requirements.NOWHERE` for a
+    record that the topic's rule moved to the dead letters."""
 
     def placement(self, index: int) -> tuple[int, int]:
-        """(partition, offset) of the record with this index in the run."""
+        """Return (partition, offset) of the record with this index in the batch."""
         if self.placements is not None:
             return self.placements[index]
         return self.partition, self.base_offset + index
@@ -47,28 +47,28 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStamp:
-    """Who published a run, and the sequence number of its first record; the following records count up from it."""
+    """Id of the producer of a batch and the sequence number of its first record. The following records count up from it."""
 
     id: str
     sequence: int
 
 
 class Route:
-    """What a publish has to know about a topic."""
+    """Cached facts about a topic that a publish needs."""
 
     __slots__ = ("_clock", "_ttl_ms", "partitions", "rule", "topic", "turn")
 
     def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None) -> None:
         self.topic = topic.name
         self.rule = rule
-        """What its records must be, if anything."""
+        """Requirement on the topic's records, if there is one."""
         self.partitions = topic.partitions
         self.turn = 0
         self._ttl_ms = topic.config.ttl_ms
         self._clock = clock
 
     def check(self, batch: AnyBatch) -> None:
-        """Raises `InvalidRecord` for what the topic's rule would refuse; what it would keep among the dead letters passes."""
+        """Raise `InvalidRecord` for a record that the topic's rule rejects. A record that the rule moves to the dead letters passes."""
         if self.rule is not None and self.rule.on_invalid is OnInvalid.REJECT:
             self.rule.sift(_listed(batch), Divert.NEVER)
 
@@ -77,7 +77,7 @@ class Route:
         return turn
 
     def stamped(self, batch: AnyBatch) -> AnyBatch:
-        """The run as it is to be written: with the topic's expiry where a record has none of its own."""
+        """Return the batch to write: records without an expiry get the topic's."""
         if not self._ttl_ms:
             return batch
         expiry = self._clock() + self._ttl_ms
@@ -88,19 +88,19 @@ class Route:
 
 
 def _listed(batch: AnyBatch) -> RecordBatch:
-    """For the few who look at single records: a rule, and the partitioner."""
+    """Return the batch as lists, for code that inspects single records (rules and the partitioner)."""
     return batch.record_batch() if isinstance(batch, ColumnBatch) else batch
 
 
 class Placing:
-    """A run divided over partitions: what is to be written, and how to read the answer."""
+    """A batch divided over partitions: the writes, and the mapping of their results back to the batch."""
 
     __slots__ = ("_sifted", "assigned", "partition", "rule", "topic", "writes")
 
     def __init__(self, route: Route, batch: AnyBatch, partition: int | None, divert: Divert = Divert.AS_RULED) -> None:
-        """Raises `UnknownPartition`, and `InvalidRecord` for the first record that the topic's rule does not let pass."""
+        """Raises `UnknownPartition`, and `InvalidRecord` for the first record that the topic's rule rejects."""
         if not len(batch):
-            raise InvalidRequest("a run needs at least one record")
+            raise InvalidRequest("a batch needs at least one record")
         batch = route.stamped(batch)
         self.assigned: dict[int, list[int]] | None = None
         self.topic = route.topic
@@ -135,7 +135,7 @@ class Placing:
             self.writes = [Write(route.topic, place, pick(_listed(batch), indexes)) for place, indexes in self.assigned.items()]
 
     def partitions(self, count: int) -> list[int]:
-        """Where each of the run's `count` records goes; -1 to the dead letters."""
+        """Return the partition of each of the batch's `count` records; -1 for the dead letters."""
         if self._sifted is not None:
             kept = self._kept_partitions(len(self._sifted.kept))
             return self._sifted.weave(kept, NOWHERE[0])
@@ -151,7 +151,7 @@ class Placing:
         return places
 
     def check_again(self, route: Route) -> None:
-        """The topic's rule may be another than it was. Raises `InvalidRecord`."""
+        """Check the records again: the topic's rule may have changed. Raises `InvalidRecord`."""
         if route.rule is None or route.rule is self.rule:
             return
         for write in self.writes:
@@ -159,7 +159,7 @@ class Placing:
                 route.rule.sift(_listed(write.batch), Divert.NEVER)
 
     def landed(self, appended: Sequence[Appended]) -> Published:
-        """`appended` begins with the answers to `writes`."""
+        """Return the position of the batch. `appended` begins with the results of `writes`."""
         if self._sifted is None:
             return self._landed(appended)
         kept = self._landed(appended) if self._sifted.kept else None
@@ -179,18 +179,18 @@ class Placing:
 
 
 class Publisher:
-    """The way in. Knows what is staged and not yet resolved, so that a drain can wait for it."""
+    """Entry point of all publishes. Counts what is staged and unresolved, so that a drain can wait for it."""
 
     def __init__(
         self,
         engine: Engine,
-        gate: Authorizer,
+        authorizer: Authorizer,
         find: Callable[[str], Topic],
         clock: Clock,
         rules: Callable[[str], Rule | None] = lambda topic: None,
     ) -> None:
         self._engine = engine
-        self._gate = gate
+        self._authorizer = authorizer
         self._find = find
         self._clock = clock
         self._rules = rules
@@ -210,31 +210,31 @@ class Publisher:
         return answer
 
     def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
-        """An append that a drain waits for."""
+        """Append and register the append, so that a drain waits for it."""
         staged = self._engine.append(writes, ack=ack, urgent=urgent)
         self._staged += 1
         staged.add_done_callback(self._landed)
         return staged
 
     def known_route(self, who: Principal, topic: str) -> Route:
-        """As `route`, which is asked only if nothing is remembered."""
+        """Return the cached route, or look it up as `route` does."""
         return self._allowed.get((who, topic)) or self.route(who, topic)
 
     def route(self, who: Principal, topic: str) -> Route:
-        """Raises `Unavailable`, `NotAuthorized`, `UnknownTopic`."""
+        """Look up the route and check the permission. Raises `Unavailable`, `NotAuthorized`, `UnknownTopic`."""
         self.check_open()
-        self._gate.check(who, Action.PUBLISH, "topic", topic)
+        self._authorizer.check(who, Action.PUBLISH, "topic", topic)
         if len(self._allowed) >= _ROUTES_MAX:
             self._allowed.clear()
         route = self._allowed[who, topic] = self.own_route(topic)
         return route
 
     def check_may(self, who: Principal, topic: str) -> None:
-        """Raises `NotAuthorized`."""
-        self._gate.check(who, Action.PUBLISH, "topic", topic)
+        """Raise `NotAuthorized` unless the principal may publish to the topic."""
+        self._authorizer.check(who, Action.PUBLISH, "topic", topic)
 
     def own_route(self, topic: str) -> Route:
-        """The route of what the broker itself publishes. Raises `UnknownTopic`."""
+        """Return the route for records that the broker itself publishes. Raises `UnknownTopic`."""
         route = self._routes.get(topic)
         if route is None:
             route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic))
@@ -245,13 +245,13 @@ class Publisher:
             raise Unavailable("the broker is draining")
 
     def forget(self, topic: str | None = None) -> None:
-        """A topic, or (None) the rules, have changed."""
+        """Drop the cached routes of a topic, or all of them (None) after the rules changed."""
         self._allowed.clear()
         if topic is not None:
             self._routes.pop(topic, None)
 
     async def drain(self) -> None:
-        """Refuse what is new, wait for what is staged."""
+        """Reject new publishes and wait for the staged ones."""
         self._draining = True
         self._allowed.clear()
         if self._staged:

@@ -1,7 +1,7 @@
-"""What a topic demands of its records, wherever they come from: every way into the log places its runs, and placing asks the rule.
+"""Requirements of a topic on its records. Every publish path creates a `Placing`, and `Placing` applies the rule.
 
-A record that breaks the rule is refused, or kept among the topic's dead letters, as the rule says. Dead letters are written in the same
-append as the records they stood between: a publisher whose answer says yes knows that each record is in one place or the other.
+A record that violates the rule is rejected or moved to the topic's dead letters, depending on the rule. The dead letters are part of
+the same append as the valid records: after a successful answer, each record is in one of the two places.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from headrace.schemas import Schema
 T = TypeVar("T")
 
 NOWHERE: Final = (-1, (1 << 63) - 1)
-"""The placement of a record that went to the dead letters: no partition, and an offset no log will have."""
+"""Placement of a record that went to the dead letters: no partition, and an offset that no log reaches."""
 
 
 class OnInvalid(StrEnum):
-    """What becomes of a record that does not fit."""
+    """Treatment of a record that does not satisfy the schema."""
 
     REJECT = "reject"
-    """The publisher is told, and nothing of the run is written."""
+    """Return an error to the publisher and write nothing of the batch."""
     DEAD_LETTER = "dead_letter"
-    """It is kept among the dead letters, the rest of the run is written."""
+    """Move the record to the dead letters and write the rest of the batch."""
 
 
 class Divert(Enum):
-    """Whether a way into the log may send records to the dead letters."""
+    """Permission of a publish path to move records to the dead letters."""
 
     AS_RULED = auto()
     NEVER = auto()
-    """They come from there."""
+    """The records come from the dead letters."""
     ALWAYS = auto()
-    """Nobody is there any more who could be told."""
+    """No publisher is connected that could receive an error."""
 
 
 Letters: TypeAlias = Callable[[str, RecordBatch, Sequence[str]], list[Write]]
-"""(topic, records, what is wrong with each) → the writes that keep them. Raises `UnknownTopic` if there is no place for them yet."""
-MakeRoom: TypeAlias = Callable[[str], None]
-"""See to it that there soon is one."""
+"""(topic, records, fault of each) → the writes that store them. Raises `UnknownTopic` if the dead-letter topic does not exist yet."""
+CreateDeadLetterTopic: TypeAlias = Callable[[str], None]
+"""Create the dead-letter topic in the background."""
 
 
 @dataclass(slots=True)
 class Sifted:
-    """A run without the records that did not fit."""
+    """A batch split into valid and invalid records."""
 
     count: int
     kept: list[int]
-    """Indexes."""
+    """Indexes of the valid records."""
     batch: RecordBatch
-    """The kept ones."""
+    """The valid records."""
     writes: list[Write]
-    """The others."""
+    """The invalid records."""
 
     def weave(self, places: Sequence[T], nowhere: T) -> list[T]:
-        """The places of the kept ones among those of all."""
+        """Merge the places of the valid records with `nowhere` for the others, in batch order."""
         woven = [nowhere] * self.count
         for index, place in zip(self.kept, places, strict=True):
             woven[index] = place
@@ -70,9 +70,9 @@ class Sifted:
 
 
 class Rule:
-    """One topic's."""
+    """Schema requirement of one topic."""
 
-    __slots__ = ("_checks", "_letters", "_make_room", "_schema", "label", "on_invalid", "topic")
+    __slots__ = ("_checks", "_create_dead_letter_topic", "_letters", "_schema", "label", "on_invalid", "topic")
 
     def __init__(
         self,
@@ -81,26 +81,26 @@ class Rule:
         label: str,
         on_invalid: OnInvalid,
         letters: Letters,
-        make_room: MakeRoom,
+        create_dead_letter_topic: CreateDeadLetterTopic,
         checks: SchemaChecks,
     ) -> None:
-        """`schema` is a text where there should be a schema and is none: then nothing can be judged, and so nothing be written."""
+        """`schema` is an error text if the required schema is missing. Nothing can be checked then, so nothing is written."""
         self.topic = topic
         self.label = label
         self.on_invalid = on_invalid
         self._schema = schema
         self._letters = letters
-        self._make_room = make_room
+        self._create_dead_letter_topic = create_dead_letter_topic
         self._checks = checks
 
     def check_ready(self, values: Sequence[bytes | None]) -> None:
-        """Whether the values can be judged at once. Raises `SchemaCheckPending`, `Unavailable`."""
+        """Raise unless the values can be checked at once: `SchemaCheckPending`, `Unavailable`."""
         if isinstance(self._schema, str) or self._checks.are_small(self._schema, values):
             return
         self._checks.faults(self._schema, values)
 
     def sift(self, batch: RecordBatch, divert: Divert) -> Sifted | None:
-        """None: everything fits. Raises `InvalidRecord`, `SchemaCheckPending`, `Unavailable`."""
+        """Split the batch; None if all records are valid. Raises `InvalidRecord`, `SchemaCheckPending`, `Unavailable`."""
         schema = self._schema
         if isinstance(schema, str):
             raise Unavailable(f"records of {self.topic} cannot be checked: {schema}")
@@ -121,14 +121,14 @@ class Rule:
                 faults[index] = "; ".join(found)
                 if not may_divert:
                     raise InvalidRecord(index=index, faults=found, schema=self.label)
-        assert faults, "a run that was not accepted has a fault"
+        assert faults, "a batch that was not accepted has a fault"
         if known is not None:
             self._checks.used(schema, batch.values)
         kept = [index for index in range(len(batch)) if index not in faults]
         try:
             writes = self._letters(self.topic, pick(batch, list(faults)), [f"{text} ({self.label})" for text in faults.values()])
         except UnknownTopic:
-            # Somebody has just removed the dead letters, topic and all. A refusal loses nothing.
-            self._make_room(self.topic)
-            raise Unavailable(f"the dead letters of {self.topic} are being made: try again") from None
+            # The dead-letter topic has just been deleted. An error loses nothing: the publisher retries.
+            self._create_dead_letter_topic(self.topic)
+            raise Unavailable(f"the dead-letter topic of {self.topic} is being created: try again") from None
         return Sifted(len(batch), kept, pick(batch, kept), writes)

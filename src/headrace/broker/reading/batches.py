@@ -1,4 +1,4 @@
-"""What the read paths ask of a batch."""
+"""Batch operations of the read paths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.records import NEVER
 
 
 def size_bytes(batch: Batch) -> int:
-    """Key and value bytes of the records in the window, from the ends of the columns alone."""
+    """Return the key and value bytes of the records in the window, from the ends of the columns only."""
     ends = batch.value_buffers()[0].cast("I")
     size = int(ends[batch.stop] - ends[batch.start])
     keys = batch.key_buffers()
@@ -18,7 +18,7 @@ def size_bytes(batch: Batch) -> int:
 
 
 def unexpired(batches: list[Batch], now: int) -> list[Batch]:
-    """The batches without the records whose time is over. Costs nothing where nothing expires."""
+    """Return the batches without expired records. Costs nothing if no record has an expiry."""
     if not any(batch.expires for batch in batches):
         return batches
     return [part for batch in batches for part in _living_stretches(batch, now)]

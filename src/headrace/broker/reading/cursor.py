@@ -1,7 +1,7 @@
-"""Push: records are delivered as they come, as fast as the receiver gives credit.
+"""Push delivery: records are delivered as they are written, as fast as the receiver grants credit.
 
-A cursor knows one number, the next offset, and reads from there whenever the partition has grown or credit has come. So history
-passes into live records without a seam: nothing can fall between the two, and nothing can come twice.
+A cursor keeps one number, the next offset, and reads from there when the partition grows or credit arrives. History and live records
+use the same path, so there is no gap and no duplicate between them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.reading.batches import size_bytes, unexpired
 from headrace.broker.timers import Clock
 from headrace.engine.contract import Batch, Engine
@@ -18,11 +18,11 @@ from headrace.errors import BrokerError, NotAuthorized, OffsetOutOfRange, Unknow
 
 _READ_BYTES_MIN: Final = 256 * 1024
 _READ_BYTES_MAX: Final = 1024 * 1024
-"""A read is large enough to be worth its cost and small enough that cursors do not make each other wait."""
+"""Large enough to amortize the cost of a read, small enough that cursors do not delay each other."""
 
 
 class Cursor:
-    """A place in a partition that moves on by itself."""
+    """Position in a partition that advances as records are delivered."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Cursor:
 
     @property
     def position(self) -> int:
-        """The next offset to be delivered."""
+        """The next offset to deliver."""
         return self._held[0].first_offset if self._held else self._read_position
 
     def grant(self, credit_bytes: int) -> None:
-        """The receiver has room for so many bytes more."""
+        """Add credit for so many bytes."""
         self._credit += credit_bytes
         self._wake()
 
     def close(self) -> None:
-        """Nothing is delivered after this. Idempotent."""
+        """Stop delivery. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._held.clear()
@@ -75,7 +75,7 @@ class Cursor:
             supervise(self._engine.health, "delivery to subscribers", self._pump)
 
     async def _run(self) -> None:
-        """Deliver until credit or records run out. There is at most one of these for a cursor."""
+        """Deliver until credit or records are used up. A cursor has at most one such task."""
         try:
             while self._is_open and self._credit > 0:
                 if self._held:
@@ -85,13 +85,13 @@ class Cursor:
         except BrokerError as error:
             self.fail(error)
         except Exception as failure:
-            self.fail(BrokerError(f"delivery failed: {failure!r}"))  # a silent end would look like the end of the partition
+            self.fail(BrokerError(f"delivery failed: {failure!r}"))
             raise
         finally:
             self._pump = None
 
     async def _read(self) -> bool:
-        """Fill `_held`. False at the end of the partition; the watch wakes the cursor when that has moved."""
+        """Fill `_held`. Return False at the end of the partition; the watch wakes the cursor when the end moves."""
         position, end = self._read_position, self._engine.bounds(self.topic, self.partition).end
         if position >= end:
             return False
@@ -99,17 +99,17 @@ class Cursor:
         try:
             batches = await self._engine.read(self.topic, self.partition, position, bytes_max=wanted)
         except OffsetOutOfRange as error:
-            # Retention has overtaken this reader: what it had not read is gone, the rest is still there.
+            # Retention deleted records that this reader had not read. Continue at the first offset.
             self._read_position = max(position, error.first)
             return position < error.first
-        # An empty read below the end means that compaction has left nothing there.
+        # An empty read below the end means that compaction removed these records.
         self._read_position = batches[-1].next_offset if batches else end
         if self._is_open:
             self._held = unexpired(batches, self._clock())
         return True
 
     def _hand_over(self) -> None:
-        """Deliver as many of the held batches as there is credit for, the last one on credit it may not have."""
+        """Deliver the held batches while there is credit. The last one may overdraw it."""
         count = 0
         for batch in self._held:
             if self._credit <= 0:
@@ -120,7 +120,7 @@ class Cursor:
         self._deliver(ready)
 
     def fail(self, error: BrokerError) -> None:
-        """It cannot go on; the receiver is told once."""
+        """Stop the cursor and report the error to the receiver, once."""
         if self._is_open:
             self.close()
             if self._failed is not None:
@@ -128,13 +128,13 @@ class Cursor:
 
 
 class Cursors:
-    """All open cursors, so that a drain or the end of a topic can end them."""
+    """All open cursors. A drain or the deletion of a topic ends them."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
         self._open: dict[Cursor, Callable[[], None]] = {}
-        """With what raises when its reader may not read any more."""
+        """Each cursor with a check that raises when its reader loses the permission."""
 
     def start(
         self,
@@ -168,7 +168,7 @@ class Cursors:
         self._open.pop(cursor, None)
 
     def recheck(self) -> None:
-        """The rules have changed."""
+        """Check the permissions of all cursors again after the rules changed."""
         for cursor, check in list(self._open.items()):
             try:
                 check()

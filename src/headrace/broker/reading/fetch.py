@@ -1,4 +1,4 @@
-"""Fetching: a read that may wait for records to come."""
+"""Fetch: a read that can wait for records."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from headrace.limits import FETCH_BYTES_MAX
 
 @dataclass(slots=True)
 class Fetched:
-    """The answer to a fetch."""
+    """Result of a fetch."""
 
     batches: list[Batch]
     bounds: Bounds
     next_offset: int
-    """Where to read on: behind the last batch, and behind records that were left out because they had expired."""
+    """The offset to continue from: after the last batch and after expired records that were left out."""
 
 
 class Fetcher:
-    """Reads, and keeps those who wait at the end of a partition."""
+    """Reads partitions and holds the fetches that wait at the end of one."""
 
     def __init__(self, engine: Engine, *, clock: Clock, later: Later, waiting_max: int) -> None:
         self._engine = engine
@@ -64,19 +64,19 @@ class Fetcher:
                     return fetched
 
     async def _read_all(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> Fetched:
-        """What there is, expired or not."""
+        """Read from `offset` on, expired records included."""
         end = self._engine.bounds(topic, partition).end
         batches = await self._engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
         read_on = batches[-1].next_offset if batches else max(offset, end)
         return Fetched(batches, self._engine.bounds(topic, partition), read_on)
 
     async def _read(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> Fetched:
-        """What there is from `offset` on; passes over records that have expired until it finds one that has not."""
+        """Read from `offset` on. Skip expired records until there is one that has not expired."""
         while True:
             end = self._engine.bounds(topic, partition).end
             batches = await self._engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
             living = unexpired(batches, self._clock())
-            # An empty read below the end means that compaction has left nothing there.
+            # An empty read below the end means that compaction removed these records.
             read_on = batches[-1].next_offset if batches else max(offset, end)
             if living or not batches:
                 return Fetched(living, self._engine.bounds(topic, partition), read_on)
@@ -104,7 +104,7 @@ class Fetcher:
                 wait.end(gone)
 
     def drain(self) -> None:
-        """Answer everybody with what there is, now."""
+        """Answer all waiting fetches with the records available now."""
         self._is_draining = True
         for wait in self._waiting:
             wait.end()

@@ -1,7 +1,7 @@
-"""The verbs of schemas: each passes the gate, then asks the registry. A broker has them as `broker.schemas`.
+"""Schema operations (`broker.schemas`): each method checks the permission, then calls the registry.
 
-A schema is a resource of its own (kind "schema"): whoever may describe it may see it and have values checked, to register takes CREATE, to
-delete DELETE. That a topic requires a schema is a matter of the topic: ALTER.
+A schema is a resource of kind "schema". DESCRIBE allows reading it and checking values, CREATE registering, ALTER changing its
+compatibility, DELETE deleting. The requirement of a topic belongs to the topic: ALTER on the topic.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ KIND = "schema"
 
 
 class Schemas:
-    """All of them are called on the event loop."""
+    """Call all methods on the event loop."""
 
-    def __init__(self, registry: SchemaRegistry, gate: Authorizer, topics: Topics, dead_letters: DeadLetters) -> None:
+    def __init__(self, registry: SchemaRegistry, authorizer: Authorizer, topics: Topics, dead_letters: DeadLetters) -> None:
         self._registry = registry
-        self._gate = gate
+        self._authorizer = authorizer
         self._topics = topics
         self._dead_letters = dead_letters
 
     async def register(
         self, who: Principal, name: str, type: SchemaType, definition: bytes, *, compatibility: Compatibility | None = None
     ) -> SchemaVersion:
-        """The version that has this definition: a new one, or the one that has it already. Durable when it returns.
+        """Register a definition and return its version: a new one, or the existing one with this definition. Durable when it returns.
 
-        `compatibility` is what this and later versions must keep to; None: as it was, backward at first. Raises `InvalidSchema`,
+        `compatibility` applies to this and later versions; None keeps the current one, initially backward. Raises `InvalidSchema`,
         `IncompatibleSchema`, `LimitExceeded`.
         """
-        self._gate.check(who, Action.CREATE, KIND, name)
+        self._authorizer.check(who, Action.CREATE, KIND, name)
         return await self._registry.register(name, type, definition, compatibility)
 
     def conflicts(
         self, who: Principal, name: str, type: SchemaType, definition: bytes, *, compatibility: Compatibility | None = None
     ) -> list[str]:
-        """Why the definition could not be the next version, each with its place; empty if it could. Raises `InvalidSchema`,
-        `SchemaCheckPending` for a large one."""
-        self._gate.check(who, Action.DESCRIBE, KIND, name)
+        """Return why the definition cannot be the next version, each reason with its location; empty if it can. Raises
+        `InvalidSchema`, `SchemaCheckPending` for a large one."""
+        self._authorizer.check(who, Action.DESCRIBE, KIND, name)
         return self._registry.conflicts(name, type, definition, compatibility)
 
     def find(self, who: Principal, name: str, version: int = 0) -> SchemaVersion:
-        """Version 0 is the latest. Raises `UnknownSchema`."""
-        self._gate.check(who, Action.DESCRIBE, KIND, name)
+        """Return a version; 0 is the latest. Raises `UnknownSchema`."""
+        self._authorizer.check(who, Action.DESCRIBE, KIND, name)
         return self._registry.find(name, version)
 
     def versions(self, who: Principal, name: str | None = None) -> list[SchemaVersion]:
-        """Of one schema or (None) of all that this principal may see, by name and number. None there: an empty list."""
+        """Return the versions of one schema or (None) of all that this principal may see, by name and number. Empty if there are none."""
         names = self._registry.names() if name is None else [name]
-        seen = [one for one in names if self._gate.allows(who, Action.DESCRIBE, KIND, one)]
+        seen = [one for one in names if self._authorizer.allows(who, Action.DESCRIBE, KIND, one)]
         return [version for one in seen for version in self._registry.versions(one)]
 
     def faults(self, who: Principal, name: str, value: bytes, version: int = 0) -> list[str]:
-        """What is wrong with a value; empty if it fits. Raises `UnknownSchema`, `SchemaCheckPending` for a large value."""
-        self._gate.check(who, Action.DESCRIBE, KIND, name)
+        """Return the faults of a value; empty if it is valid. Raises `UnknownSchema`, `SchemaCheckPending` for a large value."""
+        self._authorizer.check(who, Action.DESCRIBE, KIND, name)
         schema, checks = self._registry.schema(name, version), self._registry.checks
         if checks.are_small(schema, [value]):
             return schema.faults(value)
@@ -73,27 +73,25 @@ class Schemas:
             raise InvalidRecord(index=0, faults=tuple(faults), schema=self._registry.find(name, version).id)
 
     async def set_compatibility(self, who: Principal, name: str, compatibility: Compatibility) -> None:
-        """For the versions to come. Raises `UnknownSchema`."""
-        self._gate.check(who, Action.ALTER, KIND, name)
+        """Set the compatibility of later versions. Raises `UnknownSchema`."""
+        self._authorizer.check(who, Action.ALTER, KIND, name)
         await self._registry.set_compatibility(name, compatibility)
 
     async def delete(self, who: Principal, name: str, version: int = 0) -> int:
-        """One version or (0) all; returns how many. Their numbers are not given again. Raises `UnknownSchema`, and `InvalidRequest`
-        while a topic requires what would be gone."""
-        self._gate.check(who, Action.DELETE, KIND, name)
-        return await self._registry.delete(name, version, lambda topic: self._gate.allows_topic(who, topic))
+        """Delete one version or (0) all; return how many. Their numbers are not reused. Raises `UnknownSchema`, and `InvalidRequest`
+        while a topic requires one of them."""
+        self._authorizer.check(who, Action.DELETE, KIND, name)
+        return await self._registry.delete(name, version, lambda topic: self._authorizer.allows_topic(who, topic))
 
     # Topics
 
     async def require(
         self, who: Principal, topic: str, name: str, *, version: int = 0, on_invalid: OnInvalid = OnInvalid.REJECT
     ) -> Requirement:
-        """From now on every record of the topic, through whatever protocol, must fit the schema (version 0: its latest).
-
-        Raises `UnknownTopic`, `UnknownSchema`, and `InvalidRequest` for a dead-letter topic: it takes what nothing else takes.
-        """
-        self._gate.check(who, Action.ALTER, "topic", topic)
-        self._gate.check(who, Action.DESCRIBE, KIND, name)
+        """Require that every new record of the topic, through any protocol, satisfies the schema (version 0: its latest). Raises
+        `UnknownTopic`, `UnknownSchema`, and `InvalidRequest` for a dead-letter topic, which must accept every record."""
+        self._authorizer.check(who, Action.ALTER, "topic", topic)
+        self._authorizer.check(who, Action.DESCRIBE, KIND, name)
         self._topics.find(topic)
         if topic.endswith(SUFFIX):
             raise InvalidRequest(f"{topic!r} holds dead letters and cannot require a schema")
@@ -104,16 +102,16 @@ class Schemas:
         return wanted
 
     async def release(self, who: Principal, topic: str) -> None:
-        """The topic requires nothing any more."""
-        self._gate.check(who, Action.ALTER, "topic", topic)
+        """Remove the topic's requirement."""
+        self._authorizer.check(who, Action.ALTER, "topic", topic)
         self._topics.find(topic)
         await self._registry.release(topic)
 
     def requirement(self, who: Principal, topic: str) -> Requirement | None:
-        """What the topic requires, if anything."""
-        self._gate.check(who, Action.DESCRIBE, "topic", topic)
+        """Return the topic's requirement, if there is one."""
+        self._authorizer.check(who, Action.DESCRIBE, "topic", topic)
         return self._registry.requirement(topic)
 
     def requirements(self, who: Principal) -> list[Requirement]:
-        """Of all topics that this principal may see, by topic."""
-        return [one for one in self._registry.requirements() if self._gate.allows(who, Action.DESCRIBE, "topic", one.topic)]
+        """Return the requirements of all topics that this principal may see, by topic."""
+        return [one for one in self._registry.requirements() if self._authorizer.allows(who, Action.DESCRIBE, "topic", one.topic)]

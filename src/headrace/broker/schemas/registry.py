@@ -1,8 +1,8 @@
 """The registry: schemas by name, each with its versions, and the topics that require one.
 
-Two tables. `__schemas` holds a row for each version, and under version 0 what holds for the name as a whole: the compatibility that new
-versions must keep, and the highest number ever given, so that a number is never used again. `__schema_rules` says which topic requires
-what. A definition is compiled when it is first needed, and once.
+There are two tables. `__schemas` holds a row for each version. Its version 0 holds what applies to the name as a whole: the
+compatibility mode, and the highest version number, so that a number is never reused. `__schema_rules` holds each topic's requirement. A
+definition is compiled once, on first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.broker.names import check_name
-from headrace.broker.publishing.requirements import Letters, MakeRoom, OnInvalid, Rule
+from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Letters, OnInvalid, Rule
 from headrace.broker.schema_checks import SchemaChecks, settled
 from headrace.broker.tables import Table
 from headrace.broker.timers import Clock
@@ -24,13 +24,13 @@ from headrace.schemas import Compatibility, Schema, SchemaType, check_size, comp
 
 
 class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A version, or (version 0) what holds for all of them."""
+    """A version, or (version 0) what applies to all versions."""
 
     type: str = ""
     text: str = ""
     """The definition, if it is text."""
     binary: bytes = b""
-    """The definition, if it is not."""
+    """The definition, if it is not text."""
     created: int = 0
     compatibility: str = ""
     highest: int = 0
@@ -43,14 +43,14 @@ class _RuleRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SchemaVersion(msgspec.Struct, frozen=True):
-    """One version of a schema, as it was registered."""
+    """One registered version of a schema."""
 
     name: str
     version: int
     type: SchemaType
     definition: bytes
     compatibility: Compatibility
-    """What the next version must keep."""
+    """Compatibility that the next version must keep."""
     created: int
     """Unix ms."""
 
@@ -60,7 +60,7 @@ class SchemaVersion(msgspec.Struct, frozen=True):
 
 
 class Requirement(msgspec.Struct, frozen=True):
-    """What a topic requires. Version 0: always the latest."""
+    """Schema that a topic requires. Version 0: always the latest."""
 
     topic: str
     schema: str
@@ -69,20 +69,28 @@ class Requirement(msgspec.Struct, frozen=True):
 
 
 class SchemaRegistry:
-    """`changed` is called with the name of a topic whose rule is another now."""
+    """`changed` is called with the name of each topic whose rule has changed."""
 
-    def __init__(self, engine: Engine, *, clock: Clock, changed: Callable[[str], None], letters: Letters, make_room: MakeRoom) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Clock,
+        changed: Callable[[str], None],
+        letters: Letters,
+        create_dead_letter_topic: CreateDeadLetterTopic,
+    ) -> None:
         self._versions = Table(engine, "__schemas", tuple[str, int], _Row)
         self._rules = Table(engine, "__schema_rules", tuple[str], _RuleRow)
         self._clock = clock
         self._changed = changed
-        self._letters, self._make_room = letters, make_room
+        self._letters, self._create_dead_letter_topic = letters, create_dead_letter_topic
         self.checks = SchemaChecks()
         self._compiled: dict[tuple[str, int], Schema] = {}
         self._by_name: dict[str, list[int]] = {}
-        """The versions there are, in order."""
-        self._alone = asyncio.Lock()
-        """One change at a time: a version is compared with the one before it, and must then come right after it."""
+        """The existing versions, in order."""
+        self._lock = asyncio.Lock()
+        """Serializes changes: a version is compared with its predecessor and must directly follow it."""
 
     async def open(self) -> None:
         await self._versions.load()
@@ -95,7 +103,7 @@ class SchemaRegistry:
             if version:
                 self._by_name.setdefault(name, []).append(version)
 
-    # Looking
+    # Lookup
 
     def names(self) -> list[str]:
         return sorted(self._by_name)
@@ -104,7 +112,7 @@ class SchemaRegistry:
         return [self.find(name, version) for version in self._by_name.get(name, ())]
 
     def find(self, name: str, version: int = 0) -> SchemaVersion:
-        """Version 0 is the latest. Raises `UnknownSchema`."""
+        """Return a version; 0 is the latest. Raises `UnknownSchema`."""
         number = self._number(name, version)
         row = self._versions.rows[name, number]
         definition = row.binary or row.text.encode()
@@ -115,7 +123,7 @@ class SchemaRegistry:
         return Compatibility(row.compatibility) if row is not None and row.compatibility else Compatibility.BACKWARD
 
     def schema(self, name: str, version: int = 0) -> Schema:
-        """Compiled. Raises `UnknownSchema`, and `InvalidSchema` where the library for it is missing."""
+        """Return the compiled schema. Raises `UnknownSchema`, and `InvalidSchema` if the library for its type is missing."""
         key = (name, self._number(name, version))
         known = self._compiled.get(key)
         if known is None:
@@ -130,7 +138,7 @@ class SchemaRegistry:
         return version or known[-1]
 
     def conflicts(self, name: str, type: SchemaType, definition: bytes, mode: Compatibility | None = None) -> list[str]:
-        """Why this could not be the next version; empty if it could. Raises `InvalidSchema`, `SchemaCheckPending`."""
+        """Return why this cannot be the next version; empty if it can. Raises `InvalidSchema`, `SchemaCheckPending`."""
         old = self.schema(name) if name in self._by_name else None
         mode = mode or self.compatibility(name)
         check_size(definition)
@@ -140,15 +148,13 @@ class SchemaRegistry:
         new = compile_schema(type, definition)
         return [] if old is None else conflicts(old, new, mode)
 
-    # Changing
+    # Changes
 
     async def register(self, name: str, type: SchemaType, definition: bytes, mode: Compatibility | None) -> SchemaVersion:
-        """The version this definition has: a new one, or the one that has it already.
-
-        `mode` is what this and later versions must keep; None: as it was. Raises `InvalidSchema`, `IncompatibleSchema`, `LimitExceeded`.
-        """
+        """Return the version with this definition: a new one, or the existing one. `mode` applies to this and later versions; None keeps
+        the current one. Raises `InvalidSchema`, `IncompatibleSchema`, `LimitExceeded`."""
         check_name("schema", name)
-        async with self._alone:
+        async with self._lock:
             kept = mode or self.compatibility(name)
             found = await self._large_conflicts(name, type, definition, kept)
             new = compile_schema(type, definition)
@@ -161,7 +167,7 @@ class SchemaRegistry:
             return await self._add(name, new, definition, kept)
 
     async def _large_conflicts(self, name: str, type: SchemaType, definition: bytes, mode: Compatibility) -> list[str] | None:
-        """What a process of its own finds about a large definition; None: it is not large. Raises `InvalidSchema`, `Unavailable`."""
+        """Check a large definition in the worker process; None if it is not large. Raises `InvalidSchema`, `Unavailable`."""
         check_size(definition)
         old = self.schema(name) if name in self._by_name else None
         return await settled(lambda: self.checks.conflicts(old, type, definition, mode))
@@ -196,14 +202,14 @@ class SchemaRegistry:
 
     async def set_compatibility(self, name: str, mode: Compatibility) -> None:
         """Raises `UnknownSchema`."""
-        async with self._alone:
+        async with self._lock:
             self._number(name, 0)
             await self._put_head(name, mode)
 
     async def delete(self, name: str, version: int, may_name: Callable[[str], bool] = lambda topic: True) -> int:
-        """One version, or (0) all; returns how many. Raises `UnknownSchema`, and `InvalidRequest` while a topic requires it, by name if
-        `may_name` says so."""
-        async with self._alone:
+        """Delete one version or (0) all; return how many. Raises `UnknownSchema`, and `InvalidRequest` while a topic requires it.
+        The error names the topic if `may_name` allows it."""
+        async with self._lock:
             self._number(name, version)
             doomed = [version] if version else list(self._by_name[name])
             left = [one for one in self._by_name[name] if one not in doomed]
@@ -236,20 +242,20 @@ class SchemaRegistry:
 
     async def require(self, wanted: Requirement) -> None:
         """Raises `UnknownSchema`, `InvalidSchema`."""
-        async with self._alone:
+        async with self._lock:
             self.schema(wanted.schema, wanted.version)
             await self._rules.put([((wanted.topic,), _RuleRow(wanted.schema, wanted.version, wanted.on_invalid))])
             self._changed(wanted.topic)
 
     async def release(self, topic: str) -> None:
-        """It requires nothing any more."""
-        async with self._alone:
+        """Remove the topic's requirement."""
+        async with self._lock:
             if (topic,) in self._rules.rows:
                 await self._rules.put([((topic,), None)])
                 self._changed(topic)
 
     def rule(self, topic: str) -> Rule | None:
-        """What the publisher has to ask."""
+        """Return the rule for the publisher, if the topic has a requirement."""
         wanted = self.requirement(topic)
         if wanted is None:
             return None
@@ -259,4 +265,4 @@ class SchemaRegistry:
             label = f"{wanted.schema}-v{self._number(wanted.schema, wanted.version)}"
         except (InvalidSchema, UnknownSchema) as error:
             schema, label = str(error), wanted.schema
-        return Rule(topic, schema, label, wanted.on_invalid, self._letters, self._make_room, self.checks)
+        return Rule(topic, schema, label, wanted.on_invalid, self._letters, self._create_dead_letter_topic, self.checks)

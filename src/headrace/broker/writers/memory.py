@@ -1,7 +1,7 @@
-"""What stages hold in memory, together within a bound: who comes when it is full waits, and the largest stages move to the disk.
+"""Bounded memory of all stages. When it is full, new batches wait and the largest stages are spilled to disk.
 
-Runs are taken in the order in which they came, so that those of one handle keep theirs. Moving begins when memory is three
-quarters full: writers whose records fit into that never meet the disk before they publish.
+Batches are accepted in order of arrival, so the batches of one handle keep their order. Spilling begins when memory is three quarters
+full: records that fit below that are not written to disk before they are published.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Held, Stage, State
@@ -20,12 +20,12 @@ from headrace.engine.contract import Write
 from headrace.errors import BrokerError, Unavailable, UnknownStage
 
 _WAITING: Final = 4
-"""As many times what stages may hold in memory may wait in the hands of those who bring it; one more is told to come again."""
+"""Batches waiting for room may hold this many times the memory bound. A further batch is rejected as retriable."""
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A run that waits to be taken in."""
+    """A batch that waits for room."""
 
     stage: Stage
     topic: str
@@ -38,7 +38,7 @@ class Arrival:
 
 
 class StageMemory:
-    """`stages` are all there are, by handle."""
+    """`stages` are all stages, by handle."""
 
     def __init__(self, spill: Spill, stages: Mapping[str, Stage], bytes_max: int) -> None:
         self._spill = spill
@@ -57,11 +57,11 @@ class StageMemory:
     def arrive(
         self, stage: Stage, topic: str, rule: Rule | None, writes: Sequence[Write], records: int, size_bytes: int
     ) -> asyncio.Future[None]:
-        """Resolves when it is taken in; fails if it will not be."""
+        """Queue a batch. The future resolves when the batch is accepted and fails if it cannot be."""
         held = [Held.of(write) for write in writes]
         memory_bytes = sum(one.memory_bytes for one in held)
         if self._arrivals and self._arriving_bytes + memory_bytes > _WAITING * self._bytes_max:
-            raise Unavailable("too much waits to be staged already")
+            raise Unavailable("too many batches are waiting to be staged: try again")
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stage.arriving += 1
         self._arriving_bytes += memory_bytes
@@ -70,7 +70,7 @@ class StageMemory:
         return taken
 
     def consider(self) -> None:
-        """There may be room, or a reason to make some."""
+        """Accept waiting batches that fit, and start spilling if memory is short."""
         while self._arrivals and (self._arrivals[0].taken.done() or self._has_room(self._arrivals[0])):
             arrival = self._arrivals.popleft()
             self._arriving_bytes -= arrival.memory_bytes
@@ -80,21 +80,21 @@ class StageMemory:
                 arrival.taken.set_result(None)
         if self._is_tight and self._spilling is None and not self._is_stopped and self._largest() is not None:
             self._spilling = asyncio.get_running_loop().create_task(self._spill_some())
-            supervise(self._spill.health, "moving stages to disk", self._spilling)
+            supervise(self._spill.health, "spilling stages to disk", self._spilling)
 
     def leave(self, stage: Stage) -> None:
-        """A stage is gone, and so is what it held."""
+        """Release the memory and chunks of a stage that is removed."""
         self._bytes -= stage.memory_bytes
-        self._spill.release(stage.pieces)
-        stage.held, stage.pieces, stage.memory_bytes, stage.disk_bytes = [], [], 0, 0
-        for arrival in self._arrivals if stage.arriving else ():  # thousands may go while thousands of others wait
+        self._spill.release(stage.chunks)
+        stage.held, stage.chunks, stage.memory_bytes, stage.disk_bytes = [], [], 0, 0
+        for arrival in self._arrivals if stage.arriving else ():  # thousands of stages may be removed while thousands of batches wait
             if arrival.stage is stage and not arrival.taken.done():
                 arrival.taken.set_exception(UnknownStage(stage.handle))
         self.consider()
 
     async def drain(self) -> None:
         self._is_stopped = True
-        self._refuse(Unavailable("the broker is draining"))
+        self._fail_arrivals(Unavailable("the broker is draining"))
         if self._spilling is not None:
             await asyncio.wait([self._spilling])
 
@@ -113,11 +113,11 @@ class StageMemory:
         stage.memory_bytes += arrival.memory_bytes
         stage.by_topic[arrival.topic] = stage.by_topic.get(arrival.topic, 0) + arrival.records
         if stage.rules.setdefault(arrival.topic, arrival.rule) is not arrival.rule:
-            stage.rules[arrival.topic] = None  # some by one rule, some by another: all are looked at again
+            stage.rules[arrival.topic] = None  # checked against different rules: check all again
         self._bytes += arrival.memory_bytes
 
     def _largest(self) -> Stage | None:
-        """Of those that may move."""
+        """Return the largest stage that can be spilled."""
         movable = (stage for stage in self._stages.values() if stage.memory_bytes and stage.state is not State.PUBLISHING)
         return max(movable, key=lambda stage: stage.memory_bytes, default=None)
 
@@ -127,27 +127,27 @@ class StageMemory:
                 await self._spill_one(stage)
                 self.consider()
         except BrokerError as error:
-            self._refuse(error)
+            self._fail_arrivals(error)
         except Exception as failure:
-            self._refuse(Unavailable(f"stages cannot be moved to disk: {failure!r}"))
+            self._fail_arrivals(Unavailable(f"stages cannot be spilled to disk: {failure!r}"))
             raise
         finally:
             self._spilling = None
 
     async def _spill_one(self, stage: Stage) -> None:
-        """Its oldest records, as many as are written at once."""
+        """Spill the stage's oldest records, up to the size of one write."""
         count, size = 0, 0
         while count < len(stage.held) and size < self._spill.sizes.write_bytes:
             size += stage.held[count].memory_bytes
             count += 1
         stage.spilling = asyncio.get_running_loop().create_future()
         try:
-            pieces = await self._spill.write(stage.held[:count])
+            chunks = await self._spill.write(stage.held[:count])
             if stage.state is State.GONE:
-                self._spill.release(pieces)
+                self._spill.release(chunks)
                 return
             del stage.held[:count]
-            stage.pieces += pieces
+            stage.chunks += chunks
             stage.memory_bytes -= size
             stage.disk_bytes += size
             self._bytes -= size
@@ -155,8 +155,8 @@ class StageMemory:
             stage.spilling.set_result(None)
             stage.spilling = None
 
-    def _refuse(self, error: BrokerError) -> None:
-        """The disk does not help: those that wait wait in vain."""
+    def _fail_arrivals(self, error: BrokerError) -> None:
+        """Fail all waiting batches: spilling does not work."""
         for arrival in self._arrivals:
             if not arrival.taken.done():
                 arrival.taken.set_exception(error)

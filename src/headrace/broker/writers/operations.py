@@ -1,4 +1,4 @@
-"""The broker's verbs for exactly-once writers: records are staged out of sight, and published at once and once."""
+"""Broker operations of exactly-once writers: stage records, then publish all of them atomically and once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headrace.broker.writers.stages import Publication, StageEntry, Stages, Stag
 from headrace.records import AnyBatch
 
 
-class WriterVerbs:
-    """A part of `Broker`: each verb hands over to `Stages`, which passes the gate."""
+class WriterOperations:
+    """Part of `Broker`: each method calls `Stages`, which checks the permissions."""
 
     _stages: Stages
 
@@ -28,44 +28,46 @@ class WriterVerbs:
         order: int = 0,
         partition: int | None = None,
     ) -> asyncio.Future[None]:
-        """Put records where nobody sees them, until `publish_staged`. Resolves when there was room for them, so that whoever waits for
-        it before staging more is not ahead of memory and disk; the runs of a handle keep the order of the calls.
+        """Stage records; they are invisible until `publish_staged`. The future resolves when there is room for them: await it before
+        staging more. The batches of a handle keep the order of the calls.
 
-        Raises at once as `publish` does, `StaleEpoch`, `UnknownStage` for a handle that is gone, `LimitExceeded`, and `InvalidRequest` for
-        one that is sealed or another writer's; the future fails with `DiskFull` or `StorageFailed`. Then nothing of the run is staged.
+        Raises at once as `publish` does, `StaleEpoch`, `UnknownStage` for a removed handle, `LimitExceeded`, and `InvalidRequest` for a
+        handle that is sealed or belongs to another writer. The future fails with `DiskFull` or `StorageFailed`. After an error nothing
+        of the batch is staged.
         """
         return self._stages.stage(who, handle, topic, batch, writer=writer, epoch=epoch, order=order, partition=partition)
 
     async def seal(self, who: Principal, handle: str, *, writer: str = "", epoch: str = "", order: int = 0) -> StageSize:
-        """No more may be staged. Idempotent. Raises `UnknownStage`, unless `app` is given: then an empty one is made."""
+        """Close a stage for further records. Idempotent. Creates an empty stage if `writer` is given, else raises `UnknownStage` for
+        an unknown handle."""
         return await self._stages.seal(who, handle, writer, epoch, order)
 
     async def publish_staged(
         self, who: Principal, writer: str, version: int, handles: Sequence[str], *, epoch: str = "", remember_ms: int = 0
     ) -> Publication:
-        """All records of these handles at once, unless this version or a later one of the app has been published: then nothing, and the
-        handles are dropped. Durable when it returns. A writer that will not come back says with `remember_ms` for how long to ask.
+        """Publish all records of these handles atomically. If this or a later version of the writer is already published, publish nothing
+        and drop the handles. Durable when it returns. `remember_ms` is how long to remember a writer that will not return.
 
         Raises `UnknownStage`, `StaleEpoch`, `InvalidRequest` for a handle that is not sealed, and as a transaction's commit does.
         """
         return await self._stages.publish(who, writer, version, handles, epoch, remember_ms)
 
     async def drop_staged(self, who: Principal, handles: Sequence[str]) -> int:
-        """Forget what was staged; returns how many handles there were. Nothing can be staged under any of them again."""
+        """Drop staged records and return how many handles existed. None of the handles can be used again."""
         return await self._stages.drop(who, handles)
 
     def last_version(self, who: Principal, writer: str) -> int | None:
-        """The last version that the app has published whole; None if there is none."""
+        """Return the last version that the writer has published completely; None if there is none."""
         return self._stages.last_version(who, writer)
 
     async def forget_writer(self, who: Principal, writer: str) -> None:
-        """Its versions, runs and stages: it may begin anew with any version. Raises `NoSuchEntry`."""
+        """Forget the writer's versions, epochs and stages. It may then start with any version. Raises `NoSuchEntry`."""
         await self._stages.forget_writer(who, writer)
 
     def writers(self, who: Principal) -> list[WriterEntry]:
-        """The exactly-once writers that this principal may see, by name."""
+        """Return the exactly-once writers that this principal may see, by name."""
         return self._stages.writers(who)
 
     def stages(self, who: Principal) -> list[StageEntry]:
-        """What waits to be published by writers that this principal may see, by handle."""
+        """Return the stages of writers that this principal may see, by handle."""
         return self._stages.stages(who)

@@ -1,13 +1,14 @@
-"""What is remembered of exactly-once writers, in the table `__sinks`: the last version each has published, and by which of its runs.
+"""Progress of exactly-once writers, in the table `__sinks`: the last version each has published, and its epoch.
 
-A writer (an app) numbers what it publishes. The row with its last version is written in the same append as the records of that version,
-so a version is either published and known to be, or neither: whoever is not sure publishes it again, and is told that it was there.
+A writer numbers its publications. The row with the last version is part of the same append as the records of that version, so both
+exist or neither. A writer that is not sure publishes the version again and learns that it was already published.
 
-A writer may be started anew while its predecessor still runs somewhere. Each start has a run id, and the first use of a new one
-supersedes those before it. That is written down as well; what cannot be known after a restart is listed in `docs/storage.md`.
+A writer may be restarted while its predecessor still runs. Each start has an epoch, and the first use of a new epoch supersedes the
+earlier ones. The row records this; `docs/storage.md` lists what is unknown after a restart.
 
-The name of a writer is only a name. So the row also says to which topics it published last, and who published first in the current run:
-whoever acts for the writer may publish to those topics, and only that principal raises the version within the run.
+A writer's name alone grants nothing. The row also holds the topics of the last publication and the principal that published first in
+the current epoch. A principal that acts for the writer must be allowed to publish to those topics, and only that principal raises the
+version within the epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.names import check_name
 from headrace.broker.tables import TableLog
 from headrace.broker.timers import Clock
@@ -33,78 +34,78 @@ Key: TypeAlias = tuple[str]
 
 
 class Rolling(msgspec.Struct, frozen=True, array_like=True):
-    """A publication that takes more than one append, and how far it is. Its plan is in the table `__sink_plans`."""
+    """A publication of several appends and its progress. Its plan is in the table `__sink_plans`."""
 
     version: int
     records: int
     rows: int
-    """Of its plan."""
+    """Rows of its plan."""
     done: int = 0
-    """Pieces of the plan that are published."""
+    """Number of chunks already published."""
 
 
 class WriterRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row. Stored in this order of fields: new ones go to the end and have a default."""
+    """Stored in this order of fields: add new fields at the end, with a default."""
 
     version: int | None
-    """The last one that is published whole."""
+    """The last version that is published completely."""
     at: int
     """Unix ms of the last change."""
     epoch: str = ""
-    """The run that counts."""
+    """The current epoch."""
     superseded: tuple[str, ...] = ()
-    """Those before it, oldest first."""
+    """Superseded epochs, oldest first."""
     rolling: Rolling | None = None
     remember_ms: int = 0
-    """For how long the writer may come back, if it has said so."""
+    """Idle time after which the writer is forgotten, if it set one."""
     owner: str = ""
-    """The principal who published first in the run that counts; empty where nobody has, or there are no runs."""
+    """Principal that published first in the current epoch; empty without one, or without epochs."""
     topics: tuple[str, ...] = ()
-    """Where the last publication that had records went, `WRITER_TOPICS_REMEMBERED` of them at most."""
+    """Topics of the last publication with records, at most `WRITER_TOPICS_REMEMBERED`."""
 
 
 @dataclass(slots=True, eq=False)
 class Writer:
-    """A writer: its row, and what is under way."""
+    """A writer: its stored row and its work in progress."""
 
     name: str
-    sink: WriterRow | None = None
+    stored: WriterRow | None = None
     epoch: str = ""
     owner: str = ""
-    """Who published first in this run."""
+    """Principal that published first in this epoch."""
     topics: tuple[str, ...] = ()
-    """Where it published last."""
+    """Topics of the last publication."""
     superseded: deque[str] = field(default_factory=lambda: deque(maxlen=WRITER_EPOCHS_REMEMBERED))
     used_at: int = 0
     handles: set[str] = field(default_factory=set)
-    """Its stages."""
+    """Handles of its stages."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Rows are written one after another: each says all that is known, so one that overtakes another would take it back."""
+    """Serializes the rows: each holds the complete state, so an older row must not follow a newer one."""
     busy: int = 0
-    """Who waits for the lock or has it: as long as there is anybody, this is the app of its name."""
+    """Number of tasks that hold or wait for the lock. While there are any, the object stays in the table."""
     fence: asyncio.Task[None] | None = None
-    """The writing down of a new run."""
+    """Task that stores a new epoch."""
     remember_ms: int = 0
-    """For how long it may come back; 0: as long as any writer."""
+    """Idle time after which the writer is forgotten; 0: the default."""
     publications: int = 0
-    """How many there were since the broker has known it."""
+    """Number of publications since the broker loaded the writer."""
 
     @property
     def version(self) -> int | None:
-        return None if self.sink is None else self.sink.version
+        return None if self.stored is None else self.stored.version
 
     @property
     def rolling(self) -> Rolling | None:
-        return None if self.sink is None else self.sink.rolling
+        return None if self.stored is None else self.stored.rolling
 
-    def check_batch(self, epoch: str) -> None:
-        """Raises `StaleEpoch`."""
+    def check_epoch(self, epoch: str) -> None:
+        """Raise `StaleEpoch` for a superseded epoch."""
         if epoch in self.superseded:
             raise StaleEpoch(writer=self.name, epoch=epoch, current=self.epoch)
 
     def enter(self, epoch: str) -> bool:
-        """A run has been heard of. Returns whether it has superseded another; no run id at all supersedes nobody."""
-        self.check_batch(epoch)
+        """Note the use of an epoch and return whether it superseded another. An empty epoch supersedes nothing."""
+        self.check_epoch(epoch)
         if not epoch or epoch == self.epoch:
             return False
         before, self.epoch, self.owner = self.epoch, epoch, ""
@@ -113,24 +114,25 @@ class Writer:
         return bool(before)
 
     def check_owner(self, name: str, epoch: str) -> None:
-        """A run belongs to whom published first in it; whoever takes over starts a run of their own. Raises `NotAuthorized`, `StaleEpoch`."""
+        """Check that the principal published first in this epoch; another one must start a new epoch. Raises `NotAuthorized`,
+        `StaleEpoch`."""
         if not self.epoch or not self.owner or self.owner == name or epoch not in ("", self.epoch):
             return
         if not epoch:
             raise StaleEpoch(writer=self.name, epoch=epoch, current=self.epoch)
-        raise NotAuthorized(principal=name, action="publish", resource=f"run {epoch[:80]!r} of transaction {self.name!r}")
+        raise NotAuthorized(principal=name, action="publish", resource=f"epoch {epoch[:80]!r} of transaction {self.name!r}")
 
     def check_skip(self, version: int) -> None:
-        """A version far ahead would have all those up to it answered as published. Raises `InvalidRequest`."""
+        """Reject a version far ahead: it would make all versions up to it count as published. Raises `InvalidRequest`."""
         last = self.version
         most = WRITER_VERSION_FIRST_MAX if last is None else last + max(WRITER_VERSION_SKIP_MAX, last)
         if version > most:
-            after = "is no first version" if last is None else f"skips far ahead of {last}, the last one"
+            after = "is too high for a first version" if last is None else f"skips too far ahead of {last}, the last one"
             raise InvalidRequest(
-                f"version {version} of writer {self.name[:80]!r} {after}: at most {most} is accepted now; forget the writer to start anew"
+                f"version {version} of writer {self.name[:80]!r} {after}: at most {most} is accepted now; forget the writer to start over"
             )
 
-    def forget_runs(self) -> None:
+    def forget_epochs(self) -> None:
         self.epoch = self.owner = ""
         self.topics = ()
         self.superseded.clear()
@@ -145,16 +147,16 @@ class WriterEntry:
 
     writer: str
     version: int | None
-    """The last one published; None if there is none yet."""
+    """The last published version; None if there is none."""
     at: int
     """Unix ms of its last change."""
     epoch: str
     is_publishing: bool
-    """Whether a publication that takes more than one append is under way."""
+    """Whether a publication of several appends is in progress."""
 
 
 class WriterTable(TableLog[Key, WriterRow]):
-    """All writers that have published, or are about to. `apps_max` bounds them; `idle_ms` is how long one is remembered."""
+    """All writers with a publication or a stage. `writers_max` bounds them; `idle_ms` is how long one is remembered."""
 
     def __init__(self, engine: Engine, *, clock: Clock, writers_max: int, idle_ms: int) -> None:
         super().__init__(engine, "__sinks", Key, WriterRow)  # type: ignore[arg-type]  # a subscripted tuple is a type to msgspec
@@ -166,22 +168,22 @@ class WriterTable(TableLog[Key, WriterRow]):
     async def load(self) -> None:
         await super().load()
         for writer in self.writers.values():
-            assert writer.sink is not None, "only rows make apps while the table is read"
-            writer.epoch = writer.sink.epoch
-            writer.superseded.extend(writer.sink.superseded)
-            writer.owner, writer.topics = writer.sink.owner, writer.sink.topics
+            assert writer.stored is not None, "load creates writers from rows only"
+            writer.epoch = writer.stored.epoch
+            writer.superseded.extend(writer.stored.superseded)
+            writer.owner, writer.topics = writer.stored.owner, writer.stored.topics
 
     def show(self, key: Key, value: WriterRow | None) -> None:
         (name,) = key
         writer = self.writers.get(name)
         if value is None:
             if writer is not None:
-                writer.sink = None
+                writer.stored = None
                 self.leave(writer)
             return
         if writer is None:
             writer = self.writers[name] = Writer(name)
-        writer.sink = value
+        writer.stored = value
         writer.remember_ms = value.remember_ms
         writer.used_at = max(writer.used_at, value.at)
 
@@ -189,7 +191,8 @@ class WriterTable(TableLog[Key, WriterRow]):
         return self.writers.get(name)
 
     def enter(self, name: str) -> Writer:
-        """The app of that name, new if need be. Whoever gives it nothing to do calls `leave`. Raises `InvalidRequest`, `LimitExceeded`."""
+        """Return the writer of that name; create it if needed. A caller that gives it no work calls `leave`. Raises
+        `InvalidRequest`, `LimitExceeded`."""
         writer = self.writers.get(name)
         if writer is None:
             check_name("writer", name)
@@ -200,18 +203,18 @@ class WriterTable(TableLog[Key, WriterRow]):
         return writer
 
     def leave(self, writer: Writer) -> None:
-        """Forget one of which nothing is written down and nothing is staged."""
-        if writer.sink is None and not writer.handles and not writer.busy and self.writers.get(writer.name) is writer:
+        """Remove a writer that has no row and no stage."""
+        if writer.stored is None and not writer.handles and not writer.busy and self.writers.get(writer.name) is writer:
             del self.writers[writer.name]
 
     def entries(self) -> list[WriterEntry]:
-        """Those with a row, by name."""
-        rows = [(writer, writer.sink) for _, writer in sorted(self.writers.items()) if writer.sink is not None]
-        return [WriterEntry(writer.name, sink.version, sink.at, sink.epoch, sink.rolling is not None) for writer, sink in rows]
+        """Return the writers with a row, by name."""
+        rows = [(writer, writer.stored) for _, writer in sorted(self.writers.items()) if writer.stored is not None]
+        return [WriterEntry(writer.name, row.version, row.at, row.epoch, row.rolling is not None) for writer, row in rows]
 
     @asynccontextmanager
-    async def alone(self, writer: Writer) -> AsyncIterator[None]:
-        """Whoever writes its row does it in here."""
+    async def locked(self, writer: Writer) -> AsyncIterator[None]:
+        """Hold the writer's lock. Rows are written only inside."""
         writer.busy += 1
         try:
             async with writer.lock:
@@ -221,27 +224,27 @@ class WriterTable(TableLog[Key, WriterRow]):
             self.leave(writer)
 
     async def expire(self) -> None:
-        """Forget those that were silent for too long."""
+        """Forget writers that have been idle for too long."""
         now = self._clock()
         for writer in list(self.writers.values()):
             is_over = writer.used_at < now - (writer.remember_ms or self._idle_ms)
-            if is_over and writer.sink is not None and writer.rolling is None and not writer.handles and not writer.busy:
-                async with self.alone(writer):
+            if is_over and writer.stored is not None and writer.rolling is None and not writer.handles and not writer.busy:
+                async with self.locked(writer):
                     await self.put([((writer.name,), None)])
-                    writer.forget_runs()
+                    writer.forget_epochs()
 
     def fence(self, writer: Writer) -> None:
-        """Write down that a run has superseded another. `Writer.fence` is done when it is durable."""
+        """Store in the background that an epoch superseded another. `Writer.fence` is done when it is durable."""
         writer.busy += 1
         writer.fence = asyncio.get_running_loop().create_task(self._fence(writer))
-        supervise(self._engine.health, "notes of superseded writers", writer.fence)
+        supervise(self._engine.health, "storing superseded epochs", writer.fence)
 
     async def _fence(self, writer: Writer) -> None:
         try:
-            async with self.alone(writer):
+            async with self.locked(writer):
                 await self.put([((writer.name,), writer.row(writer.version, self._clock(), writer.rolling))])
         except BrokerError:
-            pass  # it is in memory, and in the row of the next publication
+            pass  # the epoch is in memory, and in the row of the next publication
         finally:
             writer.busy -= 1
             self.leave(writer)
@@ -249,4 +252,4 @@ class WriterTable(TableLog[Key, WriterRow]):
 
 def check_version(version: int) -> None:
     if not 0 <= version < 1 << 63:
-        raise InvalidRequest(f"a version is a number from 0 on, not {version}")
+        raise InvalidRequest(f"version is {version}; it must not be negative")

@@ -1,19 +1,18 @@
-"""How staged records reach the log: in one append, or, where they are too many for that, rolled forward.
+"""Publications of staged records: one append, or several that are rolled forward.
 
-A publication up to `PUBLICATION_BYTES_MAX` is one append that holds all its records and the writer's row: it is there whole or not at
-all, for every reader.
+A publication up to `PUBLICATION_BYTES_MAX` is one append with all its records and the writer's row. Every reader sees all of it or nothing.
 
-A larger one is made of several appends:
+A larger publication takes several appends:
 
-    1. everything that is still in memory goes to the stage logs, durably
-    2. one append: the plan (every piece and where it goes) and the writer's row, which says that it is under way. From here on it will
-       happen, whatever else does
-    3. appends of some pieces each, every one with the row that says how far it is
-    4. the last of them makes the version final, and takes the plan away
+    1. Spill everything that is still in memory to the stage logs, durably.
+    2. Append the plan (every chunk and its destination) and the writer's row, which marks the publication as begun. From here on it
+       will complete.
+    3. Append some chunks at a time, each time with the row that records the progress.
+    4. The last append makes the version final and removes the plan.
 
-Whenever the broker dies, its next start goes on behind the last append that is on disk: no record is lost or written twice. So it is
-atomic in its outcome, but not to the eye: readers see the records of step 3 come one append after another. Until step 4 the last
-version is the one before. A topic that is deleted meanwhile does not get its records; the rest of the publication goes on.
+After a crash the broker continues after the last append on disk: no record is lost or written twice. The outcome is atomic, but readers see
+the records of step 3 appear one append after another. Until step 4 the last version is the previous one. If a topic is deleted meanwhile,
+its records are skipped; the rest of the publication continues.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 _PlanKey: TypeAlias = tuple[str, int]
-"""The app, and the number of the row."""
+"""Writer name and row number."""
 _ROW_PIECES: Final = 10_000
 _HEAVY_BYTES: Final = 64 * MIB
 
 
 class Plans(TableLog[_PlanKey, tuple[SpilledBatch, ...]]):
-    """The plans of publications under way."""
+    """Plans of the publications in progress."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, "__sink_plans", _PlanKey, tuple[SpilledBatch, ...], is_binary=True)  # type: ignore[arg-type]  # see `WriterTable`
@@ -53,51 +52,51 @@ class Plans(TableLog[_PlanKey, tuple[SpilledBatch, ...]]):
         else:
             self._rows[key] = value
 
-    def pieces(self, writer: str, rows: int) -> list[SpilledBatch]:
-        return [piece for row in range(rows) for piece in self._rows[writer, row]]
+    def chunks(self, writer: str, rows: int) -> list[SpilledBatch]:
+        return [chunk for row in range(rows) for chunk in self._rows[writer, row]]
 
-    def put_all(self, writer: str, pieces: Sequence[SpilledBatch]) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
-        starts = range(0, len(pieces), _ROW_PIECES)
-        return [((writer, row), tuple(pieces[start : start + _ROW_PIECES])) for row, start in enumerate(starts)]
+    def put_all(self, writer: str, chunks: Sequence[SpilledBatch]) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
+        starts = range(0, len(chunks), _ROW_PIECES)
+        return [((writer, row), tuple(chunks[start : start + _ROW_PIECES])) for row, start in enumerate(starts)]
 
-    def take_away(self, writer: str, rows: int) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
+    def remove_all(self, writer: str, rows: int) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
         return [((writer, row), None) for row in range(rows)]
 
 
 class Publications:
-    """Whoever calls has the app to themselves (`WriterTable.alone`). `whole_bytes` is how much is published in one append."""
+    """Callers hold the writer's lock (`WriterTable.locked`). `whole_bytes` is the limit of a publication in one append."""
 
-    def __init__(self, engine: Engine, publisher: Publisher, sinks: WriterTable, spill: Spill, *, clock: Clock, whole_bytes: int) -> None:
+    def __init__(self, engine: Engine, publisher: Publisher, writers: WriterTable, spill: Spill, *, clock: Clock, whole_bytes: int) -> None:
         self._engine = engine
         self._publisher = publisher
-        self._sinks = sinks
+        self._writers = writers
         self._spill = spill
         self._clock = clock
         self._whole_bytes = whole_bytes
         self._plans = Plans(engine)
         self._heavy = asyncio.Lock()
-        """What is read back from disk, or is large, goes one after another: memory holds one such publication, not many."""
+        """Serializes publications that are large or read from disk: memory holds one of them at a time."""
         self.is_stopped = False
 
     async def open(self) -> list[Writer]:
-        """Those whose publication is to go on."""
+        """Load the plans and return the writers whose publication must continue."""
         await self._plans.load()
-        under_way = [writer for writer in self._sinks.writers.values() if writer.rolling is not None]
-        await self._spill.open(piece for writer in under_way for piece in self._rest(writer))
+        under_way = [writer for writer in self._writers.writers.values() if writer.rolling is not None]
+        await self._spill.open(chunk for writer in under_way for chunk in self._rest(writer))
         return under_way
 
     def _rest(self, writer: Writer) -> list[SpilledBatch]:
         rolling = writer.rolling
-        return [] if rolling is None else self._plans.pieces(writer.name, rolling.rows)[rolling.done :]
+        return [] if rolling is None else self._plans.chunks(writer.name, rolling.rows)[rolling.done :]
 
     async def publish(self, writer: Writer, version: int, stages: Sequence[Stage]) -> bool:
-        """Returns whether all of it is done; if not, it has been begun, and `roll` does the rest."""
+        """Return whether the publication is complete. If not, it has begun and `roll` completes it."""
         size_bytes = sum(stage.weight for stage in stages)
         if size_bytes > self._whole_bytes:
             async with self._heavy:
                 await self._begin(writer, version, stages)
             return False
-        if size_bytes > _HEAVY_BYTES or any(stage.pieces for stage in stages):
+        if size_bytes > _HEAVY_BYTES or any(stage.chunks for stage in stages):
             async with self._heavy:
                 await self._publish_whole(writer, version, stages)
         else:
@@ -107,21 +106,21 @@ class Publications:
     async def _publish_whole(self, writer: Writer, version: int, stages: Sequence[Stage]) -> None:
         writes: list[Write] = []
         for stage in stages:
-            for piece in stage.pieces:
-                writes += await self._spill.read(piece)
+            for chunk in stage.chunks:
+                writes += await self._spill.read(chunk)
             writes += [one.write for one in stage.held]
         self._check_rules(stages, writes)
         await self._append(self._stamped(writes), [((writer.name,), writer.row(version, self._clock()))])
 
     def _check_rules(self, stages: Sequence[Stage], writes: Iterable[Write]) -> None:
-        """The rules may be others than they were when the records were staged. Raises `InvalidRecord`."""
-        for topic in self._judged_anew(stages):
+        """Check the records of topics whose rules changed since staging. Raises `InvalidRecord`."""
+        for topic in self._rules_changed(stages):
             rule = self._publisher.own_route(topic).rule
             for write in writes:
                 if rule is not None and write.topic == topic:
                     rule.sift(_listed(batch_of(write)), Divert.NEVER)
 
-    def _judged_anew(self, stages: Sequence[Stage]) -> set[str]:
+    def _rules_changed(self, stages: Sequence[Stage]) -> set[str]:
         changed: set[str] = set()
         for stage in stages:
             for topic, then in stage.rules.items():
@@ -131,7 +130,7 @@ class Publications:
         return changed
 
     def _stamped(self, writes: Iterable[Write]) -> list[Write]:
-        """The time to live begins now. Raises `UnknownTopic`."""
+        """Set the expiry: the time to live starts now. Raises `UnknownTopic`."""
         return [Write(write.topic, write.partition, self._publisher.own_route(write.topic).stamped(batch_of(write))) for write in writes]
 
     async def _append(
@@ -140,34 +139,34 @@ class Publications:
         rows: list[tuple[Key, WriterRow | None]],
         plan: list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]] | None = None,
     ) -> None:
-        """Records and rows, all or none of them."""
-        tables = [self._sinks.write(rows), *([self._plans.write(plan)] if plan else ())]
+        """Append records and rows atomically."""
+        tables = [self._writers.write(rows), *([self._plans.write(plan)] if plan else ())]
         staged = self._publisher.append([*writes, *tables], Ack.DURABLE)
         if plan:
             self._plans.follow(staged, plan)
-        self._sinks.follow(staged, rows)
+        self._writers.follow(staged, rows)
         await asyncio.shield(staged)
 
-    # Too much for one append
+    # Publications of several appends
 
     async def _begin(self, writer: Writer, version: int, stages: Sequence[Stage]) -> None:
-        """Steps 1 and 2."""
+        """Run steps 1 and 2."""
         spilled: list[SpilledBatch] = []
         try:
-            pieces = await self._plan(stages, spilled)
-            plan = self._plans.put_all(writer.name, pieces)
+            chunks = await self._plan(stages, spilled)
+            plan = self._plans.put_all(writer.name, chunks)
             rolling = Rolling(version, sum(stage.records for stage in stages), len(plan))
             await self._append([], [((writer.name,), writer.row(writer.version, self._clock(), rolling))], plan)
         except BrokerError as error:
-            if not isinstance(error, StorageFailed):  # then nobody knows whether the plan is on disk
+            if not isinstance(error, StorageFailed):  # then it is unknown whether the plan is on disk
                 self._spill.release(spilled)
             raise
         for stage in stages:
-            stage.pieces = []  # they are the plan's now
+            stage.chunks = []  # the plan owns them now
 
     async def _plan(self, stages: Sequence[Stage], spilled: list[SpilledBatch]) -> list[SpilledBatch]:
-        """All pieces, in an order that keeps that of each partition. Those written on the way are in `spilled` too."""
-        changed = self._judged_anew(stages)
+        """Return all chunks in an order that keeps that of each partition. Adds the chunks it writes to `spilled`."""
+        changed = self._rules_changed(stages)
         plan: list[SpilledBatch] = []
         waiting, size = list[Held](), 0
 
@@ -180,9 +179,9 @@ class Publications:
             waiting, size = [], 0
 
         for stage in stages:
-            if stage.pieces:
+            if stage.chunks:
                 await flush()
-                plan += stage.pieces
+                plan += stage.chunks
             for one in stage.held:
                 waiting.append(one)
                 size += one.memory_bytes
@@ -190,45 +189,46 @@ class Publications:
                     await flush()
         await flush()
         if changed:
-            for piece in plan:
-                if piece.topic in changed:
-                    self._check_rules(stages, await self._spill.read(piece))
+            for chunk in plan:
+                if chunk.topic in changed:
+                    self._check_rules(stages, await self._spill.read(chunk))
         return plan
 
     async def roll(self, writer: Writer) -> None:
-        """Steps 3 and 4, from wherever it is. Raises what an append does; then it can be called again."""
+        """Run steps 3 and 4 from the current progress. Raises what an append does; it can then be called again."""
         rolling = writer.rolling
         if rolling is None:
             return
-        pieces = self._plans.pieces(writer.name, rolling.rows)
+        chunks = self._plans.chunks(writer.name, rolling.rows)
         while rolling is not None:
             if self.is_stopped:
-                raise Unavailable("the broker is draining; the publication goes on when it is back")
+                raise Unavailable("the broker is draining; the publication continues after the next start")
             async with self._heavy:
-                done = await self._step(writer, rolling, pieces)
-            self._spill.release(pieces[rolling.done : done])
+                done = await self._step(writer, rolling, chunks)
+            self._spill.release(chunks[rolling.done : done])
             rolling = writer.rolling
 
-    async def _step(self, writer: Writer, rolling: Rolling, pieces: Sequence[SpilledBatch]) -> int:
-        """Publish some more; returns how far it is now."""
+    async def _step(self, writer: Writer, rolling: Rolling, chunks: Sequence[SpilledBatch]) -> int:
+        """Publish some chunks and return the new progress."""
         writes: list[Write] = []
         done, size = rolling.done, 0
-        while done < len(pieces) and size < self._spill.sizes.step_bytes:
-            piece = pieces[done]
-            if self._has(piece.topic, piece.partition):
-                writes += await self._spill.read(piece)
-                size += piece.memory_bytes
+        while done < len(chunks) and size < self._spill.sizes.step_bytes:
+            chunk = chunks[done]
+            if self._has(chunk.topic, chunk.partition):
+                writes += await self._spill.read(chunk)
+                size += chunk.memory_bytes
             done += 1
-        writes = [write for write in writes if self._has(write.topic, write.partition)]  # some may have gone while others were read
+        # Topics may have been deleted during the reads.
+        writes = [write for write in writes if self._has(write.topic, write.partition)]
         now = self._clock()
-        if done < len(pieces):
+        if done < len(chunks):
             row, plan = writer.row(writer.version, now, Rolling(rolling.version, rolling.records, rolling.rows, done)), None
         else:
-            row, plan = writer.row(rolling.version, now), self._plans.take_away(writer.name, rolling.rows)
+            row, plan = writer.row(rolling.version, now), self._plans.remove_all(writer.name, rolling.rows)
         try:
             await self._append(self._stamped(writes), [((writer.name,), row)], plan)
         except UnknownTopic:
-            return rolling.done  # it went this moment, and its records with it
+            return rolling.done  # the topic was deleted just now, and its records with it
         return done
 
     def _has(self, topic: str, partition: int) -> bool:
@@ -236,9 +236,9 @@ class Publications:
         return known is not None and partition < known.partitions
 
     async def forget(self, writer: Writer) -> None:
-        """Give up what is under way, and forget the app."""
+        """Abandon a publication in progress and delete the writer's row."""
         rest, rolling = self._rest(writer), writer.rolling
-        await self._append([], [((writer.name,), None)], self._plans.take_away(writer.name, rolling.rows) if rolling is not None else None)
+        await self._append([], [((writer.name,), None)], self._plans.remove_all(writer.name, rolling.rows) if rolling is not None else None)
         self._spill.release(rest)
 
 

@@ -1,8 +1,8 @@
-"""Staged records on disk: what does not fit into memory waits in internal topics, the stage logs `__stage.1`, `__stage.2`, …
+"""Staged records on disk, in the internal topics `__stage.1`, `__stage.2`, … (stage logs).
 
-Stages share them: a stage log is filled up to a size with whatever has to leave memory, sorted by where it will go, and is deleted as
-soon as none of its records is waited for any more. Which records are whose is known to the stages, in memory, and once a publication has
-been begun to its plan. So after a crash every stage log that no plan refers to is a leftover, and is deleted at the start.
+All stages share the stage logs. A stage log is filled up to a size, sorted by destination, and deleted when none of its records is
+needed. The stages know in memory which records are theirs; a publication in progress has its plan. After a crash, every stage log
+without a plan is deleted at start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from headrace.broker.background import supervise
+from headrace.broker.health import supervise
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.settings import SpillSizes
 from headrace.broker.writers.stage import Held, SpilledBatch, batch_of
@@ -23,14 +23,14 @@ from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch
 
 _READ_BYTES: Final = 1 * MIB
-"""What is read, and taken apart, in one turn of the loop: others want theirs."""
+"""Bytes read and split in one loop iteration, so that other tasks can run."""
 _PREFIX: Final = "__stage."
 _CONFIG: Final = TopicConfig(ack=Ack.WRITTEN)
-"""Nothing here is worth the disk's last reserve. Records are written with the stronger promise all the same."""
+"""Spilled records must not use the disk's reserve. They are written with the stronger acknowledgement all the same."""
 
 
 class Spill:
-    """The stage logs, and how many pieces of each are waited for."""
+    """The stage logs, and the number of needed chunks in each."""
 
     def __init__(self, engine: Engine, publisher: Publisher, sizes: SpillSizes) -> None:
         self.sizes = sizes
@@ -45,7 +45,7 @@ class Spill:
         self._removals: set[asyncio.Task[None]] = set()
 
     async def open(self, planned: Iterable[SpilledBatch]) -> None:
-        """`planned` are the pieces that publications still need; what nobody needs is deleted."""
+        """Keep the chunks in `planned`, which publications still need. Delete all other stage logs."""
         self.hold(planned)
         for name in [name for name in self._engine.topics() if name.startswith(_PREFIX)]:
             log = int(name.removeprefix(_PREFIX))
@@ -57,15 +57,15 @@ class Spill:
         while self._removals:
             await asyncio.wait(self._removals)
 
-    def hold(self, pieces: Iterable[SpilledBatch]) -> None:
-        self._pieces.update(piece.log for piece in pieces)
+    def hold(self, chunks: Iterable[SpilledBatch]) -> None:
+        self._pieces.update(chunk.log for chunk in chunks)
 
-    def release(self, pieces: Iterable[SpilledBatch]) -> None:
-        """Nobody waits for them any more."""
-        for piece in pieces:
-            self._let_go(piece.log)
+    def release(self, chunks: Iterable[SpilledBatch]) -> None:
+        """Release chunks that are no longer needed."""
+        for chunk in chunks:
+            self._release_log(chunk.log)
 
-    def _let_go(self, log: int) -> None:
+    def _release_log(self, log: int) -> None:
         self._pieces[log] -= 1
         if self._pieces[log] > 0:
             return
@@ -81,26 +81,27 @@ class Spill:
         try:
             await self._engine.delete_topic(_name(log))
         except BrokerError:
-            pass  # the next start finds it
+            pass  # the next start deletes it
 
-    # To the disk
+    # Writing
 
     async def write(self, held: Sequence[Held]) -> list[SpilledBatch]:
-        """Durable when it returns. Within each partition the pieces are in the order of the writes; the caller holds them from now on."""
+        """Write to a stage log and return the chunks. Durable when it returns. Chunks of a partition keep the order of the writes;
+        the caller holds them."""
         log = await self._log(sum(one.memory_bytes for one in held))
-        self._pieces[log] += 1  # so that it stays while it is written to
+        self._pieces[log] += 1  # keeps the log while it is written to
         try:
             drafts = list(_drafts(log, held, self.sizes.piece_bytes))
             writes = [Write(_name(log), 0, batch_of(one.write)) for _, ones in drafts for one in ones]
             appended = await asyncio.shield(self._publisher.append(writes, Ack.DURABLE))
-            pieces, index = list[SpilledBatch](), 0
-            for piece, ones in drafts:
-                pieces.append(_at(piece, appended[index].base_offset))
+            chunks, index = list[SpilledBatch](), 0
+            for chunk, ones in drafts:
+                chunks.append(_at(chunk, appended[index].base_offset))
                 index += len(ones)
-            self.hold(pieces)
-            return pieces
+            self.hold(chunks)
+            return chunks
         finally:
-            self._let_go(log)
+            self._release_log(log)
 
     async def _log(self, size_bytes: int) -> int:
         async with self._making:
@@ -111,16 +112,16 @@ class Spill:
             self._current_bytes += size_bytes
             return self._current
 
-    # And back
+    # Reading
 
-    async def read(self, piece: SpilledBatch) -> list[Write]:
-        """Raises `CorruptData` if some of it is not there."""
-        position, end = piece.offset, piece.offset + piece.count
+    async def read(self, chunk: SpilledBatch) -> list[Write]:
+        """Read a chunk back. Raises `CorruptData` if records are missing."""
+        position, end = chunk.offset, chunk.offset + chunk.count
         writes: list[Write] = []
-        missing = piece.count
+        missing = chunk.count
         while position < end:
             try:
-                batches = await self._engine.read(_name(piece.log), 0, position, bytes_max=_READ_BYTES, records_max=end - position)
+                batches = await self._engine.read(_name(chunk.log), 0, position, bytes_max=_READ_BYTES, records_max=end - position)
             except UnknownTopic:
                 break
             except OffsetOutOfRange as error:
@@ -133,12 +134,12 @@ class Spill:
             for batch in batches:
                 part = _until(batch, end)
                 if len(part):
-                    writes.append(Write(piece.topic, piece.partition, _run(part, piece.is_timed)))
+                    writes.append(Write(chunk.topic, chunk.partition, _as_written(part, chunk.is_timed)))
                     missing -= len(part)
             position = batches[-1].next_offset
             await asyncio.sleep(0)
-        if missing and not piece.expires:
-            raise CorruptData(f"{missing} of {piece.count} staged records for {piece.topic} cannot be read back from {_name(piece.log)}")
+        if missing and not chunk.expires:
+            raise CorruptData(f"{missing} of {chunk.count} staged records for {chunk.topic} cannot be read back from {_name(chunk.log)}")
         return writes
 
 
@@ -147,7 +148,7 @@ def _name(log: int) -> str:
 
 
 def _drafts(log: int, held: Sequence[Held], bytes_max: int) -> Iterator[tuple[SpilledBatch, list[Held]]]:
-    """Pieces of a good size, without their offsets. Only the order within a partition counts, so those of one partition lie together."""
+    """Split into chunks without offsets. Only the order within a partition matters, so the chunks of one partition are adjacent."""
     by_place = sorted(held, key=lambda one: (one.write.topic, one.write.partition))
     for (topic, partition, is_timed), alike in groupby(by_place, key=_kind):
         ones, size = list[Held](), 0
@@ -171,18 +172,18 @@ def _draft(log: int, topic: str, partition: int, is_timed: bool, ones: Sequence[
     return SpilledBatch(log, 0, sum(map(len, record_batches)), topic, partition, memory_bytes, is_timed, expires)
 
 
-def _at(piece: SpilledBatch, offset: int) -> SpilledBatch:
-    return SpilledBatch(piece.log, offset, piece.count, piece.topic, piece.partition, piece.memory_bytes, piece.is_timed, piece.expires)
+def _at(chunk: SpilledBatch, offset: int) -> SpilledBatch:
+    return SpilledBatch(chunk.log, offset, chunk.count, chunk.topic, chunk.partition, chunk.memory_bytes, chunk.is_timed, chunk.expires)
 
 
 def _until(batch: Batch, end: int) -> Batch:
-    """The front of the batch whose offsets are below `end`."""
+    """Return the part of the batch with offsets below `end`."""
     if batch.next_offset <= end:
         return batch
     return batch.window(0, sum(offset < end for offset in batch.offsets()))
 
 
-def _run(batch: Batch, is_timed: bool) -> AnyBatch:
+def _as_written(batch: Batch, is_timed: bool) -> AnyBatch:
     record_batch = batch.column_batch()
     return (
         record_batch if is_timed else ColumnBatch(record_batch.values, record_batch.keys, record_batch.headers, None, record_batch.expiries)

@@ -1,4 +1,4 @@
-"""One stage: what one task of an exactly-once writer has staged under one handle, in memory and on disk."""
+"""One stage: the records that one task of an exactly-once writer staged under one handle, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from headrace.records import AnyBatch
 
 
 class SpilledBatch(msgspec.Struct, frozen=True, array_like=True):
-    """Staged records on disk, all for one partition. Stored in this order of fields: new ones go to the end and have a default."""
+    """Staged records on disk, all for one partition. Stored in this order of fields: add new fields at the end, with a default."""
 
     log: int
-    """The number of the stage log that holds them."""
+    """Number of the stage log that holds them."""
     offset: int
     count: int
     topic: str
     partition: int
     memory_bytes: int
-    """What they take when they are read back."""
+    """Memory that they need when they are read back."""
     is_timed: bool
-    """They have timestamps of their own; others get that of their publication."""
+    """True: they keep their own timestamps. False: they get that of the publication."""
     expires: bool
-    """Some have an expiry of their own, and may be gone by the time they are published."""
+    """Some records have their own expiry and may have expired before they are published."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSize:
-    """What a stage holds."""
+    """Size of a stage."""
 
     records: int
     size_bytes: int
-    """Keys and values."""
+    """Bytes of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class StageEntry:
 
 
 class State(Enum):
-    """Of a stage."""
+    """State of a stage."""
 
     OPEN = auto()
     SEALED = auto()
@@ -66,7 +66,7 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Held:
-    """A write in memory, and what it takes there."""
+    """A write in memory and its size there."""
 
     write: Write
     memory_bytes: int
@@ -78,7 +78,7 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """Its records in order: first those of `pieces`, which are on disk, then those of `held`."""
+    """Records in order: first `chunks`, which are on disk, then `held`."""
 
     handle: str
     writer: Writer
@@ -86,21 +86,21 @@ class Stage:
     order: int
     made_at: int
     generation: int
-    """How many publications its writer had made before."""
+    """Number of publications of the writer when the stage was created."""
     state: State = State.OPEN
     records: int = 0
     size_bytes: int = 0
-    pieces: list[SpilledBatch] = field(default_factory=list)
+    chunks: list[SpilledBatch] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     memory_bytes: int = 0
     disk_bytes: int = 0
     arriving: int = 0
     """Calls that wait for room."""
     spilling: asyncio.Future[None] | None = None
-    """Some of it is on its way to the disk."""
+    """Set while records are being spilled."""
     by_topic: dict[str, int] = field(default_factory=dict)
     rules: dict[str, Rule | None] = field(default_factory=dict)
-    """What the records of each topic were checked against."""
+    """The rule against which the records of each topic were checked."""
 
     @property
     def size(self) -> StageSize:
@@ -108,7 +108,7 @@ class Stage:
 
     @property
     def weight(self) -> int:
-        """What it would take if all of it were in memory."""
+        """Memory that the stage would need without spilling."""
         return self.memory_bytes + self.disk_bytes
 
     def entry(self, now: int) -> StageEntry:
@@ -117,6 +117,6 @@ class Stage:
 
 
 def batch_of(write: Write) -> AnyBatch:
-    """Nothing staged is left to be built later."""
-    assert not callable(write.batch), "what is staged is there"
+    """Return the batch of a staged write, which is never built lazily."""
+    assert not callable(write.batch), "a staged write holds its batch"
     return write.batch

@@ -1,15 +1,16 @@
-"""Stages: records on their way into the log that nobody sees until their writer publishes all of them at once.
+"""Stages: records that stay invisible until their writer publishes all of them atomically.
 
-    stage ─▶ stage ─▶ … seal          a task of the writer, under a handle of its own
-    stage ─▶ seal                     another one
-    publish(writer, version, handles)    their records in all topics, and the row that says so: one append
+    stage ─▶ stage ─▶ … seal          one task of the writer, with its own handle
+    stage ─▶ seal                     another task
+    publish(writer, version, handles)    the records of all topics and the writer's row: one append
 
-Publishing a version again does nothing but drop the handles: that is what makes a writer exactly-once which, after any crash, only
-knows that it may have published. Records are checked, and get their partitions, when they are staged; offsets, timestamps and the
-topic's time to live when they are published. Within a partition they are in the order of (`order`, place of the handle among those
-published, order of staging).
+Publishing a version again only drops the handles. This makes a writer exactly-once that, after a crash, does not know whether it has
+published. Staging checks records and assigns partitions; publishing assigns offsets, timestamps and the topic's time to live. Within a
+partition, records are ordered by (`order`, position of the handle in the publication, order of staging).
 
-A handle names one attempt of one task and is used once: what was published, dropped or has expired stays dead.
+A handle names one attempt of one task and is used once. A handle that was published, dropped or has expired cannot be used again.
+
+Every public method checks the permissions itself, because they depend on the writer's row and stages: see "Permissions" below.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
 
 T = TypeVar("T")
 _KIND: Final = "transaction"
-"""What a writer is to the rules."""
+"""Resource kind of a writer in access rules."""
 _STEP: Final = "publications of exactly-once writers"
 _RETRY_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The answer to a writer."""
+    """Result of a publication."""
 
     writer: str
     version: int
     already: bool
-    """It was published before; this time nothing was."""
+    """The version was published before; this call published nothing."""
     records: int
-    """Published by this call."""
+    """Records published by this call."""
 
 
 class _Untimed(Route):
@@ -75,13 +76,13 @@ class _Untimed(Route):
 
 
 class Stages:
-    """All stages, and the writers they belong to."""
+    """All stages and their writers."""
 
     def __init__(
-        self, engine: Engine, gate: Authorizer, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings
+        self, engine: Engine, authorizer: Authorizer, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings
     ) -> None:
         self._engine = engine
-        self._gate = gate
+        self._authorizer = authorizer
         self._health = engine.health
         self._publisher = publisher
         self._clock = clock
@@ -89,30 +90,30 @@ class Stages:
         self._count_max = settings.stages_max
         self._idle_ms = settings.stage_idle_ms
         self._stages: dict[str, Stage] = {}
-        self._sinks = sinks = WriterTable(engine, clock=clock, writers_max=settings.sinks_max, idle_ms=settings.sink_idle_ms)
+        self._writers = writers = WriterTable(engine, clock=clock, writers_max=settings.writers_max, idle_ms=settings.writer_idle_ms)
         self._spill = spill = Spill(engine, publisher, settings.spill_sizes)
         self._memory = StageMemory(spill, self._stages, settings.stages_memory_bytes)
-        self._publications = Publications(engine, publisher, sinks, spill, clock=clock, whole_bytes=settings.publication_bytes)
+        self._publications = Publications(engine, publisher, writers, spill, clock=clock, whole_bytes=settings.publication_bytes)
         self._gone: dict[str, None] = {}
-        """Handles of stages there were, which nobody may use again, oldest first."""
+        """Handles of removed stages, which cannot be used again, oldest first."""
         self._forbidden: dict[tuple[str, str], None] = {}
-        """Handles that a principal has dropped before there was a stage, oldest first. Anybody may drop whatever they like: that must not
-        make those above be forgotten."""
+        """Handles that a principal dropped before a stage existed, oldest first. Separate from `_gone`: any principal can drop any
+        handle, which must not push removed handles out."""
         self._tasks: set[asyncio.Task[Publication | None]] = set()
         self._timer: Timer | None = None
         self._retries: dict[str, Timer] = {}
-        """Publications that met a full disk on their way, by app."""
+        """Timers of publications to retry after a full disk, by writer."""
         self._is_stopped = False
 
     async def open(self) -> None:
-        """Load; publications that a crash has stopped go on in the background."""
-        await self._sinks.load()
+        """Load the writers and resume interrupted publications in the background."""
+        await self._writers.load()
         for writer in await self._publications.open():
-            self._go_on(writer)
+            self._resume(writer)
 
     async def drain(self) -> None:
-        """What is staged goes with the broker: its writers stage it again. What is being published is finished, or (if it takes several
-        appends) goes on after the next start."""
+        """Drop all stages: their writers stage again. Finish publications in progress; those of several appends continue after the
+        next start."""
         self._is_stopped = self._publications.is_stopped = True
         for timer in [*self._retries.values(), *([self._timer] if self._timer is not None else ())]:
             timer.cancel()
@@ -124,20 +125,20 @@ class Stages:
         await self._spill.drain()
 
     async def expire(self) -> None:
-        """Forget the writers that were silent for too long."""
-        await self._sinks.expire()
+        """Forget writers that have been idle for too long."""
+        await self._writers.expire()
 
     # Staging
 
     def stage(
         self, who: Principal, handle: str, topic: str, batch: AnyBatch, *, writer: str, epoch: str, order: int, partition: int | None
     ) -> asyncio.Future[None]:
-        """Resolves when there was room for it. Whatever it raises or fails with, nothing of the run is staged."""
-        self._gate.check(who, Action.PUBLISH, _KIND, writer)
+        """Stage a batch. The future resolves when there is room. After any error nothing of the batch is staged."""
+        self._authorizer.check(who, Action.PUBLISH, _KIND, writer)
         route = self._publisher.route(who, topic)
         size_bytes = check_batch(batch)
         if size_bytes > TRANSACTION_BYTES_MAX or weight(batch) > TRANSACTION_BYTES_MAX:
-            raise LimitExceeded(f"a run of {size_bytes} bytes is more than the {TRANSACTION_BYTES_MAX} that can be staged at once")
+            raise LimitExceeded(f"the batch has {size_bytes} bytes; at most {TRANSACTION_BYTES_MAX} can be staged at once")
         placing = Placing(_Untimed(route), batch, partition)
         stage = self._open(who, handle, writer, epoch, order)
         if stage.state is not State.OPEN:
@@ -145,15 +146,15 @@ class Stages:
         return self._memory.arrive(stage, topic, route.rule, placing.writes, len(batch), size_bytes)
 
     async def seal(self, who: Principal, handle: str, writer: str, epoch: str, order: int) -> StageSize:
-        """Idempotent. With `app` a stage that is not there is made: a task may have had nothing to stage."""
+        """Close a stage. Idempotent. With `writer`, create a missing stage: a task may have had nothing to stage."""
         if writer and handle not in self._stages:
-            self._gate.check(who, Action.PUBLISH, _KIND, writer)
+            self._authorizer.check(who, Action.PUBLISH, _KIND, writer)
             self._publisher.check_open()
             stage = self._open(who, handle, writer, epoch, order)
         else:
             stage = self._find(who, handle)
             self._check_topics(who, stage.writer, stage.by_topic)
-            stage.writer.check_batch(stage.epoch)
+            stage.writer.check_epoch(stage.epoch)
         if stage.arriving:
             raise InvalidRequest(f"stage {handle!r} is still being written")
         if stage.state is State.OPEN:
@@ -168,30 +169,30 @@ class Stages:
         if stage is not None:
             self._find(who, handle)
             if stage.writer.name != name or stage.epoch != epoch or stage.order != order:
-                raise InvalidRequest(f"stage {handle!r} belongs to another writer, run or place in the order")
-            stage.writer.check_batch(epoch)
+                raise InvalidRequest(f"stage {handle!r} belongs to another writer, epoch or order")
+            stage.writer.check_epoch(epoch)
             stage.writer.used_at = self._clock()
             return stage
         check_name("stage", handle)
         if epoch:
-            check_name("run", epoch)
+            check_name("epoch", epoch)
         if handle in self._gone or (who.name, handle) in self._forbidden:
             raise UnknownStage(handle)
         if len(self._stages) >= self._count_max:
             raise LimitExceeded(f"{self._count_max} stages wait to be published already")
         self._check_acts(who, name, epoch)
-        writer = self._sinks.enter(name)
-        self._enter_run(writer, epoch)
+        writer = self._writers.enter(name)
+        self._enter_epoch(writer, epoch)
         stage = self._stages[handle] = Stage(handle, writer, epoch, order, self._clock(), writer.publications)
         writer.handles.add(handle)
         self._arm()
         return stage
 
-    def _enter_run(self, writer: Writer, epoch: str) -> None:
-        """The stages of a run that has been superseded will never be published. Raises `StaleEpoch`."""
+    def _enter_epoch(self, writer: Writer, epoch: str) -> None:
+        """Enter an epoch and drop the stages of superseded ones, which are never published. Raises `StaleEpoch`."""
         if not writer.enter(epoch):
             return
-        self._sinks.fence(writer)
+        self._writers.fence(writer)
         for stage in [self._stages[handle] for handle in writer.handles]:
             if stage.epoch and stage.epoch != epoch and stage.state is not State.PUBLISHING:
                 self._drop(stage)
@@ -199,19 +200,19 @@ class Stages:
     # Publishing
 
     async def publish(self, who: Principal, name: str, version: int, handles: Sequence[str], epoch: str, remember_ms: int) -> Publication:
-        """The check and the publication are one step, whoever else asks at the same time; it goes on if its caller gives up."""
-        self._gate.check(who, Action.PUBLISH, _KIND, name)
+        """Publish once: check and publication are one step under the writer's lock. Continues if the caller is cancelled."""
+        self._authorizer.check(who, Action.PUBLISH, _KIND, name)
         self._publisher.check_open()
         check_version(version)
         if remember_ms < 0:
-            raise InvalidRequest(f"a writer cannot be remembered for {remember_ms} ms")
+            raise InvalidRequest(f"remember_ms is {remember_ms}; it must not be negative")
         if epoch:
-            check_name("run", epoch)
+            check_name("epoch", epoch)
         self._check_acts(who, name, epoch)
-        if (known := self._sinks.find(name)) is not None:
+        if (known := self._writers.find(name)) is not None:
             known.check_owner(who.name, epoch)
-        writer = self._sinks.enter(name)
-        self._enter_run(writer, epoch)
+        writer = self._writers.enter(name)
+        self._enter_epoch(writer, epoch)
         writer.remember_ms = remember_ms
         task = asyncio.get_running_loop().create_task(self._publish(who, writer, version, list(dict.fromkeys(handles)), epoch))
         self._follow(writer, task)
@@ -225,7 +226,7 @@ class Stages:
     def _ended(self, writer: Writer, task: asyncio.Task[Publication | None]) -> None:
         self._tasks.discard(task)
         writer.busy -= 1
-        self._sinks.leave(writer)
+        self._writers.leave(writer)
         if not task.cancelled():
             failure = task.exception()  # the caller may have given up
             if failure is None:
@@ -233,11 +234,11 @@ class Stages:
             elif not isinstance(failure, BrokerError):
                 self._health.failed(_STEP, repr(failure))
         if writer.rolling is not None:
-            self._try_again(writer, task)
+            self._retry_later(writer, task)
 
     async def _publish(self, who: Principal, writer: Writer, version: int, handles: list[str], epoch: str) -> Publication:
-        async with self._sinks.alone(writer):
-            writer.check_batch(epoch)  # another run may have come while this one waited, and the rules may have changed
+        async with self._writers.locked(writer):
+            writer.check_epoch(epoch)  # another epoch may have started while this task waited, and the rules may have changed
             await self._publications.roll(writer)
             writer.check_owner(who.name, epoch)
             self._check_topics(who, writer, writer.topics)
@@ -279,15 +280,15 @@ class Stages:
             await self._publications.roll(writer)
 
     def _drop_stragglers(self, writer: Writer) -> None:
-        """What was begun long ago, before the publication before this one, belonged to attempts that lost: a writer stages for one
-        version after another."""
+        """Drop stages begun before the previous publication and long ago: they belong to failed attempts, because a writer stages
+        for one version after another."""
         before = self._clock() - STAGE_STRAGGLER_MS
         for stage in [self._stages[handle] for handle in writer.handles]:
             if stage.generation < writer.publications - 1 and stage.made_at <= before and stage.state is not State.PUBLISHING:
                 self._drop(stage)
 
     def _sealed(self, writer: Writer, handles: Iterable[str]) -> list[Stage]:
-        """In the order of publication. Raises `UnknownStage`, `InvalidRequest`."""
+        """Return the stages in publication order. Raises `UnknownStage`, `InvalidRequest`."""
         stages: list[Stage] = []
         for handle in handles:
             stage = self._stages.get(handle)
@@ -298,27 +299,27 @@ class Stages:
             stages.append(stage)
         return sorted(stages, key=lambda stage: stage.order)
 
-    def _go_on(self, writer: Writer) -> None:
-        """With a publication that was begun."""
+    def _resume(self, writer: Writer) -> None:
+        """Resume a publication that has begun."""
         self._retries.pop(writer.name, None)
         if not self._is_stopped:
             self._follow(writer, asyncio.get_running_loop().create_task(self._roll(writer)))
 
     async def _roll(self, writer: Writer) -> None:
-        async with self._sinks.alone(writer):
+        async with self._writers.locked(writer):
             await self._publications.roll(writer)
 
-    def _try_again(self, writer: Writer, task: asyncio.Task[Publication | None]) -> None:
-        """After a full disk, and the like; what will not get better by waiting waits for somebody to look at it."""
+    def _retry_later(self, writer: Writer, task: asyncio.Task[Publication | None]) -> None:
+        """Retry after a retriable error such as a full disk. Other errors need an operator."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, BrokerError) and error.retriable and not self._is_stopped and writer.name not in self._retries:
-            self._retries[writer.name] = self._later(_RETRY_SECONDS, partial(self._go_on, writer))
+            self._retries[writer.name] = self._later(_RETRY_SECONDS, partial(self._resume, writer))
 
-    # Going away
+    # Removal
 
     async def drop(self, who: Principal, handles: Iterable[str]) -> int:
-        """How many there were. One that is being published is not dropped; one that is not there cannot be made by this principal any
-        more: the task it belongs to may only be slow. Another writer's is as unknown as none."""
+        """Drop stages and return how many existed. A stage being published is kept. An unknown handle becomes unusable for this
+        principal, because its task may only be slow. A stage of a writer that the principal may not act for counts as unknown."""
         wanted = list(dict.fromkeys(handles))
         known = [stage for handle in wanted if (stage := self._stages.get(handle)) is not None and self._may_act(who, stage.writer.name)]
         for stage in known:
@@ -335,17 +336,21 @@ class Stages:
         return len(doomed)
 
     async def forget_writer(self, who: Principal, name: str) -> None:
-        """Its last version and its stages, and what is left of a publication under way. Raises `NoSuchEntry`."""
-        self._gate.check(who, Action.DELETE, _KIND, name)
-        writer = self._sinks.find(name)
+        """Forget the writer's last version, its stages and a publication in progress. Raises `NoSuchEntry`. Needs DELETE on the writer and,
+        as publishing does, PUBLISH on the topics of its last publication and of its stages."""
+        self._authorizer.check(who, Action.DELETE, _KIND, name)
+        writer = self._writers.find(name)
         if writer is None:
             raise NoSuchEntry("writer", name)
-        for stage in [self._stages[handle] for handle in writer.handles]:
+        stages = [self._stages[handle] for handle in writer.handles]
+        self._check_topics(who, writer, [*writer.topics, *_topics_of(stages)])
+        for stage in stages:
             if stage.state is not State.PUBLISHING:
                 self._drop(stage)
-        async with self._sinks.alone(writer):
+        async with self._writers.locked(writer):
+            self._check_topics(who, writer, writer.topics)  # the rules may have changed during the wait
             await self._publications.forget(writer)
-            writer.forget_runs()
+            writer.forget_epochs()
 
     def _drop(self, stage: Stage) -> None:
         if self._stages.get(stage.handle) is not stage:
@@ -355,18 +360,18 @@ class Stages:
         stage.writer.handles.discard(stage.handle)
         _remember(self._gone, stage.handle)
         self._memory.leave(stage)
-        self._sinks.leave(stage.writer)
+        self._writers.leave(stage.writer)
 
     def _arm(self) -> None:
-        """Set the timer for the writer that was silent for the longest time, if it is not set already."""
+        """Set the timer for the writer that has been idle longest, if it is not set."""
         if self._timer is not None or self._is_stopped:
             return
         first = min((stage.writer.used_at for stage in self._stages.values() if stage.state is not State.PUBLISHING), default=None)
         if first is not None:
-            self._timer = self._later(max(0, first + self._idle_ms - self._clock()) / 1000, self._ring)
+            self._timer = self._later(max(0, first + self._idle_ms - self._clock()) / 1000, self._on_timer)
 
-    def _ring(self) -> None:
-        """Writers that have gone away without a word."""
+    def _on_timer(self) -> None:
+        """Drop the stages of writers that have been idle for too long."""
         self._timer = None
         before = self._clock() - self._idle_ms
         for stage in list(self._stages.values()):
@@ -374,63 +379,63 @@ class Stages:
                 self._drop(stage)
         self._arm()
 
-    # Looking
+    # Listing
 
     def last_version(self, who: Principal, name: str) -> int | None:
-        writer = self._sinks.find(name)
+        writer = self._writers.find(name)
         if not self._may_see(who, name, () if writer is None else writer.topics):
             raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"{_KIND} {name!r}")
         return None if writer is None else writer.version
 
     def writers(self, who: Principal) -> list[WriterEntry]:
-        return [entry for entry in self._sinks.entries() if self._may_see(who, entry.writer, self._sinks.writers[entry.writer].topics)]
+        return [entry for entry in self._writers.entries() if self._may_see(who, entry.writer, self._writers.writers[entry.writer].topics)]
 
     def stages(self, who: Principal) -> list[StageEntry]:
         now = self._clock()
         return [stage.entry(now) for _, stage in sorted(self._stages.items()) if self._may_see(who, stage.writer.name, stage.by_topic)]
 
-    # Who may
+    # Permissions
 
     def _may_see(self, who: Principal, name: str, topics: Iterable[str]) -> bool:
-        """A writer, and where it writes to."""
-        may = any(self._gate.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
-        return may and all(self._gate.allows_topic(who, topic) for topic in self._present(topics))
+        """Return whether the principal may see the writer and the topics it writes to."""
+        may = any(self._authorizer.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
+        return may and all(self._authorizer.allows_topic(who, topic) for topic in self._present(topics))
 
     def _may_act(self, who: Principal, name: str) -> bool:
-        """Asked where the answer is not told, so that a denial is on record all the same."""
+        """Return whether the principal may act for the writer. Uses `check`, so that a denial is audited although the caller hides it."""
         try:
-            self._gate.check(who, Action.PUBLISH, _KIND, name)
+            self._authorizer.check(who, Action.PUBLISH, _KIND, name)
         except NotAuthorized:
             return False
         return True
 
     def _check_acts(self, who: Principal, name: str, epoch: str) -> None:
-        """The name of a writer is not enough to act for it: its versions and its stages are those of whoever may publish where it does.
-        Raises `NotAuthorized`."""
-        writer = self._sinks.find(name)
+        """Check the topics of the writer's last publication: a writer's name alone grants nothing, its versions and stages belong to
+        principals that may publish where it does. Raises `NotAuthorized`."""
+        writer = self._writers.find(name)
         if writer is None:
             return
         self._check_topics(who, writer, writer.topics)
-        if epoch and epoch != writer.epoch:  # it is about to supersede another, whose stages go
+        if epoch and epoch != writer.epoch:  # this supersedes the current epoch and drops its stages
             self._check_topics(who, writer, _topics_of(self._stages[handle] for handle in writer.handles))
 
     def _check_topics(self, who: Principal, writer: Writer, topics: Iterable[str]) -> None:
-        """Raises `NotAuthorized`, which names the topic to those only who may know of it."""
+        """Raise `NotAuthorized`, which names the topic only to principals that may see it."""
         for topic in self._present(topics):
             try:
                 self._publisher.check_may(who, topic)
             except NotAuthorized:
-                if self._gate.allows_topic(who, topic):
+                if self._authorizer.allows_topic(who, topic):
                     raise
                 raise NotAuthorized(principal=who.name, action=Action.PUBLISH.value, resource=f"{_KIND} {writer.name!r}") from None
 
     def _present(self, topics: Iterable[str]) -> list[str]:
-        """Where a topic is gone, nothing of its writer is left to be guarded."""
+        """Return the topics that exist. A deleted topic leaves nothing to protect."""
         known = self._engine.topics()
         return [topic for topic in topics if topic in known]
 
     def _find(self, who: Principal, handle: str) -> Stage:
-        """Raises `UnknownStage`, also for one of a writer that this principal may not act for."""
+        """Return the stage. Raises `UnknownStage`, also for a writer that this principal may not act for."""
         stage = self._stages.get(handle)
         if stage is None or not self._may_act(who, stage.writer.name):
             raise UnknownStage(handle)

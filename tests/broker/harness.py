@@ -1,4 +1,4 @@
-"""A broker on the memory engine, with time turned by hand."""
+"""A broker on the memory engine with a manual clock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HandClock:
         return timer
 
     def tick(self, ms: int) -> None:
-        """Let so much time pass; timers ring in order, each at its own time."""
+        """Advance the clock. Timers fire in order, each at its own time."""
         until = self.now + ms
         while self._timers and self._timers[0][0] <= until:
             time, _, timer = heapq.heappop(self._timers)
@@ -59,7 +59,7 @@ class HandClock:
 
     @property
     def running(self) -> int:
-        """Timers that have neither rung nor been cancelled."""
+        """Timers that have neither fired nor been cancelled."""
         return sum(not timer.is_cancelled for _, _, timer in self._timers)
 
 
@@ -83,7 +83,7 @@ class FragileEngine(MemoryEngine):
         return super().append(writes, ack=ack, urgent=urgent)
 
     def hold(self) -> None:
-        """From now on nothing staged becomes visible, until `let_go`."""
+        """Keep everything staged from now on invisible, until `let_go`."""
         self.held = []
 
     def let_go(self) -> None:
@@ -99,19 +99,19 @@ class FragileEngine(MemoryEngine):
 
 
 async def turns(count: int = 30) -> None:
-    """Let everything that is ready run. The memory engine needs no more than turns of the loop, so this is no waiting."""
+    """Let every ready task run. The memory engine needs only iterations of the loop, so this does not wait."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-class Stand:
+class Harness:
     def __init__(self, settings: BrokerSettings | None = None, authorize: Authorize = allow_all) -> None:
         self.settings = BrokerSettings() if settings is None else settings
         self.authorize = authorize
         self.clock = HandClock()
         self.engine = FragileEngine(clock=self.clock)
         self.dice = random.Random(7)
-        """Turned on by every broker on this log: none draws what an earlier one drew."""
+        """Shared by all brokers on this log, so that none repeats the random bytes of an earlier one."""
         self.broker = self._broker()
 
     def _broker(self) -> Broker:
@@ -125,12 +125,12 @@ class Stand:
         )
 
     async def restart(self) -> None:
-        """As after a clean stop."""
+        """Restart after a clean stop."""
         await self.broker.close()
         await self.crash()
 
     async def crash(self) -> None:
-        """A new broker on what the log holds; the old one says no good-bye, and its timers are gone with it."""
+        """Start a new broker on the same log, without closing the old one. Its timers are dropped."""
         self.clock.forget_timers()
         self.broker = self._broker()
         await self.broker.open()
@@ -139,7 +139,7 @@ class Stand:
         await self.broker.publish(ANN, topic, RecordBatch([value.encode() for value in values]), partition=partition)
 
     async def records(self, topic: str = "t", partition: int = 0) -> list[Record]:
-        """Everything the log holds, internal topics too."""
+        """Return all records of the log, also of internal topics."""
         bounds = self.engine.bounds(topic, partition)
         batches = await self.engine.read(topic, partition, bounds.first, bytes_max=1 << 30)
         return [record for batch in batches for record in batch.records()]

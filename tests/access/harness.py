@@ -1,4 +1,4 @@
-"""A broker behind its rules: on the memory engine, with time turned by hand and passwords that are hashed quickly."""
+"""A broker with access rules on the memory engine, with a manual clock and fast password hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.access.access import Access, AccessSettings, Mode
 from headrace.access.administration import Caller
 from headrace.access.passwords import Passwords
 from headrace.broker import Broker, Principal
-from tests.broker.stand import FragileEngine, HandClock
+from tests.broker.harness import FragileEngine, HandClock
 from tests.canaries import secret
 
 ADMIN_PASSWORD = secret("admin-password")
@@ -23,7 +23,7 @@ QUICK = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 def bytes_in_order() -> Callable[[int], bytes]:
-    """Random bytes that are the same in every run, and never the same twice in one."""
+    """Return a source of random bytes that is the same in every execution and never repeats itself."""
     count = 0
 
     def take(size: int) -> bytes:
@@ -39,7 +39,7 @@ def quick_passwords() -> Passwords:
 
 
 class Guarded:
-    """Everything in one place. `admin` has `ADMIN_PASSWORD`."""
+    """Broker, access and clock. `admin` has `ADMIN_PASSWORD`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Guarded:
             self.engine,
             clock=self.clock,
             authorize=self.access.authorize,
-            witness=self.access.witness,
+            audit_hook=self.access.record_decision,
             later=self.clock.later,
             random_bytes=bytes_in_order(),
         )
@@ -75,18 +75,18 @@ class Guarded:
         return await self.access.log_in(name, password, Caller(Principal("anonymous", protocol), address))
 
     async def user(self, name: str, *roles: str) -> Principal:
-        """A new user, logged in."""
+        """Create a user and log in."""
         await self.administration.create_user(ADMIN, name, PASSWORD, roles)
         return await self.log_in(name)
 
 
 @asynccontextmanager
 async def guarded(settings: AccessSettings = ENFORCED) -> AsyncIterator[Guarded]:
-    stand = Guarded(settings)
-    await stand.broker.open()
-    await stand.access.open(ADMIN_PASSWORD)
+    harness = Guarded(settings)
+    await harness.broker.open()
+    await harness.access.open(ADMIN_PASSWORD)
     try:
-        yield stand
+        yield harness
     finally:
-        await stand.access.close()
-        await stand.broker.close()
+        await harness.access.close()
+        await harness.broker.close()
