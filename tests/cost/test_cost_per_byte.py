@@ -162,11 +162,11 @@ async def test_flymq_requests_cost_no_more_than_their_bytes_pay_for(who: str, me
 async def test_rustlog_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
     async with world() as stand:
         await furnish(stand)
-        commons = RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__)
+        commons, principal = RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__), PEOPLE[who].at("rustlog")
         for kind in get_args(r.Request):
             for label, frames in worst.rustlog_inputs(kind):
                 wire = RustLogWire()
-                session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), commons)
+                session = RustLogSession(wire, stand.broker, principal, commons, lambda: stand.access.allows_anything(principal.name))
                 await meter.session(f"{who} {kind.__name__} {label}", wire, session, frames)
 
 

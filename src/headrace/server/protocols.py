@@ -96,7 +96,8 @@ class Protocols:
         commons, principal = RustLogCommons(settings, turns=self._turns), self._config.rustlog.principal
 
         def enter(visitor: Peer) -> FramedSession:
-            return RustLogSession(visitor, self._broker, self._who(visitor, "rustlog", principal), commons)
+            who = self._who(visitor, "rustlog", principal)
+            return RustLogSession(visitor, self._broker, who, commons, lambda: self._access.allows_anything(who.name))
 
         return ServedProtocol("rustlog", rustlog.sniff, enter, self._needs_login(principal))
 

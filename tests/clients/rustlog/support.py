@@ -12,7 +12,7 @@ from headrace.clients.rustlog.client import RustLogClient, RustLogOptions
 from headrace.net.listener import Listener
 from headrace.net.protocol import ServedProtocol
 from headrace.sessions.rustlog.session import RustLogSession
-from headrace.wire.rustlog import Asked, Dialect, Reply, Request, RequestDecoder, encode_reply, sniff
+from headrace.wire.rustlog import Dialect, Received, Reply, Request, RequestDecoder, encode_reply, sniff
 from headrace.wire.rustlog import messages as m
 from tests.sessions.rustlog.support import WHO, ListenerContext, house
 
@@ -79,7 +79,7 @@ class Script:
         try:
             while data := await reader.read(1 << 16):
                 for incoming in decoder.feed(data):
-                    assert isinstance(incoming, Asked)
+                    assert isinstance(incoming, Received)
                     reply = self._reply(incoming)
                     if reply is None:
                         return
@@ -90,7 +90,7 @@ class Script:
         finally:
             writer.close()
 
-    def _reply(self, incoming: Asked) -> bytes | None:
+    def _reply(self, incoming: Received) -> bytes | None:
         if isinstance(incoming.request, m.Ping):
             return encode_reply(incoming.dialect, m.Pong())
         self.asked.append(incoming.request)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.limits import RUSTLOG_FRAME_BYTES_MAX
-from headrace.wire.rustlog import Asked, Refused, ReplyDecoder, RequestDecoder, encode_reply, encode_request, fetch_reply, sniff
+from headrace.wire.rustlog import Received, Refused, ReplyDecoder, RequestDecoder, encode_reply, encode_request, fetch_reply, sniff
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.codec import Incoming
 from headrace.wire.rustlog.messages import Dialect, Undecodable
@@ -45,7 +45,7 @@ def check(answers: list[Incoming]) -> None:
     """Each answer can be acted on: a request has legal fields, a refusal can be sent."""
     for answer in answers:
         match answer:
-            case Asked(dialect, request):
+            case Received(dialect, request):
                 assert RequestDecoder().feed(encode_request(dialect, request)) == [answer]
             case Refused(dialect, error):
                 assert error.message and ReplyDecoder().feed(encode_reply(dialect, error))
@@ -128,7 +128,7 @@ REPLIES = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(Dialect), REQUESTS)
 def test_a_request_that_is_written_is_read_as_it_was(dialect: Dialect, request: m.Request) -> None:
-    assert RequestDecoder().feed(encode_request(dialect, request)) == [Asked(dialect, request)]
+    assert RequestDecoder().feed(encode_request(dialect, request)) == [Received(dialect, request)]
 
 
 @settings(max_examples=300, deadline=None)

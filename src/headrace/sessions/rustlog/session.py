@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,7 @@ from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FL
 from headrace.sessions.contract import Link
 from headrace.sessions.rustlog.context import RustLogCommons, RustLogSettings
 from headrace.sessions.rustlog.handlers import RustLogVerbs
-from headrace.wire.rustlog import Dialect, Incoming, Refused, RequestDecoder, encode_reply
+from headrace.wire.rustlog import Deferred, Dialect, Incoming, Refused, RequestDecoder, decode_in_steps, encode_reply
 from headrace.wire.rustlog.messages import Fetch, Produce, Reply
 
 __all__ = ["RustLogCommons", "RustLogSession", "RustLogSettings"]
@@ -47,13 +47,18 @@ class _Staged:
 
 
 class RustLogSession:
-    """The state of one connection. `commons` is shared by all connections of a broker."""
+    """The state of one connection. `commons` is shared by all connections of a broker.
 
-    def __init__(self, link: Link, broker: Broker, who: Principal, commons: RustLogCommons) -> None:
+    `has_rights` tells whether `who` has any right. A peer without one may only send small frames.
+    """
+
+    def __init__(
+        self, link: Link, broker: Broker, who: Principal, commons: RustLogCommons, has_rights: Callable[[], bool] = lambda: True
+    ) -> None:
         self._link = link
         self._commons = commons
         self._verbs = RustLogVerbs(broker, who, commons)
-        self._decoder = RequestDecoder()
+        self._decoder = RequestDecoder(has_rights, defers_large=True)
         self._inbox: deque[Incoming] = deque()
         self._staged: deque[_Staged] = deque()
         self._in_flight_bytes = 0
@@ -124,6 +129,9 @@ class RustLogSession:
 
     def _took(self, incoming: Incoming) -> bool:
         """Serve it, or say that it has to wait for what is under way."""
+        if isinstance(incoming, Deferred):
+            self._begin(self._decode(incoming))
+            return False
         if isinstance(incoming, Refused):
             if self._staged:
                 return False
@@ -189,6 +197,17 @@ class RustLogSession:
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(work)
         self._task.add_done_callback(self._worked)
+
+    async def _decode(self, deferred: Deferred) -> None:
+        """Replace the head of the inbox by its request, one step in each turn of the event loop."""
+        steps = decode_in_steps(deferred)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as decoded:
+                self._inbox[0] = decoded.value
+                return
+            await self._commons.turns.wait()
 
     async def _work(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
         self._reply(dialect, await answer)

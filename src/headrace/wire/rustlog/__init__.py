@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from headrace.wire.rustlog.codec import (
     FETCH_BYTES_MAX,
-    Asked,
+    Deferred,
     Incoming,
+    Received,
     Refused,
     ReplyDecoder,
     RequestDecoder,
+    decode_in_steps,
     encode_reply,
     encode_request,
     fetch_reply,
@@ -23,15 +25,17 @@ from headrace.wire.rustlog.sniff import sniff
 
 __all__ = [
     "FETCH_BYTES_MAX",
-    "Asked",
+    "Deferred",
     "Dialect",
     "Incoming",
+    "Received",
     "Refused",
     "Reply",
     "ReplyDecoder",
     "Request",
     "RequestDecoder",
     "Undecodable",
+    "decode_in_steps",
     "encode_reply",
     "encode_request",
     "fetch_reply",

@@ -11,13 +11,18 @@ The first byte of a payload chooses the dialect of that frame, and the reply is 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias
 
 from headrace.errors import LimitExceeded
-from headrace.limits import RUSTLOG_ERROR_CHARS_MAX, RUSTLOG_FRAME_BYTES_MAX, RUSTLOG_PRODUCE_RECORDS_MAX
+from headrace.limits import (
+    RUSTLOG_DECODE_STEP_BYTES,
+    RUSTLOG_ERROR_CHARS_MAX,
+    RUSTLOG_FRAME_BYTES_MAX,
+    RUSTLOG_PRODUCE_RECORDS_MAX,
+)
 from headrace.wire.rustlog import binary, json
 from headrace.wire.rustlog import errors as refusals
 from headrace.wire.rustlog.frames import BadLength, FrameReader, frame
@@ -55,7 +60,7 @@ def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = _BINARY_REQUES
 
 
 @dataclass(slots=True)
-class Asked:
+class Received:
     """A request, and the dialect its reply must have."""
 
     dialect: Dialect
@@ -71,16 +76,28 @@ class Refused:
     fatal: bool = False
 
 
-Incoming: TypeAlias = Asked | Refused
+@dataclass(slots=True)
+class Deferred:
+    """A JSON payload above `RUSTLOG_DECODE_STEP_BYTES`. `decode_in_steps` decodes it."""
+
+    dialect: Dialect
+    payload: bytes
+
+
+Incoming: TypeAlias = Received | Refused | Deferred
 
 
 class RequestDecoder:
-    """The server's side of a connection. Never raises: what is wrong comes out as `Refused`, in its place among the requests."""
+    """The server's side of a connection. Never raises: a frame that is no request becomes `Refused`, in its place among the requests.
 
-    __slots__ = ("_dialect", "_frames")
+    `has_rights` tells whether the peer may send large frames. With `defers_large`, large JSON payloads are returned as `Deferred`.
+    """
 
-    def __init__(self) -> None:
-        self._frames = FrameReader()
+    __slots__ = ("_defers_large", "_dialect", "_frames")
+
+    def __init__(self, has_rights: Callable[[], bool] = lambda: True, *, defers_large: bool = False) -> None:
+        self._frames = FrameReader(has_rights)
+        self._defers_large = defers_large
         self._dialect = Dialect.JSON
 
     @property
@@ -93,15 +110,26 @@ class RequestDecoder:
 
     def _incoming(self, payload: bytes | BadLength) -> Incoming:
         if isinstance(payload, BadLength):
-            return Refused(self._dialect, refusals.bad_length(self._dialect, payload.length), fatal=True)
+            return Refused(self._dialect, refusals.bad_length(self._dialect, payload.length, payload.length_max), fatal=True)
         dialect = dialect_of(payload)
         if dialect is None:
             return Refused(self._dialect, refusals.undecodable(self._dialect, f"unknown request type: {payload[0]}"))
         self._dialect = dialect
+        if self._defers_large and dialect is Dialect.JSON and len(payload) > RUSTLOG_DECODE_STEP_BYTES:
+            return Deferred(dialect, payload)
         try:
-            return Asked(dialect, _decode_request[dialect](payload))
+            return Received(dialect, _decode_request[dialect](payload))
         except Undecodable as error:
             return Refused(dialect, refusals.undecodable(dialect, str(error)))
+
+
+def decode_in_steps(deferred: Deferred) -> Generator[None, None, Received | Refused]:
+    """Decode a large payload, and yield after each bounded step."""
+    try:
+        request = yield from json.decode_request_in_steps(deferred.payload)
+    except Undecodable as error:
+        return Refused(Dialect.JSON, refusals.undecodable(Dialect.JSON, str(error)))
+    return Received(Dialect.JSON, request)
 
 
 class ReplyDecoder:

@@ -22,15 +22,16 @@ JSON_OUT_OF_RANGE: Final = "offset out of range: "
 BINARY_OUT_OF_RANGE: Final = "Fetch failed: offset out of range: "
 
 
-def bad_length(dialect: Dialect, length: int) -> ErrorReply:
-    """Sent once, then the connection is closed."""
+def bad_length(dialect: Dialect, length: int, length_max: int = RUSTLOG_FRAME_BYTES_MAX) -> ErrorReply:
+    """Return the error that is sent before the connection is closed."""
+    limit = f"{length_max}" if length_max == RUSTLOG_FRAME_BYTES_MAX else f"{length_max} for a peer without rights"
     if dialect is Dialect.JSON:
         if length == 0:
             return ErrorReply(f"{JSON_PARSE}empty frame", FRAME)
-        return ErrorReply(f"max frame size exceeded: {length} bytes (max {RUSTLOG_FRAME_BYTES_MAX})", FRAME)
+        return ErrorReply(f"max frame size exceeded: {length} bytes (max {limit})", FRAME)
     if length == 0:
         return ErrorReply("Frame error: invalid protocol: zero-length frame", FRAME)
-    return ErrorReply(f"Frame error: frame too large: {length} bytes (max: {RUSTLOG_FRAME_BYTES_MAX})", FRAME)
+    return ErrorReply(f"Frame error: frame too large: {length} bytes (max: {limit})", FRAME)
 
 
 def undecodable(dialect: Dialect, reason: str) -> ErrorReply:

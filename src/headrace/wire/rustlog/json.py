@@ -12,14 +12,14 @@ is the fastest way and also notices a second key: what follows the first one's v
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from headrace.errors import InvalidRequest
-from headrace.limits import RUSTLOG_PRODUCE_RECORDS_MAX
+from headrace.limits import RUSTLOG_DECODE_STEP_BYTES, RUSTLOG_PRODUCE_RECORDS_MAX
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.messages import Undecodable
 
@@ -39,6 +39,12 @@ class _Produce(Struct):
     topic: str
     partition: _U32
     records: list[list[int]]
+
+
+class _ProduceHead(Struct):
+    topic: str
+    partition: _U32
+    records: Raw
 
 
 class _Fetch(Struct):
@@ -132,20 +138,24 @@ def _u64(value: int, field: str) -> int:
     return value
 
 
-def _bytes(arrays: list[list[int]], field: str) -> list[bytes]:
+def _bytes(arrays: list[list[int]], field: str, first_index: int = 0) -> list[bytes]:
     try:
         return list(map(bytes, arrays))
     except (ValueError, OverflowError):
-        wrong = next(index for index, array in enumerate(arrays) if array and not 0 <= min(array) <= max(array) <= 255)
+        wrong = next(index for index, array in enumerate(arrays, first_index) if array and not 0 <= min(array) <= max(array) <= 255)
         raise Undecodable(f"Expected bytes, integers from 0 to 255 - at `$.{field}[{wrong}]`") from None
 
 
 # Requests
 
 
+def _check_count(records: Sequence[object]) -> None:
+    if len(records) > RUSTLOG_PRODUCE_RECORDS_MAX:
+        raise Undecodable(f"too many records: {len(records)} (max {RUSTLOG_PRODUCE_RECORDS_MAX})")
+
+
 def _produce(body: _Produce) -> m.Produce:
-    if len(body.records) > RUSTLOG_PRODUCE_RECORDS_MAX:
-        raise Undecodable(f"too many records: {len(body.records)} (max {RUSTLOG_PRODUCE_RECORDS_MAX})")
+    _check_count(body.records)
     return m.Produce(body.topic, body.partition, _bytes(body.records, "records"))
 
 
@@ -184,6 +194,66 @@ def decode_request(payload: bytes) -> m.Request:
     """The request in a payload that is not empty. Raises `Undecodable`, whatever the payload."""
     request: m.Request = _decode(payload, _NAMED_REQUESTS, _BARE_REQUESTS, "request")
     return request
+
+
+_PRODUCE_HEAD: Final[_Shapes] = {"Produce": _shape(_ProduceHead, lambda body: body)}
+_ARRAYS = msgspec.json.Decoder(list[list[int]])
+_PATH = re.compile(r"\$\[(\d+)\](?:\[(\d+)\])?")
+
+
+def decode_request_in_steps(payload: bytes, step_bytes: int = RUSTLOG_DECODE_STEP_BYTES) -> Generator[None, None, m.Request]:
+    """Decode as `decode_request` does, and yield after every `step_bytes` of the records of a Produce. Raises `Undecodable`."""
+    head = _HEAD.match(payload)
+    if head is None or head[1] != b'"Produce"':
+        return decode_request(payload)
+    body: _ProduceHead = _decode(payload, _PRODUCE_HEAD, {}, "request")
+    text = bytes(body.records).strip(_SPACE)
+    if not text.startswith(b"["):
+        return decode_request(payload)  # fails at the first byte of the records
+    yield
+    records = yield from _records_in_steps(text, step_bytes)
+    _check_count(records)
+    return m.Produce(body.topic, body.partition, records)
+
+
+def _records_in_steps(text: bytes, step_bytes: int) -> Generator[None, None, list[bytes]]:
+    """Decode a JSON array of arrays. Each step ends at a comma, between two records or inside one, and closes what is open there."""
+    records: list[bytes] = []
+    open_record: bytearray | None = None
+    start, stop = len(b"["), 0
+    while stop >= 0:
+        stop = text.find(b",", start + step_bytes)
+        chunk = text[start:stop].rstrip(_SPACE)  # without a comma it ends before the last bracket
+        is_cut = stop >= 0 and not chunk.endswith(b"]")
+        chunk = (b"[" if open_record is None else b"[[") + chunk + (b"]]" if is_cut else b"]")
+        arrays = _arrays(chunk, len(records), len(open_record or b""))
+        if open_record is not None:
+            open_record += arrays[0]
+            if is_cut and len(arrays) == 1:
+                start = stop + 1
+                yield
+                continue
+            arrays[0] = bytes(open_record)
+        open_record = bytearray(arrays.pop()) if is_cut else None
+        records += arrays
+        start = stop + 1
+        yield
+    return records
+
+
+def _arrays(chunk: bytes, records_before: int, bytes_before: int) -> list[bytes]:
+    """Decode records. `bytes_before` of the first one are in an earlier chunk."""
+    try:
+        return _bytes(_ARRAYS.decode(chunk), "records", records_before)
+    except msgspec.ValidationError as error:
+
+        def path(found: re.Match[str]) -> str:
+            record, byte = int(found[1]), f"[{int(found[2]) + bytes_before * (found[1] == '0')}]" if found[2] else ""
+            return f"$.records[{record + records_before}]{byte}"
+
+        raise Undecodable(_PATH.sub(path, str(error))) from None
+    except msgspec.DecodeError:  # the syntax of the whole is right: a string, an object or a deeper array is cut
+        raise Undecodable("Expected arrays of integers - at `$.records`") from None
 
 
 # Replies
