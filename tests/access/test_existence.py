@@ -15,7 +15,7 @@ from headrace.schemas import SchemaType
 from headrace.sessions.figg.session import FiggSession
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.writer import WriterIds
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from tests.access.stand import ADMIN, Guarded, guarded
@@ -111,7 +111,7 @@ async def test_no_other_protocol_tells_whether_a_hidden_topic_exists(who: str, p
     cases = 0
     async with world() as stand:
         wire = RustLogWire()
-        session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
+        session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():
             told = {}

@@ -22,7 +22,7 @@ from headrace.errors import BrokerError, NotAuthorized, UnknownMessage, UnknownS
 from headrace.records import RecordBatch
 from headrace.schemas import Compatibility, SchemaType
 from headrace.sessions.flymq.access import FlyMqAccess
-from headrace.sessions.flymq.extensions import BrokerVerbs
+from headrace.sessions.flymq.extensions import BrokerHandlers
 from headrace.sessions.flymq.session import FlyMqSession
 from headrace.wire.flymq import Opcode
 from headrace.wire.flymq import access_messages as a
@@ -469,7 +469,7 @@ def test_every_opcode_and_every_verb_in_json_has_a_row() -> None:
     assert set(FLYMQ) | set(FLYMQ_ADMIN) | set(FLYMQ_FREE) | {Opcode.ACCESS, Opcode.BROKER} == SPOKEN
     stand = Guarded()
     assert set(ACCESS) == set(FlyMqAccess(stand.access, ROOT, "a:1").calls)
-    assert set(BROKER_CALLS) == set(BrokerVerbs(stand.broker, lambda: ROOT).verbs)
+    assert set(BROKER_CALLS) == set(BrokerHandlers(stand.broker, lambda: ROOT).operations)
     stand.passwords.close()
 
 

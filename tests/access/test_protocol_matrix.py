@@ -14,7 +14,7 @@ from headrace.sessions.blipmq.subscriptions import Subscriptions
 from headrace.sessions.figg.session import FiggSession
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.writer import WriterIds
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession
 from headrace.wire import blipmq, fujin
 from headrace.wire import figg as figg_wire
 from headrace.wire.rustlog import Dialect as RustLogDialect
@@ -55,7 +55,7 @@ async def test_every_rustlog_request_is_answered_as_the_policy_says(who: str, pr
     tally = Tally()
     async with world() as stand:
         wire = RustLogWire()
-        session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
+        session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():
             for name in NAMES:

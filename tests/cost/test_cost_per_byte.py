@@ -35,7 +35,7 @@ from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.session import FlyMqSession
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.writer import WriterIds
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession
 from headrace.wire import blipmq, fujin
 from headrace.wire.flymq.table import SPOKEN
 from headrace.wire.rustlog import messages as r
@@ -162,7 +162,7 @@ async def test_flymq_requests_cost_no_more_than_their_bytes_pay_for(who: str, me
 async def test_rustlog_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
     async with world() as stand:
         await furnish(stand)
-        commons, principal = RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__), PEOPLE[who].at("rustlog")
+        commons, principal = RustLogContext(ticks_ns=iter(range(1 << 30)).__next__), PEOPLE[who].at("rustlog")
         for kind in get_args(r.Request):
             for label, frames in worst.rustlog_inputs(kind):
                 wire = RustLogWire()

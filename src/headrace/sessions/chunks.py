@@ -10,7 +10,7 @@ from headrace.errors import BrokerError, InvalidRecord
 T = TypeVar("T")
 
 
-def pieces(publish: Callable[[int, int], T], count: int) -> Iterator[tuple[int, int, T | BrokerError]]:
+def publish_in_chunks(publish: Callable[[int, int], T], count: int) -> Iterator[tuple[int, int, T | BrokerError]]:
     """(begin, end, outcome) of the stretches of a run in order: published, or refused. `publish` takes the records from begin to end."""
     begin = 0
     while begin < count:

@@ -227,7 +227,7 @@ async def test_rules_roles_and_keys_are_managed_in_json() -> None:
 @pytest.mark.parametrize(
     ("verb", "body", "words"),
     [
-        ("key.steal", b"{}", "unknown verb"),
+        ("key.steal", b"{}", "unknown operation"),
         ("key.create", b"{", "key.create"),
         ("key.create", b"[]", "Expected"),
         ("key.create", b'{"owner": 7}', "owner"),

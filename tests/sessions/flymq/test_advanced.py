@@ -184,7 +184,7 @@ async def test_a_time_to_live_of_zero_is_the_topics() -> None:
         (CancelDelayed("nothing"), "message not found: nothing"),
         (ReplayDlq("t", "nothing"), "message not found: nothing"),
         (ReplayDlq("none", "0-0"), "topic not found: none"),
-        (BrokerCall("no.verb"), "unknown verb 'no.verb'"),
+        (BrokerCall("no.verb"), "unknown operation 'no.verb'"),
         (BrokerCall("topic.describe", b"{"), "topic.describe: "),
         (BrokerCall("topic.describe", b"{}"), "topic.describe: "),
         (BrokerCall("topic.create", b'{"topic":"u","config":{"ttl_ms":-1}}'), "ttl_ms cannot be -1"),

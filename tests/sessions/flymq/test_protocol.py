@@ -175,6 +175,6 @@ async def test_a_list_of_groups_that_fits_no_frame_is_refused(monkeypatch: pytes
         entry = GroupEntry("t" * 249, "g" * 249, 0, [])
         monkeypatch.setattr(home.broker, "groups", lambda who: ["g"] * 70_000)
         peer = home.peer()
-        monkeypatch.setattr(peer.session._verbs, "_entries", lambda group: [entry])
+        monkeypatch.setattr(peer.session._handlers, "_entries", lambda group: [entry])
         assert "exceeds the 33554432 of a frame" in await peer.refused(ListGroups())
         assert await peer.one(ListTopics()) == TopicList([])

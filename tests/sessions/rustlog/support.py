@@ -11,7 +11,7 @@ from headrace.broker.authorizer import Authorize, Principal, allow_all
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.memory import MemoryEngine
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession, RustLogSettings
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession, RustLogSettings
 from headrace.wire.rustlog import Dialect, ReplyDecoder, encode_request
 from headrace.wire.rustlog import messages as m
 
@@ -119,7 +119,7 @@ class ListenerContext:
 
     engine: MemoryEngine
     broker: Broker
-    commons: RustLogCommons
+    commons: RustLogContext
     peers: list[Peer] = field(default_factory=list)
 
     def connect(self, who: Principal = WHO) -> Peer:
@@ -137,7 +137,7 @@ async def house(
     engine = MemoryEngine(clock=lambda: NOW)
     broker = Broker(engine, clock=lambda: NOW, settings=broker_settings or BrokerSettings(), authorize=authorize)
     await broker.open()
-    made = ListenerContext(engine, broker, RustLogCommons(settings, ticks_ns=iter(range(0, 1 << 62, 1_000)).__next__))
+    made = ListenerContext(engine, broker, RustLogContext(settings, ticks_ns=iter(range(0, 1 << 62, 1_000)).__next__))
     try:
         yield made
     finally:

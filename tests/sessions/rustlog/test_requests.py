@@ -213,7 +213,7 @@ async def test_no_request_passes_the_gate_unasked() -> None:
                 assert reply.message.startswith("not authorized: tester may not ")
                 assert reply.code == (403 if dialect is BINARY else 0)
         assert await peer.ask(BINARY, m.ListTopics()) == m.ListTopicsReply([])
-        assert len(home.commons.strays) == 0
+        assert len(home.commons.unattached) == 0
 
 
 async def test_the_metrics_count_what_happens(home: ListenerContext, peer: Peer) -> None:

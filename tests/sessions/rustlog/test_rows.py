@@ -229,11 +229,11 @@ async def test_row_15_a_kept_commit_is_shared_by_all_connections_and_yields_to_a
     await other.ask(BINARY, m.CreateTopic("later", 1))
     await other.ask(BINARY, m.OffsetCommit("later", 0, "g", 1))
     assert await peer.ask(BINARY, m.OffsetFetch("later", 0, "g")) == m.OffsetFetchReply(1)
-    assert len(home.commons.strays) == 0
+    assert len(home.commons.unattached) == 0
 
 
 async def test_row_15_commits_for_nowhere_cannot_pile_up(home: ListenerContext, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home.commons.strays, "_offsets_max", 2)
+    monkeypatch.setattr(home.commons.unattached, "_offsets_max", 2)
     for partition in (0, 1):
         assert await peer.ask(BINARY, m.OffsetCommit("nowhere", partition, "g", 1)) == m.OffsetCommitReply(True)
     error = m.ErrorReply("Offset commit failed: 2 offsets are kept for topics that do not exist", 5)

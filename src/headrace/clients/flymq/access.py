@@ -67,4 +67,4 @@ class AccessCalls(ABC):
 
 def is_unrepeatable(request: m.Request) -> bool:
     """Whether a second one would not mean the same: a key nobody knows of, a user that is there already."""
-    return isinstance(request, a.UserCreate) or (isinstance(request, a.AccessCall) and request.verb == "key.create")
+    return isinstance(request, a.UserCreate) or (isinstance(request, a.AccessCall) and request.operation == "key.create")

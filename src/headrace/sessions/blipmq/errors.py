@@ -20,25 +20,25 @@ from headrace.wire.blipmq import FrameType
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NackReason:
     """What a NACK says."""
 
     code: int
     text: str
 
 
-UNAUTHENTICATED: Final = Refusal(401, "unauthenticated")
-INVALID_KEY: Final = Refusal(401, "invalid API key")
-VERSION_MISMATCH: Final = Refusal(426, "unsupported protocol version")
-HELLO_REPEATED: Final = Refusal(400, "HELLO already performed")
-HELLO_MISSING: Final = Refusal(400, "HELLO not performed")
-AUTH_REPEATED: Final = Refusal(400, "already authenticated")
-EMPTY_TOPIC: Final = Refusal(400, "empty topic")
-INVALID_QOS: Final = Refusal(400, "invalid QoS value")
-SUBSCRIPTION_ZERO: Final = Refusal(400, "subscription_id must be non-zero")
-TOO_MANY_SUBSCRIPTIONS: Final = Refusal(400, f"too many subscriptions: the limit is {SUBSCRIPTIONS_PER_CONNECTION_MAX}")
-UNKNOWN_SUBSCRIPTION: Final = Refusal(404, "unknown subscription or delivery tag")
-INVALID_PAYLOAD: Final = {kind: Refusal(400, f"invalid {kind.name} payload") for kind in FrameType}
+UNAUTHENTICATED: Final = NackReason(401, "unauthenticated")
+INVALID_KEY: Final = NackReason(401, "invalid API key")
+VERSION_MISMATCH: Final = NackReason(426, "unsupported protocol version")
+HELLO_REPEATED: Final = NackReason(400, "HELLO already performed")
+HELLO_MISSING: Final = NackReason(400, "HELLO not performed")
+AUTH_REPEATED: Final = NackReason(400, "already authenticated")
+EMPTY_TOPIC: Final = NackReason(400, "empty topic")
+INVALID_QOS: Final = NackReason(400, "invalid QoS value")
+SUBSCRIPTION_ZERO: Final = NackReason(400, "subscription_id must be non-zero")
+TOO_MANY_SUBSCRIPTIONS: Final = NackReason(400, f"too many subscriptions: the limit is {SUBSCRIPTIONS_PER_CONNECTION_MAX}")
+UNKNOWN_SUBSCRIPTION: Final = NackReason(404, "unknown subscription or delivery tag")
+INVALID_PAYLOAD: Final = {kind: NackReason(400, f"invalid {kind.name} payload") for kind in FrameType}
 
 # By `BrokerError.code`. What is not named is the broker's own trouble, and so a 500.
 _CODES: Final = {
@@ -60,14 +60,14 @@ _WRITE_FAILURES: Final = {
 }
 
 
-def refusal(error: BrokerError) -> Refusal:
+def reason_of(error: BrokerError) -> NackReason:
     """The NACK for a request the broker refused."""
-    return Refusal(_CODES.get(error.code, 500), str(error))
+    return NackReason(_CODES.get(error.code, 500), str(error))
 
 
-def publish_refusal(error: BrokerError) -> Refusal:
+def publish_reason_of(error: BrokerError) -> NackReason:
     """The same for a PUBLISH, where every 500 is a durable publish that failed."""
-    found = refusal(error)
+    found = reason_of(error)
     if found.code != 500:
         return found
-    return Refusal(500, f"durable publish failed: {_WRITE_FAILURES.get(error.code, '')}{error}")
+    return NackReason(500, f"durable publish failed: {_WRITE_FAILURES.get(error.code, '')}{error}")

@@ -19,9 +19,9 @@ def api_keys(names: Mapping[str, str], *, protocol: str = "blipmq") -> VerifyKey
     known = [(_digest(key.encode()), Principal(name, protocol)) for key, name in names.items()]
 
     def verify(key: bytes) -> Principal | None:
-        asked, found = _digest(key), None
+        given, found = _digest(key), None
         for digest, principal in known:
-            if hmac.compare_digest(digest, asked):
+            if hmac.compare_digest(digest, given):
                 found = principal
         return found
 

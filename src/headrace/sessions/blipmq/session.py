@@ -34,11 +34,11 @@ from headrace.limits import (
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
 )
 from headrace.records import Headers, RecordBatch
-from headrace.sessions.blipmq import errors as refusals
-from headrace.sessions.blipmq.errors import Refusal
+from headrace.sessions.blipmq import errors as errors
+from headrace.sessions.blipmq.errors import NackReason
 from headrace.sessions.blipmq.outbox import Outbox, Slot
 from headrace.sessions.blipmq.subscriptions import QOS_0_HEADERS, Subscription, Subscriptions
-from headrace.sessions.chunks import pieces
+from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.contract import Link
 from headrace.wire.blipmq import (
     PROTOCOL_VERSION,
@@ -198,8 +198,8 @@ class BlipMqSession:
         reason, error = self._ending
         self._link.close(reason, error=error)
 
-    def _refuse(self, cids: Iterable[int], refusal: Refusal) -> None:
-        self._outbox.reply(encoder.nacks(cids, refusal.code, refusal.text))
+    def _nack(self, cids: Iterable[int], reason_of: NackReason) -> None:
+        self._outbox.reply(encoder.nacks(cids, reason_of.code, reason_of.text))
 
     # Requests.
 
@@ -219,37 +219,37 @@ class BlipMqSession:
             case Subscribe():
                 return partial(self._subscribe, message, self._who)
             case Hello(cid):
-                self._refuse((cid,), refusals.HELLO_REPEATED)
+                self._nack((cid,), errors.HELLO_REPEATED)
             case Auth(cid) | Malformed(FrameType.AUTH, cid):
-                self._refuse((cid,), refusals.AUTH_REPEATED)
+                self._nack((cid,), errors.AUTH_REPEATED)
             case Nack() | Pong() | Malformed(FrameType.NACK):
                 # The server's own words, sent back. Nothing to say to them.
                 pass
             case Malformed(kind, cid):
-                self._refuse((cid,), refusals.INVALID_PAYLOAD[kind])
+                self._nack((cid,), errors.INVALID_PAYLOAD[kind])
         return None
 
     def _before_login(self, message: Message) -> None:
         match message:
             case Hello(cid) if self._greeted:
-                self._refuse((cid,), refusals.HELLO_REPEATED)
+                self._nack((cid,), errors.HELLO_REPEATED)
             case Hello(cid, version) if version != PROTOCOL_VERSION:
-                self._refuse((cid,), refusals.VERSION_MISMATCH)
+                self._nack((cid,), errors.VERSION_MISMATCH)
             case Hello(cid):
                 self._greeted = True
                 self._outbox.reply(encoder.ack(cid, 0))
             case Malformed(FrameType.HELLO, cid):
-                self._refuse((cid,), refusals.INVALID_PAYLOAD[FrameType.HELLO])
+                self._nack((cid,), errors.INVALID_PAYLOAD[FrameType.HELLO])
             case Auth(cid) | Malformed(FrameType.AUTH, cid) if not self._greeted:
-                self._refuse((cid,), refusals.HELLO_MISSING)
+                self._nack((cid,), errors.HELLO_MISSING)
             case Malformed(FrameType.AUTH, cid):
-                self._refuse((cid,), refusals.INVALID_PAYLOAD[FrameType.AUTH])
+                self._nack((cid,), errors.INVALID_PAYLOAD[FrameType.AUTH])
             case Auth(cid, key):
                 self._log_in(cid, key)
             case PublishBatch(cids=cids) | PollBatch(cids=cids) | AckBatch(cids=cids):
-                self._refuse(cids, refusals.UNAUTHENTICATED)
+                self._nack(cids, errors.UNAUTHENTICATED)
             case _:
-                self._refuse((message.cid,), refusals.UNAUTHENTICATED)
+                self._nack((message.cid,), errors.UNAUTHENTICATED)
 
     def _log_in(self, cid: int, key: bytes) -> None:
         self._who = self._verify_key(key)
@@ -258,7 +258,7 @@ class BlipMqSession:
             self._decoder.frame_bytes_max = BLIPMQ_FRAME_BYTES_MAX
             self._outbox.reply(encoder.ack(cid, 0))
             return
-        self._refuse((cid,), refusals.INVALID_KEY)
+        self._nack((cid,), errors.INVALID_KEY)
         self._bad_keys += 1
         if self._bad_keys >= BLIPMQ_BAD_KEYS_MAX:
             self._end(f"too many bad keys: {self._bad_keys}")
@@ -275,10 +275,10 @@ class BlipMqSession:
 
     def _publish(self, batch: PublishBatch, who: Principal, *, may_create: bool = True) -> Step | None:
         if not batch.topic:
-            self._refuse(batch.cids, refusals.EMPTY_TOPIC)
+            self._nack(batch.cids, errors.EMPTY_TOPIC)
             return None
         if batch.qos > 1:
-            self._refuse(batch.cids, refusals.INVALID_QOS)
+            self._nack(batch.cids, errors.INVALID_QOS)
             return None
         headers = None if batch.qos else [QOS_0_HEADERS] * len(batch.values)
         try:
@@ -286,30 +286,32 @@ class BlipMqSession:
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 return partial(self._publish_to_new_topic, batch, who)
-            self._outbox.reply(_refused_publish(batch, error))
+            self._outbox.reply(_publish_nacks(batch, error))
         except InvalidRecord:
             self._publish_in_chunks(batch, who, headers)
         except BrokerError as error:
-            self._outbox.reply(_refused_publish(batch, error))
+            self._outbox.reply(_publish_nacks(batch, error))
         else:
             self._stage(batch, published)
         return None
 
     def _publish_in_chunks(self, batch: PublishBatch, who: Principal, headers: list[Headers] | None) -> None:
         whole = RecordBatch(batch.values, headers=headers)
-        outcomes = pieces(lambda begin, end: self._broker.publish(who, batch.topic, whole[begin:end], partition=PARTITION), len(whole))
+        outcomes = publish_in_chunks(
+            lambda begin, end: self._broker.publish(who, batch.topic, whole[begin:end], partition=PARTITION), len(whole)
+        )
         for begin, end, outcome in outcomes:
-            piece = PublishBatch(batch.qos, batch.topic, batch.cids[begin:end], batch.values[begin:end])
+            chunk = PublishBatch(batch.qos, batch.topic, batch.cids[begin:end], batch.values[begin:end])
             if isinstance(outcome, BrokerError):
-                self._outbox.reply(_refused_publish(piece, outcome))
+                self._outbox.reply(_publish_nacks(chunk, outcome))
             else:
-                self._stage(piece, outcome)
+                self._stage(chunk, outcome)
 
     async def _publish_to_new_topic(self, batch: PublishBatch, who: Principal) -> None:
         try:
             await self._broker.prepare(who, batch.topic, batch.values)
         except BrokerError as error:
-            self._outbox.reply(_refused_publish(batch, error))
+            self._outbox.reply(_publish_nacks(batch, error))
         else:
             # The topic may be deleted again by now; that is refused, not chased.
             self._publish(batch, who, may_create=False)
@@ -328,22 +330,22 @@ class BlipMqSession:
         error = None if done.cancelled() else done.exception()
         if error is not None and not isinstance(error, BrokerError):
             return self._fail(error)
-        self._outbox.fill(slot, b"" if error is None else _refused_publish(batch, error))
+        self._outbox.fill(slot, b"" if error is None else _publish_nacks(batch, error))
         self._mind_pressure()
         self._close_when_done()
 
     async def _subscribe(self, message: Subscribe, who: Principal) -> None:
         if not message.topic:
-            return self._refuse((message.cid,), refusals.EMPTY_TOPIC)
+            return self._nack((message.cid,), errors.EMPTY_TOPIC)
         if message.qos > 1:
-            return self._refuse((message.cid,), refusals.INVALID_QOS)
+            return self._nack((message.cid,), errors.INVALID_QOS)
         if len(self._held) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
-            return self._refuse((message.cid,), refusals.TOO_MANY_SUBSCRIPTIONS)
+            return self._nack((message.cid,), errors.TOO_MANY_SUBSCRIPTIONS)
         await self._outbox.settled()
         try:
             subscription = await self._subscriptions.subscribe(who, message.topic, message.qos)
         except BrokerError as error:
-            return self._refuse((message.cid,), refusals.refusal(error))
+            return self._nack((message.cid,), errors.reason_of(error))
         self._hold(subscription)
         self._outbox.reply(encoder.ack(message.cid, subscription.id))
 
@@ -353,36 +355,36 @@ class BlipMqSession:
             self._held.add(subscription)
             self._subscriptions.hold(subscription)
 
-    def _find(self, who: Principal, id: int) -> Subscription | Refusal:
+    def _find(self, who: Principal, id: int) -> Subscription | NackReason:
         if id == 0:
-            return refusals.SUBSCRIPTION_ZERO
+            return errors.SUBSCRIPTION_ZERO
         try:
             subscription = self._subscriptions.find(who, id)
         except BrokerError as error:
-            return refusals.refusal(error)
+            return errors.reason_of(error)
         if subscription is None:
-            return refusals.UNKNOWN_SUBSCRIPTION
+            return errors.UNKNOWN_SUBSCRIPTION
         self._hold(subscription)
         return subscription
 
     def _ack(self, batch: AckBatch, who: Principal) -> None:
         subscription = self._find(who, batch.subscription)
-        if isinstance(subscription, Refusal):
-            return self._refuse(batch.cids, subscription)
+        if isinstance(subscription, NackReason):
+            return self._nack(batch.cids, subscription)
         known = subscription.ack(batch.cids)
         if not all(known):
-            self._refuse([cid for cid, was_known in zip(batch.cids, known, strict=True) if not was_known], refusals.UNKNOWN_SUBSCRIPTION)
+            self._nack([cid for cid, was_known in zip(batch.cids, known, strict=True) if not was_known], errors.UNKNOWN_SUBSCRIPTION)
 
     def _poll(self, batch: PollBatch, who: Principal) -> Step | None:
         subscription = self._find(who, batch.subscription)
-        if isinstance(subscription, Refusal):
-            self._refuse_poll(batch.cids, subscription)
+        if isinstance(subscription, NackReason):
+            self._nack_poll(batch.cids, subscription)
             return None
         return partial(self._deliver, batch, subscription)
 
-    def _refuse_poll(self, cids: list[int], refusal: Refusal) -> None:
-        if refusal is not refusals.UNKNOWN_SUBSCRIPTION or not self._settings.compat_silent_poll:
-            self._refuse(cids, refusal)
+    def _nack_poll(self, cids: list[int], reason_of: NackReason) -> None:
+        if reason_of is not errors.UNKNOWN_SUBSCRIPTION or not self._settings.compat_silent_poll:
+            self._nack(cids, reason_of)
 
     async def _deliver(self, batch: PollBatch, subscription: Subscription) -> None:
         """Answer as many of the POLLs as there are messages; the others are not answered at all."""
@@ -396,9 +398,9 @@ class BlipMqSession:
                 # The topic is gone, and the subscription with it.
                 self._subscriptions.drop(subscription)
                 self._held.discard(subscription)
-                return self._refuse_poll(batch.cids[answered:], refusals.UNKNOWN_SUBSCRIPTION)
+                return self._nack_poll(batch.cids[answered:], errors.UNKNOWN_SUBSCRIPTION)
             except BrokerError as error:
-                return self._refuse(batch.cids[answered:], refusals.refusal(error))
+                return self._nack(batch.cids[answered:], errors.reason_of(error))
             if not deliveries:
                 return
             for delivery in deliveries:
@@ -414,9 +416,9 @@ class BlipMqSession:
             await self._writable
 
 
-def _refused_publish(batch: PublishBatch, error: BrokerError) -> bytes:
+def _publish_nacks(batch: PublishBatch, error: BrokerError) -> bytes:
     """A NACK for each record; but at most once means that a broker in trouble may drop a QoS 0 record without a word."""
-    refusal = refusals.publish_refusal(error)
-    if batch.qos == 0 and refusal.code == 500:
+    reason_of = errors.publish_reason_of(error)
+    if batch.qos == 0 and reason_of.code == 500:
         return b""
-    return encoder.nacks(batch.cids, refusal.code, refusal.text)
+    return encoder.nacks(batch.cids, reason_of.code, reason_of.text)

@@ -66,7 +66,7 @@ class FiggSession:
         self._broker, self._link, self._who, self._settings = broker, link, who, settings
         self._loop = asyncio.get_running_loop()
         self._decoder = server_decoder(frame_bytes_max=settings.frame_bytes_max, strict_version=settings.strict_version)
-        self._attachments = Attachments(broker, link, who, self._refuse_for, Turns() if turns is None else turns)
+        self._attachments = Attachments(broker, link, who, self._fail, Turns() if turns is None else turns)
         self._in_flight: deque[InFlight] = deque()
         self._in_flight_bytes = 0
         self._window_is_full = False
@@ -76,9 +76,9 @@ class FiggSession:
         """What of the last bytes is still to be handled after the stall."""
         self._received: deque[bytes] = deque()
         """What is still to be decoded after that: the socket may have had more when it was paused."""
-        self._farewell: tuple[str, bool] | None = None
+        self._ending: tuple[str, bool] | None = None
         """Close for this reason (an error or not) as soon as nothing is in flight."""
-        self._is_deaf = False
+        self._is_ended = False
         """Handles nothing more: the peer was refused, or is gone."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._was_heard = False
@@ -87,7 +87,7 @@ class FiggSession:
 
     def receive(self, data: bytes) -> None:
         self._was_heard = True
-        if not self._is_deaf:
+        if not self._is_ended:
             self._received.append(data)
             self._go_on()
 
@@ -98,7 +98,7 @@ class FiggSession:
         self._finish("finished", error=False)
 
     def lost(self) -> None:
-        self._is_deaf = True
+        self._is_ended = True
         self._attachments.close()
         self._in_flight.clear()
         if self._stall is not None:
@@ -130,14 +130,14 @@ class FiggSession:
                     self._stall_for(message)
                     return
                 except BrokerError as failure:
-                    self._refuse_for(failure)
-                if self._is_deaf:
+                    self._fail(failure)
+                if self._is_ended:
                     return
         except WireError as failure:
-            self._refuse(str(failure))
+            self._end_with_error(str(failure))
 
     def _is_held_up(self) -> bool:
-        return self._stall is not None or self._is_deaf
+        return self._stall is not None or self._is_ended
 
     def _handle(self, message: ClientMessage) -> None:
         match message:
@@ -147,7 +147,7 @@ class FiggSession:
                 self._link.send(encode.pong(timestamp))
                 self._expect_to_hear()
             case Attach(topic, offset):
-                if self._farewell is None:
+                if self._ending is None:
                     self._attachments.attach(topic, offset)
             case Detach(topic):
                 self._attachments.detach(topic)
@@ -168,7 +168,7 @@ class FiggSession:
                 await self._broker.ensure_topic(self._who, message.topic)
             self._handle(message)
         except BrokerError as failure:
-            self._refuse_for(failure)
+            self._fail(failure)
         self._stall = None
         self._go_on()
         self._link.resume_reading()
@@ -209,7 +209,7 @@ class FiggSession:
             self._acknowledge(done)
         if failure is not None:
             self._in_flight.clear()  # an ACK for a later one would cover the failed one too
-            self._refuse_for(failure)
+            self._fail(failure)
         if self._window_is_full and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
             self._window_is_full = False
             self._link.resume_reading()
@@ -223,27 +223,27 @@ class FiggSession:
 
     # The end.
 
-    def _refuse_for(self, failure: BrokerError) -> None:
-        self._refuse(f"{failure.code}: {failure}")
+    def _fail(self, failure: BrokerError) -> None:
+        self._end_with_error(f"{failure.code}: {failure}")
 
-    def _refuse(self, reason: str) -> None:
+    def _end_with_error(self, reason: str) -> None:
         """Handle nothing more, and close once what came before is acknowledged."""
-        if not self._is_deaf:
-            self._is_deaf = True
+        if not self._is_ended:
+            self._is_ended = True
             self._received.clear()
             self._finish(reason, error=True)
 
     def _finish(self, reason: str, *, error: bool) -> None:
-        if self._farewell is None:
+        if self._ending is None:
             self._link.pause_reading()
-        if self._farewell is None or error:
-            self._farewell = (reason, error)
+        if self._ending is None or error:
+            self._ending = (reason, error)
         self._attachments.close()
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._farewell is not None and not self._in_flight and (self._stall is None or self._is_deaf):
-            reason, error = self._farewell
+        if self._ending is not None and not self._in_flight and (self._stall is None or self._is_ended):
+            reason, error = self._ending
             self._link.close(reason, error=error)
 
     # Silence.
@@ -260,7 +260,7 @@ class FiggSession:
         if self._was_heard or is_slow:
             self._expect_to_hear()
         else:
-            self._refuse(f"silent: for {self._settings.idle_seconds:g} s after it used to ping")
+            self._end_with_error(f"silent: for {self._settings.idle_seconds:g} s after it used to ping")
 
 
 def _failure(future: asyncio.Future[Published]) -> BrokerError | None:

@@ -97,7 +97,7 @@ class FlyMqAccess:
     """One connection's logins and what it asks about access. `who` changes with a login."""
 
     @property
-    def is_stranger(self) -> bool:
+    def needs_login(self) -> bool:
         """Whether nobody has logged in where that matters: nothing expensive is done for such a peer."""
         return self._access.is_enforced and self.who.name == ANONYMOUS
 
@@ -106,7 +106,7 @@ class FlyMqAccess:
         self.who, self._logged_in = who, logged_in
         self._access, self._administration = access, access.administration
         self._address = peer.rpartition(":")[0] or peer
-        self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
+        self._handlers: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             a.Auth: self._auth,
             a.WhoAmI: self._who_am_i,
             a.UserCreate: self._user_create,
@@ -144,7 +144,7 @@ class FlyMqAccess:
 
     async def answer(self, request: Any) -> Reply:
         """Raises `BrokerError`."""
-        return await self._verbs[type(request)](request)
+        return await self._handlers[type(request)](request)
 
     @property
     def speaks_sdk(self) -> bool:
@@ -159,9 +159,9 @@ class FlyMqAccess:
     async def _auth(self, request: a.Auth) -> Reply:
         try:
             who = await self._log_in(request.user, request.password)
-            refusal = self._logged_in(who)
-            if refusal is not None:
-                raise Unavailable(refusal)
+            error_reply = self._logged_in(who)
+            if error_reply is not None:
+                raise Unavailable(error_reply)
             self.who = who
         except (LoginFailed, LoginThrottled, Unavailable, InvalidRequest) as error:
             return a.AuthReply(False, str(error))
@@ -239,17 +239,17 @@ class FlyMqAccess:
     # Headrace's own verbs.
 
     async def _call(self, request: a.AccessCall) -> Reply:
-        found = self.calls.get(request.verb)
+        found = self.calls.get(request.operation)
         if found is None:
-            raise InvalidRequest(f"unknown verb {request.verb[:40]!r}")
-        body, verb = found
+            raise InvalidRequest(f"unknown operation {request.operation[:40]!r}")
+        body, operation = found
         try:
             arguments = msgspec.json.decode(request.body or b"{}", type=body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{request.verb}: {error}") from None
+            raise InvalidRequest(f"{request.operation}: {error}") from None
         except RecursionError:
-            raise InvalidRequest(f"{request.verb}: nested too deeply") from None
-        return a.AccessReply(msgspec.json.encode(await verb(arguments)))
+            raise InvalidRequest(f"{request.operation}: nested too deeply") from None
+        return a.AccessReply(msgspec.json.encode(await operation(arguments)))
 
     async def _rule_list(self, body: Nothing) -> object:
         return [_rule_row(rule) for rule in self._administration.rules(self._caller)]

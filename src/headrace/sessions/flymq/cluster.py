@@ -24,7 +24,7 @@ class Node:
     cluster: str = "standalone"
 
 
-class ClusterVerbs:
+class ClusterHandlers:
     """`who` tells who asks."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal], node: Node) -> None:

@@ -15,7 +15,7 @@ ENTRIES_DEFAULT: Final = 10
 _ENTRIES_MAX: Final = 10_000
 
 
-class DeadLetterVerbs:
+class DeadLetterHandlers:
     """`who` tells who asks."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:

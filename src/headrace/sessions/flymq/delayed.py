@@ -16,7 +16,7 @@ TTL_MS_MAX: Final = 1 << 53
 """Far beyond any clock; a sum with a time still fits its 64 bits."""
 
 
-class DelayedVerbs:
+class DelayedHandlers:
     """`who` tells who asks."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:

@@ -24,7 +24,7 @@ class UnknownGroup(BrokerError):
         super().__init__(f"consumer group not found: {topic}:{group}" if topic else f"consumer group not found: {group}")
 
 
-def refusal(error: BrokerError) -> Failure:
+def error_reply(error: BrokerError) -> Failure:
     """The ERROR for a request the broker refused."""
     match error:
         case UnknownTopic():
@@ -42,11 +42,11 @@ def refusal(error: BrokerError) -> Failure:
             return Failure(str(error))
 
 
-def publish_refusal(error: BrokerError) -> Failure:
+def publish_error_reply(error: BrokerError) -> Failure:
     """As `refusal`, in the words PRODUCE uses."""
     if isinstance(error, UnknownPartition):
         return Failure(f"partition {error.partition} out of range")
-    return refusal(error)
+    return error_reply(error)
 
 
 def not_understood(event: Malformed | UnknownOpcode) -> Failure:

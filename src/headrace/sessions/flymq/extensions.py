@@ -100,16 +100,16 @@ class _Handles(_Arguments):
     handles: list[str]
 
 
-_Verb = Callable[[Any], Awaitable[object]]
+_Operation = Callable[[Any], Awaitable[object]]
 
 
-class BrokerVerbs:
+class BrokerHandlers:
     """`who` tells who asks."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
         self._who = who
-        self.verbs: dict[str, tuple[type[Any], _Verb]] = {
+        self.operations: dict[str, tuple[type[Any], _Operation]] = {
             "topic.list": (_Nothing, self._list_topics),
             "topic.describe": (_Named, self._describe_topic),
             "topic.create": (_Shaped, self._create_topic),
@@ -125,19 +125,19 @@ class BrokerVerbs:
             "writer.forget": (_Writer, self._forget_writer),
             "stage.list": (_Nothing, self._list_stages),
             "stage.drop": (_Handles, self._drop_stages),
-            **SchemaCalls(broker, who).verbs,
+            **SchemaCalls(broker, who).operations,
         }
 
     async def call(self, request: BrokerCall) -> Reply:
-        found = self.verbs.get(request.verb)
+        found = self.operations.get(request.operation)
         if found is None:
-            raise InvalidRequest(f"unknown verb {request.verb[:40]!r}")
-        arguments_type, verb = found
+            raise InvalidRequest(f"unknown operation {request.operation[:40]!r}")
+        arguments_type, operation = found
         try:
             arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{request.verb}: {error}") from None
-        return BrokerReply(msgspec.json.encode(await verb(arguments)))
+            raise InvalidRequest(f"{request.operation}: {error}") from None
+        return BrokerReply(msgspec.json.encode(await operation(arguments)))
 
     async def _list_topics(self, arguments: _Nothing) -> object:
         return [self._shown(topic) for topic in self._broker.topics(self._who())]

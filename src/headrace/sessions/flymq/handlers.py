@@ -13,14 +13,14 @@ from typing import Any, Final
 from headrace.broker import Broker, GroupLag, Principal
 from headrace.errors import InvalidRequest, TopicExists, UnknownTopic
 from headrace.limits import PARTITIONS_PER_TOPIC_MAX
-from headrace.sessions.flymq.cluster import ClusterVerbs, Node
-from headrace.sessions.flymq.dead_letters import DeadLetterVerbs
-from headrace.sessions.flymq.delayed import DelayedVerbs
+from headrace.sessions.flymq.cluster import ClusterHandlers, Node
+from headrace.sessions.flymq.dead_letters import DeadLetterHandlers
+from headrace.sessions.flymq.delayed import DelayedHandlers
 from headrace.sessions.flymq.errors import UnknownGroup
-from headrace.sessions.flymq.extensions import BrokerVerbs
+from headrace.sessions.flymq.extensions import BrokerHandlers
 from headrace.sessions.flymq.reading import consume, fetch
-from headrace.sessions.flymq.schemas import SchemaVerbs
-from headrace.sessions.flymq.transactions import TransactionVerbs
+from headrace.sessions.flymq.schemas import SchemaHandlers
+from headrace.sessions.flymq.transactions import TransactionHandlers
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq.messages import (
@@ -66,7 +66,7 @@ _END: Final = frozenset({"latest", "end", ""})
 _COMMITTED: Final = frozenset({"commit", "committed"})
 
 
-class Verbs:
+class Handlers:
     """The requests of one principal."""
 
     def __init__(self, broker: Broker, who: Principal, node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -74,8 +74,8 @@ class Verbs:
         self._broker = broker
         self._is_over = is_over
         self.who = who
-        self.transactions = TransactionVerbs(broker, lambda: self.who)
-        self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
+        self.transactions = TransactionHandlers(broker, lambda: self.who)
+        self._handlers: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: self._consume,
             ConsumeZeroCopy: self._consume,
             CreateTopic: self._create_topic,
@@ -100,8 +100,8 @@ class Verbs:
         def who() -> Principal:
             return self.who
 
-        dead_letters, delayed = DeadLetterVerbs(self._broker, who), DelayedVerbs(self._broker, who)
-        cluster, schemas = ClusterVerbs(self._broker, who, node), SchemaVerbs(self._broker, who)
+        dead_letters, delayed = DeadLetterHandlers(self._broker, who), DelayedHandlers(self._broker, who)
+        cluster, schemas = ClusterHandlers(self._broker, who, node), SchemaHandlers(self._broker, who)
         return {
             s.RegisterSchema: schemas.register,
             s.GetSchema: schemas.get,
@@ -120,12 +120,12 @@ class Verbs:
             v.ClusterLeave: cluster.leave,
             v.ClusterStatus: cluster.status,
             ClusterMetadata: cluster.metadata,
-            v.BrokerCall: BrokerVerbs(self._broker, who).call,
+            v.BrokerCall: BrokerHandlers(self._broker, who).call,
         }
 
     async def answer(self, request: Request) -> Reply:
         """Raises `BrokerError`."""
-        return await self._verbs[type(request)](request)
+        return await self._handlers[type(request)](request)
 
     # Records.
 

@@ -59,7 +59,7 @@ def _mode(word: str) -> Compatibility | None:
         raise InvalidRequest(f"unknown compatibility: {word[:40]}") from None
 
 
-class SchemaVerbs:
+class SchemaHandlers:
     """`who` tells who asks."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
@@ -155,7 +155,7 @@ class SchemaCalls:
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._schemas = broker.schemas
         self._who = who
-        self.verbs: dict[str, tuple[type[Any], Callable[[Any], Awaitable[object]]]] = {
+        self.operations: dict[str, tuple[type[Any], Callable[[Any], Awaitable[object]]]] = {
             "schema.list": (_Nothing, self._list),
             "schema.describe": (_Named, self._describe),
             "schema.check": (_Defined, self._check),

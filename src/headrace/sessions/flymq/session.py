@@ -31,9 +31,9 @@ from headrace.limits import (
 from headrace.sessions.contract import WatchedLink
 from headrace.sessions.flymq.access import ACCESS_REQUESTS, FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
-from headrace.sessions.flymq.errors import not_understood, refusal
-from headrace.sessions.flymq.handlers import Verbs
-from headrace.sessions.flymq.staging import refused, stage
+from headrace.sessions.flymq.errors import error_reply, not_understood
+from headrace.sessions.flymq.handlers import Handlers
+from headrace.sessions.flymq.staging import failed, stage
 from headrace.sessions.flymq.transactions import Owed
 from headrace.sessions.slots import Slots
 from headrace.sessions.turns import Turns
@@ -98,7 +98,7 @@ class FlyMqSession:
         self._link = link
         self._broker = broker
         self._who = who
-        self._verbs = Verbs(broker, who, settings.node, self._is_over)
+        self._handlers = Handlers(broker, who, settings.node, self._is_over)
         self._access = access
         self._dialect = settings.dialect
         self._decoder = RequestDecoder(self._inflated_bytes_max)
@@ -116,8 +116,8 @@ class FlyMqSession:
 
     @property
     def _inflated_bytes_max(self) -> int:
-        is_stranger = self._access is not None and self._access.is_stranger
-        return FLYMQ_LOGIN_INFLATED_BYTES_MAX if is_stranger else FLYMQ_LOOP_INFLATED_BYTES_MAX
+        needs_login = self._access is not None and self._access.needs_login
+        return FLYMQ_LOGIN_INFLATED_BYTES_MAX if needs_login else FLYMQ_LOOP_INFLATED_BYTES_MAX
 
     # What the connection calls.
 
@@ -134,7 +134,7 @@ class FlyMqSession:
 
     def lost(self) -> None:
         self._is_lost = True
-        self._verbs.transactions.abort_all()
+        self._handlers.transactions.abort_all()
         self._inbox.clear()
         if self._task is not None:
             self._task.cancel()
@@ -188,7 +188,7 @@ class FlyMqSession:
                 await self._until_writable()
                 if not self._stage(step):
                     assert isinstance(step, TxnProduceBatch)
-                    self._owe(await self._verbs.transactions.produce_to_new_topic(step, self._dialect))
+                    self._owe(await self._handlers.transactions.produce_to_new_topic(step, self._dialect))
                 continue
             await self._until_settled()
             await self._until_writable()
@@ -201,7 +201,7 @@ class FlyMqSession:
 
     async def _unpack(self, packed: Packed) -> RequestEvent:
         """On a thread: meanwhile this peer is not read, and the others are served."""
-        if self._access is not None and self._access.is_stranger:
+        if self._access is not None and self._access.needs_login:
             return Malformed(packed.opcode, f"compressed payload exceeds {FLYMQ_LOGIN_INFLATED_BYTES_MAX} bytes before login")
         try:
             async with _INFLATIONS:
@@ -259,7 +259,7 @@ class FlyMqSession:
             return self._publish(event)
         if not isinstance(event, _IN_TRANSACTION) or self._link.unsent_bytes > OUTPUT_HIGH_WATER_BYTES:
             return False
-        staged = self._verbs.transactions.stage(event, self._dialect)
+        staged = self._handlers.transactions.stage(event, self._dialect)
         if staged is None:
             return False
         self._owe(staged)
@@ -277,11 +277,11 @@ class FlyMqSession:
         try:
             await self._broker.prepare(self._who, batch.topic, batch.values)
         except BrokerError as error:
-            self._owe(refused(batch, error))
+            self._owe(failed(batch, error))
             return
         if not self._publish(batch):
             # Deleted again by somebody else: that is refused, not chased.
-            self._owe(refused(batch, UnknownTopic(batch.topic)))
+            self._owe(failed(batch, UnknownTopic(batch.topic)))
 
     def _owe(self, staged: Owed) -> None:
         """Remember whose turn it is to be answered, and stop reading a peer that publishes faster than the disk writes."""
@@ -361,18 +361,18 @@ class FlyMqSession:
         try:
             return encode_reply(opcode_of(request), await self._answer(request), self._dialect)
         except BrokerError as error:
-            return encode_failure(refusal(error), self._dialect)
+            return encode_failure(error_reply(error), self._dialect)
 
     async def _answer(self, request: Request) -> Reply:
         if not isinstance(request, ACCESS_REQUESTS):
-            return await self._verbs.answer(request)
+            return await self._handlers.answer(request)
         if self._access is None:
             raise InvalidRequest("this broker manages no users")
         reply = await self._access.answer(request)
         if self._access.who != self._who:
-            self._who = self._verbs.who = self._access.who
+            self._who = self._handlers.who = self._access.who
             self._decoder.inflated_bytes_max = self._inflated_bytes_max
-            self._verbs.transactions.abort_all()
+            self._handlers.transactions.abort_all()
             if self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply

@@ -17,8 +17,8 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import RecordBatch
-from headrace.sessions.chunks import pieces
-from headrace.sessions.flymq.errors import publish_refusal
+from headrace.sessions.chunks import publish_in_chunks
+from headrace.sessions.flymq.errors import publish_error_reply
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
@@ -62,24 +62,24 @@ class Staged:
         """One frame for each record, in order."""
         count = len(self._value_sizes)
         partitions, offsets, timestamps = [0] * count, [0] * count, [0] * count
-        refused: dict[int, bytes] = {}
+        failed: dict[int, bytes] = {}
         for part in self.parts:
             outcome = _resolved(part.outcome)
             if isinstance(outcome, BrokerError):
-                refused |= dict.fromkeys(part.indexes, encode_failure(publish_refusal(outcome), dialect))
+                failed |= dict.fromkeys(part.indexes, encode_failure(publish_error_reply(outcome), dialect))
             elif len(self.parts) == 1:
                 partitions, offsets, timestamps = columns(outcome)
             else:
                 for index, *row in zip(part.indexes, *columns(outcome), strict=True):
                     partitions[index], offsets[index], timestamps[index] = row
-        if len(refused) == count:
-            return b"".join([refused[index] for index in range(count)])
+        if len(failed) == count:
+            return b"".join([failed[index] for index in range(count)])
         rows = RecordMetadataBatch(self._topic, partitions, offsets, timestamps, self._key_sizes, self._value_sizes)
         frames = encode_reply(Opcode.PRODUCE, rows)
-        if not refused:
+        if not failed:
             return frames
         size = len(frames) // count
-        return b"".join([refused.get(index) or frames[index * size : (index + 1) * size] for index in range(count)])
+        return b"".join([failed.get(index) or frames[index * size : (index + 1) * size] for index in range(count)])
 
 
 def _resolved(outcome: asyncio.Future[Published] | BrokerError) -> Published | BrokerError:
@@ -107,7 +107,7 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
     except (UnknownTopic, SchemaCheckPending):
         raise
     except BrokerError as error:
-        return refused(batch, error)
+        return failed(batch, error)
     everything = range(len(batch))
     if batch.partitions is None:
         return Staged(batch, _stage_part(broker, who, batch, everything, None))
@@ -125,7 +125,7 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
     return Staged(batch, parts)
 
 
-def refused(batch: ProduceBatch, error: BrokerError) -> Staged:
+def failed(batch: ProduceBatch, error: BrokerError) -> Staged:
     """A run of which no record is taken."""
     return Staged(batch, [Part(range(len(batch)), error)])
 
@@ -148,7 +148,7 @@ def _stage_part(broker: Broker, who: Principal, batch: ProduceBatch, indexes: Se
         def publish(begin: int, end: int) -> asyncio.Future[Published]:
             return broker.publish(who, batch.topic, _pick(batch, indexes[begin:end]), partition=partition)
 
-        return [Part(indexes[begin:end], outcome) for begin, end, outcome in pieces(publish, len(indexes))]
+        return [Part(indexes[begin:end], outcome) for begin, end, outcome in publish_in_chunks(publish, len(indexes))]
     except BrokerError as error:
         return [Part(indexes, error)]
 

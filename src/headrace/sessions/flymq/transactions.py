@@ -17,7 +17,7 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import RecordBatch
-from headrace.sessions.flymq.errors import publish_refusal, refusal
+from headrace.sessions.flymq.errors import error_reply, publish_error_reply
 from headrace.sessions.flymq.staging import RECORD_BYTES_MAX, Staged, columns
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch, TxnRollback
@@ -81,7 +81,7 @@ class Committing:
     def reply(self, dialect: Dialect) -> bytes:
         error = self._answer.exception()
         if isinstance(error, BrokerError):
-            return encode_failure(refusal(error), dialect)
+            return encode_failure(error_reply(error), dialect)
         return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._held.transaction.id, True, self._held.placed(self._answer.result())), dialect)
 
 
@@ -89,7 +89,7 @@ Owed: TypeAlias = Staged | Answered | Committing
 """What a session owes a reply for, in order."""
 
 
-class TransactionVerbs:
+class TransactionHandlers:
     """The transactions of one connection. `who` tells who asks.
 
     BEGIN, TXN_PRODUCE and TXN_COMMIT wait for nothing that came before them: staging is in the order of the requests, and so are the
@@ -120,7 +120,7 @@ class TransactionVerbs:
                 case _:
                     return None
         except BrokerError as error:
-            return Answered(encode_failure(refusal(error), dialect))
+            return Answered(encode_failure(error_reply(error), dialect))
 
     def _begin(self, request: TxnBegin) -> Reply:
         timeout_ms = min(request.timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX)
@@ -166,10 +166,10 @@ class TransactionVerbs:
         try:
             await self._broker.prepare(self._who(), request.topic, request.values)
         except BrokerError as error:
-            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
+            return Answered(encode_failure(publish_error_reply(error), dialect) * len(request))
         # Deleted again by somebody else: that is refused, not chased.
         return self._produce(request, dialect) or Answered(
-            encode_failure(publish_refusal(UnknownTopic(request.topic)), dialect) * len(request)
+            encode_failure(publish_error_reply(UnknownTopic(request.topic)), dialect) * len(request)
         )
 
     def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> Owed | None:
@@ -177,20 +177,20 @@ class TransactionVerbs:
         or a schema check that takes longer."""
         held = self._open.get(request.transaction)
         if held is None:
-            refused = InvalidTransaction(f"transaction not found: {request.transaction}")
-            return Answered(encode_failure(publish_refusal(refused), dialect) * len(request))
+            unknown = InvalidTransaction(f"transaction not found: {request.transaction}")
+            return Answered(encode_failure(publish_error_reply(unknown), dialect) * len(request))
         try:
             self._broker.check_ready(self._who(), request.topic, request.values)
         except (UnknownTopic, SchemaCheckPending):
             return None
         except BrokerError as error:
-            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
+            return Answered(encode_failure(publish_error_reply(error), dialect) * len(request))
         try:
             return Answered(
                 b"".join(
                     [
                         frames
-                        for partition, batch in _runs(request)
+                        for partition, batch in _batches(request)
                         for frames in self._stage(held, request.topic, batch, partition, dialect)
                     ]
                 )
@@ -209,7 +209,7 @@ class TransactionVerbs:
             raise
         except BrokerError as error:
             if count == 1:
-                return [encode_failure(publish_refusal(error), dialect)]
+                return [encode_failure(publish_error_reply(error), dialect)]
             # One record, or all of them together, are too much: each one is tried for itself.
             return [frame for index in range(count) for frame in self._stage(held, topic, batch[index : index + 1], partition, dialect)]
         held.topics.append(topic)
@@ -228,7 +228,7 @@ class TransactionVerbs:
         return held
 
 
-def _runs(request: TxnProduceBatch) -> list[tuple[int | None, RecordBatch]]:
+def _batches(request: TxnProduceBatch) -> list[tuple[int | None, RecordBatch]]:
     """The records in order, cut where the partition that is named changes."""
     if request.partitions is None:
         return [(None, RecordBatch(request.values, request.keys))]

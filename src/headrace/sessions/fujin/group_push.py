@@ -26,7 +26,7 @@ from headrace.errors import BrokerError, OffsetOutOfRange
 from headrace.limits import KIB
 from headrace.sessions.fujin.settings import ReaderConnector
 
-PIECE_BYTES: Final = 128 * KIB
+CHUNK_BYTES: Final = 128 * KIB
 CREDIT_BYTES: Final = 512 * KIB
 """Read ahead for each partition."""
 _TEND_SECONDS: Final = 0.2
@@ -49,7 +49,7 @@ class ChunkReader(Protocol):
     @property
     def has_room(self) -> bool: ...
 
-    def take_chunk(self, share: GroupPush, piece: Chunk) -> None:
+    def take_chunk(self, group_push: GroupPush, chunk: Chunk) -> None:
         """Send it, and call `share.confirm` when it has arrived."""
 
     def group_push_failed(self, reason: str) -> None: ...
@@ -78,7 +78,7 @@ class GroupPush:
     def __init__(self, broker: Broker, who: Principal, topic: str, connector: ReaderConnector, over: Callable[[], None]) -> None:
         self.who = who
         self._broker, self._topic, self._connector, self._over = broker, topic, connector, over
-        self._lanes: dict[int, _PartitionProgress] = {}
+        self._partitions: dict[int, _PartitionProgress] = {}
         self._waiting: deque[Chunk] = deque()
         self._readers: deque[ChunkReader] = deque()
         self._outstanding: dict[Chunk, ChunkReader] = {}
@@ -89,7 +89,7 @@ class GroupPush:
 
     async def open(self) -> None:
         """Raises `BrokerError`, also when this principal may not read the topic or commit for the group."""
-        await self._add_lanes("first" if self._connector.start == "earliest" else "end")
+        await self._add_partitions("first" if self._connector.start == "earliest" else "end")
         self._tend_later()
 
     def join(self, reader: ChunkReader) -> None:
@@ -101,19 +101,19 @@ class GroupPush:
         if reader not in self._readers:
             return None
         self._readers.remove(reader)
-        returned = [piece for piece, holder in self._outstanding.items() if holder is reader]
-        for piece in returned:
-            del self._outstanding[piece]
-        self._waiting.extendleft(sorted(returned, key=lambda piece: piece.first, reverse=True))
+        returned = [chunk for chunk, holder in self._outstanding.items() if holder is reader]
+        for chunk in returned:
+            del self._outstanding[chunk]
+        self._waiting.extendleft(sorted(returned, key=lambda chunk: chunk.first, reverse=True))
         if self._readers:
             self._pump()
             return None
         self._closing = asyncio.get_running_loop().create_task(self._close())
         return self._closing
 
-    def confirm(self, piece: Chunk) -> None:
-        if self._outstanding.pop(piece, None) is not None:
-            self._lanes[piece.partition].unsettled.pop(piece.first)
+    def confirm(self, chunk: Chunk) -> None:
+        if self._outstanding.pop(chunk, None) is not None:
+            self._partitions[chunk.partition].unsettled.pop(chunk.first)
 
     def room(self) -> None:
         """A reader has room again."""
@@ -129,30 +129,30 @@ class GroupPush:
     # Pieces.
 
     def _arrived(self, partition: int, batches: list[Batch]) -> None:
-        lane = self._lanes[partition]
+        progress = self._partitions[partition]
         for batch in batches:
             while len(batch):
-                count = max(1, batch.fitting(PIECE_BYTES))
+                count = max(1, batch.fitting(CHUNK_BYTES))
                 part, batch = batch.window(0, count), batch.window(count, len(batch))
                 self._waiting.append(Chunk(partition, part, part.first_offset, part.next_offset))
-                lane.unsettled[part.first_offset] = None
-            lane.end = batch.next_offset
+                progress.unsettled[part.first_offset] = None
+            progress.end = batch.next_offset
         self._pump()
 
     def _pump(self) -> None:
         """Give what waits to readers with room, in turns."""
-        asked = 0
-        while self._waiting and asked < len(self._readers):
+        without_room = 0
+        while self._waiting and without_room < len(self._readers):
             reader = self._readers[0]
             self._readers.rotate(-1)
             if not reader.has_room:
-                asked += 1
+                without_room += 1
                 continue
-            asked = 0
-            piece = self._waiting.popleft()
-            self._outstanding[piece] = reader
-            self._lanes[piece.partition].cursor.grant(piece.batch.size_bytes)
-            reader.take_chunk(self, piece)
+            without_room = 0
+            chunk = self._waiting.popleft()
+            self._outstanding[chunk] = reader
+            self._partitions[chunk.partition].cursor.grant(chunk.batch.size_bytes)
+            reader.take_chunk(self, chunk)
 
     def _failed(self, error: BrokerError) -> None:
         self._stop()
@@ -161,10 +161,10 @@ class GroupPush:
 
     # Partitions and progress.
 
-    async def _add_lanes(self, begin: str) -> None:
+    async def _add_partitions(self, begin: str) -> None:
         """Positions are committed as well: a reader that dies before its first message must find its place again."""
         who, topic, group = self.who, self._topic, self._connector.group
-        missing = range(len(self._lanes), self._broker.topic(who, topic).partitions)
+        missing = range(len(self._partitions), self._broker.topic(who, topic).partitions)
         positions: dict[int, int] = {}
         for partition in missing:
             bounds = self._broker.bounds(who, topic, partition)
@@ -173,7 +173,7 @@ class GroupPush:
         await self._broker.commit(who, group, {(topic, partition): position for partition, position in positions.items()})
         for partition, position in positions.items():
             if not self.is_over:
-                self._lanes[partition] = _PartitionProgress(self._cursor(partition, position), position, position)
+                self._partitions[partition] = _PartitionProgress(self._cursor(partition, position), position, position)
 
     def _cursor(self, partition: int, position: int) -> Cursor:
         def deliver(batches: list[Batch]) -> None:
@@ -198,19 +198,19 @@ class GroupPush:
     async def _tend_now(self) -> None:
         try:
             await self._commit()
-            if self._broker.topic(self.who, self._topic).partitions > len(self._lanes):
-                await self._add_lanes("first")
+            if self._broker.topic(self.who, self._topic).partitions > len(self._partitions):
+                await self._add_partitions("first")
         except BrokerError:
             pass  # a full disk, or a topic that is just going: the next round tries again
         self._tend_later()
 
     async def _commit(self) -> None:
-        floors = {partition: lane.floor for partition, lane in self._lanes.items() if lane.floor != lane.committed}
+        floors = {partition: progress.floor for partition, progress in self._partitions.items() if progress.floor != progress.committed}
         if floors:
             offsets = {(self._topic, partition): floor for partition, floor in floors.items()}
             await self._broker.commit(self.who, self._connector.group, offsets)
             for partition, floor in floors.items():
-                self._lanes[partition].committed = floor
+                self._partitions[partition].committed = floor
 
     async def _close(self) -> None:
         self._stop()
@@ -226,8 +226,8 @@ class GroupPush:
         self.is_over = True
         if self._timer is not None:
             self._timer.cancel()
-        for lane in self._lanes.values():
-            lane.cursor.close()
+        for progress in self._partitions.values():
+            progress.cursor.close()
 
 
 class GroupPushes:
@@ -235,7 +235,7 @@ class GroupPushes:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._shares: dict[tuple[str, str], GroupPush] = {}
+        self._group_pushes: dict[tuple[str, str], GroupPush] = {}
         self._queues: dict[tuple[str, str], int] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
@@ -243,15 +243,15 @@ class GroupPushes:
         """The share to join, or None: the reader has to use a queue, and is counted as one that does."""
         key = (connector.group, topic)
         async with self._lock(key):
-            share = self._shares.get(key)
-            if self._queues.get(key) or (share is not None and share.who != who):
+            group_push = self._group_pushes.get(key)
+            if self._queues.get(key) or (group_push is not None and group_push.who != who):
                 await self._enter_queue(key)
                 return None
-            if share is None:
-                share = GroupPush(self._broker, who, topic, connector, lambda: self._forget(key, share))
-                await share.open()
-                self._shares[key] = share
-            return share
+            if group_push is None:
+                group_push = GroupPush(self._broker, who, topic, connector, lambda: self._forget(key, group_push))
+                await group_push.open()
+                self._group_pushes[key] = group_push
+            return group_push
 
     async def enter_queue(self, group: str, topic: str) -> None:
         """A reader that uses a queue comes: whoever reads in pieces goes over to it."""
@@ -260,9 +260,9 @@ class GroupPushes:
 
     async def _enter_queue(self, key: tuple[str, str]) -> None:
         self._queues[key] = self._queues.get(key, 0) + 1
-        share = self._shares.get(key)
-        if share is not None:
-            await share.retire()
+        group_push = self._group_pushes.get(key)
+        if group_push is not None:
+            await group_push.retire()
 
     def leave_queue(self, group: str, topic: str) -> None:
         left = self._queues[group, topic] - 1
@@ -271,9 +271,9 @@ class GroupPushes:
         else:
             del self._queues[group, topic]
 
-    def _forget(self, key: tuple[str, str], share: GroupPush | None) -> None:
-        if self._shares.get(key) is share:
-            del self._shares[key]
+    def _forget(self, key: tuple[str, str], group_push: GroupPush | None) -> None:
+        if self._group_pushes.get(key) is group_push:
+            del self._group_pushes[key]
 
     def _lock(self, key: tuple[str, str]) -> asyncio.Lock:
         """Locks that nobody holds are dropped when there are many."""

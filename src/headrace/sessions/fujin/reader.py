@@ -56,7 +56,7 @@ class Source:
         self._reader = reader
         self.topic, self.suffix = topic, suffix
         self.queue: SettlementQueue | None = None
-        self.share: GroupPush | None = None
+        self.group_push: GroupPush | None = None
         self.is_counted = False
         """Known to the protocol as one that uses a queue."""
 
@@ -71,9 +71,9 @@ class Source:
     def has_room(self) -> bool:
         return self._reader.has_room
 
-    def take_chunk(self, share: GroupPush, piece: Chunk) -> None:
-        values = [value or b"" for value in piece.batch.values()]
-        self._reader.send_confirmed(encode.messages(None, values), lambda: share.confirm(piece))
+    def take_chunk(self, group_push: GroupPush, chunk: Chunk) -> None:
+        values = [value or b"" for value in chunk.batch.values()]
+        self._reader.send_confirmed(encode.messages(None, values), lambda: group_push.confirm(chunk))
 
     def group_push_failed(self, reason: str) -> None:
         self._reader.failed(reason)
@@ -92,7 +92,7 @@ class Reader:
         who: Principal,
         settings: FujinSettings,
         request: ConnectReader,
-        shares: GroupPushes | None,
+        group_pushes: GroupPushes | None,
         *,
         settled: Callable[[], None],
         failed: Callable[[str], None],
@@ -101,7 +101,7 @@ class Reader:
         self._kind, self._auto_commit, self._name = request.kind, request.auto_commit, request.name
         self._loop = asyncio.get_running_loop()
         self._settled, self.failed = settled, failed
-        self._shares = shares
+        self._group_pushes = group_pushes
         self._connector: ReaderConnector
         self._sources: list[Source] = []
         self._turn = 0
@@ -147,12 +147,12 @@ class Reader:
         if self._kind is not ReaderKind.PUSH:
             return
         for source in self._sources:
-            if source.share is None:
+            if source.group_push is None:
                 self._spawn(self._push(source))
-            elif source.share.is_over:
+            elif source.group_push.is_over:
                 self.go_on_with_queue(source)
             else:
-                source.share.join(source)
+                source.group_push.join(source)
 
     def handle(self, message: Fetch | Settle) -> None:
         if isinstance(message, Settle):
@@ -173,8 +173,8 @@ class Reader:
         self._confirm()
         self._writable.set()
         for source in self._sources:
-            if source.share is not None:
-                source.share.room()
+            if source.group_push is not None:
+                source.group_push.room()
 
     def stop(self) -> None:
         """Deliver nothing more; what was delivered may still be settled. A FETCH that waits is answered with nothing."""
@@ -211,39 +211,39 @@ class Reader:
     # How a topic is read.
 
     async def _open(self, source: Source) -> None:
-        if self._shares is not None:
+        if self._group_pushes is not None:
             if self._auto_commit and self._kind is ReaderKind.PUSH:
-                source.share = await self._shares.join(self._who, source.topic, self._connector)
-                if source.share is not None:
+                source.group_push = await self._group_pushes.join(self._who, source.topic, self._connector)
+                if source.group_push is not None:
                     return
             else:
-                await self._shares.enter_queue(self._connector.group, source.topic)
+                await self._group_pushes.enter_queue(self._connector.group, source.topic)
             source.is_counted = True
         source.queue = self._queue(source.topic)
 
     def go_on_with_queue(self, source: Source) -> None:
         """Its share is over."""
-        source.share = None
+        source.group_push = None
         if not self._is_stopped:
-            self._spawn(self._push_after_share(source))
+            self._spawn(self._push_after_group_push(source))
 
-    async def _push_after_share(self, source: Source) -> None:
+    async def _push_after_group_push(self, source: Source) -> None:
         try:
             await self._open(source)
         except BrokerError as error:
             self.failed(f"{error.code}: {error}")
             return
-        if source.share is not None:
-            source.share.join(source)
+        if source.group_push is not None:
+            source.group_push.join(source)
         else:
             await self._push(source)
 
     def _leave(self, source: Source) -> asyncio.Future[None] | None:
-        if source.is_counted and self._shares is not None:
+        if source.is_counted and self._group_pushes is not None:
             source.is_counted = False
-            self._shares.leave_queue(self._connector.group, source.topic)
-        if source.share is not None:
-            return source.share.leave(source)
+            self._group_pushes.leave_queue(self._connector.group, source.topic)
+        if source.group_push is not None:
+            return source.group_push.leave(source)
         return None if source.queue is None else source.queue.close()
 
     def _queue(self, topic: str) -> SettlementQueue:
@@ -322,8 +322,8 @@ class Reader:
         """From the first source that has something, each time beginning with another; waits a little where none has."""
         self._turn = (self._turn + 1) % len(self._sources)
         sources = self._sources[self._turn :] + self._sources[: self._turn]
-        share_ms = self._settings.fetch_wait_ms // len(sources)
-        for wait_ms in (0, share_ms):
+        source_wait_ms = self._settings.fetch_wait_ms // len(sources)
+        for wait_ms in (0, source_wait_ms):
             for source in sources:
                 if wait_ms == 0 and len(sources) == 1:
                     continue

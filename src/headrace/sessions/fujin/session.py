@@ -56,9 +56,9 @@ class FujinSession:
         who: Principal,
         ids: WriterIds,
         settings: FujinSettings = FujinSettings(),
-        shares: GroupPushes | None = None,
+        group_pushes: GroupPushes | None = None,
     ) -> None:
-        self._broker, self._link, self._who, self._ids, self._settings, self._shares = broker, link, who, ids, settings, shares
+        self._broker, self._link, self._who, self._ids, self._settings, self._group_pushes = broker, link, who, ids, settings, group_pushes
         self._loop = asyncio.get_running_loop()
         self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
         self._role: Writer | Reader | None = None
@@ -66,7 +66,7 @@ class FujinSession:
         self._task: asyncio.Task[None] | None = None
         self._is_paused = False
         self._ending: tuple[str, bool] | None = None
-        self._farewell = b""
+        self._last_frame = b""
         self._is_leaving = False
         """The reader writes down how far its group has come."""
         self._is_lost = self._is_closed = False
@@ -184,14 +184,14 @@ class FujinSession:
                     self._role.handle(message)
             case ConnectWriter(id):
                 self._role = Writer(self._broker, self._link, self._who, self._settings, self._ids, id, settled=self._close_when_done)
-                self._farewell = encode.DISCONNECT
+                self._last_frame = encode.DISCONNECT
             case ConnectReader():
                 return lambda: self._connect_reader(message)
             case Disconnect():
                 self._inbox.clear()  # nothing behind it was meant
                 self._end("disconnected", error=False)
             case Refused():
-                self._refuse(message)
+                self._send_error(message)
         return None
 
     async def _connect_reader(self, message: ConnectReader) -> None:
@@ -201,7 +201,7 @@ class FujinSession:
             self._who,
             self._settings,
             message,
-            self._shares,
+            self._group_pushes,
             settled=self._close_when_done,
             failed=self._reader_failed,
         )
@@ -212,14 +212,14 @@ class FujinSession:
             self._inbox.clear()
             self._end(f"reader refused: {error}")
             return
-        self._farewell = encode.DISCONNECT
+        self._last_frame = encode.DISCONNECT
         reader.start()
 
     def _reader_failed(self, reason: str) -> None:
         """Its topic is gone, or cannot be read."""
         self._end(f"reader failed: {reason}")
 
-    def _refuse(self, message: Refused) -> None:
+    def _send_error(self, message: Refused) -> None:
         if message.reply is Reply.READER:
             self._link.send(encode.reader_connected(message.text))
         else:
@@ -246,13 +246,13 @@ class FujinSession:
             return
         if self._role is not None and not self._role.is_settled:
             return
-        if isinstance(self._role, Reader) and self._farewell and not self._is_leaving:
+        if isinstance(self._role, Reader) and self._last_frame and not self._is_leaving:
             self._is_leaving = True
             self._start(self._role.disconnect)
             return
         self._is_closed = True
         if isinstance(self._role, Writer):
             self._role.disconnected()
-        self._link.send(self._farewell)
+        self._link.send(self._last_frame)
         reason, error = self._ending
         self._link.close(reason, error=error)

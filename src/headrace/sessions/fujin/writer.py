@@ -21,7 +21,7 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.broker.transactions import Transaction
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import RecordBatch
-from headrace.sessions.chunks import pieces
+from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin.errors import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text
 from headrace.sessions.fujin.settings import FujinSettings
@@ -144,14 +144,16 @@ class Writer:
 
     def _publish_in_chunks(self, batch: WriteBatch, topic: str) -> None:
         whole = RecordBatch(batch.values, headers=batch.headers)
-        for begin, end, outcome in pieces(lambda begin, end: self._broker.publish(self._who, topic, whole[begin:end]), len(whole)):
-            piece = WriteBatch(
+        for begin, end, outcome in publish_in_chunks(
+            lambda begin, end: self._broker.publish(self._who, topic, whole[begin:end]), len(whole)
+        ):
+            chunk = WriteBatch(
                 batch.name, batch.cids[begin:end], batch.values[begin:end], None if batch.headers is None else batch.headers[begin:end]
             )
             if isinstance(outcome, BrokerError):
-                self._refuse(piece, text(outcome, WRITER_NOT_FOUND))
+                self._refuse(chunk, text(outcome, WRITER_NOT_FOUND))
             else:
-                self._await(piece, outcome)
+                self._await(chunk, outcome)
 
     async def _create(self, batch: WriteBatch, topic: str, then: Callable[..., Step | None]) -> None:
         """A topic is there as soon as anybody writes to it. One that is deleted again meanwhile is refused, not chased."""

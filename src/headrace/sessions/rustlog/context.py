@@ -39,7 +39,7 @@ class RustLogSettings:
     """Produced and not yet durable on one connection; above it the socket is not read."""
 
 
-class StrayOffsets:
+class UnattachedOffsets:
     """Offsets that the original's clients commit before their topic exists.
 
     The original accepts them, so they must be readable again; but a broker's table of offsets has no place for them, and
@@ -83,7 +83,7 @@ class Latency:
         return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0
 
 
-class RustLogCommons:
+class RustLogContext:
     """One for each broker. `ticks_ns` is a monotonic clock in nanoseconds, for the latencies alone."""
 
     def __init__(
@@ -96,7 +96,7 @@ class RustLogCommons:
         self.settings = RustLogSettings() if settings is None else settings
         self.turns = Turns() if turns is None else turns
         self.ticks_ns = ticks_ns
-        self.strays = StrayOffsets()
+        self.unattached = UnattachedOffsets()
         self.messages_produced = self.messages_fetched = self.bytes_in = self.bytes_out = 0
         self.connections = self.slow_consumers = 0
         self.produce_latency, self.fetch_latency = Latency(), Latency()

@@ -24,12 +24,12 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.sessions.contract import Link
-from headrace.sessions.rustlog.context import RustLogCommons, RustLogSettings
-from headrace.sessions.rustlog.handlers import RustLogVerbs
+from headrace.sessions.rustlog.context import RustLogContext, RustLogSettings
+from headrace.sessions.rustlog.handlers import RustLogHandlers
 from headrace.wire.rustlog import Deferred, Dialect, Incoming, Refused, RequestDecoder, decode_in_steps, encode_reply
 from headrace.wire.rustlog.messages import Fetch, Produce, Reply
 
-__all__ = ["RustLogCommons", "RustLogSession", "RustLogSettings"]
+__all__ = ["RustLogContext", "RustLogSession", "RustLogSettings"]
 
 _WRITE_BYTES: Final = 64 * KIB
 """Replies are gathered up to this much before they are handed to the connection."""
@@ -53,11 +53,11 @@ class RustLogSession:
     """
 
     def __init__(
-        self, link: Link, broker: Broker, who: Principal, commons: RustLogCommons, has_rights: Callable[[], bool] = lambda: True
+        self, link: Link, broker: Broker, who: Principal, context: RustLogContext, has_rights: Callable[[], bool] = lambda: True
     ) -> None:
         self._link = link
-        self._commons = commons
-        self._verbs = RustLogVerbs(broker, who, commons)
+        self._context = context
+        self._handlers = RustLogHandlers(broker, who, context)
         self._decoder = RequestDecoder(has_rights, defers_large=True)
         self._inbox: deque[Incoming] = deque()
         self._staged: deque[_Staged] = deque()
@@ -74,7 +74,7 @@ class RustLogSession:
         self._stall_timer: asyncio.TimerHandle | None = None
         self._ending: tuple[str, bool] | None = None
         self._is_lost = False
-        commons.connections += 1
+        context.connections += 1
 
     # What the connection calls.
 
@@ -98,7 +98,7 @@ class RustLogSession:
 
     def lost(self) -> None:
         self._is_lost = True
-        self._commons.connections -= 1
+        self._context.connections -= 1
         self._inbox.clear()
         self._stop_watching()
         if self._task is not None:
@@ -146,7 +146,7 @@ class RustLogSession:
         if isinstance(incoming.request, Fetch):
             self._begin(self._fetch(incoming.dialect, incoming.request))
             return True
-        answer = self._verbs.answer(incoming.dialect, incoming.request)
+        answer = self._handlers.answer(incoming.dialect, incoming.request)
         if isinstance(answer, Awaitable):
             self._begin(self._work(incoming.dialect, answer))
         else:
@@ -154,22 +154,22 @@ class RustLogSession:
         return True
 
     def _took_produce(self, dialect: Dialect, request: Produce) -> bool:
-        window_bytes = self._commons.settings.in_flight_bytes_max
+        window_bytes = self._context.settings.in_flight_bytes_max
         if self._in_flight_bytes >= window_bytes or len(self._staged) >= RUSTLOG_REQUESTS_IN_FLIGHT_MAX:
             return False
-        started_ns = self._commons.ticks_ns()
+        started_ns = self._context.ticks_ns()
         try:
-            outcome = self._verbs.stage(request)
+            outcome = self._handlers.stage(request)
         except BrokerError as error:
             if self._staged:
                 return False  # its reply is not due yet; it will be refused again when it is
-            is_new = isinstance(error, UnknownTopic) and self._commons.settings.auto_create
+            is_new = isinstance(error, UnknownTopic) and self._context.settings.auto_create
             if is_new or isinstance(error, SchemaCheckPending):
-                answer = self._verbs.answer(dialect, request)
+                answer = self._handlers.answer(dialect, request)
                 assert isinstance(answer, Awaitable)
                 self._begin(self._work(dialect, answer))
             else:
-                self._reply(dialect, self._verbs.not_produced(dialect, request, error))
+                self._reply(dialect, self._handlers.not_produced(dialect, request, error))
             return True
         size_bytes = sum(map(len, request.records))
         self._in_flight_bytes += size_bytes
@@ -187,7 +187,7 @@ class RustLogSession:
 
     def _produced(self, done: _Staged) -> Reply:
         try:
-            return self._verbs.produced(done.dialect, done.request, done.outcome, done.started_ns)
+            return self._handlers.produced(done.dialect, done.request, done.outcome, done.started_ns)
         except BaseException:
             self._link.close("internal error")  # a defect: better no reply than a wrong one, and the log will tell
             raise
@@ -207,7 +207,7 @@ class RustLogSession:
             except StopIteration as decoded:
                 self._inbox[0] = decoded.value
                 return
-            await self._commons.turns.wait()
+            await self._context.turns.wait()
 
     async def _work(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
         self._reply(dialect, await answer)
@@ -217,9 +217,9 @@ class RustLogSession:
             while not self._is_taking_replies():
                 self._writable = asyncio.get_running_loop().create_future()
                 await self._writable
-            async with self._commons.turns.fetching(self._link) as may_fetch:
+            async with self._context.turns.fetching(self._link) as may_fetch:
                 if may_fetch:
-                    self._reply(dialect, await self._verbs.fetch(dialect, request))
+                    self._reply(dialect, await self._handlers.fetch(dialect, request))
                     self._flush()
                     return
 
@@ -238,9 +238,9 @@ class RustLogSession:
 
     def _watch_stall(self) -> None:
         self._heard = False
-        if self._commons.settings.stall_seconds:
+        if self._context.settings.stall_seconds:
             loop = asyncio.get_running_loop()
-            self._stall_timer = loop.call_later(self._commons.settings.stall_seconds, self._look_for_stall)
+            self._stall_timer = loop.call_later(self._context.settings.stall_seconds, self._look_for_stall)
 
     def _look_for_stall(self) -> None:
         self._stall_timer = None
@@ -277,7 +277,7 @@ class RustLogSession:
             return True
         if not self._choked:
             self._choked = True
-            self._commons.slow_consumers += 1
+            self._context.slow_consumers += 1
         return False
 
     def _end(self, reason: str, *, error: bool) -> None:

@@ -127,7 +127,7 @@ def _message(buffer: bytes, position: int, size: int, frame_bytes_max: int) -> t
         if size != _SUBSCRIPTION_FRAME_BYTES:
             return Malformed(FrameType(kind), cid), end
         length = size - LENGTH.size
-        cids, _, end = _run(buffer, position, kind, buffer[begin:end], length, length)
+        cids, _, end = _batch(buffer, position, kind, buffer[begin:end], length, length)
         (subscription,) = U64.unpack_from(buffer, begin)
         return (PollBatch if kind == _POLL else AckBatch)(subscription, cids), end
     single = _SINGLES.get(kind)
@@ -150,11 +150,11 @@ def _publishes(buffer: bytes, position: int, end: int, cid: int, frame_bytes_max
         return Malformed(FrameType.PUBLISH, cid), end
     # Equal bytes up to the value mean an equal QoS and an equal topic that is valid, so the rest of the run needs no look.
     prefix = buffer[begin:value_begin]
-    cids, values, end = _run(buffer, position, _PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
+    cids, values, end = _batch(buffer, position, _PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
     return PublishBatch(qos, topic, cids, values), end
 
 
-def _run(buffer: bytes, position: int, kind: int, prefix: bytes, length_min: int, length_max: int) -> tuple[list[int], list[bytes], int]:
+def _batch(buffer: bytes, position: int, kind: int, prefix: bytes, length_min: int, length_max: int) -> tuple[list[int], list[bytes], int]:
     """Adjacent whole frames of one type whose payloads start with `prefix`: their ids, what follows the prefix, where they end."""
     cids: list[int] = []
     values: list[bytes] = []

@@ -67,17 +67,17 @@ def _take_alike(data: bytes, position: int, head_bytes: int, size: int, numbers:
         return position
     columns = [*enumerate(head), *enumerate(SIZE.pack(size), head_bytes + NUMBER.size)]
     unpack = _block(head_bytes, size).unpack_from
-    asked = BLOCK
-    while (asked := min(asked, (len(data) - position) // frame_bytes)) >= BLOCK:
-        found = _count_alike(data, position, frame_bytes, asked, columns)
+    wanted = BLOCK
+    while (wanted := min(wanted, (len(data) - position) // frame_bytes)) >= BLOCK:
+        found = _count_alike(data, position, frame_bytes, wanted, columns)
         for _ in range(found // BLOCK):
             flat = unpack(data, position)
             numbers += flat[::2]
             values += flat[1::2]
             position += BLOCK * frame_bytes
-        if found < asked:
+        if found < wanted:
             break
-        asked *= 4  # a long stretch is soon taken whole, and a broken one has cost little
+        wanted *= 4  # a long stretch is soon taken whole, and a broken one has cost little
     return position
 
 

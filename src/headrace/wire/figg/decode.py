@@ -116,7 +116,7 @@ class Decoder(Generic[MessageT]):
         """The message of the whole frame at `position`, and where it ends; a run ends behind `stop`."""
         match kind:
             case Kind.PUBLISH | Kind.DATA:
-                return self._run(kind, data, position, stop)
+                return self._batch(kind, data, position, stop)
             case Kind.ACK:
                 return _acks(data, position)
             case Kind.PING:
@@ -136,7 +136,7 @@ class Decoder(Generic[MessageT]):
                 assert kind == Kind.DETACHED, "every received kind has its case"
                 return Detached(self._topic_between(kind, data, position + HEADER_BYTES, stop)), stop
 
-    def _run(self, kind: int, data: bytes, position: int, stop: int) -> tuple[PublishBatch | DataBatch, int]:
+    def _batch(self, kind: int, data: bytes, position: int, stop: int) -> tuple[PublishBatch | DataBatch, int]:
         """The frame at `position` and all those behind it that have its topic."""
         (topic_bytes,) = SIZE.unpack_from(data, position + HEADER_BYTES)
         head_bytes = HEADER_BYTES + SIZE.size + topic_bytes

@@ -40,12 +40,12 @@ def detached(topic: str) -> bytes:
 
 def publish(topic: str, seqs: Sequence[int], values: Sequence[bytes]) -> bytes:
     """One PUBLISH a value."""
-    return _run(Kind.PUBLISH, topic, seqs, values)
+    return _batch(Kind.PUBLISH, topic, seqs, values)
 
 
 def data(topic: str, offsets: Sequence[int], values: Sequence[bytes]) -> bytes:
     """One DATA a value."""
-    return _run(Kind.DATA, topic, offsets, values)
+    return _batch(Kind.DATA, topic, offsets, values)
 
 
 def ack(seq: int) -> bytes:
@@ -70,7 +70,7 @@ def _topic_field(topic: str) -> bytes:
     return SIZE.pack(len(name)) + name
 
 
-def _run(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[bytes]) -> bytes:
+def _batch(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[bytes]) -> bytes:
     """Where all values have one size, all frames share their head, and the packing runs without a line of Python a frame."""
     assert len(numbers) == len(values), "columns of one run have one length"
     field = _topic_field(topic)
@@ -79,13 +79,13 @@ def _run(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[bytes]
     if len(sizes) == 1 and (size := sizes.pop()) <= PACKED_WHOLE_BYTES_MAX:
         head = HEADER.pack(kind, VERSION, rest + size) + field
         return b"".join(map(_whole(len(head), size).pack, repeat(head), numbers, repeat(size), values))
-    pieces: list[bytes] = []
-    append, pack = pieces.append, _head(len(field)).pack
+    frames: list[bytes] = []
+    append, pack = frames.append, _head(len(field)).pack
     for number, value in zip(numbers, values, strict=True):
         size = len(value)
         append(pack(kind, VERSION, rest + size, field, number, size))
         append(value)
-    return b"".join(pieces)
+    return b"".join(frames)
 
 
 @lru_cache(maxsize=256)

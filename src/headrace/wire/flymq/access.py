@@ -111,7 +111,7 @@ ACL_GET = Layout(AclGet, topic=S16)
 ACL_DELETE = Layout(AclDelete, topic=S16)
 ACL_LIST = Layout(AclList)
 ROLE_LIST = Layout(RoleList)
-ACCESS = Layout(AccessCall, verb=S16, body=B32)
+ACCESS = Layout(AccessCall, operation=S16, body=B32)
 _QUERY: dict[str, Field[Any]] = {
     "start": I64,
     "end": I64,

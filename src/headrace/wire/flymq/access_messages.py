@@ -86,7 +86,7 @@ class RoleList:
 class AccessCall:
     """One verb of Headrace's own, its arguments in JSON."""
 
-    verb: str
+    operation: str
     body: bytes = field(repr=False)
 
 

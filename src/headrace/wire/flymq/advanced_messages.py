@@ -123,7 +123,7 @@ class ClusterStatus:
 class BrokerCall:
     """One verb of Headrace's own, its arguments in JSON."""
 
-    verb: str
+    operation: str
     body: bytes = b"{}"
 
 

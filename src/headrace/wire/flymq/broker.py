@@ -8,5 +8,5 @@ from __future__ import annotations
 from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
 from headrace.wire.flymq.fields import B32, S16, Layout
 
-BROKER = Layout(BrokerCall, verb=S16, body=B32)
+BROKER = Layout(BrokerCall, operation=S16, body=B32)
 BROKER_REPLY = Layout(BrokerReply, body=B32)

@@ -73,10 +73,10 @@ class _Decoder(ABC, Generic[E]):
         """What waits for the rest of its frame."""
         return len(self._held)
 
-    def feed(self, piece: bytes) -> list[E | Broken]:
+    def feed(self, chunk: bytes) -> list[E | Broken]:
         if self._broken:
             return []
-        buffer = self._join(piece)
+        buffer = self._join(chunk)
         if buffer is None:
             return []
         self.more = False
@@ -106,11 +106,11 @@ class _Decoder(ABC, Generic[E]):
             self._wanted = wanted
         return events
 
-    def _join(self, piece: bytes) -> bytes | None:
+    def _join(self, chunk: bytes) -> bytes | None:
         """All bytes there are, or None while a frame is known to lack some: it is not copied again for every piece."""
         if not self._held:
-            return piece
-        self._held += piece
+            return chunk
+        self._held += chunk
         if len(self._held) < self._wanted:
             return None
         joined = bytes(self._held)
@@ -136,9 +136,9 @@ class RequestDecoder(_Decoder[RequestEvent]):
         self._stray_allowed = False
         self._inflated = 0
 
-    def feed(self, piece: bytes) -> list[RequestEvent]:
+    def feed(self, chunk: bytes) -> list[RequestEvent]:
         self._inflated = 0
-        return super().feed(piece)
+        return super().feed(chunk)
 
     def _skip(self, buffer: bytes, position: int, end: int) -> int | None:
         """Swallow the stray partition, and only where it can be: anything else that starts with 0xFF is no frame."""

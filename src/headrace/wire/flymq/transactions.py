@@ -188,11 +188,11 @@ def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: in
     if count < _STRETCH_MIN:
         return 0
     stop: int = position + count * frame_bytes
-    pieces = buffer[position + front_bytes : stop].split(front)
+    chunks = buffer[position + front_bytes : stop].split(front)
     # As many pieces as frames and none too long: then none is too short either, and every separator is where a frame begins.
-    if len(pieces) != count or max(map(len, pieces)) != value_bytes:
+    if len(chunks) != count or max(map(len, chunks)) != value_bytes:
         return 0
-    values += pieces
+    values += chunks
     return stop
 
 

@@ -53,8 +53,8 @@ def writes(
 ) -> bytes:
     """One WRITE a value. Raises `InvalidRequest` for what the form cannot carry."""
     field = _text(name.encode())
-    pieces: list[bytes] = []
-    append, pack = pieces.append, _write_head(len(field)).pack
+    parts: list[bytes] = []
+    append, pack = parts.append, _write_head(len(field)).pack
     if headers is None and form is not WriteForm.ALWAYS:
         for cid, value in zip(cids, values, strict=True):
             size = len(value)
@@ -62,12 +62,12 @@ def writes(
                 raise InvalidRequest(f"a value of {size} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
             append(pack(Request.WRITE, cid, field, size))
             append(value)
-        return b"".join(pieces)
+        return b"".join(parts)
     start = _write_start(len(field)).pack
     for index, (cid, value) in enumerate(zip(cids, values, strict=True)):
         append(start(Request.WRITE, cid, field))
         append(_headed(headers[index] if headers is not None else (), value, form))
-    return b"".join(pieces)
+    return b"".join(parts)
 
 
 def _headed(headers: Headers, value: bytes, form: WriteForm) -> bytes:
@@ -78,11 +78,11 @@ def _headed(headers: Headers, value: bytes, form: WriteForm) -> bytes:
         return _text(value)
     if form is WriteForm.AUTO and not headers and len(value) > AUTO_COUNTLESS_BYTES_MAX:
         raise InvalidRequest(f"a value of {len(value)} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
-    pieces = [_U16.pack(2 * len(headers))]
+    parts = [_U16.pack(2 * len(headers))]
     for name, content in headers:
-        pieces += (_text(name.encode()), _text(content))
-    pieces.append(_text(value))
-    return b"".join(pieces)
+        parts += (_text(name.encode()), _text(content))
+    parts.append(_text(value))
+    return b"".join(parts)
 
 
 def transact(request: Request, cid: bytes) -> bytes:
@@ -96,10 +96,10 @@ def fetch(cid: bytes, count: int) -> bytes:
 
 def settle(request: Request, cid: bytes, ids: Sequence[bytes]) -> bytes:
     """ACK or NACK."""
-    pieces = [_FETCH.pack(request, cid, len(ids))]
+    parts = [_FETCH.pack(request, cid, len(ids))]
     for id in ids:
-        pieces += (U32.pack(len(id)), id)
-    return b"".join(pieces)
+        parts += (U32.pack(len(id)), id)
+    return b"".join(parts)
 
 
 # Server → client.
@@ -134,31 +134,31 @@ def messages(ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
             head = _TWO_FIELDS.pack(Reply.MSG, sizes.pop())
             return head + head.join(values)
         pack = _TWO_FIELDS.pack
-        return b"".join([piece for value in values for piece in (pack(Reply.MSG, len(value)), value)])
-    pieces: list[bytes] = []
+        return b"".join([part for value in values for part in (pack(Reply.MSG, len(value)), value)])
+    parts: list[bytes] = []
     for id, value in zip(ids, values, strict=True):
-        pieces += (_TWO_FIELDS.pack(Reply.MSG, len(id)), id, U32.pack(len(value)), value)
-    return b"".join(pieces)
+        parts += (_TWO_FIELDS.pack(Reply.MSG, len(id)), id, U32.pack(len(value)), value)
+    return b"".join(parts)
 
 
 def fetched(cid: bytes, ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
     pack = U32.pack
-    pieces = [bytes((Reply.FETCH,)), cid, _NO_ERROR, pack(len(values))]
+    parts = [bytes((Reply.FETCH,)), cid, _NO_ERROR, pack(len(values))]
     if ids is None:
         for value in values:
-            pieces += (pack(len(value)), value)
+            parts += (pack(len(value)), value)
     else:
         for id, value in zip(ids, values, strict=True):
-            pieces += (pack(len(id)), id, pack(len(value)), value)
-    return b"".join(pieces)
+            parts += (pack(len(id)), id, pack(len(value)), value)
+    return b"".join(parts)
 
 
 def settled(reply: Reply, cid: bytes, ids: Sequence[bytes], errors: Sequence[str | None]) -> bytes:
     pack = U32.pack
-    pieces = [bytes((reply,)), cid, _NO_ERROR, pack(len(ids))]
+    parts = [bytes((reply,)), cid, _NO_ERROR, pack(len(ids))]
     for id, error in zip(ids, errors, strict=True):
-        pieces += (pack(len(id)), id, _error(error))
-    return b"".join(pieces)
+        parts += (pack(len(id)), id, _error(error))
+    return b"".join(parts)
 
 
 def _error(error: str | None) -> bytes:

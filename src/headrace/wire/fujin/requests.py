@@ -204,12 +204,12 @@ class RequestDecoder(Decoder[ClientMessage]):
         if len(buffer) < begin + size:
             return self._need(begin + size - position)
         batch = WriteBatch(_name(buffer[begin : begin + size]), [], [])
-        end = self._take_run(batch, buffer, position, buffer[begin - U32.size : begin + size])
+        end = self._take_batch(batch, buffer, position, buffer[begin - U32.size : begin + size])
         if batch.values:
             return batch, end
         return self._awkward(buffer, position, begin + size, cid)
 
-    def _take_run(self, batch: WriteBatch, buffer: bytes, position: int, field: bytes) -> int:
+    def _take_batch(self, batch: WriteBatch, buffer: bytes, position: int, field: bytes) -> int:
         """Take whole and good WRITEs to the name in `field`; returns where the first other thing starts."""
         unpack, plain_bytes_max = _head(len(field)).unpack_from, self._plain_bytes_max
         head_bytes = 1 + CID_BYTES + len(field) + U32.size

@@ -24,7 +24,7 @@ from headrace.limits import (
     RUSTLOG_PRODUCE_RECORDS_MAX,
 )
 from headrace.wire.rustlog import binary, json
-from headrace.wire.rustlog import errors as refusals
+from headrace.wire.rustlog import errors as errors
 from headrace.wire.rustlog.frames import BadLength, FrameReader, frame
 from headrace.wire.rustlog.messages import Dialect, ErrorReply, FetchReply, Produce, Reply, Request, Undecodable
 
@@ -110,17 +110,17 @@ class RequestDecoder:
 
     def _incoming(self, payload: bytes | BadLength) -> Incoming:
         if isinstance(payload, BadLength):
-            return Refused(self._dialect, refusals.bad_length(self._dialect, payload.length, payload.length_max), fatal=True)
+            return Refused(self._dialect, errors.bad_length(self._dialect, payload.length, payload.length_max), fatal=True)
         dialect = dialect_of(payload)
         if dialect is None:
-            return Refused(self._dialect, refusals.undecodable(self._dialect, f"unknown request type: {payload[0]}"))
+            return Refused(self._dialect, errors.undecodable(self._dialect, f"unknown request type: {payload[0]}"))
         self._dialect = dialect
         if self._defers_large and dialect is Dialect.JSON and len(payload) > RUSTLOG_DECODE_STEP_BYTES:
             return Deferred(dialect, payload)
         try:
             return Received(dialect, _decode_request[dialect](payload))
         except Undecodable as error:
-            return Refused(dialect, refusals.undecodable(dialect, str(error)))
+            return Refused(dialect, errors.undecodable(dialect, str(error)))
 
 
 def decode_in_steps(deferred: Deferred) -> Generator[None, None, Received | Refused]:
@@ -128,7 +128,7 @@ def decode_in_steps(deferred: Deferred) -> Generator[None, None, Received | Refu
     try:
         request = yield from json.decode_request_in_steps(deferred.payload)
     except Undecodable as error:
-        return Refused(Dialect.JSON, refusals.undecodable(Dialect.JSON, str(error)))
+        return Refused(Dialect.JSON, errors.undecodable(Dialect.JSON, str(error)))
     return Received(Dialect.JSON, request)
 
 
@@ -191,7 +191,7 @@ def fetch_reply(
     count = _fitting(dialect, offsets, values, count, reply_bytes_max) or _fitting(dialect, offsets, values, 1, RUSTLOG_FRAME_BYTES_MAX)
     if count == 0:
         alone = len(values[0]) + binary.RECORD_OVERHEAD_BYTES + binary.FETCH_REPLY_OVERHEAD_BYTES
-        return refusals.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
+        return errors.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
     return FetchReply(offsets[:count], values[:count], offsets[count - 1] + 1)
 
 

@@ -333,7 +333,7 @@ def _decode(payload: bytes, named: _Shapes, bare: dict[str, Callable[[], Any]], 
             return _bare(payload, bare, role)
         name = _ANY_TEXT.decode(head[1])
         if name not in named:
-            _refuse_unknown(payload, name, role)
+            _raise_unknown(payload, name, role)
         decoder, build = named[name]
         return build(decoder.decode(_value(payload, head.end())))
     except Undecodable:
@@ -345,7 +345,7 @@ def _decode(payload: bytes, named: _Shapes, bare: dict[str, Callable[[], Any]], 
     except msgspec.ValidationError as error:
         raise Undecodable(str(error)) from None
     except msgspec.DecodeError as error:
-        _refuse_malformed(payload, str(error), role)
+        _raise_malformed(payload, str(error), role)
 
 
 def _value(payload: bytes, start: int) -> memoryview:
@@ -368,13 +368,13 @@ def _bare(payload: bytes, bare: dict[str, Callable[[], Any]], role: str) -> Any:
     return bare[name]()
 
 
-def _refuse_unknown(payload: bytes, name: str, role: str) -> NoReturn:
+def _raise_unknown(payload: bytes, name: str, role: str) -> NoReturn:
     if bytes(_ANY_OBJECT.decode(payload).type).startswith(b'"'):
         raise Undecodable(f'a {role} with a "type" member is not spoken here, write {{"Ping":{{}}}} for {{"type":"Ping"}}')
     raise Undecodable(f"unknown {role}: {name}")
 
 
-def _refuse_malformed(payload: bytes, reason: str, role: str) -> NoReturn:
+def _raise_malformed(payload: bytes, reason: str, role: str) -> NoReturn:
     """Look at the whole payload: `reason` counts positions from the first value, and takes a second member for litter."""
     try:
         _ANY_OBJECT.decode(payload)
