@@ -1,4 +1,4 @@
-"""A run of frames that know nothing of each other: one whose record does not fit its topic's schema takes no other down with it."""
+"""Publish independent records of one batch: a record that violates the schema of its topic does not fail the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def publish_in_chunks(publish: Callable[[int, int], T], count: int) -> Iterator[tuple[int, int, T | BrokerError]]:
-    """(begin, end, outcome) of the stretches of a run in order: published, or refused. `publish` takes the records from begin to end."""
+    """Yield (begin, end, outcome) for each part of the batch in order. `publish` publishes the records from `begin` to `end`."""
     begin = 0
     while begin < count:
         try:

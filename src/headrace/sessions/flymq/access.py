@@ -1,8 +1,8 @@
-"""Logins, users, ACLs, keys and the audit log, as FlyMQ asks for them.
+"""Logins, users, ACLs, keys and the audit log of FlyMQ.
 
-FlyMQ's ACLs name who may use a topic; Headrace's rules know actions, prefixes, groups and denials. ACL_SET writes rules that allow to
-publish, read and describe that one topic, and the other ACL requests show such rules. Everything else goes through ACCESS: a verb and
-its arguments in JSON.
+A FlyMQ ACL names the users of a topic. Headrace's rules have actions, prefixes, groups and denials. ACL_SET writes rules that allow
+publishing to, reading and describing that one topic, and the other ACL requests show such rules. Everything else goes through ACCESS: an
+operation and its arguments in JSON.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from headrace.wire.flymq.messages import Done, Reply
 
 ACCESS_REQUESTS: Final = get_args(a.AccessRequest)
 SDK_ROLE: Final = "sdk"
-"""Its holders' logins are answered in the original's layout: the request alone does not tell which one a client expects."""
+"""Users whose logins are answered in the original's layout, because the request does not tell which layout the client expects."""
 _NODE: Final = "headrace"
 _EVENTS: Final = 100
-"""In the answer to a query that names no limit."""
+"""Default limit of a query."""
 _WORDS: Final = {Action.READ: "read", Action.PUBLISH: "write", Action.ADMIN: "admin"}
-"""Permissions as the original calls them."""
+"""Permissions as the original names them."""
 
 
 class GrantBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,15 +94,15 @@ class AlterKeyBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FlyMqAccess:
-    """One connection's logins and what it asks about access. `who` changes with a login."""
+    """Logins and access requests of one connection. A login changes `who`."""
 
     @property
     def needs_login(self) -> bool:
-        """Whether nobody has logged in where that matters: nothing expensive is done for such a peer."""
+        """Whether a login is required and missing. Nothing expensive is done for such a peer."""
         return self._access.is_enforced and self.who.name == ANONYMOUS
 
     def __init__(self, access: Access, who: Principal, peer: str, logged_in: Callable[[Principal], str | None] = lambda who: None) -> None:
-        """`logged_in` is told of each login, and returns why the connection cannot be that user's."""
+        """`logged_in` is called for each login. It returns an error text if the connection must not be kept."""
         self.who, self._logged_in = who, logged_in
         self._access, self._administration = access, access.administration
         self._address = peer.rpartition(":")[0] or peer
@@ -143,7 +143,7 @@ class FlyMqAccess:
         }
 
     async def answer(self, request: Any) -> Reply:
-        """Raises `BrokerError`."""
+        """Answer a request. Raises `BrokerError`."""
         return await self._handlers[type(request)](request)
 
     @property
@@ -154,7 +154,7 @@ class FlyMqAccess:
     def _caller(self) -> Caller:
         return Caller(self.who, self._address)
 
-    # Who this is.
+    # Logins.
 
     async def _auth(self, request: a.Auth) -> Reply:
         try:
@@ -168,7 +168,7 @@ class FlyMqAccess:
         return a.AuthReply(True, "", self.who.name, self._access.roles_of(self.who))
 
     async def _log_in(self, user: str, password: str) -> Principal:
-        """A user with a password; or an API key as the password, with its id as the user, or none."""
+        """Verify a user and a password, or an API key given as the password, with its id or nothing as the user."""
         key = id_of(password)
         if not self._access.is_enforced or not key or user not in ("", key):
             return await self._access.log_in(user, password, self._caller)
@@ -236,7 +236,7 @@ class FlyMqAccess:
         acls = self._administration.topic_acls(self._caller)
         return a.AclEntries([a.AclRow(acl.topic, True, acl.public, acl.users, acl.roles) for acl in acls], not self._access.is_enforced)
 
-    # Headrace's own verbs.
+    # Operations of ACCESS.
 
     async def _call(self, request: a.AccessCall) -> Reply:
         found = self.calls.get(request.operation)
@@ -364,7 +364,7 @@ def _as_json(events: list[Noted]) -> bytes:
 
 
 def _as_csv(events: list[Noted]) -> bytes:
-    """Cells that a spreadsheet would calculate are made text: they may come from somebody who only failed to log in."""
+    """Escape cells that a spreadsheet would evaluate: the text may come from a failed login."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["id", "time_ms", "type", "action", "user", "protocol", "address", "resource", "result", "details"])

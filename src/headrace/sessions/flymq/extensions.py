@@ -1,6 +1,6 @@
-"""BROKER, the opcode of Headrace's own: verbs for which the original has none, their arguments and results in JSON.
+"""Operations of BROKER, an opcode that only Headrace has. Arguments and results are JSON.
 
-| verb | arguments | result |
+| operation | arguments | result |
 |---|---|---|
 | topic.list | | topics |
 | topic.describe | topic | topic |
@@ -12,15 +12,15 @@
 | group.delete | group | {} |
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
-| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], the next ones first, 1,000 of them; null: not shown |
+| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], earliest first, 1,000 by default; null: hidden |
 | writer.list | | [{writer, version, at, epoch, is_publishing}] |
 | writer.forget | writer | {} |
 | stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
 | stage.drop | handles | {dropped} |
-| schema.… | | see `flymq_schemas.py` |
+| schema.… | | see `schemas.py` |
 
-A topic is {name, partitions: [{first, end}], config}. `config` may be partial: what it does not name keeps its value, or its default.
-Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create refuses a name that is taken and topic.delete one that is not.
+A topic is {name, partitions: [{first, end}], config}. Settings that `config` does not name keep their value, or their default.
+Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create fails for a name that exists and topic.delete for one that does not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headrace.wire.flymq.messages import Reply
 
 
 class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of all verbs together, each of which takes some."""
+    """Arguments of all operations. Each operation uses some of them."""
 
 
 class _Nothing(_Arguments):
@@ -73,7 +73,7 @@ class _Config(_Arguments, omit_defaults=True):
     encrypt: bool | msgspec.UnsetType | None = msgspec.UNSET
 
     def over(self, base: TopicConfig) -> TopicConfig:
-        """What is named here, the rest as in `base`."""
+        """Return the settings named here, with the rest from `base`."""
         return replace(base, **{name: value for name, value in msgspec.structs.asdict(self).items() if value is not msgspec.UNSET})
 
 
@@ -104,7 +104,7 @@ _Operation = Callable[[Any], Awaitable[object]]
 
 
 class BrokerHandlers:
-    """`who` tells who asks."""
+    """Operations by name. `who` returns the current principal."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker

@@ -1,7 +1,7 @@
-"""What each FlyMQ request other than PRODUCE means to the broker.
+"""Handlers of all FlyMQ requests except PRODUCE.
 
-FlyMQ knows a group by its topic: `T:G`. In Headrace a group is one name over all topics, so an entry of FlyMQ is what a group has
-committed on one topic, and a group exists on a topic once it has committed there.
+FlyMQ identifies a group by its topic: `T:G`. In Headrace a group has one name over all topics. So a FlyMQ group is the set of offsets that
+a group has committed on one topic, and it exists from the first commit on that topic.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ from headrace.wire.flymq.messages import (
 )
 
 OFFSET_MAX: Final = (1 << 63) - 1
-"""The wire could carry twice as much; no log will."""
+"""Largest offset. The wire format could carry twice as much."""
 _LEADER: Final = 0
-"""The number of the only node, where METADATA wants a number."""
+"""Number of the only node in METADATA."""
 _GROUPS_A_TURN: Final = 256
-"""Groups looked at before the loop turns to others: there may be tens of thousands."""
+"""Groups handled in one turn of the loop: there may be tens of thousands."""
 _FIRST: Final = frozenset({"earliest", "beginning"})
 _END: Final = frozenset({"latest", "end", ""})
 _COMMITTED: Final = frozenset({"commit", "committed"})
 
 
 class Handlers:
-    """The requests of one principal."""
+    """Requests of one principal."""
 
     def __init__(self, broker: Broker, who: Principal, node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
-        """`is_over` tells that nobody waits for long answers any more."""
+        """`is_over` tells whether the peer no longer waits for replies."""
         self._broker = broker
         self._is_over = is_over
         self.who = who
@@ -124,7 +124,7 @@ class Handlers:
         }
 
     async def answer(self, request: Request) -> Reply:
-        """Raises `BrokerError`."""
+        """Answer a request. Raises `BrokerError`."""
         return await self._handlers[type(request)](request)
 
     # Records.
@@ -175,7 +175,7 @@ class Handlers:
         return OffsetReply(offset)
 
     def _named_place(self, topic: str, partition: int, mode: str) -> int | None:
-        """Looks at the partition even if the mode names none of its ends: a topic that is not there is refused first."""
+        """Return the offset of a mode. Reads the bounds in every mode, so that an unknown topic is an error."""
         bounds = self._broker.bounds(self.who, topic, partition)
         if mode in _FIRST:
             return bounds.first
@@ -239,14 +239,14 @@ class Handlers:
         return Done(True, "group deleted")
 
     def _entry(self, request: DescribeGroup) -> GroupEntry:
-        """What the group holds on the topic; without a topic, its first."""
+        """Return what the group has committed on the topic; without a topic, on its first one."""
         for entry in self._entries(request.group):
             if request.topic in ("", entry.topic):
                 return entry
         raise UnknownGroup(request.topic, request.group)
 
     def _entries(self, group: str) -> list[GroupEntry]:
-        """One entry for each topic the group has committed on, by name."""
+        """Return one entry for each topic that the group has committed on, by name."""
         by_topic: dict[str, list[GroupLag]] = {}
         for lag in self._broker.lag(self.who, group):
             by_topic.setdefault(lag.topic, []).append(lag)

@@ -1,7 +1,7 @@
-"""From a run of PRODUCE frames to the broker, and back to one reply a record.
+"""Publish a batch of PRODUCE frames, and build one reply for each record.
 
-A run goes to the broker whole unless its records name partitions: then adjacent records that do are put together by partition, so
-that the order in each partition is the order of the frames. A record the broker refuses takes no other down with it.
+A batch is published as a whole unless its records name partitions. In that case adjacent records are grouped by partition, so that the
+order in each partition is the order of the frames. A record that fails does not fail the others.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
 RECORD_BYTES_MAX: Final = FLYMQ_PAYLOAD_BYTES_MAX - FRONT_BYTES - RECORD_OVERHEAD_BYTES
 """Key and value of the largest record that a FETCH reply can carry. A PRODUCE frame could carry a few bytes more."""
 RECORD_WEIGHT_BYTES: Final = 64
-"""What a record under way costs beside its key and value: its reply and its share of the lists."""
+"""Cost of a record in flight in addition to its key and value: its reply and its list entries."""
 
 
 @dataclass(slots=True)
 class Part:
-    """Records of a run that went to the broker together, or were refused together."""
+    """Records of a batch that were published together, or failed together."""
 
     indexes: Sequence[int]
     outcome: asyncio.Future[Published] | BrokerError
 
 
 class Staged:
-    """A run under way. The records themselves are not kept: their sizes are all the reply needs."""
+    """A batch in flight. Only the sizes of its records are kept, which is all the reply needs."""
 
     __slots__ = ("_key_sizes", "_topic", "_value_sizes", "parts", "weight_bytes")
 
@@ -59,7 +59,7 @@ class Staged:
         return (part.outcome for part in self.parts if not isinstance(part.outcome, BrokerError))
 
     def reply(self, dialect: Dialect) -> bytes:
-        """One frame for each record, in order."""
+        """Return one frame for each record, in order."""
         count = len(self._value_sizes)
         partitions, offsets, timestamps = [0] * count, [0] * count, [0] * count
         failed: dict[int, bytes] = {}
@@ -101,7 +101,7 @@ def columns(published: Published) -> tuple[list[int], list[int], list[int]]:
 
 
 def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
-    """Hand the run to the broker. Raises `UnknownTopic` and `SchemaCheckPending`, and then nothing was staged."""
+    """Publish the batch. Raises `UnknownTopic` and `SchemaCheckPending`, in which case nothing was staged."""
     try:
         broker.check_ready(who, batch.topic, batch.values)
     except (UnknownTopic, SchemaCheckPending):
@@ -126,7 +126,7 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
 
 
 def failed(batch: ProduceBatch, error: BrokerError) -> Staged:
-    """A run of which no record is taken."""
+    """Return a batch of which every record failed."""
     return Staged(batch, [Part(range(len(batch)), error)])
 
 
@@ -141,7 +141,7 @@ def _stage_part(broker: Broker, who: Principal, batch: ProduceBatch, indexes: Se
     except LimitExceeded as error:
         if len(indexes) == 1:
             return [Part(indexes, error)]
-        # One record, or all of them together, are too much: each one is tried for itself.
+        # One record, or all together, exceed a limit: publish each one on its own.
         return [part for index in indexes for part in _stage_part(broker, who, batch, [index], partition)]
     except InvalidRecord:
 

@@ -1,13 +1,13 @@
-"""Push with auto commit, in columns: what the readers of one group and topic have in common.
+"""Push with auto commit: columnar delivery to the readers of one group and topic.
 
-With auto commit nobody says anything about single messages, so nothing has to be remembered about them. The readers take turns at whole
-pieces of the log; a piece counts as read when the reader's transport has acknowledged it, and goes to the next reader when its own is
-lost. The group's committed offset is the start of the first piece that nobody has confirmed.
+With auto commit no message is acknowledged on its own, so no state per message is needed. The readers take turns at chunks of the log. A
+chunk counts as read when the reader's transport has acknowledged it. If its reader is lost, the chunk goes to the next reader. The
+committed offset of the group is the start of the first unconfirmed chunk.
 
-    cursor of each partition ──▶ pieces that wait ──▶ the next reader with room ──▶ outstanding ──▶ confirmed
+    cursor of each partition ──▶ waiting chunks ──▶ next reader with room ──▶ outstanding ──▶ confirmed
 
-A group whose messages are acknowledged one by one works otherwise (`broker.queue`), and the two cannot share the work between them. So
-as soon as a reader of the other kind connects, the share *retires*: its progress is committed, and its readers go on in the other way.
+A group whose messages are acknowledged one by one uses `broker.queue`. A group cannot use both. When a reader of the other kind connects,
+the group push *retires*: it commits its progress, and its readers continue with a queue.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from headrace.sessions.fujin.settings import ReaderConnector
 
 CHUNK_BYTES: Final = 128 * KIB
 CREDIT_BYTES: Final = 512 * KIB
-"""Read ahead for each partition."""
+"""Bytes read ahead for each partition."""
 _TEND_SECONDS: Final = 0.2
-"""How often progress is committed, and new partitions are looked for."""
+"""Interval for committing progress and looking for new partitions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,28 +44,28 @@ class Chunk:
 
 
 class ChunkReader(Protocol):
-    """A reader that takes pieces."""
+    """A reader that receives chunks."""
 
     @property
     def has_room(self) -> bool: ...
 
     def take_chunk(self, group_push: GroupPush, chunk: Chunk) -> None:
-        """Send it, and call `share.confirm` when it has arrived."""
+        """Send the chunk, and call `group_push.confirm` when the peer has received it."""
 
     def group_push_failed(self, reason: str) -> None: ...
 
     def group_push_retired(self) -> None:
-        """Go on with a queue."""
+        """Continue with a queue."""
 
 
 @dataclass(slots=True)
 class _PartitionProgress:
     cursor: Cursor
     end: int
-    """Behind the last piece that was read."""
+    """Offset after the last chunk that was read."""
     committed: int
     unsettled: dict[int, None] = field(default_factory=dict)
-    """Where the pieces start that wait or are outstanding; as the log is read in order, the first is the lowest."""
+    """First offsets of the chunks that wait or are outstanding. The log is read in order, so the first one is the lowest."""
 
     @property
     def floor(self) -> int:
@@ -73,7 +73,7 @@ class _PartitionProgress:
 
 
 class GroupPush:
-    """`over` is called when nobody needs it any more."""
+    """Delivery to the readers of one group and topic. `over` is called when the last reader has left."""
 
     def __init__(self, broker: Broker, who: Principal, topic: str, connector: ReaderConnector, over: Callable[[], None]) -> None:
         self.who = who
@@ -88,7 +88,7 @@ class GroupPush:
         self.is_over = False
 
     async def open(self) -> None:
-        """Raises `BrokerError`, also when this principal may not read the topic or commit for the group."""
+        """Open the cursors. Raises `BrokerError`, also if the principal may not read the topic or commit for the group."""
         await self._add_partitions("first" if self._connector.start == "earliest" else "end")
         self._tend_later()
 
@@ -97,7 +97,7 @@ class GroupPush:
         self._pump()
 
     def leave(self, reader: ChunkReader) -> asyncio.Task[None] | None:
-        """What it has not confirmed goes to the others. The last one's progress is committed when the task is done."""
+        """Give its unconfirmed chunks to the other readers. If it is the last one, progress is committed when the task is done."""
         if reader not in self._readers:
             return None
         self._readers.remove(reader)
@@ -116,17 +116,17 @@ class GroupPush:
             self._partitions[chunk.partition].unsettled.pop(chunk.first)
 
     def room(self) -> None:
-        """A reader has room again."""
+        """Continue: a reader has room again."""
         self._pump()
 
     async def retire(self) -> None:
-        """Give the group over: everything confirmed is committed when this returns, the rest comes again."""
+        """Stop. Confirmed progress is committed when this returns; the rest is delivered again."""
         readers, self._readers = list(self._readers), deque()
         await self._close()
         for reader in readers:
             reader.group_push_retired()
 
-    # Pieces.
+    # Chunks.
 
     def _arrived(self, partition: int, batches: list[Batch]) -> None:
         progress = self._partitions[partition]
@@ -140,7 +140,7 @@ class GroupPush:
         self._pump()
 
     def _pump(self) -> None:
-        """Give what waits to readers with room, in turns."""
+        """Give waiting chunks to readers with room, in turns."""
         without_room = 0
         while self._waiting and without_room < len(self._readers):
             reader = self._readers[0]
@@ -162,7 +162,7 @@ class GroupPush:
     # Partitions and progress.
 
     async def _add_partitions(self, begin: str) -> None:
-        """Positions are committed as well: a reader that dies before its first message must find its place again."""
+        """Open missing partitions. Commits their positions, so that a reader that fails before its first message resumes there."""
         who, topic, group = self.who, self._topic, self._connector.group
         missing = range(len(self._partitions), self._broker.topic(who, topic).partitions)
         positions: dict[int, int] = {}
@@ -186,7 +186,7 @@ class GroupPush:
         try:
             return start(position)
         except OffsetOutOfRange as error:
-            return start(error.first)  # retention was faster than the commit
+            return start(error.first)  # retention removed the records
 
     def _tend_later(self) -> None:
         if not self.is_over:
@@ -201,7 +201,7 @@ class GroupPush:
             if self._broker.topic(self.who, self._topic).partitions > len(self._partitions):
                 await self._add_partitions("first")
         except BrokerError:
-            pass  # a full disk, or a topic that is just going: the next round tries again
+            pass  # a full disk, or a topic that is being deleted: retried in the next round
         self._tend_later()
 
     async def _commit(self) -> None:
@@ -219,7 +219,7 @@ class GroupPush:
         try:
             await self._commit()
         except BrokerError:
-            pass  # what is not committed comes again
+            pass  # uncommitted records are delivered again
         self._over()
 
     def _stop(self) -> None:
@@ -231,7 +231,7 @@ class GroupPush:
 
 
 class GroupPushes:
-    """All shares of a protocol, and who reads in the other way."""
+    """All group pushes, and the number of readers with a queue for each group and topic."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -240,7 +240,7 @@ class GroupPushes:
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
     async def join(self, who: Principal, topic: str, connector: ReaderConnector) -> GroupPush | None:
-        """The share to join, or None: the reader has to use a queue, and is counted as one that does."""
+        """Return the group push to join, or None if the reader must use a queue. In that case it is counted as such."""
         key = (connector.group, topic)
         async with self._lock(key):
             group_push = self._group_pushes.get(key)
@@ -254,7 +254,7 @@ class GroupPushes:
             return group_push
 
     async def enter_queue(self, group: str, topic: str) -> None:
-        """A reader that uses a queue comes: whoever reads in pieces goes over to it."""
+        """Count a reader that uses a queue, and retire the group push."""
         async with self._lock((group, topic)):
             await self._enter_queue((group, topic))
 
@@ -276,7 +276,7 @@ class GroupPushes:
             del self._group_pushes[key]
 
     def _lock(self, key: tuple[str, str]) -> asyncio.Lock:
-        """Locks that nobody holds are dropped when there are many."""
+        """Return the lock of the group and topic. Unused locks are dropped when there are many."""
         if len(self._locks) > 1_000:
             self._locks = {known: lock for known, lock in self._locks.items() if lock.locked()}
         return self._locks.setdefault(key, asyncio.Lock())

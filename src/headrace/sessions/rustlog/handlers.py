@@ -1,6 +1,6 @@
-"""RustLog's requests as broker verbs: one method a request, from the request to its reply in either dialect.
+"""Handlers of RustLog requests: one method for each request, from the request to its reply in either dialect.
 
-Where the dialects differ in more than words it is written at the place; the rest is in `wire.rustlog.refusals`.
+Differences between the dialects that affect more than the error text are commented here. The error texts are in `wire.rustlog.errors`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headrace.wire.rustlog import errors as errors
 from headrace.wire.rustlog import messages as m
 
 NO_SUCH_PLACE = (UnknownTopic, UnknownPartition, InvalidTopicName)
-"""A name that no topic can have is the name of no topic."""
+"""Errors for a partition that does not exist. An invalid topic name counts as an unknown topic."""
 
 
 class RustLogHandlers:
-    """What one principal asks of the broker."""
+    """Requests of one principal."""
 
     def __init__(self, broker: Broker, who: Principal, context: RustLogContext) -> None:
         self._broker = broker
@@ -45,7 +45,7 @@ class RustLogHandlers:
         self._context = context
 
     def answer(self, dialect: Dialect, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
-        """The reply, or a promise of it where the disk has to be asked. A Fetch is answered by `fetch`."""
+        """Return the reply, or an awaitable where the disk is needed. `fetch` answers a Fetch."""
         match request:
             case m.OffsetCommit():
                 return self._commit(dialect, request)
@@ -82,11 +82,11 @@ class RustLogHandlers:
     # Produce
 
     def stage(self, request: m.Produce) -> asyncio.Future[Published]:
-        """Into the log, all or nothing, in the order of the calls. Raises what `Broker.publish` raises."""
+        """Stage the records, all or none, in the order of the calls. Raises the errors of `Broker.publish`."""
         return self._broker.publish(self._who, request.topic, RecordBatch(request.records), partition=request.partition)
 
     def produced(self, dialect: Dialect, request: m.Produce, staged: asyncio.Future[Published], started_ns: int) -> m.Reply:
-        """The reply to what was staged, now that it has its place in the log or never will."""
+        """Return the reply to a staged Produce that is done."""
         error = staged.exception()
         if isinstance(error, BrokerError):
             return self.not_produced(dialect, request, error)
@@ -132,7 +132,7 @@ class RustLogHandlers:
             bounds = self._broker.bounds(self._who, topic, partition)
         except NO_SUCH_PLACE:
             if dialect is Dialect.BINARY and request.group_id and committed is None:
-                return m.FetchReply(range(0), [], 0)  # the original looks for the commit before it looks for the partition
+                return m.FetchReply(range(0), [], 0)  # the original checks the commit before the partition
             raise
         if start > bounds.end:
             return m.FetchReply(range(bounds.end, bounds.end), [], bounds.end)
@@ -201,7 +201,7 @@ class RustLogHandlers:
 
 
 def _columns(fetched: Fetched) -> tuple[Sequence[int], list[bytes]]:
-    """Offsets and values of all batches. A tombstone is read as an empty record: the protocol has no other word for it."""
+    """Return the offsets and values of all batches. A tombstone becomes an empty record, because the protocol cannot express it."""
     first, *others = fetched.batches
     offsets: Sequence[int] = first.offsets()
     values = _without_tombstones(first.values())
@@ -220,7 +220,7 @@ def _without_tombstones(values: list[bytes | None]) -> list[bytes]:
 
 
 def _error_reply(dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
-    """An error in the words of the dialect. `request` is none of those that have refusals of their own."""
+    """Return the error reply of the dialect. `request` is none of those with errors of their own."""
     if isinstance(error, NotAuthorized):
         return errors.not_authorized(str(error))
     match request:

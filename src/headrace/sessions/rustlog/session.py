@@ -1,12 +1,12 @@
-"""One RustLog connection: frames → broker verbs → frames.
+"""Session of one RustLog connection.
 
-Requests take effect in the order they were sent, and replies leave in that order, each in the dialect of its request. A Produce is
-staged in the call that receives it and answered when its records are as durable as their topic promises; many may be under way, up
-to a window, so that a pipelining client fills the journal's flushes. Every other request waits for the Produces before it:
-whoever writes and then reads finds what it has written. Those that need the disk occupy the session's one task.
+Requests take effect in the order in which they were sent. Replies leave in the same order, each in the dialect of its request. A Produce is
+staged in the call that receives it and answered when its records are as durable as the topic requires. Many Produces may be in flight, up
+to a window, so that a pipelining client fills the flushes of the journal. Every other request waits for the Produces before it, so a client
+reads its own writes. Requests that need the disk run in the session's only task.
 
-What cannot be served yet waits in the inbox, and while anything waits there the socket is not read. A peer that does not take
-its replies is not served further ones.
+Requests that cannot be served yet wait in the inbox. While the inbox is not empty, the socket is not read. A peer that does not read its
+replies gets no further ones.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from headrace.wire.rustlog.messages import Fetch, Produce, Reply
 __all__ = ["RustLogContext", "RustLogSession", "RustLogSettings"]
 
 _WRITE_BYTES: Final = 64 * KIB
-"""Replies are gathered up to this much before they are handed to the connection."""
+"""Replies are collected up to this size before they are passed to the connection."""
 
 
 @dataclass(slots=True)
 class _Staged:
-    """A Produce whose reply is owed."""
+    """A Produce that is not answered yet."""
 
     dialect: Dialect
     request: Produce
@@ -47,7 +47,7 @@ class _Staged:
 
 
 class RustLogSession:
-    """The state of one connection. `commons` is shared by all connections of a broker.
+    """State of one connection. `context` is shared by all connections of a broker.
 
     `has_rights` tells whether `who` has any right. A peer without one may only send small frames.
     """
@@ -64,19 +64,19 @@ class RustLogSession:
         self._in_flight_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        """What a fetch waits for that must not be sent yet."""
+        """Future of a fetch that waits until the peer reads its replies."""
         self._unsent: list[bytes] = []
-        """Replies of one turn, to be sent in one write."""
+        """Replies of this turn, sent in one write."""
         self._unsent_bytes = 0
         self._paused = self._choked = False
         self._heard = False
-        """Whether anything has come since the last look for a stall."""
+        """Whether bytes have arrived since the last stall check."""
         self._stall_timer: asyncio.TimerHandle | None = None
         self._ending: tuple[str, bool] | None = None
         self._is_lost = False
         context.connections += 1
 
-    # What the connection calls.
+    # Calls from the connection.
 
     def receive(self, data: bytes) -> None:
         if self._ending is None:
@@ -111,7 +111,7 @@ class RustLogSession:
     # Order.
 
     def _serve(self) -> None:
-        """Go on as far as possible, send what came of it, and read on if nothing is left to do."""
+        """Serve the inbox as far as possible, send the replies, and pause or resume reading."""
         while self._inbox and self._task is None and self._is_taking_replies() and self._took(self._inbox[0]):
             self._inbox.popleft()
         self._flush()
@@ -128,7 +128,7 @@ class RustLogSession:
             self._link.close(reason, error=error)
 
     def _took(self, incoming: Incoming) -> bool:
-        """Serve it, or say that it has to wait for what is under way."""
+        """Serve the request. Return False if it must wait for requests in flight."""
         if isinstance(incoming, Deferred):
             self._begin(self._decode(incoming))
             return False
@@ -162,7 +162,7 @@ class RustLogSession:
             outcome = self._handlers.stage(request)
         except BrokerError as error:
             if self._staged:
-                return False  # its reply is not due yet; it will be refused again when it is
+                return False  # its reply is not due yet; it fails again when it is
             is_new = isinstance(error, UnknownTopic) and self._context.settings.auto_create
             if is_new or isinstance(error, SchemaCheckPending):
                 answer = self._handlers.answer(dialect, request)
@@ -178,7 +178,7 @@ class RustLogSession:
         return True
 
     def _settled(self, outcome: asyncio.Future[Published]) -> None:
-        """Reply to all Produces that are done with, from the oldest on. The first call finds a whole flush of them."""
+        """Reply to all completed Produces, oldest first. One flush completes many of them."""
         while self._staged and self._staged[0].outcome.done():
             done = self._staged.popleft()
             self._in_flight_bytes -= done.size_bytes
@@ -189,10 +189,10 @@ class RustLogSession:
         try:
             return self._handlers.produced(done.dialect, done.request, done.outcome, done.started_ns)
         except BaseException:
-            self._link.close("internal error")  # a defect: better no reply than a wrong one, and the log will tell
+            self._link.close("internal error")  # a bug: no reply is better than a wrong one
             raise
 
-    # The one task.
+    # The task.
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(work)
@@ -234,7 +234,7 @@ class RustLogSession:
             return
         self._serve()
 
-    # A peer that stops in the middle of a frame.
+    # Stalls.
 
     def _watch_stall(self) -> None:
         self._heard = False
@@ -272,7 +272,7 @@ class RustLogSession:
             self._link.send(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def _is_taking_replies(self) -> bool:
-        """Whether the peer takes what it is sent. `drained` is called when one that did not does so again."""
+        """Return whether the peer reads its replies. If not, `drained` is called when it does again."""
         if self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:
             return True
         if not self._choked:
@@ -281,6 +281,6 @@ class RustLogSession:
         return False
 
     def _end(self, reason: str, *, error: bool) -> None:
-        """Nothing more is taken; what was received before is completed, then the link is closed."""
+        """Accept no new requests, complete the received ones, then close the link."""
         if self._ending is None:
             self._ending = (reason, error)

@@ -1,6 +1,6 @@
-"""Layout of BROKER (0x0F), Headrace's own: what the original has no opcode for.
+"""Layout of BROKER (0x0F), an opcode that only Headrace has.
 
-BROKER   verb s16, arguments b32 (JSON)    → result b32 (JSON)
+BROKER   operation s16, arguments b32 (JSON)    → result b32 (JSON)
 """
 
 from __future__ import annotations

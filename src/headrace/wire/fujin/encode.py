@@ -1,4 +1,4 @@
-"""Messages into frames. Columns go in, one block of bytes comes out: one loop, one join."""
+"""Encoder of Fujin messages: columns in, one block of bytes out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TWO_FIELDS: Final = struct.Struct(">BI")
 
 
 def connect_writer(id: int | bytes | None = None) -> bytes:
-    """A number as in the specification, a text as the original client has it, or no id."""
+    """Return a CONNECT WRITER with a number (the specification), a text (the original client), or no id."""
     if isinstance(id, bytes):
         return bytes((Request.CONNECT_WRITER,)) + _text(id)
     return bytes((Request.CONNECT_WRITER,)) + U32.pack(id or 0)
@@ -51,7 +51,7 @@ def writes(
     *,
     form: WriteForm = WriteForm.AUTO,
 ) -> bytes:
-    """One WRITE a value. Raises `InvalidRequest` for what the form cannot carry."""
+    """Return one WRITE for each value. Raises `InvalidRequest` for a value that the form cannot carry."""
     field = _text(name.encode())
     parts: list[bytes] = []
     append, pack = parts.append, _write_head(len(field)).pack
@@ -71,7 +71,7 @@ def writes(
 
 
 def _headed(headers: Headers, value: bytes, form: WriteForm) -> bytes:
-    """What follows the name where headers may stand before the value."""
+    """Return what follows the name in a form with headers."""
     if form is WriteForm.NEVER and headers:
         raise InvalidRequest("the form NEVER carries no headers")
     if form is WriteForm.NEVER or (form is WriteForm.AUTO and not headers and is_plain_in_auto(len(value))):
@@ -86,7 +86,7 @@ def _headed(headers: Headers, value: bytes, form: WriteForm) -> bytes:
 
 
 def transact(request: Request, cid: bytes) -> bytes:
-    """BEGIN, COMMIT or ROLLBACK."""
+    """Return a BEGIN, COMMIT or ROLLBACK."""
     return bytes((request,)) + cid
 
 
@@ -95,7 +95,7 @@ def fetch(cid: bytes, count: int) -> bytes:
 
 
 def settle(request: Request, cid: bytes, ids: Sequence[bytes]) -> bytes:
-    """ACK or NACK."""
+    """Return an ACK or NACK."""
     parts = [_FETCH.pack(request, cid, len(ids))]
     for id in ids:
         parts += (U32.pack(len(id)), id)
@@ -110,24 +110,24 @@ def reader_connected(error: str | None = None) -> bytes:
 
 
 def written(cids: Iterable[bytes]) -> bytes:
-    """One successful reply for each WRITE."""
+    """Return one successful reply for each WRITE."""
     reply = bytes((Reply.WRITE,))
     return reply + (_NO_ERROR + reply).join(cids) + _NO_ERROR
 
 
 def write_failed(cids: Iterable[bytes], error: str) -> bytes:
-    """The same refusal for each WRITE."""
+    """Return the same error for each WRITE."""
     reply, rest = bytes((Reply.WRITE,)), _error(error)
     return b"".join([reply + cid + rest for cid in cids])
 
 
 def answered(reply: Reply, cid: bytes, error: str | None = None) -> bytes:
-    """A step of a transaction; a FETCH, ACK or NACK only when it failed."""
+    """Return the reply to a step of a transaction, or the error of a FETCH, ACK or NACK."""
     return bytes((reply,)) + cid + _error(error)
 
 
 def messages(ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
-    """One MSG a value."""
+    """Return one MSG for each value."""
     if ids is None:
         sizes = set(map(len, values))
         if len(sizes) == 1:
@@ -162,7 +162,7 @@ def settled(reply: Reply, cid: bytes, ids: Sequence[bytes], errors: Sequence[str
 
 
 def _error(error: str | None) -> bytes:
-    """An error always has a text: clients take one of length 0 for a broken stream."""
+    """Encode an error. It always has a text: clients treat a text of length 0 as a broken stream."""
     if error is None:
         return _NO_ERROR
     raw = (error or "failed").encode()

@@ -1,6 +1,6 @@
-"""The codec in both roles: a server feeds a `RequestDecoder`, a client feeds a `ReplyDecoder`.
+"""Codec for both roles: a server feeds a `RequestDecoder`, a client feeds a `ReplyDecoder`.
 
-The first byte of a payload chooses the dialect of that frame, and the reply is sent in the same:
+The first byte of a payload selects the dialect of that frame and of its reply:
 
     01 to 08, ff                                   binary
     09                                             binary if the frame is that one byte (metrics), else a TAB before JSON
@@ -50,7 +50,7 @@ _produced_record_bytes: Final[dict[Dialect, Callable[[bytes], int]]] = {
 
 
 def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = _BINARY_REQUESTS) -> Dialect | None:
-    """The dialect of a payload that is not empty; None if it begins like neither."""
+    """Return the dialect of a non-empty payload, or None if its first byte belongs to neither."""
     first = payload[0]
     if first == _TAB:
         return Dialect.BINARY if len(payload) == 1 else Dialect.JSON
@@ -61,7 +61,7 @@ def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = _BINARY_REQUES
 
 @dataclass(slots=True)
 class Received:
-    """A request, and the dialect its reply must have."""
+    """A request and the dialect of its reply."""
 
     dialect: Dialect
     request: Request
@@ -69,7 +69,7 @@ class Received:
 
 @dataclass(slots=True)
 class Refused:
-    """A frame that is no request: send the error, and close after it if it is `fatal`."""
+    """A frame that is no request. The server sends the error, and closes the connection if it is `fatal`."""
 
     dialect: Dialect
     error: ErrorReply
@@ -102,7 +102,7 @@ class RequestDecoder:
 
     @property
     def held_bytes(self) -> int:
-        """What waits for the rest of its frame."""
+        """Bytes received of an incomplete frame."""
         return self._frames.held_bytes
 
     def feed(self, data: bytes) -> list[Incoming]:
@@ -133,7 +133,7 @@ def decode_in_steps(deferred: Deferred) -> Generator[None, None, Received | Refu
 
 
 class ReplyDecoder:
-    """The client's side of a connection. Raises `Undecodable` for a reply that is none: nothing after it can be trusted."""
+    """Client side of a connection. Raises `Undecodable` for an invalid reply; the stream cannot be used after that."""
 
     __slots__ = ("_frames",)
 
@@ -153,7 +153,7 @@ class ReplyDecoder:
 
 
 def encode_request(dialect: Dialect, request: Request) -> bytes:
-    """One frame. Raises `InvalidRequest` for what the dialect cannot write, `LimitExceeded` for what fits no frame."""
+    """Return one frame. Raises `InvalidRequest` for a value that the dialect cannot express, `LimitExceeded` if it fits no frame."""
     payload = _encode_request[dialect](request)
     if len(payload) > RUSTLOG_FRAME_BYTES_MAX:
         raise LimitExceeded(f"{type(request).__name__} of {len(payload)} bytes exceeds the frame of {RUSTLOG_FRAME_BYTES_MAX} bytes")
@@ -161,28 +161,28 @@ def encode_request(dialect: Dialect, request: Request) -> bytes:
 
 
 def encode_reply(dialect: Dialect, reply: Reply) -> bytes:
-    """One frame. The text of an error is cut to its limit; every other reply must fit, see `fetch_reply`."""
+    """Return one frame. A long error text is truncated. Every other reply must fit, see `fetch_reply`."""
     if isinstance(reply, ErrorReply) and len(reply.message) > RUSTLOG_ERROR_CHARS_MAX:
         reply = ErrorReply(reply.message[: RUSTLOG_ERROR_CHARS_MAX - 1] + "…", reply.code)
     return frame(_encode_reply[dialect](reply))
 
 
-# How much goes into one frame.
+# Frame sizes.
 
 FETCH_BYTES_MAX: Final[dict[Dialect, int]] = {Dialect.JSON: RUSTLOG_FRAME_BYTES_MAX // 2, Dialect.BINARY: RUSTLOG_FRAME_BYTES_MAX}
-"""More payload than this never fits a reply: JSON spends at least a digit and a comma on each byte. Reading more would be in vain."""
+"""Maximum payload of a reply: JSON needs at least a digit and a comma for each byte. Reading more would be useless."""
 
 _BINARY_ACCOUNTED_OVERHEAD: Final = 12
-"""The original counts 12 bytes for each record beside its payload; the specification counts payloads only."""
+"""The original counts 12 bytes for each record in addition to its payload. The specification counts payloads only."""
 
 
 def fetch_reply(
     dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], max_bytes: int, reply_bytes_max: int = RUSTLOG_FRAME_BYTES_MAX
 ) -> FetchReply | ErrorReply:
-    """As many of these records as the reader wants and `reply_bytes_max` holds; at least one, or the error that says why not. A single
-    record may fill a frame.
+    """Return as many of these records as the reader wants and `reply_bytes_max` allows: at least one, or an error. A single record may
+    fill a frame.
 
-    The binary dialect sends no offsets, so there the reply also ends before the first gap.
+    The binary dialect sends no offsets, so a binary reply also ends before the first gap.
     """
     assert values, "an empty reply needs the log's end, which only the broker knows"
     count = _wanted(dialect, values, max_bytes)
@@ -200,7 +200,7 @@ def _wanted(dialect: Dialect, values: Sequence[bytes], max_bytes: int) -> int:
 
 
 def _within(values: Sequence[bytes], overhead: int, room: int) -> int:
-    """How many values fit, each with its overhead."""
+    """Return how many values fit, each with its overhead."""
     if sum(map(len, values)) + overhead * len(values) <= room:
         return len(values)
     return bisect_right(list(accumulate(map(overhead.__add__, map(len, values)))), room)
@@ -214,7 +214,7 @@ def _before_gap(offsets: Sequence[int], count: int) -> int:
 
 
 def _fitting(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], count: int, bytes_max: int) -> int:
-    """How many of the first `count` records a frame of `bytes_max` holds."""
+    """Return how many of the first `count` records fit a frame of `bytes_max`."""
     if dialect is Dialect.BINARY:
         return _within(values[:count], binary.RECORD_OVERHEAD_BYTES, bytes_max - binary.FETCH_REPLY_OVERHEAD_BYTES)
     room = bytes_max - json.FETCH_REPLY_OVERHEAD_BYTES
@@ -224,12 +224,12 @@ def _fitting(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], 
 
 
 def produce_requests(dialect: Dialect, topic: str, partition: int, records: Sequence[bytes]) -> list[Produce]:
-    """The records in as few requests as frames hold. Raises `LimitExceeded` for one that fits no frame, before any is sent."""
+    """Split the records into as few requests as possible. Raises `LimitExceeded` for a record that fits no frame, before any is sent."""
     room = RUSTLOG_FRAME_BYTES_MAX - len(_encode_request[dialect](Produce(topic, partition, ())))
     requests: list[Produce] = []
     start = used = 0
     for index, record in enumerate(records):
-        # What is larger as it is need not be counted in the dialect's own way, which may take seconds.
+        # A record above the limit needs no exact count, which may take seconds.
         size = _produced_record_bytes[dialect](record) if len(record) <= room else len(record)
         if size > room:
             raise LimitExceeded(

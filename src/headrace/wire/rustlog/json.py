@@ -1,12 +1,12 @@
-"""The JSON dialect: one object whose only key names the message, as Rust's serde writes an enum.
+"""JSON dialect: one object whose only key names the message, as Rust's serde encodes an enum.
 
     {"Produce":{"topic":"orders","partition":0,"records":[[10,20],[30,40]]}}     bytes are arrays of integers
     {"Produce":{"offsets":[0,1]}}
     "Ping"                                                                       a message without fields is a bare string
 
 Types are strict: a number is an integer without fraction or exponent, inside the range of its field; true is not 1. Unknown
-fields are ignored, missing ones are not. The key is cut off by hand and the rest decoded straight into its typed shape, which
-is the fastest way and also notices a second key: what follows the first one's value must be the closing brace.
+fields are ignored; missing fields are errors. The key is split off first and the value is decoded into its typed struct. This is the
+fastest way, and it also detects a second key: only the closing brace may follow the first value.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from headrace.wire.rustlog.messages import Undecodable
 
 _U64_MAX: Final = 2**64 - 1
 _U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-_U64 = Annotated[int, Meta(ge=0)]  # the upper bound does not fit a Meta: `_u64` looks at it
+_U64 = Annotated[int, Meta(ge=0)]  # the upper bound does not fit a Meta: `_u64` checks it
 
 _HEAD = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*("(?:[^"\\]|\\.){0,64}")[ \t\r\n]*:')
 _SPACE: Final = b" \t\r\n"
 _PRODUCE_BYTES_PLAIN: Final = 2 * RUSTLOG_PRODUCE_RECORDS_MAX
 """A shorter Produce cannot hold too many records."""
 _OTHER_ARRAYS_MAX: Final = 1_024
-"""Brackets that a counted payload may have beside its records: in names and in fields nobody reads."""
+"""Brackets in a payload that do not belong to records: in names and in unknown fields."""
 
 
 class _Produce(Struct):
@@ -191,7 +191,7 @@ _BARE_REQUESTS: Final[dict[str, Callable[[], m.Request]]] = {"ListTopics": m.Lis
 
 
 def decode_request(payload: bytes) -> m.Request:
-    """The request in a payload that is not empty. Raises `Undecodable`, whatever the payload."""
+    """Decode the request of a non-empty payload. Raises `Undecodable` for any other payload."""
     request: m.Request = _decode(payload, _NAMED_REQUESTS, _BARE_REQUESTS, "request")
     return request
 
@@ -306,7 +306,7 @@ _BARE_REPLIES: Final[dict[str, Callable[[], m.Reply]]] = {"Pong": m.Pong}
 
 
 def decode_reply(payload: bytes) -> m.Reply:
-    """The reply in a payload that is not empty. Raises `Undecodable`, whatever the payload."""
+    """Decode the reply of a non-empty payload. Raises `Undecodable` for any other payload."""
     reply: m.Reply = _decode(payload, _NAMED_REPLIES, _BARE_REPLIES, "response")
     return reply
 
@@ -315,7 +315,7 @@ def decode_reply(payload: bytes) -> m.Reply:
 
 
 class _AnyObject(Struct):
-    """Decoding into it checks the syntax of the whole payload and keeps nothing but the mark of another dialect."""
+    """Decoding into this type checks the syntax of the whole payload and keeps only the field of another dialect."""
 
     type: Raw = Raw()
 
@@ -327,7 +327,7 @@ _ANY_TEXT = msgspec.json.Decoder(str)
 def _decode(payload: bytes, named: _Shapes, bare: dict[str, Callable[[], Any]], role: str) -> Any:
     try:
         if not payload.isascii():
-            payload.decode()  # strings that nobody reads would otherwise go unchecked
+            payload.decode()  # strings in unknown fields would otherwise not be checked
         head = _HEAD.match(payload)
         if head is None:
             return _bare(payload, bare, role)
@@ -349,12 +349,12 @@ def _decode(payload: bytes, named: _Shapes, bare: dict[str, Callable[[], Any]], 
 
 
 def _value(payload: bytes, start: int) -> memoryview:
-    """What stands between the colon and the last closing brace."""
+    """Return the bytes between the colon and the last closing brace."""
     stop = len(payload.rstrip(_SPACE)) - 1
     if payload[stop] != 0x7D:
         raise msgspec.DecodeError("no closing brace")
     if stop - start > _PRODUCE_BYTES_PLAIN and payload.count(b"[") > RUSTLOG_PRODUCE_RECORDS_MAX + _OTHER_ARRAYS_MAX:
-        raise Undecodable(f"too many records: over {RUSTLOG_PRODUCE_RECORDS_MAX}")  # before a list is made for each
+        raise Undecodable(f"too many records: over {RUSTLOG_PRODUCE_RECORDS_MAX}")  # before a list is allocated for each
     return memoryview(payload)[start:stop]
 
 
@@ -375,7 +375,8 @@ def _raise_unknown(payload: bytes, name: str, role: str) -> NoReturn:
 
 
 def _raise_malformed(payload: bytes, reason: str, role: str) -> NoReturn:
-    """Look at the whole payload: `reason` counts positions from the first value, and takes a second member for litter."""
+    """Raise the error for the whole payload: `reason` counts positions from the first value, and reports a second member as trailing
+    characters."""
     try:
         _ANY_OBJECT.decode(payload)
     except msgspec.ValidationError:
@@ -389,13 +390,13 @@ def _raise_malformed(payload: bytes, reason: str, role: str) -> NoReturn:
     raise Undecodable(reason)
 
 
-# Encoding. Lists of small integers are encoded by msgspec about three times as fast as by joining a table of their texts.
+# Encoding. msgspec encodes lists of small integers about three times as fast as joining a table of texts.
 
 _ENCODER = msgspec.json.Encoder()
 
 
 def encode_request(request: m.Request) -> bytes:
-    """The payload. Raises `InvalidRequest` for a name that is no UTF-8."""
+    """Encode the payload. Raises `InvalidRequest` for a name that is not UTF-8."""
     try:
         return _ENCODER.encode(_request_object(request))
     except UnicodeEncodeError:
@@ -423,7 +424,7 @@ def _request_object(request: m.Request) -> Any:
 
 
 def encode_reply(reply: m.Reply) -> bytes:
-    """The payload."""
+    """Encode the payload."""
     return _ENCODER.encode(_reply_object(reply))
 
 
@@ -453,7 +454,7 @@ def _reply_object(reply: m.Reply) -> Any:
             return {"Error": _Error(message)}
 
 
-# Sizes, without encoding.
+# Sizes without encoding.
 
 _DIGITS_1: Final = bytes(range(10))
 _DIGITS_2: Final = bytes(range(100))
@@ -462,21 +463,21 @@ FETCH_REPLY_OVERHEAD_BYTES: Final = len(b'{"Fetch":{"records":[],"next_offset":1
 
 
 def array_bytes(value: bytes) -> int:
-    """The text between the brackets: one digit a byte, one more from 10 on and from 100 on, and the commas."""
+    """Return the size of the text between the brackets: one to three digits for each byte, and the commas."""
     size = len(value)
     return 2 * size - (size > 0) + len(value.translate(None, _DIGITS_1)) + len(value.translate(None, _DIGITS_2))
 
 
 def produced_record_bytes(value: bytes) -> int:
-    """A record of a Produce request with its brackets and comma."""
+    """Return the size of a record of a Produce request with its brackets and comma."""
     return 3 + array_bytes(value)
 
 
 def record_bytes(offset: int, value: bytes) -> int:
-    """A record of a Fetch reply with its comma."""
+    """Return the size of a record of a Fetch reply with its comma."""
     return _RECORD_FRAME_BYTES + len(str(offset)) + array_bytes(value)
 
 
 def records_bytes_at_most(values: Sequence[bytes]) -> int:
-    """An upper bound of `record_bytes` over all, from the lengths alone."""
+    """Return an upper bound of the sum of `record_bytes`, from the lengths alone."""
     return 4 * sum(map(len, values)) + (_RECORD_FRAME_BYTES + len(str(_U64_MAX))) * len(values)
