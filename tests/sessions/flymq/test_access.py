@@ -265,7 +265,7 @@ async def test_the_audit_log_is_queried_and_exported() -> None:
         exported = await root.one(a.AuditExport(a.AuditQuery(user="=cmd"), "csv"))
         assert isinstance(exported, a.AuditFile)
         assert b",'=cmd," in exported.content
-        assert await root.refused(a.AuditExport(a.AuditQuery(), "xml")) == "unknown format 'xml': json or csv"
+        assert await root.refused(a.AuditExport(a.AuditQuery(), "xml")) == "unknown format 'xml': expected json or csv"
         (last,) = [await root.one(a.AuditQuery(limit=1))]
         assert isinstance(last, AuditPage) and len(last.events) == 1 and last.more
 

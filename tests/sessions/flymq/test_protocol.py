@@ -60,7 +60,7 @@ async def test_a_wrong_magic_byte_closes_the_connection_without_a_word() -> None
     async with house() as home:
         peer = home.peer()
         peer.session.receive(b"GET / HTTP/1.1\r\n")
-        assert await peer.closed() == ("bad frame: magic byte 0x47 is not FlyMQ's", True)
+        assert await peer.closed() == ("bad frame: magic byte 0x47 is wrong: expected 0xaf", True)
         assert peer.wire.sent == b""
 
 

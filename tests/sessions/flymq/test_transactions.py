@@ -163,7 +163,7 @@ async def test_one_connection_has_so_many_open_and_not_one_more() -> None:
     async with house() as home:
         peer, other = home.peer(), home.peer()
         ids = [await _begin(peer) for _ in range(FLYMQ_TRANSACTIONS_MAX)]
-        assert await peer.refused(TxnBegin()) == f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection already"
+        assert await peer.refused(TxnBegin()) == f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached"
         await _begin(other)
         assert isinstance(await peer.one(TxnCommit(ids[0])), TxnEnded)
         await _begin(peer)

@@ -241,7 +241,7 @@ async def test_a_peer_that_stops_in_the_middle_of_a_frame_is_closed_and_a_slow_o
             slow.send(frame[at : at + 1])
             await asyncio.sleep(0.005)
         assert await slow.replies(1) == [m.ProduceReply(range(1))]
-        assert await stalled.closed() == (f"stalled: {len(frame) - 1} bytes of a frame, and then nothing", True)
+        assert await stalled.closed() == (f"stalled: {len(frame) - 1} bytes of an incomplete frame", True)
         assert idle.wire.closed is None and slow.wire.closed is None
 
 

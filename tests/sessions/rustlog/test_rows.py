@@ -236,7 +236,7 @@ async def test_row_15_commits_for_nowhere_cannot_pile_up(home: ListenerContext, 
     monkeypatch.setattr(home.commons.unattached, "_offsets_max", 2)
     for partition in (0, 1):
         assert await peer.ask(BINARY, m.OffsetCommit("nowhere", partition, "g", 1)) == m.OffsetCommitReply(True)
-    error = m.ErrorReply("Offset commit failed: 2 offsets are kept for topics that do not exist", 5)
+    error = m.ErrorReply("Offset commit failed: 2 offsets of topics that do not exist are stored: the limit is reached", 5)
     assert await peer.ask(BINARY, m.OffsetCommit("nowhere", 2, "g", 1)) == error
     assert await peer.ask(BINARY, m.OffsetCommit("nowhere", 1, "g", 9)) == m.OffsetCommitReply(True)
 

@@ -32,7 +32,7 @@ EXPECTED = [
     Malformed(0x01, "9 bytes announced, 5 left"),
     ("orders", None, b"squeezed", -1),
     *flat([RUN]),
-    Broken("protocol version 2 is not spoken", "unsupported protocol version: 2"),
+    Broken("protocol version 2 is not supported", "unsupported protocol version: 2"),
 ]
 
 

@@ -71,7 +71,7 @@ def test_a_payload_that_cannot_be_read_is_reported_and_the_stream_goes_on(opcode
 def test_a_wrong_magic_byte_breaks_the_stream_at_once_and_without_an_answer(first: int) -> None:
     decoder = RequestDecoder()
     (event,) = decoder.feed(bytes([first]))
-    assert event == Broken(f"magic byte {first:#04x} is not FlyMQ's", None)
+    assert event == Broken(f"magic byte {first:#04x} is wrong: expected 0xaf", None)
     assert decoder.feed(raw(0x08, b"")) == []
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_version_breaks_the_stream_with_an_answer() -> None:
     decoder = RequestDecoder()
     assert decoder.feed(b"\xaf") == []
     (event,) = decoder.feed(b"\x02")
-    assert event == Broken("protocol version 2 is not spoken", "unsupported protocol version: 2")
+    assert event == Broken("protocol version 2 is not supported", "unsupported protocol version: 2")
 
 
 def test_what_came_before_the_break_is_still_reported() -> None:
@@ -286,5 +286,5 @@ def test_a_reply_that_no_peer_would_take_is_refused_where_it_is_made() -> None:
 
 
 def test_a_client_is_told_of_a_broken_server_too() -> None:
-    assert ReplyDecoder().feed(b"HTTP") == [Broken("magic byte 0x48 is not FlyMQ's", None)]
+    assert ReplyDecoder().feed(b"HTTP") == [Broken("magic byte 0x48 is wrong: expected 0xaf", None)]
     assert frame(0x08, b"") == raw(0x08, b"")

@@ -62,9 +62,9 @@ MALFORMED_JSON = [
     # the other JSON dialect
     (
         '{"type":"Produce","topic":"t","partition":0,"records":["aGk="]}',
-        'a request with a "type" member is not spoken here, write {"Ping":{}} for {"type":"Ping"}',
+        'a request with a "type" member is not supported, write {"Ping":{}} for {"type":"Ping"}',
     ),
-    ('{"topic":"t","type":"Ping"}', 'a request with a "type" member is not spoken here, write {"Ping":{}} for {"type":"Ping"}'),
+    ('{"topic":"t","type":"Ping"}', 'a request with a "type" member is not supported, write {"Ping":{}} for {"type":"Ping"}'),
     ('{"type":7}', "unknown request: type"),
     # no JSON
     ('{"Ping"', "Input data was truncated"),

@@ -228,7 +228,7 @@ class Subscriptions:
 
     async def _subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
         if len(self._uses) >= BLIPMQ_SUBSCRIPTIONS_MAX:
-            raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open, which is the limit")
+            raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open: the limit is reached")
         await self._broker.ensure_topic(who, topic)
         id = await self._book.new_id()
         if qos == 0:
@@ -334,7 +334,7 @@ class Subscriptions:
             await self._book.put({id: None})
             await self._broker.delete_group(Principal(row.owner, "blipmq"), row.group)
         except BrokerError as error:
-            log.warning("subscription not erased", extra={"subscription": id, "reason": str(error)})
+            log.warning("subscription not deleted", extra={"subscription": id, "reason": str(error)})
 
     def _set_timer(self) -> None:
         if self.settings.subscription_idle_ms:

@@ -66,7 +66,7 @@ class Attachments:
         """
         bounds = self._broker.bounds(self._who, topic, PARTITION)
         if topic not in self._by_topic and len(self._by_topic) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
-            raise LimitExceeded(f"one connection may attach to {SUBSCRIPTIONS_PER_CONNECTION_MAX} topics")
+            raise LimitExceeded(f"a connection may attach to at most {SUBSCRIPTIONS_PER_CONNECTION_MAX} topics")
         self.detach(topic)
         attachment = Attachment(topic, bounds.end if offset is None else _within(bounds, offset))
         self._by_topic[topic] = attachment

@@ -257,13 +257,13 @@ class FiggSession:
         if self._was_heard or is_slow:
             self._expect_to_hear()
         else:
-            self._end_with_error(f"silent: for {self._settings.idle_seconds:g} s after it used to ping")
+            self._end_with_error(f"silent: {self._settings.idle_seconds:g} s without a message from a peer that sends pings")
 
 
 def _failure(future: asyncio.Future[Published]) -> BrokerError | None:
     """Return the error of a failed publish."""
     if future.cancelled():
-        return BrokerError("the publish was abandoned")
+        return BrokerError("the publish was cancelled")
     failure = future.exception()
     if failure is None or isinstance(failure, BrokerError):
         return failure

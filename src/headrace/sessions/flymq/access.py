@@ -316,7 +316,7 @@ class FlyMqAccess:
 
     async def _audit_export(self, request: a.AuditExport) -> Reply:
         if request.format not in ("json", "csv"):
-            raise InvalidRequest(f"unknown format {request.format[:40]!r}: json or csv")
+            raise InvalidRequest(f"unknown format {request.format[:40]!r}: expected json or csv")
         found = await self._administration.audit(self._caller, _query(request.query, AUDIT_QUERY_EVENTS_MAX))
         return a.AuditFile(request.format, _as_json(found.events) if request.format == "json" else _as_csv(found.events))
 

@@ -140,7 +140,7 @@ class Handlers:
     async def _create_topic(self, request: CreateTopic) -> Reply:
         partitions = request.partitions or 1
         if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
-            raise InvalidRequest(f"{partitions} partitions: a topic has 1 to {PARTITIONS_PER_TOPIC_MAX}")
+            raise InvalidRequest(f"{partitions} partitions: expected 1 to {PARTITIONS_PER_TOPIC_MAX}")
         try:
             await self._broker.create_topic(self.who, request.topic, partitions=partitions)
         except TopicExists:

@@ -193,7 +193,7 @@ class SchemaCalls:
     async def _set_compatibility(self, arguments: _Moded) -> object:
         mode = _mode(arguments.compatibility)
         if mode is None:
-            raise InvalidRequest("no compatibility is named")
+            raise InvalidRequest("the compatibility is missing")
         await self._schemas.set_compatibility(self._who(), arguments.name, mode)
         return {}
 

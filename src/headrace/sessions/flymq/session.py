@@ -366,7 +366,7 @@ class FlyMqSession:
         if not isinstance(request, ACCESS_REQUESTS):
             return await self._handlers.answer(request)
         if self._access is None:
-            raise InvalidRequest("this broker manages no users")
+            raise InvalidRequest("user management is not available on this broker")
         reply = await self._access.answer(request)
         if self._access.who != self._who:
             self._who = self._handlers.who = self._access.who

@@ -127,7 +127,7 @@ class TransactionHandlers:
         if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
             self._open = {id: held for id, held in self._open.items() if not held.transaction.has_ended}
         if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
-            raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection already")
+            raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached")
         transaction = self._broker.begin(self._who(), timeout_ms=timeout_ms)
         self._open[transaction.id] = _Open(transaction)
         return TxnBegun(transaction.id)

@@ -177,7 +177,7 @@ class Writer:
     def _published(self, cids: list[bytes], size_bytes: int, done: asyncio.Future[Published]) -> None:
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
-        failure = BrokerError("the write was abandoned") if done.cancelled() else done.exception()
+        failure = BrokerError("the write was cancelled") if done.cancelled() else done.exception()
         if self._is_lost:
             return
         if self._window_is_full and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:

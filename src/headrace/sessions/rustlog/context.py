@@ -56,10 +56,10 @@ class UnattachedOffsets:
     def keep(self, group: str, topic: str, partition: int, offset: int) -> None:
         """Store an offset. Raises `InvalidRequest`, `LimitExceeded`."""
         if len(group.encode()) > GROUP_NAME_BYTES_MAX or len(topic.encode()) > TOPIC_NAME_BYTES_MAX:
-            raise InvalidRequest("no group and no topic can have so long a name")
+            raise InvalidRequest("group or topic name too long: at most 249 bytes")
         key = (group, topic, partition)
         if key not in self._offsets and len(self._offsets) >= self._offsets_max:
-            raise LimitExceeded(f"{self._offsets_max} offsets are kept for topics that do not exist")
+            raise LimitExceeded(f"{self._offsets_max} offsets of topics that do not exist are stored: the limit is reached")
         self._offsets[key] = offset
 
     def find(self, group: str, topic: str, partition: int) -> int | None:

@@ -249,7 +249,7 @@ class RustLogSession:
         if self._heard or self._paused:
             self._watch_stall()
             return
-        self._end(f"stalled: {self._decoder.held_bytes} bytes of a frame, and then nothing", error=True)
+        self._end(f"stalled: {self._decoder.held_bytes} bytes of an incomplete frame", error=True)
         self._serve()
 
     def _stop_watching(self) -> None:

@@ -46,10 +46,10 @@ _STRAY: Final = b"\xff\xff\xff\xff"
 def _front_fault(buffer: bytes, position: int, end: int) -> Broken | None:
     """Return the error in the header at `position`, as far as it is received: magic, then version, then length."""
     if buffer[position] != MAGIC:
-        return Broken(f"magic byte {buffer[position]:#04x} is not FlyMQ's")
+        return Broken(f"magic byte {buffer[position]:#04x} is wrong: expected 0xaf")
     if end - position > 1 and buffer[position + 1] != VERSION:
         version = buffer[position + 1]
-        return Broken(f"protocol version {version} is not spoken", f"unsupported protocol version: {version}")
+        return Broken(f"protocol version {version} is not supported", f"unsupported protocol version: {version}")
     if end - position >= HEADER_BYTES:
         length = HEADER.unpack_from(buffer, position)[4]
         if length > FLYMQ_PAYLOAD_BYTES_MAX:

@@ -222,7 +222,7 @@ def encode_batch(batch: ProduceBatch) -> bytes:
 def check_sizes(sizes: Sequence[int], extra: int) -> None:
     """Return the payload sizes of a batch, with `extra` bytes in addition to key and value. Raises `InvalidRequest`, `RecordTooLarge`."""
     if not sizes:
-        raise InvalidRequest("a run has at least one record")
+        raise InvalidRequest("a batch has at least one record")
     if max(sizes) > FLYMQ_PAYLOAD_BYTES_MAX:
         raise RecordTooLarge(size_bytes=max(sizes) - extra, bytes_max=FLYMQ_PAYLOAD_BYTES_MAX - extra)
 

@@ -47,7 +47,7 @@ class TxnProduceLayout:
         return TxnProduceBatch(transaction, topic, [value], [key] if key else None, None if partition == AUTO else [partition])
 
     def write(self, value: TxnProduceBatch, /) -> bytes:
-        raise AssertionError("a run is several frames: see encode_batch")
+        raise AssertionError("a batch is several frames: see encode_batch")
 
 
 TXN_BEGIN = Layout(TxnBegin, timeout_ms=Trailing(U32, 0))

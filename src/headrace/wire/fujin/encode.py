@@ -59,7 +59,7 @@ def writes(
         for cid, value in zip(cids, values, strict=True):
             size = len(value)
             if form is WriteForm.AUTO and size and not is_plain_in_auto(size):
-                raise InvalidRequest(f"a value of {size} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
+                raise InvalidRequest(f"a value of {size} bytes is ambiguous with headers: use the form NEVER or ALWAYS")
             append(pack(Request.WRITE, cid, field, size))
             append(value)
         return b"".join(parts)
@@ -77,7 +77,7 @@ def _headed(headers: Headers, value: bytes, form: WriteForm) -> bytes:
     if form is WriteForm.NEVER or (form is WriteForm.AUTO and not headers and is_plain_in_auto(len(value))):
         return _text(value)
     if form is WriteForm.AUTO and not headers and len(value) > AUTO_COUNTLESS_BYTES_MAX:
-        raise InvalidRequest(f"a value of {len(value)} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
+        raise InvalidRequest(f"a value of {len(value)} bytes is ambiguous with headers: use the form NEVER or ALWAYS")
     parts = [_U16.pack(2 * len(headers))]
     for name, content in headers:
         parts += (_text(name.encode()), _text(content))

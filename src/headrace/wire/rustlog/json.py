@@ -370,7 +370,7 @@ def _bare(payload: bytes, bare: dict[str, Callable[[], Any]], role: str) -> Any:
 
 def _raise_unknown(payload: bytes, name: str, role: str) -> NoReturn:
     if bytes(_ANY_OBJECT.decode(payload).type).startswith(b'"'):
-        raise Undecodable(f'a {role} with a "type" member is not spoken here, write {{"Ping":{{}}}} for {{"type":"Ping"}}')
+        raise Undecodable(f'a {role} with a "type" member is not supported, write {{"Ping":{{}}}} for {{"type":"Ping"}}')
     raise Undecodable(f"unknown {role}: {name}")
 
 
