@@ -116,7 +116,7 @@ async def test_no_other_protocol_tells_whether_a_hidden_topic_exists(who: str, p
         for kind, row in RUSTLOG.items():
             told = {}
             for name in (ABSENT, *hidden(who, "rustlog")):
-                told[name] = unnamed(await peer.ask(RustLogDialect.JSON, row.request(name)), name, stand)
+                told[name] = unnamed(await peer.exchange(RustLogDialect.JSON, row.request(name)), name, stand)
             if kind.__name__ not in ("MetricsFetch", "Ping"):
                 assert set(told.values()) == {told[ABSENT]}, kind
                 cases += len(told)

@@ -59,7 +59,7 @@ async def test_every_rustlog_request_is_answered_as_the_policy_says(who: str, pr
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():
             for name in NAMES:
-                reply = await peer.ask(RustLogDialect.JSON, row.request(name))
+                reply = await peer.exchange(RustLogDialect.JSON, row.request(name))
                 got = not (isinstance(reply, r.ErrorReply) and " may not " in str(reply))
                 tally.add(f"{kind.__name__} {name}", got, needed(who, "rustlog", row.of(name), name))
                 await stand.restore(name)
@@ -96,7 +96,7 @@ async def test_every_blipmq_request_is_answered_as_the_policy_says(who: str, pro
         await peer.login()
         for kind, row in BLIPMQ.items():
             for name in NAMES:
-                replies = await peer.ask(row.request(name))
+                replies = await peer.exchange(row.request(name))
                 got = not any(isinstance(reply, blipmq.Nack) and reply.code == 401 for reply in replies)
                 tally.add(f"{blipmq.FrameType(kind).name} {name}", got, needed(who, "blipmq", row.of(name), name))
                 await stand.restore(name)

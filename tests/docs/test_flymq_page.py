@@ -18,7 +18,7 @@ from headrace.wire.flymq.messages import Broken, Malformed, Packed, UnknownOpcod
 from headrace.wire.flymq.opcodes import SPECIFIED
 from headrace.wire.flymq.table import SPOKEN
 from tests.clients.flymq.support import WAIT_SECONDS, serving
-from tests.sessions.flymq.support import house
+from tests.sessions.flymq.support import running_server
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "flymq.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"```hex\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
@@ -52,7 +52,7 @@ def test_every_reply_is_one_whole_frame(frame: bytes, caption: str) -> None:
 
 
 async def test_the_conversations_take_place_as_printed() -> None:
-    async with house() as home:
+    async with running_server() as home:
         peer = home.peer()
         for (request, caption), (reply, _) in zip(REQUESTS, REPLIES, strict=True):
             said = len(peer.wire.sent)

@@ -15,7 +15,7 @@ from headrace.wire.rustlog import errors as refusals
 from headrace.wire.rustlog.codec import Received
 from headrace.wire.rustlog.messages import Dialect
 from tests.clients.rustlog.support import WAIT_SECONDS, serving
-from tests.sessions.rustlog.support import house
+from tests.sessions.rustlog.support import running_server
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "rustlog.md").read_text(encoding="utf-8")
 
@@ -36,7 +36,7 @@ CONVERSATION = list(
 
 
 async def test_every_request_of_the_page_is_answered_as_the_page_says() -> None:
-    async with house() as home:
+    async with running_server() as home:
         peer = home.connect()
         for request, reply in zip(CONVERSATION[::2], CONVERSATION[1::2], strict=True):
             before = len(peer.wire.sent)

@@ -42,7 +42,7 @@ async def topic(broker: Broker) -> str:
 
 
 async def _read_until(broker: Broker, reader: Peer, topic: str, last: bytes, ready: asyncio.Event | None = None) -> list[bytes]:
-    """What a subscription of this protocol gives up to a certain value; `ready` is set when it is in place."""
+    """Return what a subscription of this protocol delivers up to a certain value. `ready` is set when it is active."""
     start: Start = "start" if reader.reads_history else "end"
     settlement: Settlement = "auto" if reader.needs_settlement else "explicit"
     seen: list[bytes] = []

@@ -1,4 +1,4 @@
-"""A record whose schema check leaves the event loop: every protocol waits for it, and the records behind it keep their places."""
+"""A record whose schema check leaves the event loop: every protocol waits for it, and later records keep their order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ PROTOCOLS = [flymq, rustlog, blipmq_, figg_, fujin_]
 async def published(
     open_session: Callable[[Broker, list[bytes]], tuple[Any, bytes]], values: list[bytes], count: int
 ) -> list[bytes | None]:
-    """What is in the topic once so many of the values are."""
+    """Return the values of the topic when it has this many."""
     clock = HandClock()
     broker = Broker(FragileEngine(clock=clock), clock=clock, later=clock.later)
     await broker.open()

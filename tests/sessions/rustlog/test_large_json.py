@@ -12,7 +12,7 @@ from headrace.sessions.rustlog.session import RustLogSession
 from headrace.wire.rustlog import Dialect, encode_request
 from headrace.wire.rustlog import messages as m
 from tests.server.test_access import enforced
-from tests.sessions.rustlog.support import WHO, Peer, Wire, house
+from tests.sessions.rustlog.support import WHO, Peer, Wire, running_server
 
 JSON, BINARY = Dialect.JSON, Dialect.BINARY
 LARGE = encode_request(JSON, m.Produce("t", 0, [b""] * 100_000))
@@ -20,23 +20,23 @@ assert len(LARGE) > 4 * RUSTLOG_DECODE_STEP_BYTES
 
 
 async def test_other_connections_are_served_while_a_large_request_is_decoded() -> None:
-    async with house() as home:
-        large, other = home.connect(), home.connect()
-        await other.ask(BINARY, m.CreateTopic("t", 1))
+    async with running_server() as server:
+        large, other = server.connect(), server.connect()
+        await other.exchange(BINARY, m.CreateTopic("t", 1))
         large.send(LARGE)
         assert large.wire.pauses == 1, "not read while its request is decoded"
         for _ in range(len(LARGE) // RUSTLOG_DECODE_STEP_BYTES):
             await asyncio.sleep(0)
-            assert await other.ask(JSON, m.Ping()) == m.Pong()
-            assert large.heard() == [] and home.broker.bounds(WHO, "t", 0).end == 0
+            assert await other.exchange(JSON, m.Ping()) == m.Pong()
+            assert large.heard() == [] and server.broker.bounds(WHO, "t", 0).end == 0
         assert await large.replies(1) == [m.ProduceReply(range(100_000))]
         assert large.wire.pauses == 0
 
 
 async def test_requests_before_and_after_a_large_one_keep_their_order() -> None:
-    async with house() as home:
-        peer = home.connect()
-        await peer.ask(BINARY, m.CreateTopic("t", 1))
+    async with running_server() as server:
+        peer = server.connect()
+        await peer.exchange(BINARY, m.CreateTopic("t", 1))
         wrong = b'{"Produce":{"topic":"t","partition":0,"records":[' + b"[1]," * 30_000 + b'"x"]}}'
         small = encode_request(BINARY, m.Produce("t", 0, [b"a"]))
         peer.send(small + LARGE + small + len(wrong).to_bytes(4, "big") + wrong + encode_request(JSON, m.Ping()))
@@ -52,23 +52,23 @@ async def test_requests_before_and_after_a_large_one_keep_their_order() -> None:
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_connection_lost_while_its_request_is_decoded_publishes_nothing(turns: int) -> None:
-    async with house() as home:
+    async with running_server() as server:
         wire = Wire()
-        peer = Peer(RustLogSession(wire, home.broker, WHO, home.commons), wire)
-        await peer.ask(BINARY, m.CreateTopic("t", 1))
+        peer = Peer(RustLogSession(wire, server.broker, WHO, server.context), wire)
+        await peer.exchange(BINARY, m.CreateTopic("t", 1))
         peer.send(LARGE)
         for _ in range(turns):
             await asyncio.sleep(0)
         peer.session.lost()
         for _ in range(20):
             await asyncio.sleep(0)
-        assert home.broker.bounds(WHO, "t", 0).end == 0
+        assert server.broker.bounds(WHO, "t", 0).end == 0
 
 
 async def test_a_drain_completes_a_large_request() -> None:
-    async with house() as home:
-        peer = home.connect()
-        await peer.ask(BINARY, m.CreateTopic("t", 1))
+    async with running_server() as server:
+        peer = server.connect()
+        await peer.exchange(BINARY, m.CreateTopic("t", 1))
         peer.send(LARGE)
         peer.session.closing()
         assert await peer.replies(1) == [m.ProduceReply(range(100_000))]

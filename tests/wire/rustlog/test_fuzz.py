@@ -1,4 +1,4 @@
-"""Whatever arrives, the decoder answers; and what we write, we read."""
+"""The decoder returns a result for any input, and decodes what the encoder encodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mutated(rng: random.Random, seeds: list[bytes]) -> bytes:
 
 
 def check(answers: list[Incoming]) -> None:
-    """Each answer can be acted on: a request has legal fields, a refusal can be sent."""
+    """Check each result: a request has valid fields, an error can be sent."""
     for answer in answers:
         match answer:
             case Received(dialect, request):
@@ -52,18 +52,18 @@ def check(answers: list[Incoming]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_one_thousand_broken_streams_a_seed_are_answered_alike_whole_and_in_pieces(seed: int) -> None:
+def test_one_thousand_broken_streams_a_seed_are_answered_alike_whole_and_in_chunks(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(1_000):
         stream = mutated(rng, SEEDS) if rng.random() < 0.9 else rng.randbytes(rng.randrange(64))
         whole = RequestDecoder().feed(stream)
         check(whole)
-        pieces, decoder, at = list[Incoming](), RequestDecoder(), 0
+        chunks, decoder, at = list[Incoming](), RequestDecoder(), 0
         while at < len(stream):
             step = rng.randrange(1, 20)
-            pieces += decoder.feed(stream[at : at + step])
+            chunks += decoder.feed(stream[at : at + step])
             at += step
-        assert pieces == whole
+        assert chunks == whole
 
 
 @pytest.mark.parametrize("seed", range(10))

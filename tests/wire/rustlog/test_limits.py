@@ -139,7 +139,7 @@ def test_the_encoded_reply_fills_the_frame_and_never_overflows_it(dialect: Diale
 
 
 def largest_json(offset: int) -> int:
-    """How many zero bytes one JSON reply holds: each is a digit and a comma."""
+    """Number of zero bytes in one JSON reply: each is a digit and a comma."""
     around = len('{"Fetch":{"records":[{"offset":,"payload":[]},],"next_offset":18446744073709551615}}') + len(str(offset))
     return (RUSTLOG_FRAME_BYTES_MAX - around + 1) // 2
 

@@ -79,7 +79,7 @@ def test_an_escaped_name_is_the_same_name() -> None:
     assert RequestDecoder().feed(framed(text)) == [Received(JSON, m.Produce("ü😀", 0, []))]
 
 
-def test_a_binary_request_may_be_followed_by_bytes_nobody_reads() -> None:
+def test_a_binary_request_may_be_followed_by_ignored_bytes() -> None:
     frame = framed(bytes.fromhex("05 0001 74 00000002") + b"later")
     assert RequestDecoder().feed(frame) == [Received(Dialect.BINARY, m.CreateTopic("t", 2))]
 

@@ -1,11 +1,11 @@
-"""What is wrong gets its documented answer, in its dialect, and what follows is answered as if nothing had happened."""
+"""Invalid input gets its documented error, in its dialect, and later requests are answered normally."""
 
 from __future__ import annotations
 
 import pytest
 
 from headrace.wire.rustlog import Received, Refused, ReplyDecoder, RequestDecoder, encode_reply
-from headrace.wire.rustlog import errors as refusals
+from headrace.wire.rustlog import errors as errors
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.messages import Dialect, Undecodable
 from tests.wire.rustlog.vectors import BINARY, JSON, framed
@@ -207,12 +207,12 @@ def test_a_wrong_length_is_answered_at_once_in_the_last_dialect_and_ends_the_str
 
 def test_requests_before_a_wrong_length_are_still_answered_first() -> None:
     answers = RequestDecoder().feed(framed('"Ping"') + bytes(4) + framed('"Ping"'))
-    assert answers == [Received(JSON, m.Ping()), Refused(JSON, refusals.bad_length(JSON, 0), fatal=True)]
+    assert answers == [Received(JSON, m.Ping()), Refused(JSON, errors.bad_length(JSON, 0), fatal=True)]
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_the_text_of_an_error_that_quotes_a_huge_name_is_cut_to_fit(dialect: Dialect) -> None:
-    error = refusals.no_partition(dialect, "\U0001f600" * 3_000_000, 0)
+    error = errors.no_partition(dialect, "\U0001f600" * 3_000_000, 0)
     frame = encode_reply(dialect, error)
     assert len(frame) < 65_536
     (reply,) = ReplyDecoder().feed(frame)
