@@ -202,7 +202,7 @@ class _Compiler:
         """Return the state from which the tree leads to `then`."""
         self.drawn += 1
         if self.drawn > _DRAWN_MAX:
-            raise NotRegular("too many pieces")
+            raise NotRegular("too many nodes")
         match tree:
             case ("on", found):
                 return self._add(_ON, found, then)

@@ -72,7 +72,7 @@ def _topic_field(topic: str) -> bytes:
 
 def _batch(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[bytes]) -> bytes:
     """If all values have one size, all frames share their head, and no Python code runs for each frame."""
-    assert len(numbers) == len(values), "columns of one run have one length"
+    assert len(numbers) == len(values), "columns of one batch have one length"
     field = _topic_field(topic)
     rest = RUN_FIELDS_BYTES - SIZE.size + len(field)
     sizes = set(map(len, values))

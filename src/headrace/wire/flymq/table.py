@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from headrace.wire.flymq import access, broker, cluster, core, dead_letters, delayed, groups, schemas, transactions
+from headrace.wire.flymq import access, cluster, core, dead_letters, delayed, groups, schemas, transactions
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
@@ -51,7 +51,7 @@ ROWS: Final[Iterable[Row]] = (
     Row(Opcode.DELETE_TOPIC, m.DeleteTopic, core.DELETE_TOPIC, core.DONE),
     Row(Opcode.CONSUME_ZERO_COPY, m.ConsumeZeroCopy, core.CONSUME_ZERO_COPY, core.CONSUMED),
     Row(Opcode.FETCH_BINARY, m.FetchBinary, core.FETCH_BINARY, _SDK_FETCHED),
-    Row(Opcode.BROKER, v.BrokerCall, broker.BROKER, broker.BROKER_REPLY),
+    Row(Opcode.BROKER, v.BrokerCall, access.BROKER, access.BROKER_REPLY),
     Row(Opcode.REGISTER_SCHEMA, s.RegisterSchema, schemas.REGISTER_SCHEMA, schemas.SCHEMA_ENTRY),
     Row(Opcode.GET_SCHEMA, s.GetSchema, schemas.GET_SCHEMA, schemas.SCHEMA_REPLY),
     Row(Opcode.LIST_SCHEMAS, s.ListSchemas, schemas.LIST_SCHEMAS, schemas.SCHEMA_ENTRIES),

@@ -260,7 +260,7 @@ class RequestDecoder(Decoder[ClientMessage]):
             return self._need(body - position)
         if isinstance(body, str):
             return self._over(Reply.WRITE, cid, body), position + 1
-        assert body.value is _SKIPPED, "a good body makes a run"
+        assert body.value is _SKIPPED, "a valid body belongs to a batch"
         return Refused(Reply.WRITE, cid, TOO_LARGE.format(body.size, self._message_bytes_max)), body.end
 
     def _body(self, buffer: bytes, begin: int) -> _Body | int | str:
