@@ -148,7 +148,7 @@ RUSTLOG_FRAME_BYTES_MAX: Final = 10 * MIB
 RUSTLOG_NO_RIGHTS_FRAME_BYTES_MAX: Final = 8 * KIB
 """The payload of one frame from a peer that has no right at all, where access is enforced; inclusive."""
 RUSTLOG_DECODE_STEP_BYTES: Final = 64 * KIB
-"""JSON that is decoded in one turn of the event loop. A larger payload is decoded in several."""
+"""JSON records that are decoded in one turn of the event loop. Those of a larger Produce are decoded in several."""
 RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
 """Records of one Produce: so many offsets of 20 digits still fit the JSON reply."""
 RUSTLOG_REPLY_BYTES_MAX: Final = OUTPUT_BUFFER_BYTES_MAX - OUTPUT_HIGH_WATER_BYTES
