@@ -144,7 +144,11 @@ FIGG_TOPIC_BYTES_MAX: Final = 1 * KIB
 
 # RustLog
 RUSTLOG_FRAME_BYTES_MAX: Final = 10 * MIB
-"""Payload of one frame in either direction, inclusive."""
+"""The payload of one frame in either direction; inclusive."""
+RUSTLOG_NO_RIGHTS_FRAME_BYTES_MAX: Final = 8 * KIB
+"""The payload of one frame from a peer that has no right at all, where access is enforced; inclusive."""
+RUSTLOG_DECODE_STEP_BYTES: Final = 64 * KIB
+"""JSON records that are decoded in one turn of the event loop. Those of a larger Produce are decoded in several."""
 RUSTLOG_PRODUCE_RECORDS_MAX: Final = 250_000
 """Records of one Produce: this many offsets of 20 digits still fit the JSON reply."""
 RUSTLOG_REPLY_BYTES_MAX: Final = OUTPUT_BUFFER_BYTES_MAX - OUTPUT_HIGH_WATER_BYTES

@@ -20,7 +20,7 @@ from headrace.schemas import SchemaType
 from headrace.sessions.figg.session import FiggSession
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.writer import WriterIds
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.rustlog import Dialect as RustLogDialect
 from tests.access.harness import ADMIN, Guarded, guarded
@@ -117,12 +117,12 @@ async def test_no_other_protocol_tells_whether_a_hidden_topic_exists(who: str, p
     cases = 0
     async with world() as harness:
         wire = RustLogWire()
-        session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
+        session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():
             answers = {}
             for name in (ABSENT, *hidden(who, "rustlog")):
-                answers[name] = unnamed(await peer.ask(RustLogDialect.JSON, row.request(name)), name, harness)
+                answers[name] = unnamed(await peer.exchange(RustLogDialect.JSON, row.request(name)), name, harness)
             if kind.__name__ not in ("MetricsFetch", "Ping"):
                 assert set(answers.values()) == {answers[ABSENT]}, kind
                 cases += len(answers)
@@ -161,7 +161,7 @@ async def test_no_blipmq_frame_tells_whether_a_hidden_topic_exists(who: str, pro
         for kind, row in BLIPMQ.items():
             answers = {}
             for name in (ABSENT, *hidden(who, "blipmq")):
-                answers[name] = unnamed(await peer.ask(row.request(name)), name, harness)
+                answers[name] = unnamed(await peer.exchange(row.request(name)), name, harness)
             assert set(answers.values()) == {answers[ABSENT]}, kind
             cases += len(answers)
     proof("answers that tell nothing", cases)

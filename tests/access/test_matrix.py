@@ -23,7 +23,7 @@ from headrace.errors import BrokerError, NotAuthorized, UnknownMessage, UnknownS
 from headrace.records import RecordBatch
 from headrace.schemas import Compatibility, SchemaType
 from headrace.sessions.flymq.access import FlyMqAccess
-from headrace.sessions.flymq.extensions import BrokerVerbs
+from headrace.sessions.flymq.extensions import BrokerHandlers
 from headrace.sessions.flymq.session import FlyMqSession
 from headrace.wire.flymq import Opcode
 from headrace.wire.flymq import access_messages as a
@@ -473,7 +473,7 @@ def test_every_opcode_and_every_json_call_has_a_row() -> None:
     assert set(FLYMQ) | set(FLYMQ_ADMIN) | set(FLYMQ_FREE) | {Opcode.ACCESS, Opcode.BROKER} == SPOKEN
     harness = Guarded()
     assert set(ACCESS) == set(FlyMqAccess(harness.access, ROOT, "a:1").calls)
-    assert set(BROKER_CALLS) == set(BrokerVerbs(harness.broker, lambda: ROOT).verbs)
+    assert set(BROKER_CALLS) == set(BrokerHandlers(harness.broker, lambda: ROOT).operations)
     harness.passwords.close()
 
 

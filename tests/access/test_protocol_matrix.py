@@ -17,7 +17,7 @@ from headrace.sessions.blipmq.subscriptions import Subscriptions
 from headrace.sessions.figg.session import FiggSession
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.writer import WriterIds
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession
 from headrace.wire import blipmq, fujin
 from headrace.wire import figg as figg_wire
 from headrace.wire.rustlog import Dialect as RustLogDialect
@@ -58,11 +58,11 @@ async def test_every_rustlog_request_is_answered_as_the_policy_says(who: str, pr
     tally = Tally()
     async with world() as harness:
         wire = RustLogWire()
-        session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
+        session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():
             for name in NAMES:
-                reply = await peer.ask(RustLogDialect.JSON, row.request(name))
+                reply = await peer.exchange(RustLogDialect.JSON, row.request(name))
                 got = not (isinstance(reply, r.ErrorReply) and " may not " in str(reply))
                 tally.add(f"{kind.__name__} {name}", got, needed(who, "rustlog", row.of(name), name))
                 await harness.restore(name)
@@ -108,7 +108,7 @@ async def test_every_blipmq_request_is_answered_as_the_policy_says(who: str, pro
     async with world() as harness, blipmq_peer(harness, PEOPLE[who].at("blipmq")) as peer:
         for kind, row in BLIPMQ.items():
             for name in NAMES:
-                replies = await peer.ask(row.request(name))
+                replies = await peer.exchange(row.request(name))
                 got = not any(isinstance(reply, blipmq.Nack) and reply.code == 401 for reply in replies)
                 tally.add(f"{blipmq.FrameType(kind).name} {name}", got, needed(who, "blipmq", row.of(name), name))
                 await harness.restore(name)

@@ -21,7 +21,7 @@ from headrace.wire.figg import encode
 from headrace.wire.flymq import Dialect as FlyMqDialect
 from headrace.wire.flymq import Opcode, RequestDecoder, encode_failure, encode_reply
 from headrace.wire.flymq.messages import AUTO, Failure, Fetch, Fetched, RecordMetadataBatch
-from headrace.wire.rustlog import Asked, Dialect
+from headrace.wire.rustlog import Dialect, Received
 from headrace.wire.rustlog import RequestDecoder as RustLogDecoder
 from headrace.wire.rustlog import encode_reply as rustlog_reply
 from headrace.wire.rustlog import errors as refusals
@@ -173,7 +173,7 @@ class RustLogPages:
     def answer(self, requests: bytes) -> bytes:
         replies = []
         for asked in self._decoder.feed(requests):
-            assert isinstance(asked, Asked) and isinstance(asked.request, rustlog.Fetch)
+            assert isinstance(asked, Received) and isinstance(asked.request, rustlog.Fetch)
             begin, overhead = asked.request.offset, 12 if asked.dialect is Dialect.BINARY else 0
             offsets = range(begin, begin + min(asked.request.max_bytes // (30 + overhead), self._most))
             replies.append(rustlog_reply(asked.dialect, rustlog.FetchReply(offsets, [b"v" * 30] * len(offsets), offsets.stop)))

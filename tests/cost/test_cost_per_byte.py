@@ -1,4 +1,4 @@
-"""What a request costs the broker is bounded by what its peer has sent: for every request type, as anonymous and as a plain user.
+"""The cost of a request is bounded by the bytes that its peer has sent: for every request type, as anonymous and as a plain user.
 
 The bound is `REQUEST_CPU_MS_MAX` and `REQUEST_CPU_NS_PER_BYTE_MAX` of processor time, and the same of memory. Each case is measured
 in this process with sessions that have no sockets; processor time, not time, so that a busy machine does not matter.
@@ -35,7 +35,7 @@ from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.session import FlyMqSession
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.writer import WriterIds
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession
 from headrace.wire import blipmq, fujin
 from headrace.wire.flymq.table import SPOKEN
 from headrace.wire.rustlog import messages as r
@@ -52,10 +52,10 @@ from tests.sessions.flymq.support import Wire as FlyMqWire
 from tests.sessions.fujin.support import StreamLink
 from tests.sessions.rustlog.support import Wire as RustLogWire
 
-PIECE_BYTES = 256 * 1024
-"""What a socket delivers at once."""
+CHUNK_BYTES = 256 * 1024
+"""Bytes that a socket delivers at once."""
 PRINCIPALS = ("nobody", "dave")
-"""Somebody who has not logged in, and somebody who may read and publish."""
+"""A peer without a login, and a user who may read and publish."""
 DEADLINE_SECONDS = 60.0
 
 
@@ -83,8 +83,8 @@ class Meter:
         """Feed the frames as a connection would, and wait until they are dealt with."""
         before = self._begin()
         async with asyncio.timeout(DEADLINE_SECONDS):
-            for at in range(0, len(frames), PIECE_BYTES):
-                session.receive(frames[at : at + PIECE_BYTES])
+            for at in range(0, len(frames), CHUNK_BYTES):
+                session.receive(frames[at : at + CHUNK_BYTES])
                 await self._rest(link)
         self.check(label, len(frames), self._end(before))
         session.lost()
@@ -129,10 +129,10 @@ def meter(request: pytest.FixtureRequest, who: str, proof: Proof) -> Iterator[Me
     proof("requests whose cost is bounded", made.cases)
 
 
-async def furnish(stand: World) -> None:
-    await stand.broker.schemas.delete(ROOT, TOPIC)
-    await stand.broker.schemas.register(ROOT, TOPIC, SchemaType.JSON, SCHEMA)
-    await stand.broker.publish(ROOT, LARGE, RecordBatch([b"0123456789" * 10] * 3_000))
+async def furnish(env: World) -> None:
+    await env.broker.schemas.delete(ROOT, TOPIC)
+    await env.broker.schemas.register(ROOT, TOPIC, SchemaType.JSON, SCHEMA)
+    await env.broker.publish(ROOT, LARGE, RecordBatch([b"0123456789" * 10] * 3_000))
 
 
 def test_every_request_type_has_its_worst_input() -> None:
@@ -147,61 +147,61 @@ def test_every_request_type_has_its_worst_input() -> None:
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_flymq_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
     principal = PEOPLE[who].at("flymq")
-    async with world() as stand:
-        await furnish(stand)
+    async with world() as env:
+        await furnish(env)
         for opcode in sorted(SPOKEN):
             for label, frames in worst.flymq_inputs(opcode):
                 if meter.of_memory and label == "many":
                     continue  # each is forgotten before the next
                 wire = FlyMqWire()
-                session = FlyMqSession(wire, stand.broker, principal, access=FlyMqAccess(stand.access, principal, "10.0.0.1:1"))
+                session = FlyMqSession(wire, env.broker, principal, access=FlyMqAccess(env.access, principal, "10.0.0.1:1"))
                 await meter.session(f"{who} {opcode:#04x} {label}", wire, session, frames)
 
 
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_rustlog_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
-    async with world() as stand:
-        await furnish(stand)
-        commons = RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__)
+    async with world() as env:
+        await furnish(env)
+        context, principal = RustLogContext(ticks_ns=iter(range(1 << 30)).__next__), PEOPLE[who].at("rustlog")
         for kind in get_args(r.Request):
             for label, frames in worst.rustlog_inputs(kind):
                 wire = RustLogWire()
-                session = RustLogSession(wire, stand.broker, PEOPLE[who].at("rustlog"), commons)
+                session = RustLogSession(wire, env.broker, principal, context, lambda: env.access.allows_anything(principal.name))
                 await meter.session(f"{who} {kind.__name__} {label}", wire, session, frames)
 
 
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_blipmq_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
-    """Nobody publishes without a key; `nobody` is a peer that does not show one."""
-    async with world() as stand:
-        await furnish(stand)
-        book = SubscriptionBook(stand.engine, "blipmq")
-        subscriptions = Subscriptions(stand.broker, book, clock=stand.clock, settings=BlipMqSettings(), later=stand.clock.later)
+    """A publish needs a key; `nobody` is a peer without one."""
+    async with world() as env:
+        await furnish(env)
+        book = SubscriptionBook(env.engine, "blipmq")
+        subscriptions = Subscriptions(env.broker, book, clock=env.clock, settings=BlipMqSettings(), later=env.clock.later)
         await subscriptions.open()
         login = b"" if who == "nobody" else blipmq.encoder.hello(1) + blipmq.encoder.auth(2, b"key")
         for kind, make in worst.BLIPMQ_WORST.items():
             wire = BlipMqWire()
-            session = BlipMqSession(wire, stand.broker, subscriptions, verify_key=lambda key: PEOPLE[who].at("blipmq"))
+            session = BlipMqSession(wire, env.broker, subscriptions, verify_key=lambda key: PEOPLE[who].at("blipmq"))
             await meter.session(f"{who} {kind}", wire, session, login + make())
         await subscriptions.close()
 
 
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_figg_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
-    async with world() as stand:
-        await furnish(stand)
+    async with world() as env:
+        await furnish(env)
         for kind, make in worst.FIGG_WORST.items():
             link = TestLink()
-            await meter.session(f"{who} {kind}", link, FiggSession(stand.broker, link, PEOPLE[who].at("figg")), make())
+            await meter.session(f"{who} {kind}", link, FiggSession(env.broker, link, PEOPLE[who].at("figg")), make())
 
 
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_fujin_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
-    async with world() as stand:
-        await furnish(stand)
+    async with world() as env:
+        await furnish(env)
         for kind, make in worst.FUJIN_WORST.items():
             link = StreamLink()
-            await meter.session(f"{who} {kind.name}", link, FujinSession(stand.broker, link, PEOPLE[who].at("fujin"), WriterIds()), make())
+            await meter.session(f"{who} {kind.name}", link, FujinSession(env.broker, link, PEOPLE[who].at("fujin"), WriterIds()), make())
 
 
 # Flight: the client is in this process, and its work is measured with the broker's.
@@ -249,20 +249,20 @@ def put(client: flight.FlightClient, command: request.Request, batch: pa.RecordB
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_flight_calls_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
     principal: Principal = PEOPLE[who].at("flight")
-    async with world() as stand:
-        await furnish(stand)
+    async with world() as env:
+        await furnish(env)
         bridge, calls = Bridge(asyncio.get_running_loop()), Calls(FLIGHT_CALLS_MAX)
-        middleware = {MIDDLEWARE: LoginMiddleware(Callers(bridge, stand.access, "anonymous"), calls)}
-        server = FlightServer("grpc://127.0.0.1:0", stand.broker, bridge, lambda context: principal, calls, middleware=middleware)
+        middleware = {MIDDLEWARE: LoginMiddleware(Callers(bridge, env.access, "anonymous"), calls)}
+        server = FlightServer("grpc://127.0.0.1:0", env.broker, bridge, lambda context: principal, calls, middleware=middleware)
         client = flight.connect(f"grpc://127.0.0.1:{server.port}")
         try:
-            for verb, body in FLIGHT_BODIES.items():
-                action = flight.Action(verb, body)
-                await meter.call(f"{who} {verb}", len(body), lambda action=action: list(client.do_action(action)))  # type: ignore[misc]
+            for operation, body in FLIGHT_BODIES.items():
+                action = flight.Action(operation, body)
+                await meter.call(f"{who} {operation}", len(body), lambda action=action: list(client.do_action(action)))  # type: ignore[misc]
             for kind, batches in FLIGHT_ROWS.items():
                 for index, batch in enumerate(batches):
-                    command = PUTS[kind].request(stand, TOPIC)
-                    stand.stages += 1
+                    command = PUTS[kind].request(env, TOPIC)
+                    env.stages += 1
                     label = f"{who} {kind.__name__} {index}"
                     await meter.call(label, sent_bytes(batch), lambda command=command, batch=batch: put(client, command, batch))  # type: ignore[misc]
         finally:

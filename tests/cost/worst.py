@@ -100,7 +100,7 @@ def flymq_inputs(opcode: int) -> Iterator[tuple[str, bytes]]:
     yield "bomb", frame(opcode, _bomb(opcode), BINARY | GZIP)
 
 
-# RustLog: JSON behind a length.
+# RustLog: a length, then JSON.
 
 
 def _json_frame(body: bytes) -> bytes:

@@ -18,7 +18,7 @@ from headrace.wire.flymq.messages import Broken, Malformed, Packed, UnknownOpcod
 from headrace.wire.flymq.opcodes import SPECIFIED
 from headrace.wire.flymq.table import SPOKEN
 from tests.clients.flymq.support import WAIT_SECONDS, serving
-from tests.sessions.flymq.support import house
+from tests.sessions.flymq.support import running_server
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "flymq.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"```hex\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
@@ -52,7 +52,7 @@ def test_every_reply_is_one_whole_frame(frame: bytes, caption: str) -> None:
 
 
 async def test_the_exchanges_run_as_printed() -> None:
-    async with house() as home:
+    async with running_server() as home:
         peer = home.peer()
         for (request, caption), (reply, _) in zip(REQUESTS, REPLIES, strict=True):
             said = len(peer.wire.sent)
@@ -83,10 +83,10 @@ def test_every_opcode_of_the_specification_is_supported() -> None:
         ("a payload has at most 33,554,432 bytes", limits.FLYMQ_PAYLOAD_BYTES_MAX),
         ("a record above 33,554,404 bytes", RECORD_BYTES_MAX),
         ("holds at most 4 MiB", limits.FLYMQ_FETCH_BYTES_MAX),
-        ("256 MiB were looked at", limits.FLYMQ_SCAN_BYTES_MAX),
-        ("read no further than 16 MiB ahead", limits.IN_FLIGHT_BYTES_MAX),
+        ("256 MiB are read", limits.FLYMQ_SCAN_BYTES_MAX),
+        ("read at most 16 MiB ahead", limits.IN_FLIGHT_BYTES_MAX),
         ("in the first 64 KiB of a key", flymq_filter.PATTERN_TEXT_BYTES_MAX),
-        ("at most 32 MiB unpacked", limits.FLYMQ_PAYLOAD_BYTES_MAX),
+        ("at most 32 MiB decompressed", limits.FLYMQ_PAYLOAD_BYTES_MAX),
         ("Texts have at most 127 bytes", MESSAGE_BYTES_MAX),
         ("At most 100,000", limits.DELAYED_MAX),
         ("of 256 MiB together wait", limits.DELAYED_BYTES_MAX),

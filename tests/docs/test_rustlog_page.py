@@ -12,10 +12,10 @@ import pytest
 from headrace import limits
 from headrace.wire.rustlog import ReplyDecoder, RequestDecoder
 from headrace.wire.rustlog import errors as refusals
-from headrace.wire.rustlog.codec import Asked
+from headrace.wire.rustlog.codec import Received
 from headrace.wire.rustlog.messages import Dialect
 from tests.clients.rustlog.support import WAIT_SECONDS, serving
-from tests.sessions.rustlog.support import house
+from tests.sessions.rustlog.support import running_server
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "protocols" / "rustlog.md").read_text(encoding="utf-8")
 
@@ -36,7 +36,7 @@ CONVERSATION = list(
 
 
 async def test_every_request_of_the_page_gets_the_reply_on_the_page() -> None:
-    async with house() as home:
+    async with running_server() as home:
         peer = home.connect()
         for request, reply in zip(CONVERSATION[::2], CONVERSATION[1::2], strict=True):
             before = len(peer.wire.sent)
@@ -48,7 +48,7 @@ async def test_every_request_of_the_page_gets_the_reply_on_the_page() -> None:
 def test_every_frame_of_the_page_is_one_message() -> None:
     for request, reply in zip(CONVERSATION[::2], CONVERSATION[1::2], strict=True):
         (asked,) = RequestDecoder().feed(request)
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, Received)
         assert len(ReplyDecoder().feed(reply)) == 1
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.run [--seconds 600] [--only json-schema --only arrow] [--directory .fuzz]
 
-The time is shared by all targets. Each runs in a process of its own, so that a crash of one is a finding and not the end. The corpus
+The time is divided among all targets. Each runs in its own process, so that a crash is a finding and does not stop the others. The corpus
 stays in the directory and is the start of the next run; an input that fails is kept in `findings/` and can be tried again with
 `--input FILE --only TARGET`. Exits with 1 when there is a finding.
 """

@@ -1,6 +1,6 @@
-"""What is fuzzed: every decoder of bytes from outside, every schema language, and Arrow input.
+"""Fuzz targets: every decoder of external bytes, every schema language, and Arrow input.
 
-A target takes any bytes and may refuse them with the errors it documents. Everything else is a finding: another exception, a wrong
+A target takes any bytes and may raise the errors it documents. Everything else is a finding: another exception, a wrong
 answer (an assertion here), a crash, too much time or too much memory. Seeds come from the encoders and from the samples of the
 other tests, so the corpus never grows stale and nothing binary is committed.
 """
@@ -47,7 +47,7 @@ SEPARATOR: Final = b"\x00\xff\x00"
 
 @dataclass(frozen=True, slots=True)
 class FuzzTarget:
-    """`run` takes any bytes; `seeds` are a few that it likes."""
+    """A target. `run` takes any bytes; `seeds` are valid inputs."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
@@ -64,7 +64,7 @@ def _with_cut(seeds: Iterator[bytes]) -> list[bytes]:
     return [b"\x80" + seed for seed in seeds]
 
 
-# Wire decoders: what two pieces decode to is what the whole decodes to.
+# Wire decoders: two chunks decode to the same as the whole.
 
 
 def _blipmq(data: bytes) -> None:
@@ -98,9 +98,9 @@ def _flymq_replies(data: bytes) -> None:
 
 def _fujin(data: bytes) -> None:
     halves = _halves(data)
-    for piece in (halves, [b"".join(halves)]):
-        list(_until_refused(RequestDecoder(), piece))
-        list(_until_refused(ReplyDecoder(), piece))
+    for chunk in (halves, [b"".join(halves)]):
+        list(_until_refused(RequestDecoder(), chunk))
+        list(_until_refused(ReplyDecoder(), chunk))
 
 
 def _rustlog(data: bytes) -> None:
@@ -114,17 +114,17 @@ def _rustlog_replies(data: bytes) -> None:
     list(_until_refused(RustLogReplyDecoder(), _halves(data)))
 
 
-def _until_refused(decoder: object, pieces: list[bytes]) -> Iterator[object]:
+def _until_refused(decoder: object, chunks: list[bytes]) -> Iterator[object]:
     try:
-        for piece in pieces:
-            yield from decoder.feed(piece)  # type: ignore[attr-defined]  # every decoder has it
+        for chunk in chunks:
+            yield from decoder.feed(chunk)  # type: ignore[attr-defined]  # every decoder has it
     except WireError:
         return
 
 
 def _flymq_requests() -> list[bytes]:
     groups = (samples.REQUESTS, access_samples.REQUESTS, advanced_samples.REQUESTS, schema_samples.REQUESTS)
-    return _with_cut(encode_request(asked) for group in groups for asked in group)
+    return _with_cut(encode_request(requested) for group in groups for requested in group)
 
 
 def _flymq_reply_seeds() -> list[bytes]:
@@ -198,13 +198,13 @@ def _arrow(data: bytes) -> None:
         reader = pa.ipc.open_stream(io.BytesIO(data[1:]))
         schema, batches = reader.schema, list(reader)
     except (pa.ArrowException, OSError, ValueError, EOFError):
-        return  # Arrow itself refuses it before we are asked
+        return  # Arrow rejects it first
     try:
         cutter = Cutter(schema, Target("t" if data[0] % 2 else None, None, 0), lambda topic: 3)
         for batch in batches:
             check_rows(batch)
-            for piece in cutter.pieces(batch):
-                assert len(piece.batch) > 0
+            for chunk in cutter.pieces(batch):
+                assert len(chunk.batch) > 0
     except BrokerError:
         return
 
@@ -243,9 +243,9 @@ def _flight_requests(data: bytes) -> None:
 
 def _flight_seeds() -> list[bytes]:
     puts: list[request.Request] = [request.Append("t"), request.Stage("h", "app", "t", "run", 1)]
-    asked: list[request.Request] = [request.Publish("app", 1, ["h"], "run", 0), request.Describe(["t"]), request.LastVersion("app")]
+    requested: list[request.Request] = [request.Publish("app", 1, ["h"], "run", 0), request.Describe(["t"]), request.LastVersion("app")]
     kinds: list[type[request.Request]] = [request.Range, *request.ACTIONS.values()]
-    return [b"\x00" + request.encode(put) for put in puts] + [bytes([kinds.index(type(one))]) + request.encode(one) for one in asked]
+    return [b"\x00" + request.encode(put) for put in puts] + [bytes([kinds.index(type(one))]) + request.encode(one) for one in requested]
 
 
 # What lies on disk: damage must be named, never believed. The checksum is not looked at, so that what comes after it is reached.

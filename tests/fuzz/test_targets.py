@@ -1,4 +1,4 @@
-"""The targets of `make fuzz` are sound: they take their seeds, and a first few hundred damaged ones, in every run of the suite."""
+"""Every execution of the suite checks the targets of `make fuzz` with their seeds and a few hundred damaged inputs."""
 
 from __future__ import annotations
 

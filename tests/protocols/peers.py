@@ -23,7 +23,7 @@ WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Peer:
-    """How a client of a protocol behaves; what is True is compared by the matrix."""
+    """Properties of a protocol's client. The matrix compares those that are True."""
 
     protocol: str
     kind: str = "tcp"
@@ -36,7 +36,7 @@ class Peer:
     reads_history: bool = True
     """Otherwise only what is published after it has subscribed."""
     has_receipts: bool = False
-    """It is told the offset of what it has published."""
+    """Whether a publish returns its offset."""
     needs_api_key: bool = False
     needs_settlement: bool = False
     dialect: str = ""
@@ -67,12 +67,12 @@ QUIC = (
         options=FujinOptions(write_form=WriteForm.NEVER),
     ),
 )
-"""Without headers: where they are optional, some sizes of a value cannot be told from a count of them, and are refused."""
+"""Without headers: where they are optional, some sizes of a value are ambiguous with a count of headers, and are an error."""
 GROUP_PEERS = tuple(peer for peer in PEERS + DIALECTS if peer.protocol in ("flymq", "rustlog"))
 
 
 class Broker:
-    """A broker process whose protocols share one port."""
+    """A broker process whose protocols use one port."""
 
     def __init__(self, process: BrokerProcess) -> None:
         self.process = process
@@ -93,7 +93,7 @@ class Broker:
 
 @contextmanager
 def serving(directory: Path, *arguments: str, quic: bool = True) -> Iterator[Broker]:
-    """`quic=False` for a broker that wants client certificates, which it cannot ask for over QUIC."""
+    """`quic=False` for a broker that requires client certificates, which it cannot do over QUIC."""
     protocols = ["--blipmq-key", "env:MATRIX_KEY"]
     if quic:
         protocols += ["--listen-quic", "127.0.0.1:0", "--set", "fujin.write_headers=never"]

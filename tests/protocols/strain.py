@@ -1,4 +1,4 @@
-"""What it takes to put a broker under strain: raw frames of each protocol, a probe that keeps asking, and the memory of the process."""
+"""Tools for load tests: raw frames of each protocol, a probe that measures response times, and the memory of the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.server.process import BrokerProcess
 
 WAIT_SECONDS: Final = 60.0
 ANSWER_SECONDS_MAX: Final = 2.0
-"""How long a bystander may have to wait for an answer on two busy cores."""
+"""Longest response time for a bystander on two busy cores."""
 KEY: Final = secret("api-key")
 TOPIC: Final = "demo"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -48,7 +48,7 @@ class Frames:
 def _blipmq() -> Frames:
     greeting = blipmq.hello(1) + blipmq.auth(2, KEY.encode())
     publish = blipmq.publishes(1, TOPIC, range(10, 138), [bytes(1_000)] * 128)
-    # The longest AUTH there can be: nobody has shown a key yet.
+    # The longest possible AUTH.
     return Frames(greeting, blipmq.ping(3), publish, blipmq.hello(1) + blipmq.auth(2, bytes(65_535))[:60_000])
 
 
@@ -95,7 +95,7 @@ class Peer:
         assert self.socket.recv(65_536)
         return self
 
-    def ask(self) -> float:
+    def exchange(self) -> float:
         """Seconds until the answer to a question."""
         started = time.monotonic()
         self.socket.sendall(self.frames.question)
@@ -135,7 +135,7 @@ class Peer:
 
 
 class Probe(threading.Thread):
-    """A bystander on each protocol: asks all the time, remembers the longest wait and how large the broker became meanwhile."""
+    """A probe on each protocol: sends requests continuously, records the longest wait and the peak memory of the broker."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         super().__init__(daemon=True)
@@ -151,14 +151,14 @@ class Probe(threading.Thread):
         try:
             while not self._enough.wait(0.005):
                 for peer in self._peers.values():
-                    self.waited_seconds_max = max(self.waited_seconds_max, peer.ask())
+                    self.waited_seconds_max = max(self.waited_seconds_max, peer.exchange())
                     self.answers += 1
                 self.memory_bytes_max = max(self.memory_bytes_max, memory_bytes(self._pid))
         except (OSError, AssertionError) as failure:
             self._failure = failure
 
     def finish(self, *, grown_bytes_max: int) -> None:
-        """Nobody waited long, and the broker did not grow beyond this."""
+        """Check that no response took too long and that the broker stayed within this memory."""
         until(lambda: self.answers >= len(self._peers) or self._failure is not None)
         self._enough.set()
         self.join(WAIT_SECONDS)
@@ -171,7 +171,7 @@ class Probe(threading.Thread):
 
 
 def memory_bytes(pid: int) -> int:
-    """What the process holds in memory now."""
+    """Return the memory of the process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
 

@@ -1,4 +1,4 @@
-"""A value that is too large is refused by every client with an error that names its size and the limit, and nothing else suffers."""
+"""Every client reports a value that is too large with an error that names its size and the limit, and other work is not affected."""
 
 from __future__ import annotations
 

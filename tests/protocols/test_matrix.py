@@ -1,4 +1,4 @@
-"""Written through one protocol, read through another: the same bytes, keys, offsets, order and groups, for every pair of protocols."""
+"""Records written through one protocol and read through another: the same bytes, keys, offsets, order and groups, for every pair."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_what_comes_live_keeps_its_order(broker: Broker, topic: str, write
     assert got == values
 
 
-async def test_protocols_that_write_by_turns_share_one_row_of_offsets(broker: Broker, topic: str) -> None:
+async def test_protocols_that_write_in_turns_use_one_sequence_of_offsets(broker: Broker, topic: str) -> None:
     expected: list[bytes] = []
     for turn in range(3):
         for writer in VOICES:

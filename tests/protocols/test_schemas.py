@@ -44,7 +44,7 @@ async def test_what_does_not_fit_is_refused_and_what_fits_is_taken(broker: Broke
         async with broker.connect(writer) as client:
             await client.publish(topic, b"1")
             await client.flush()
-        with pytest.raises((HeadraceError, TimeoutError)):  # Figg can only close, and its client then tries again for ever
+        with pytest.raises((HeadraceError, TimeoutError)):  # Figg can only close, and its client then reconnects indefinitely
             async with broker.connect(writer) as client:
                 async with asyncio.timeout(REFUSED_WITHIN_SECONDS):
                     await client.publish(topic, b"x")

@@ -1,4 +1,4 @@
-"""Peers that do harm, at every protocol: memory stays bounded, bystanders are answered, and the broker knows what it refused."""
+"""Hostile peers on every protocol: memory stays bounded, other peers are served, and the broker counts what it rejected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def subscription(peer: Peer) -> int:
 
 
 def requests_for_everything(protocol: str, peer: Peer) -> bytes:
-    """Requests whose answers are far more than anybody could hold: for each of ten peers some gigabytes, or all there is."""
+    """Requests with replies far larger than memory: gigabytes, or everything, for each of ten peers."""
     match protocol:
         case "figg":
             return figg.encode.attach(TOPIC, 0)
@@ -71,7 +71,7 @@ def test_readers_that_take_a_byte_at_a_time_are_not_fed_more(tmp_path: Path, pro
                 assert len(reader.socket.recv(1)) == 1
             time.sleep(0.1)
         with Peer(strain.address, protocol).greet() as newcomer:
-            newcomer.ask()
+            newcomer.exchange()
         for reader in readers:
             reader.close()
 
@@ -130,7 +130,7 @@ def test_a_thousand_idle_connections_cost_little_and_stay(tmp_path: Path) -> Non
         # Longer than every deadline for those who have not said who they are.
         assert not any(peer.is_closed() for peer in idle)
         for peer in idle:
-            peer.ask()
+            peer.exchange()
             peer.close()
     assert strain.counted("accepted") > 1_000
 
@@ -164,7 +164,7 @@ def test_peers_that_send_their_first_frame_byte_by_byte_are_closed(tmp_path: Pat
 
 
 def trickled(peer: Peer, at: int) -> bool:
-    """One more byte; False if nobody takes it."""
+    """Send one more byte. Return False if the connection does not accept it."""
     try:
         return peer.socket.send(peer.frames.first_part[at : at + 1]) == 1
     except ConnectionError:
@@ -203,4 +203,4 @@ def pour_once(peer: Peer) -> None:
     try:
         peer.socket.sendall(peer.frames.first_part)
     except OSError:
-        pass  # refused on the way: that is what the test is about
+        pass  # rejected by the broker, as expected

@@ -1,4 +1,5 @@
-"""The same harm over QUIC: peers that take nothing, flood, talk nonsense or vanish at the Fujin protocol, and bystanders at all the others."""
+"""The same harm over QUIC: peers that take nothing, flood, talk nonsense or vanish at the Fujin protocol, and bystanders at all the
+others."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ async def test_writers_that_flood_and_take_no_answer_wait_for_the_disk(tmp_path:
     assert strain.counted("reading_pauses") > 0
 
 
-async def test_nonsense_on_streams_ends_the_stream_and_harms_nobody(tmp_path: Path, proof: Proof) -> None:
+async def test_nonsense_on_streams_ends_only_that_stream(tmp_path: Path, proof: Proof) -> None:
     dice = random.Random(4848)
     starts = [
         b"",

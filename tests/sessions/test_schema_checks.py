@@ -1,4 +1,4 @@
-"""A record whose schema check leaves the event loop: every protocol waits for it, and the records behind it keep their places."""
+"""A record whose schema check leaves the event loop: every protocol waits for it, and later records keep their order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.sessions.figg.session import FiggSession
 from headrace.sessions.flymq.session import FlyMqSession
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.writer import WriterIds
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession
 from headrace.wire import blipmq, figg, fujin
 from headrace.wire.flymq import encode_request
 from headrace.wire.flymq.messages import ProduceBatch
@@ -41,7 +41,7 @@ def flymq(broker: Broker, values: list[bytes]) -> tuple[Any, bytes]:
 
 
 def rustlog(broker: Broker, values: list[bytes]) -> tuple[Any, bytes]:
-    session = RustLogSession(RustLogWire(), broker, WHO, RustLogCommons(ticks_ns=iter(range(1 << 30)).__next__))
+    session = RustLogSession(RustLogWire(), broker, WHO, RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
     bodies = [b'{"Produce":{"topic":"t","partition":0,"records":[%s]}}' % msgspec.json.encode(list(value)) for value in values]
     return session, b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
 
@@ -71,7 +71,7 @@ PROTOCOLS = [flymq, rustlog, blipmq_, figg_, fujin_]
 async def published(
     open_session: Callable[[Broker, list[bytes]], tuple[Any, bytes]], values: list[bytes], count: int
 ) -> list[bytes | None]:
-    """What is in the topic once so many of the values are."""
+    """Return the values of the topic when it has this many."""
     clock = HandClock()
     broker = Broker(FragileEngine(clock=clock), clock=clock, later=clock.later)
     await broker.open()

@@ -1,4 +1,4 @@
-"""Expensive steps are taken one in each turn of the loop, in order, and everybody else is served in between."""
+"""Expensive steps run one in each turn of the loop, in order, and other work is done in between."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_those_who_wait_go_on_in_the_order_they_came() -> None:
     assert log == list(range(50))
 
 
-async def test_a_step_that_was_given_up_costs_no_turn_and_holds_up_nobody() -> None:
+async def test_a_cancelled_step_costs_no_turn_and_delays_no_other() -> None:
     turns, log = Turns(), list[str]()
     turns.take(lambda: log.append("given up")).cancel()
     task = asyncio.create_task(turns.wait())

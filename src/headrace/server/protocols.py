@@ -26,7 +26,7 @@ from headrace.sessions.figg.session import FiggSession, FiggSettings
 from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession, RustLogSettings
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession, RustLogSettings
 from headrace.sessions.turns import Turns
 from headrace.wire import blipmq, figg, flymq, rustlog
 
@@ -93,10 +93,11 @@ class Protocols:
             reply_bytes_max=max(chosen.output_buffer - OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES),
             in_flight_bytes_max=chosen.in_flight,
         )
-        commons, principal = RustLogCommons(settings, turns=self._turns), self._config.rustlog.principal
+        commons, principal = RustLogContext(settings, turns=self._turns), self._config.rustlog.principal
 
         def enter(visitor: Peer) -> FramedSession:
-            return RustLogSession(visitor, self._broker, self._who(visitor, "rustlog", principal), commons)
+            who = self._who(visitor, "rustlog", principal)
+            return RustLogSession(visitor, self._broker, who, commons, lambda: self._access.allows_anything(who.name))
 
         return ServedProtocol("rustlog", rustlog.sniff, enter, self._needs_login(principal))
 

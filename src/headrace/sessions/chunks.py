@@ -1,4 +1,4 @@
-"""A run of frames that know nothing of each other: one whose record does not fit its topic's schema takes no other down with it."""
+"""Publish independent records of one batch: a record that violates the schema of its topic does not fail the others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headrace.errors import BrokerError, InvalidRecord
 T = TypeVar("T")
 
 
-def pieces(publish: Callable[[int, int], T], count: int) -> Iterator[tuple[int, int, T | BrokerError]]:
-    """(begin, end, outcome) of the stretches of a run in order: published, or refused. `publish` takes the records from begin to end."""
+def publish_in_chunks(publish: Callable[[int, int], T], count: int) -> Iterator[tuple[int, int, T | BrokerError]]:
+    """Yield (begin, end, outcome) for each part of the batch in order. `publish` publishes the records from `begin` to `end`."""
     begin = 0
     while begin < count:
         try:

@@ -1,7 +1,7 @@
-"""What a session and its connection may ask of each other.
+"""Interfaces between a session and its connection.
 
-A session is the state of one connection: bytes in, broker verbs, bytes out. It holds no socket. The connection (`net/`) holds the
-socket and knows no protocol. Everything here happens on the event loop, in plain calls.
+A session is the state of one connection: it turns received bytes into broker calls and their results into bytes to send. It holds no
+socket. The connection (`net/`) holds the socket and knows no protocol. All calls are made on the event loop and return at once.
 """
 
 from __future__ import annotations
@@ -10,63 +10,64 @@ from typing import Protocol
 
 
 class Link(Protocol):
-    """The connection, as its session sees it."""
+    """The connection as its session sees it."""
 
     @property
     def peer(self) -> str:
-        """The address of the other side, for logs and principals."""
+        """Address of the peer, for logs and principals."""
 
     def send(self, frames: bytes) -> None:
-        """Queue; never blocks and never fails. After `close` or on a lost connection the bytes are dropped."""
+        """Queue the bytes. Never blocks and never fails; after `close` or on a lost connection the bytes are dropped."""
 
     def close(self, reason: str, *, error: bool = True) -> None:
-        """Send what is queued, then close; nothing is received any more.
+        """Send the queued bytes, then close. Nothing is received after this call.
 
-        The reason goes to the log; the part before its first colon is also counted, so keep numbers and names behind a colon.
-        The first call wins.
+        The reason is logged. The part before its first colon is also a counter label, so numbers and names belong after the colon.
+        Only the first call has an effect.
         """
 
     def pause_reading(self) -> None:
-        """Counted: n pauses need n resumes. At most what the socket had already delivered still arrives."""
+        """Pause reading. Pauses are counted: n pauses need n resumes. Bytes that the socket has already delivered may still arrive."""
 
     def resume_reading(self) -> None: ...
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits for the peer in this process.
+        """Bytes that wait in this process to be sent.
 
-        A session that feeds data on and on stops while this is above `limits.OUTPUT_HIGH_WATER_BYTES`: `drained` will be called.
+        A session that streams data stops while this is above `limits.OUTPUT_HIGH_WATER_BYTES`. The connection then calls `drained`.
         """
 
 
 class WatchedLink(Link, Protocol):
-    """A connection that can tell whether its peer is still there."""
+    """A connection that can tell whether its peer has left."""
 
     @property
     def has_peer_left(self) -> bool:
-        """Whether the peer has closed its side or the connection is lost; known even while reading is paused. Asks the kernel: not for
-        every request, but for work that takes long."""
+        """Whether the peer has closed its side or the connection is lost, even while reading is paused. Costs a system call: use it for
+        long work only."""
 
 
 class Session(Protocol):
-    """One connection's state. No method may raise because of what the peer sent."""
+    """State of one connection. No method raises because of bytes that the peer sent."""
 
     def receive(self, data: bytes) -> None:
-        """Bytes from the peer, in order, cut anywhere. Bad input closes the link with a reason."""
+        """Handle bytes from the peer, in order and cut anywhere. Bad input closes the link with a reason."""
 
     def drained(self) -> None:
-        """The output was above its high-water mark and is now below the low one: feed again."""
+        """Resume sending: the output was above its high-water mark and is now below the low one."""
 
     def closing(self) -> None:
-        """The server drains, or the peer has finished sending: complete what was received, take nothing new, then close the link."""
+        """Complete the received requests, accept no new ones, then close the link. Called when the server drains or the peer has finished
+        sending."""
 
     def lost(self) -> None:
-        """The connection is gone, for whatever reason: release everything. Called exactly once, and last."""
+        """Release everything: the connection is lost. Called exactly once, as the last call."""
 
 
 class FramedSession(Session, Protocol):
-    """A session whose peer sends frames, which may come in pieces."""
+    """A session whose peer sends frames."""
 
     @property
     def held_bytes(self) -> int:
-        """What has come of a frame that is not whole yet. The connection watches over it: a frame must not take for ever."""
+        """Bytes received of an incomplete frame. The connection uses them to detect a peer that sends too slowly."""

@@ -1,4 +1,4 @@
-"""Limit expensive work to a fixed number at a time over all connections, in the order of arrival."""
+"""Limit on concurrent expensive work over all connections, first come, first served."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import TracebackType
 
 
 class Slots:
-    """`async with slots:` waits for a free slot. A waiter that is cancelled loses its place. Not bound to one event loop, so that it may be
-    shared by everything in a process."""
+    """`async with slots:` waits for a free slot. Cancelling a waiter removes it from the queue. Not bound to one event loop, so one
+    instance serves the whole process."""
 
     def __init__(self, count: int) -> None:
         self._free = count

@@ -1,7 +1,7 @@
-"""Serve expensive steps of all connections one after the other, one in each turn of the event loop.
+"""Scheduler for expensive steps of all connections: one step in each turn of the event loop.
 
-A hundred readers of a deep backlog are ready at once. If each were served as soon as it is ready, the loop would encode a hundred replies
-before it looks at a socket again. Between two turns everybody else is served.
+A hundred readers of a deep backlog may be ready at once. Without this scheduler the loop would encode a hundred replies before it polls a
+socket again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.sessions.contract import Link
 
 
 class Turn:
-    """A step that waits."""
+    """A waiting step."""
 
     __slots__ = ("step",)
 
@@ -24,12 +24,12 @@ class Turn:
         self.step: Callable[[], None] | None = step
 
     def cancel(self) -> None:
-        """The step is not taken, if it has not been."""
+        """Do not call the step, if it has not been called yet."""
         self.step = None
 
 
 class Turns:
-    """One for each broker, shared by its sessions."""
+    """Queue of the waiting steps. Each broker has one, shared by its sessions."""
 
     def __init__(self) -> None:
         self._waiting: deque[Turn] = deque()
@@ -38,23 +38,23 @@ class Turns:
 
     @asynccontextmanager
     async def fetching(self, link: Link) -> AsyncIterator[bool]:
-        """Hold one of the few places for a fetch; what is fetched has to be sent before the place is left.
+        """Hold one of the few fetch slots. The caller must send what it fetched before it releases the slot.
 
-        Yields False, without a place to hold, if the peer is not to be fed any more when there is one: many may have found that it is
-        before the first of them has sent anything. Whoever gets it waits for `drained` and asks again.
+        Yields False if the peer's output is above the high-water mark by the time a slot is free. The caller then waits for `drained` and
+        tries again.
         """
         async with self._fetches:
             yield link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES
 
     def take(self, step: Callable[[], None]) -> Turn:
-        """Call `step` when it is its turn: in the order of the calls, never before this one returns."""
+        """Call `step` in a later turn of the loop, in the order of the calls."""
         turn = Turn(step)
         self._waiting.append(turn)
         self._schedule()
         return turn
 
     async def wait(self) -> None:
-        """Return when it is the caller's turn; what it does before it waits again is its step."""
+        """Return when it is the caller's turn."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turn = self.take(lambda: None if future.done() else future.set_result(None))
         try:

@@ -1,4 +1,4 @@
-"""What the first bytes of a connection say about its protocol."""
+"""Result of a protocol check on the first bytes of a connection."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import Enum
 
 
 class Sniff(Enum):
-    """The answer of one protocol to the first bytes of a connection."""
+    """Result of one protocol's check."""
 
     YES = "yes"
-    """These bytes are the start of an exact message of this protocol."""
+    """The bytes are the start of a valid message of this protocol."""
     NO = "no"
-    """Whatever follows, this is another protocol."""
+    """The connection uses another protocol, whatever follows."""
     MORE = "more"
-    """The bytes so far fit; more are needed to tell."""
+    """The bytes match so far, but more are needed."""

@@ -14,7 +14,7 @@ from headrace.net.protocol import ServedProtocol
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_reply, opcode_of, sniff
 from headrace.wire.flymq import messages as m
-from tests.sessions.flymq.support import DEV, ListenerContext, house
+from tests.sessions.flymq.support import DEV, ListenerContext, running_server
 
 FAST = FlyMqOptions(backoff=lambda attempt: 0.01 if attempt else 0.0, poll_seconds_min=0.001, poll_seconds_max=0.01)
 WAIT_SECONDS = 60
@@ -50,7 +50,7 @@ async def _listen(home: ListenerContext, port: int, dialect: Dialect) -> Listene
 
 @asynccontextmanager
 async def serving(dialect: Dialect = Dialect.SPEC) -> AsyncIterator[Server]:
-    async with house() as home:
+    async with running_server() as home:
         listener = await _listen(home, 0, dialect)
         server = Server(home, listener, listener.port)
         try:

@@ -12,9 +12,9 @@ from headrace.clients.rustlog.client import RustLogClient, RustLogOptions
 from headrace.net.listener import Listener
 from headrace.net.protocol import ServedProtocol
 from headrace.sessions.rustlog.session import RustLogSession
-from headrace.wire.rustlog import Asked, Dialect, Reply, Request, RequestDecoder, encode_reply, sniff
+from headrace.wire.rustlog import Dialect, Received, Reply, Request, RequestDecoder, encode_reply, sniff
 from headrace.wire.rustlog import messages as m
-from tests.sessions.rustlog.support import WHO, ListenerContext, house
+from tests.sessions.rustlog.support import WHO, ListenerContext, running_server
 
 FAST = RustLogOptions(backoff=lambda attempt: 0.01 if attempt else 0.0, poll_seconds_min=0.001, poll_seconds_max=0.01)
 WAIT_SECONDS = 60
@@ -44,13 +44,13 @@ class Server:
 
 
 async def _listen(home: ListenerContext, port: int) -> Listener:
-    protocol = ServedProtocol("rustlog", sniff, lambda link: RustLogSession(link, home.broker, WHO, home.commons))
+    protocol = ServedProtocol("rustlog", sniff, lambda link: RustLogSession(link, home.broker, WHO, home.context))
     return await Listener.open("127.0.0.1", port, [protocol])
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Server]:
-    async with house() as home:
+    async with running_server() as home:
         listener = await _listen(home, 0)
         server = Server(home, listener, listener.port)
         try:
@@ -79,7 +79,7 @@ class Script:
         try:
             while data := await reader.read(1 << 16):
                 for incoming in decoder.feed(data):
-                    assert isinstance(incoming, Asked)
+                    assert isinstance(incoming, Received)
                     reply = self._reply(incoming)
                     if reply is None:
                         return
@@ -90,7 +90,7 @@ class Script:
         finally:
             writer.close()
 
-    def _reply(self, incoming: Asked) -> bytes | None:
+    def _reply(self, incoming: Received) -> bytes | None:
         if isinstance(incoming.request, m.Ping):
             return encode_reply(incoming.dialect, m.Pong())
         self.requests.append(incoming.request)

@@ -25,7 +25,7 @@ FENCE = 1 << 60
 
 
 class Clockwork:
-    """Unix ms and timers; both stand still until `advance`."""
+    """Unix ms and timers that only `advance` moves."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000_000
@@ -63,13 +63,13 @@ class _Timer:
 
 
 async def rest() -> None:
-    """Enough turns of the loop for everything that waits for no time and no disk."""
+    """Run enough turns of the loop for all work that waits for neither time nor disk."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
 class Wire:
-    """A `Link` that keeps what it was told."""
+    """A `Link` that records its calls."""
 
     peer = "test:1"
 
@@ -109,12 +109,12 @@ class Peer:
         self._taken = 0
 
     def heard(self) -> list[Message]:
-        """What has come since the last time."""
+        """Return what was received since the last call."""
         fresh = bytes(self.wire.sent[self._taken :])
         self._taken += len(fresh)
         return list(self._decoder.feed(fresh))
 
-    async def ask(self, frames: bytes) -> list[Message]:
+    async def exchange(self, frames: bytes) -> list[Message]:
         """Send, and return every reply."""
         self.session.receive(frames + encoder.ping(FENCE))
         return await self.answers()
@@ -138,21 +138,21 @@ class Peer:
         return self.wire.closed
 
     async def login(self, key: bytes = b"dev-key") -> Peer:
-        assert await self.ask(encoder.hello(1) + encoder.auth(2, key)) == [AckBatch(0, [1, 2])]
+        assert await self.exchange(encoder.hello(1) + encoder.auth(2, key)) == [AckBatch(0, [1, 2])]
         return self
 
     async def subscribe(self, topic: str, qos: int = 1) -> int:
-        (reply,) = await self.ask(encoder.subscribe(3, topic, qos))
+        (reply,) = await self.exchange(encoder.subscribe(3, topic, qos))
         assert isinstance(reply, AckBatch) and reply.cids == [3]
         return reply.subscription
 
     async def publish(self, topic: str, *values: bytes, qos: int = 1) -> None:
-        assert await self.ask(encoder.publishes(qos, topic, range(len(values)), values)) == []
+        assert await self.exchange(encoder.publishes(qos, topic, range(len(values)), values)) == []
 
     async def poll(self, subscription: int, count: int = 1) -> list[tuple[int, int, bytes]]:
         """(qos, cid, value) of each delivery."""
         found: list[tuple[int, int, bytes]] = []
-        for message in await self.ask(encoder.polls(subscription, range(1_000, 1_000 + count))):
+        for message in await self.exchange(encoder.polls(subscription, range(1_000, 1_000 + count))):
             assert isinstance(message, PublishBatch), message
             found += [(message.qos, cid, value) for cid, value in zip(message.cids, message.values, strict=True)]
         return found
@@ -218,13 +218,13 @@ class ListenerContext:
         return await self.connect().login(key)
 
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
-        """What the log holds, read behind everybody's back."""
+        """Return the contents of the log, read directly."""
         log = self.engine._find(topic, partition)
         return [value for batch in log.batches for value in batch.values()]
 
 
 @asynccontextmanager
-async def house(
+async def running_server(
     settings: BlipMqSettings = BlipMqSettings(), broker: BrokerSettings = BrokerSettings(), authorize: Authorize = allow_all
 ) -> AsyncIterator[ListenerContext]:
     built = ListenerContext(settings, broker, authorize)

@@ -20,7 +20,7 @@ from headrace.sessions.blipmq.subscriptions import Subscriptions
 from headrace.storage.files import DiskFiles
 from headrace.storage.store import StoreOptions
 from headrace.wire.blipmq import Nack, encoder
-from tests.sessions.blipmq.support import KEYS, Clockwork, Peer, Wire, house
+from tests.sessions.blipmq.support import KEYS, Clockwork, Peer, Wire, running_server
 
 DEV = KEYS[b"dev-key"]
 
@@ -50,12 +50,12 @@ async def test_publish_ack_half_restart_and_every_message_without_an_ack_comes(t
         subscription = await peer.subscribe("demo")
         await peer.publish("demo", *values)
         tags = [tag for _, tag, _ in await peer.poll(subscription, 100)]
-        assert await peer.ask(encoder.acks(subscription, tags[::2])) == []
+        assert await peer.exchange(encoder.acks(subscription, tags[::2])) == []
     async with on_disk(tmp_path) as peer:
         found = [value for _, _, value in await peer.poll(subscription, 200)]
         assert set(found) >= set(values[1::2])
         assert found == sorted(found)
-        assert await peer.ask(encoder.acks(subscription, range(1, len(found) + 1))) == []
+        assert await peer.exchange(encoder.acks(subscription, range(1, len(found) + 1))) == []
     async with on_disk(tmp_path) as peer:
         assert await peer.poll(subscription, 200) == []
 
@@ -69,7 +69,7 @@ async def test_a_new_subscribe_after_a_restart_gets_the_backlog_from_disk(tmp_pa
         assert new > old
         assert [value for _, _, value in await peer.poll(new, 5)] == [b"a", b"b"]
     async with on_disk(tmp_path) as peer:
-        assert await peer.ask(encoder.polls(old, [5])) == [Nack(5, 404, "unknown subscription or delivery tag")]
+        assert await peer.exchange(encoder.polls(old, [5])) == [Nack(5, 404, "unknown subscription or delivery tag")]
         assert [value for _, _, value in await peer.poll(new, 5)] == [b"a", b"b"]
 
 
@@ -79,19 +79,19 @@ async def test_a_pong_means_that_another_process_would_find_the_records(tmp_path
         # What the files hold at this moment is what a crash would leave.
         await asyncio.to_thread(_copy, tmp_path / "live", tmp_path / "image")
     async with on_disk(tmp_path / "image") as peer:
-        (reply,) = await peer.ask(encoder.publishes(1, "demo", [1], [b"next"]) + encoder.polls(0, [2]))
+        (reply,) = await peer.exchange(encoder.publishes(1, "demo", [1], [b"next"]) + encoder.polls(0, [2]))
         assert isinstance(reply, Nack)
         assert peer.session._broker.bounds(DEV, "demo", 0).end == 501
 
 
 async def test_all_subscriptions_together_have_a_limit() -> None:
-    async with house() as broker:
+    async with running_server() as broker:
         for _ in range(BLIPMQ_SUBSCRIPTIONS_MAX):
             await broker.subscriptions.subscribe(DEV, "demo", 0)
         with pytest.raises(LimitExceeded, match="20000 subscriptions"):
             await broker.subscriptions.subscribe(DEV, "demo", 0)
         peer = await broker.client()
-        (reply,) = await peer.ask(encoder.subscribe(5, "demo", 1))
+        (reply,) = await peer.exchange(encoder.subscribe(5, "demo", 1))
         assert isinstance(reply, Nack) and reply.code == 400
 
 

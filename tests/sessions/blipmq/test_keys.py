@@ -3,7 +3,7 @@ from __future__ import annotations
 from headrace.broker.authorizer import Principal
 from headrace.sessions.blipmq.keys import api_keys
 from headrace.wire.blipmq import Nack, encoder
-from tests.sessions.blipmq.support import house
+from tests.sessions.blipmq.support import running_server
 
 
 def test_a_key_is_known_by_all_of_its_bytes() -> None:
@@ -14,7 +14,7 @@ def test_a_key_is_known_by_all_of_its_bytes() -> None:
         assert verify(wrong) is None
 
 
-def test_without_keys_nobody_gets_in() -> None:
+def test_without_keys_every_login_fails() -> None:
     assert api_keys({})(b"") is None
     assert api_keys({})(b"any") is None
 
@@ -28,12 +28,12 @@ def test_no_key_is_kept_in_the_clear() -> None:
 
 async def test_what_was_read_ahead_is_not_handed_out_once_reading_is_denied() -> None:
     denied: set[str] = set()
-    async with house(authorize=lambda who, action, resource: action.value not in denied) as home:
-        reader, writer = await home.client(), await home.client()
+    async with running_server(authorize=lambda who, action, resource: action.value not in denied) as server:
+        reader, writer = await server.client(), await server.client()
         subscription = await reader.subscribe("t", qos=0)
         await writer.publish("t", b"1", b"2", b"3", qos=0)
         assert [value for _, _, value in await reader.poll(subscription)] == [b"1"]
         denied.add("read")
-        home.broker.access_changed()
-        (reply,) = await reader.ask(encoder.polls(subscription, [7]))
+        server.broker.access_changed()
+        (reply,) = await reader.exchange(encoder.polls(subscription, [7]))
         assert isinstance(reply, Nack) and reply.code == 401

@@ -98,7 +98,7 @@ class TestLink:
 
 
 class Peer:
-    """What a client would see."""
+    """Messages as a client sees them."""
 
     def __init__(self, broker: Broker, engine: SteeredEngine, clock: Clock, settings: FiggSettings) -> None:
         self.broker, self.engine, self.clock = broker, engine, clock

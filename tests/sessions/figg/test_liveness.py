@@ -111,8 +111,8 @@ async def test_mutated_conversations_end_in_answers_or_a_close_and_never_in_an_e
     refused = 0
     for _ in range(500):
         async with figg_peer() as peer:
-            for piece in cut(mutate(stream, chance), chance.randrange(1, 200)):
-                peer.say(piece)
+            for chunk in cut(mutate(stream, chance), chance.randrange(1, 200)):
+                peer.say(chunk)
             await peer.settle()
             peer.look()
             refused += peer.is_refused()

@@ -1,4 +1,4 @@
-"""Publishing over Figg: order, acknowledgement, windows, refusals."""
+"""Publishing over Figg: order, acknowledgement, windows, errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_few_publishes_are_acknowledged_one_by_one_and_many_by_the_highest
         await peer.until(lambda: peer.acks() == [*range(8), 16])
 
 
-async def test_one_flush_of_many_runs_is_one_ack() -> None:
+async def test_one_flush_of_many_batches_is_one_ack() -> None:
     async with figg_peer() as peer:
         for topic in ("a", "b"):
             await peer.broker.ensure_topic(WHO, topic)

@@ -57,7 +57,7 @@ class Disk(MemoryEngine):
 
 
 class Wire:
-    """A `Link` that keeps what it was told."""
+    """A `Link` that records its calls."""
 
     peer = "test:1"
 
@@ -100,7 +100,7 @@ class Peer:
         self.session.receive(b"".join(map(encode_request, requests)))
 
     def heard(self) -> list[Reply | ReplyFrame]:
-        """What has come and was not taken yet; RecordMetadata one by one, the rest undecoded."""
+        """Replies received and not taken yet: RecordMetadata one by one, the rest undecoded."""
         fresh = bytes(self.wire.sent[self._taken :])
         self._taken += len(fresh)
         for event in self._decoder.feed(fresh):
@@ -122,13 +122,13 @@ class Peer:
         taken, self._rows = self._rows[:count], self._rows[count:]
         return [decode_reply(reply, dialect) if isinstance(reply, ReplyFrame) else reply for reply in taken]
 
-    async def ask(self, *requests: Request, dialect: Dialect = Dialect.SPEC) -> list[Reply]:
+    async def exchange(self, *requests: Request, dialect: Dialect = Dialect.SPEC) -> list[Reply]:
         """All at once; every reply, in order."""
         self.send(*requests)
         return await self.replies(sum(len(one) if isinstance(one, ProduceBatch) else 1 for one in requests), dialect)
 
     async def one(self, request: Request, dialect: Dialect = Dialect.SPEC) -> Reply:
-        (reply,) = await self.ask(request, dialect=dialect)
+        (reply,) = await self.exchange(request, dialect=dialect)
         return reply
 
     async def refused(self, request: Request, dialect: Dialect = Dialect.SPEC) -> str:
@@ -171,7 +171,7 @@ class ListenerContext:
 
 
 @asynccontextmanager
-async def house(
+async def running_server(
     settings: BrokerSettings = BrokerSettings(), authorize: Authorize = allow_all, access: AccessSettings = AccessSettings()
 ) -> AsyncIterator[ListenerContext]:
     built = ListenerContext(settings, authorize, access)
@@ -185,7 +185,7 @@ async def house(
 
 
 async def rest() -> None:
-    """Enough turns of the loop for everything that waits for no time and no disk."""
+    """Run enough turns of the loop for all work that waits for neither time nor disk."""
     for _ in range(50):
         await asyncio.sleep(0)
 

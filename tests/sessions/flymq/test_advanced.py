@@ -34,19 +34,19 @@ from headrace.wire.flymq.advanced_messages import (
     Scheduled,
 )
 from headrace.wire.flymq.messages import Consume, CreateTopic, Done, Fetch, Fetched, ProduceBatch
-from tests.sessions.flymq.support import DEV, NOW, ListenerContext, Peer, house, rest
+from tests.sessions.flymq.support import DEV, NOW, ListenerContext, Peer, rest, running_server
 from tests.wire.flymq.samples import raw
 
 
-async def _bury(home: ListenerContext, *values: bytes) -> None:
-    await home.broker.ensure_topic(DEV, "t")
+async def _bury(server: ListenerContext, *values: bytes) -> None:
+    await server.broker.ensure_topic(DEV, "t")
     for value in values:
-        published = await home.broker.publish(DEV, "t", RecordBatch([value], [b"k"], [(("own", b"1"),)]))
-        await home.broker.move_to_dead_letters(DEV, "t", published.partition, published.base_offset, error="no good")
+        published = await server.broker.publish(DEV, "t", RecordBatch([value], [b"k"], [(("own", b"1"),)]))
+        await server.broker.move_to_dead_letters(DEV, "t", published.partition, published.base_offset, error="no good")
 
 
-async def _call(peer: Peer, verb: str, **arguments: object) -> Any:
-    reply = await peer.one(BrokerCall(verb, json.dumps(arguments).encode()))
+async def _call(peer: Peer, operation: str, **arguments: object) -> Any:
+    reply = await peer.one(BrokerCall(operation, json.dumps(arguments).encode()))
     assert isinstance(reply, BrokerReply), reply
     return json.loads(reply.body)
 
@@ -55,24 +55,24 @@ async def _call(peer: Peer, verb: str, **arguments: object) -> Any:
 
 
 async def test_without_dead_letters_there_are_none_and_a_purge_is_done() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         assert await peer.one(FetchDlq("t", 10)) == DlqEntries([], [])
         assert await peer.one(PurgeDlq("t")) == Done(True, "purged 0")
 
 
 async def test_a_dead_letter_is_shown_with_all_that_is_known_of_it() -> None:
-    async with house() as home:
-        await _bury(home, b"a")
-        reply = await home.peer().one(FetchDlq("t", 10))
+    async with running_server() as server:
+        await _bury(server, b"a")
+        reply = await server.peer().one(FetchDlq("t", 10))
         entry, detail = DlqEntry("0-0", b"a", "moved: no good", 0), DlqDetail(b"k", 0, 0, NOW, NOW, -1, [Header("own", b"1")])
         assert reply == DlqEntries([entry], [detail])
 
 
 async def test_a_replayed_dead_letter_is_back_and_no_longer_waits() -> None:
-    async with house() as home:
-        await _bury(home, b"a", b"b")
-        peer = home.peer()
+    async with running_server() as server:
+        await _bury(server, b"a", b"b")
+        peer = server.peer()
         assert await peer.one(ReplayDlq("t", "0-1")) == Done(True, "replayed to partition 0, offset 2")
         assert await peer.refused(ReplayDlq("t", "0-1")) == "message not found: 0-1"
         reply = await peer.one(FetchDlq("t", 0))
@@ -84,28 +84,28 @@ async def test_a_replayed_dead_letter_is_back_and_no_longer_waits() -> None:
 
 
 async def test_a_dead_letter_may_be_named_by_its_offset() -> None:
-    async with house() as home:
-        await _bury(home, b"a")
-        peer = home.peer()
+    async with running_server() as server:
+        await _bury(server, b"a")
+        peer = server.peer()
         peer.session.receive(raw(0x21, b"\x00\x01t" + (0).to_bytes(8, "big")))
         assert await peer.replies(1) == [Done(True, "replayed to partition 0, offset 1")]
 
 
 async def test_after_a_purge_nothing_waits() -> None:
-    async with house() as home:
-        await _bury(home, b"a", b"b")
-        peer = home.peer()
+    async with running_server() as server:
+        await _bury(server, b"a", b"b")
+        peer = server.peer()
         assert await peer.one(PurgeDlq("t")) == Done(True, "purged 2")
         assert await peer.one(FetchDlq("t", 10)) == DlqEntries([], [])
 
 
 async def test_expired_records_of_a_topic_that_keeps_them_are_dead_letters() -> None:
-    async with house() as home:
-        await home.broker.create_topic(DEV, "t", config=TopicConfig(dead_letter_expired=True))
-        peer = home.peer()
+    async with running_server() as server:
+        await server.broker.create_topic(DEV, "t", config=TopicConfig(dead_letter_expired=True))
+        peer = server.peer()
         await peer.one(ProduceWithTtl("t", b"a", 500))
-        home.now += 500
-        await home.broker.maintain()
+        server.now += 500
+        await server.broker.maintain()
         reply = await peer.one(FetchDlq("t", 10))
         assert isinstance(reply, DlqEntries) and [(one.value, one.error) for one in reply.entries] == [(b"a", "expired")]
 
@@ -114,23 +114,23 @@ async def test_expired_records_of_a_topic_that_keeps_them_are_dead_letters() -> 
 
 
 async def test_a_delayed_record_comes_when_its_time_has_come() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         reply = await peer.one(ProduceDelayed("t", b"later", 20, b"k", 0))
         assert isinstance(reply, Scheduled)
         assert reply == Scheduled("t", 0, 0, NOW, 1, 5, reply.message, NOW + 20)
-        home.now += 19
-        early = await home.broker.fetch(DEV, "t", 0, 0, bytes_max=1, wait_ms=30)
+        server.now += 19
+        early = await server.broker.fetch(DEV, "t", 0, 0, bytes_max=1, wait_ms=30)
         assert early.batches == [], "not yet, by the clock of the broker"
-        home.now += 1
-        assert (await home.broker.fetch(DEV, "t", 0, 0, bytes_max=1, wait_ms=10_000)).batches
+        server.now += 1
+        assert (await server.broker.fetch(DEV, "t", 0, 0, bytes_max=1, wait_ms=10_000)).batches
         fetched = await peer.one(Fetch("t", 0, 0, 10))
         assert isinstance(fetched, Fetched) and (fetched.values, fetched.keys) == ([b"later"], [b"k"])
 
 
 async def test_a_delayed_record_is_cancelled_by_its_id() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         first, second = [await peer.one(ProduceDelayed("t", b"x", 60_000)) for _ in range(2)]
         assert isinstance(first, Scheduled) and isinstance(second, Scheduled)
         assert [row["id"] for row in await _call(peer, "delayed.list")] == [first.message, second.message]
@@ -142,8 +142,8 @@ async def test_a_delayed_record_is_cancelled_by_its_id() -> None:
 
 
 async def test_a_request_of_the_originals_length_is_understood() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         payload = encode_request(ProduceWithTtl("t", b"x", 5))[8:-8]
         peer.session.receive(raw(0x35, payload) + raw(0x30, payload))
         placed, scheduled = await peer.replies(2)
@@ -152,23 +152,23 @@ async def test_a_request_of_the_originals_length_is_understood() -> None:
 
 
 async def test_an_expired_record_is_hidden_from_every_request() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         assert await peer.one(ProduceWithTtl("t", b"short", 100, b"k")) == Placed("t", 0, 0, NOW, 1, 5)
-        await peer.ask(ProduceBatch("t", [b"long"]))
-        home.now += 99
+        await peer.exchange(ProduceBatch("t", [b"long"]))
+        server.now += 99
         assert isinstance(seen := await peer.one(Fetch("t", 0, 0, 10)), Fetched) and seen.values == [b"short", b"long"]
-        home.now += 1
+        server.now += 1
         assert isinstance(seen := await peer.one(Fetch("t", 0, 0, 10)), Fetched) and (seen.values, seen.next_offset) == ([b"long"], 2)
         assert await peer.refused(Consume("t", 0, 0)) == "message expired: offset 0"
 
 
 async def test_a_time_to_live_of_zero_is_the_topics() -> None:
-    async with house() as home:
-        await home.broker.create_topic(DEV, "t", config=TopicConfig(ttl_ms=50))
-        peer = home.peer()
-        await peer.ask(ProduceWithTtl("t", b"own", 1_000), ProduceWithTtl("t", b"topic's", 0), ProduceBatch("t", [b"plain"]))
-        home.now += 50
+    async with running_server() as server:
+        await server.broker.create_topic(DEV, "t", config=TopicConfig(ttl_ms=50))
+        peer = server.peer()
+        await peer.exchange(ProduceWithTtl("t", b"own", 1_000), ProduceWithTtl("t", b"topic's", 0), ProduceBatch("t", [b"plain"]))
+        server.now += 50
         fetched = await peer.one(Fetch("t", 0, 0, 10))
         assert isinstance(fetched, Fetched) and fetched.values == [b"own"]
 
@@ -184,7 +184,7 @@ async def test_a_time_to_live_of_zero_is_the_topics() -> None:
         (CancelDelayed("nothing"), "message not found: nothing"),
         (ReplayDlq("t", "nothing"), "message not found: nothing"),
         (ReplayDlq("none", "0-0"), "topic not found: none"),
-        (BrokerCall("no.verb"), "unknown verb 'no.verb'"),
+        (BrokerCall("no.verb"), "unknown operation 'no.verb'"),
         (BrokerCall("topic.describe", b"{"), "topic.describe: "),
         (BrokerCall("topic.describe", b"{}"), "topic.describe: "),
         (BrokerCall("topic.create", b'{"topic":"u","config":{"ttl_ms":-1}}'), "ttl_ms cannot be -1"),
@@ -193,21 +193,21 @@ async def test_a_time_to_live_of_zero_is_the_topics() -> None:
     ids=repr,
 )
 async def test_what_cannot_be_done_is_refused_in_words(request_: Any, text: str) -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         await peer.one(CreateTopic("t", 1))
         assert (await peer.refused(request_)).startswith(text)
-        assert home.broker.delayed(DEV) == []
+        assert server.broker.delayed(DEV) == []
 
 
-# The cluster, and verbs of our own.
+# The cluster, and operations of BROKER.
 
 
-async def test_the_cluster_is_this_node_and_nobody_joins_or_leaves() -> None:
-    async with house() as home:
-        peer = home.peer()
-        await peer.ask(CreateTopic("t", 2), ProduceBatch("t", [b"a", b"b", b"c"]))
-        home.now += 3_723_000
+async def test_the_cluster_is_this_node_and_no_node_joins_or_leaves() -> None:
+    async with running_server() as server:
+        peer = server.peer()
+        await peer.exchange(CreateTopic("t", 2), ProduceBatch("t", [b"a", b"b", b"c"]))
+        server.now += 3_723_000
         assert await peer.one(ClusterStatus()) == ClusterReport(
             "standalone", "headrace", 1, 3, 1, 1, 3, [ClusterNode("headrace", "127.0.0.1:9092", "", "online", "leader", True, "1h2m3s")]
         )
@@ -216,8 +216,8 @@ async def test_the_cluster_is_this_node_and_nobody_joins_or_leaves() -> None:
 
 
 async def test_topics_are_made_described_changed_and_removed() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         made = await _call(peer, "topic.create", topic="t", partitions=2, config={"ttl_ms": 1_000, "ack": "written"})
         assert (made["name"], made["partitions"], made["config"]["ttl_ms"]) == ("t", [{"first": 0, "end": 0}] * 2, 1_000)
         assert "already exists" in await peer.refused(BrokerCall("topic.create", b'{"topic":"t"}'))
@@ -230,10 +230,10 @@ async def test_topics_are_made_described_changed_and_removed() -> None:
 
 
 async def test_groups_and_dead_letters_are_listed() -> None:
-    async with house() as home:
-        await _bury(home, b"a", b"b")
-        await home.broker.commit(DEV, "g", {("t", 0): 1})
-        peer = home.peer()
+    async with running_server() as server:
+        await _bury(server, b"a", b"b")
+        await server.broker.commit(DEV, "g", {("t", 0): 1})
+        peer = server.peer()
         assert await _call(peer, "group.list") == ["g"]
         assert await _call(peer, "group.lag", group="g") == [{"topic": "t", "partition": 0, "committed": 1, "end": 2, "lag": 1}]
         assert await _call(peer, "group.delete", group="g") == {}
@@ -244,12 +244,12 @@ async def test_groups_and_dead_letters_are_listed() -> None:
         assert await _call(peer, "dlq.list") == [{"topic": "t", "waiting": 0}]
 
 
-async def test_nothing_gets_past_the_gate() -> None:
+async def test_every_request_is_authorized() -> None:
     def only_topic_u(who: Principal, action: Action, resource: Resource) -> bool:
         return resource.name == "u"
 
-    async with house(authorize=only_topic_u) as home:
-        peer = home.peer()
+    async with running_server(authorize=only_topic_u) as server:
+        peer = server.peer()
         for request in (
             FetchDlq("t", 1),
             ReplayDlq("t", "0-0"),
@@ -262,4 +262,4 @@ async def test_nothing_gets_past_the_gate() -> None:
         ):
             assert (await peer.refused(request)).startswith("unauthorized"), request
         await rest()
-        assert [topic.name for topic in home.engine.topics().values() if not topic.internal] == []
+        assert [topic.name for topic in server.engine.topics().values() if not topic.internal] == []

@@ -19,7 +19,7 @@ from headrace.wire.flymq.framing import BINARY, GZIP, deflate, frame, inflate
 from headrace.wire.flymq.messages import Failure, Fetch, Fetched, ListTopics, ProduceBatch, RecordMetadataBatch, ReplyFrame, TopicList
 from tests.access.harness import ADMIN_PASSWORD
 
-from .support import DEV, ListenerContext, house
+from .support import DEV, ListenerContext, running_server
 
 NOBODY = Principal(ANONYMOUS, "flymq")
 ENFORCED = AccessSettings(Mode.ENFORCED)
@@ -34,8 +34,8 @@ def packed(size_bytes: int, topic: str = "t") -> bytes:
 
 
 async def test_before_a_login_a_small_compressed_payload_is_read_and_a_large_one_refused() -> None:
-    async with house(access=ENFORCED) as home:
-        peer = home.peer(who=NOBODY)
+    async with running_server(access=ENFORCED) as server:
+        peer = server.peer(who=NOBODY)
         peer.session.receive(packed(100) + packed(FLYMQ_LOGIN_INFLATED_BYTES_MAX + 1) + packed(FLYMQ_PAYLOAD_BYTES_MAX // 2))
         refused = await peer.replies(3)
         assert all(isinstance(reply, Failure) for reply in refused)
@@ -49,15 +49,15 @@ async def test_before_a_login_nothing_is_unpacked_on_a_thread(monkeypatch: pytes
         raise AssertionError("unpacked for somebody who has not logged in")
 
     monkeypatch.setattr(flymq_session, "inflate", fail)
-    async with house(access=ENFORCED) as home:
-        peer = home.peer(who=NOBODY)
+    async with running_server(access=ENFORCED) as server:
+        peer = server.peer(who=NOBODY)
         peer.session.receive(packed(FLYMQ_PAYLOAD_BYTES_MAX // 2) * 10)
         assert all(isinstance(reply, Failure) for reply in await peer.replies(10))
 
 
-async def test_a_login_and_a_large_compressed_payload_may_come_in_one_piece() -> None:
-    async with house(access=ENFORCED) as home:
-        peer = home.peer(who=NOBODY)
+async def test_a_login_and_a_large_compressed_payload_may_come_in_one_chunk() -> None:
+    async with running_server(access=ENFORCED) as server:
+        peer = server.peer(who=NOBODY)
         peer.session.receive(encode_request(Auth("admin", ADMIN_PASSWORD)) + packed(1 << 20) + packed(1 << 20))
         _, *records = await peer.replies(3)
         assert all(isinstance(record, RecordMetadataBatch) for record in records)
@@ -72,8 +72,8 @@ async def test_a_large_payload_is_unpacked_beside_the_loop(monkeypatch: pytest.M
         return inflate(payload)
 
     monkeypatch.setattr(flymq_session, "inflate", watched)
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         peer.session.receive(packed(FLYMQ_LOOP_INFLATED_BYTES_MAX + extra) + encode_request(ListTopics()))
         record, topics = await peer.replies(2)
         assert isinstance(record, RecordMetadataBatch) and topics == TopicList(["t"])
@@ -81,8 +81,8 @@ async def test_a_large_payload_is_unpacked_beside_the_loop(monkeypatch: pytest.M
 
 
 async def test_a_bomb_is_refused_and_the_stream_goes_on() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         bomb = frame(0x01, deflate(bytes(FLYMQ_PAYLOAD_BYTES_MAX + 1)), BINARY | GZIP)
         peer.session.receive(bomb + encode_request(ListTopics()))
         refused, topics = await peer.replies(2)
@@ -91,12 +91,12 @@ async def test_a_bomb_is_refused_and_the_stream_goes_on() -> None:
 
 
 async def test_an_unpacked_record_keeps_its_place_among_plain_ones() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         plain = encode_request(ProduceBatch("t", [b"plain"]))
         peer.session.receive(plain + packed(1 << 20) + b"\xff\xff\xff\xff" + plain)
         await peer.replies(3)
-        fetched = await home.broker.fetch(DEV, "t", 0, 0, bytes_max=1 << 22)
+        fetched = await server.broker.fetch(DEV, "t", 0, 0, bytes_max=1 << 22)
         assert [len(value or b"") for batch in fetched.batches for value in batch.values()] == [5, 1 << 20, 5]
 
 
@@ -104,9 +104,9 @@ async def test_an_unpacked_record_keeps_its_place_among_plain_ones() -> None:
 
 
 async def test_a_search_stops_when_its_peer_has_left() -> None:
-    async with house() as home:
-        peer, other = home.peer(), home.peer()
-        await large_topic(home, 400)
+    async with running_server() as server:
+        peer, other = server.peer(), server.peer()
+        await large_topic(server, 400)
         peer.send(Fetch("large", 0, 0, 10, "n(o|0)thing+x"))
         await asyncio.sleep(0)
         peer.wire.has_peer_left = True
@@ -117,9 +117,9 @@ async def test_a_search_stops_when_its_peer_has_left() -> None:
 
 
 async def test_a_search_stops_when_the_broker_drains() -> None:
-    async with house() as home:
-        peer = home.peer()
-        await large_topic(home, 400)
+    async with running_server() as server:
+        peer = server.peer()
+        await large_topic(server, 400)
         peer.send(Fetch("large", 0, 0, 10, "n(o|0)thing+x"))
         await asyncio.sleep(0)
         peer.session.closing()
@@ -131,9 +131,9 @@ async def test_a_search_stops_when_the_broker_drains() -> None:
 
 
 async def test_a_search_lets_others_have_their_turn() -> None:
-    async with house() as home:
-        searchers, modest = [home.peer() for _ in range(5)], home.peer()
-        await large_topic(home, 100)
+    async with running_server() as server:
+        searchers, modest = [server.peer() for _ in range(5)], server.peer()
+        await large_topic(server, 100)
         for searcher in searchers:
             searcher.send(Fetch("large", 0, 0, 10, "n(o|0)thing+x"))
         for _ in range(20):
@@ -145,9 +145,9 @@ async def test_a_search_lets_others_have_their_turn() -> None:
 
 
 async def test_a_search_of_a_lost_connection_ends_at_once() -> None:
-    async with house() as home:
-        peer = home.peer()
-        await large_topic(home, 100)
+    async with running_server() as server:
+        peer = server.peer()
+        await large_topic(server, 100)
         peer.send(Fetch("large", 0, 0, 10, "n(o|0)thing+x"))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -158,8 +158,8 @@ async def test_a_search_of_a_lost_connection_ends_at_once() -> None:
         assert len(asyncio.all_tasks()) < len(tasks)
 
 
-async def large_topic(home: ListenerContext, batches: int) -> None:
+async def large_topic(server: ListenerContext, batches: int) -> None:
     """A topic `large` of so many times 100 records of 100 bytes."""
-    await home.broker.create_topic(DEV, "large")
+    await server.broker.create_topic(DEV, "large")
     for _ in range(batches):
-        await home.broker.publish(DEV, "large", RecordBatch([b"0123456789" * 10] * 100))
+        await server.broker.publish(DEV, "large", RecordBatch([b"0123456789" * 10] * 100))

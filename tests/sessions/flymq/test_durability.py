@@ -48,7 +48,7 @@ async def test_records_topics_and_offsets_are_there_after_a_restart(tmp_path: Pa
     keys: list[bytes | None] = [b"k%d" % (number % 3) if number % 2 else None for number in range(5_000)]
     async with on_disk(tmp_path) as peer:
         await peer.one(CreateTopic("orders", 3))
-        replies = await peer.ask(ProduceBatch("orders", values, keys), Commit("orders", "readers", 1, 7))
+        replies = await peer.exchange(ProduceBatch("orders", values, keys), Commit("orders", "readers", 1, 7))
         places = [placed(reply) for reply in replies[:-1]]
         assert len(set(places)) == len(values)
     async with on_disk(tmp_path) as peer:

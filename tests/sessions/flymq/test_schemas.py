@@ -9,7 +9,7 @@ import pytest
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq.messages import Done, Failure, ProduceBatch, RecordMetadataBatch
-from tests.sessions.flymq.support import DEV, NOW, Peer, house, placed
+from tests.sessions.flymq.support import DEV, NOW, Peer, placed, running_server
 
 INT, NUM = b'{"type":"integer"}', b'{"type":"number"}'
 
@@ -18,15 +18,15 @@ def register(definition: bytes = INT, type: str = "json", compatibility: str = "
     return s.RegisterSchema("n", s.SchemaWord(type), definition, compatibility)
 
 
-async def call(peer: Peer, verb: str, **arguments: object) -> object:
-    reply = await peer.one(v.BrokerCall(verb, json.dumps(arguments).encode()))
+async def call(peer: Peer, operation: str, **arguments: object) -> object:
+    reply = await peer.one(v.BrokerCall(operation, json.dumps(arguments).encode()))
     assert isinstance(reply, v.BrokerReply), reply
     return json.loads(reply.body)
 
 
 async def test_the_registry_through_its_opcodes() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         assert await peer.one(register()) == s.SchemaEntry("n", "json", 1)
         assert await peer.one(register(NUM, compatibility="full")) == Failure(
             "not compatible with n v1: /: the writer may write number, the reader takes integer (forward)"
@@ -45,50 +45,50 @@ async def test_the_registry_through_its_opcodes() -> None:
 
 
 async def test_produce_with_schema_takes_what_fits() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         await peer.one(register())
         assert await peer.one(s.ProduceWithSchema("t", "n", b"1")) == v.Placed("t", 0, 0, NOW, -1, 1)
         assert (await peer.refused(s.ProduceWithSchema("t", "n", b"{}"))).startswith("schema validation failed: /: {} is not of type")
         assert await peer.refused(s.ProduceWithSchema("t", "none", b"1")) == "schema not found: none"
-        assert home.broker.bounds(DEV, "t", 0).end == 1
+        assert server.broker.bounds(DEV, "t", 0).end == 1
 
 
-async def test_a_record_that_does_not_fit_takes_no_other_of_its_run_down() -> None:
-    async with house() as home:
-        peer = home.peer()
+async def test_a_record_that_does_not_fit_takes_no_other_of_its_batch_down() -> None:
+    async with running_server() as server:
+        peer = server.peer()
         await peer.one(register())
-        await home.broker.create_topic(DEV, "t")
+        await server.broker.create_topic(DEV, "t")
         await call(peer, "schema.require", topic="t", name="n")
-        replies = await peer.ask(ProduceBatch("t", [b"1", b"x", b"y", b"2", b"3", b"z"]))
+        replies = await peer.exchange(ProduceBatch("t", [b"1", b"x", b"y", b"2", b"3", b"z"]))
         assert [isinstance(reply, Failure) for reply in replies] == [False, True, True, False, False, True]
         assert [placed(reply) for reply in replies if isinstance(reply, RecordMetadataBatch)] == [(0, 0), (0, 1), (0, 2)]
 
 
 async def test_two_thousand_records_that_do_not_fit_are_refused_one_by_one() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         await peer.one(register())
-        await home.broker.create_topic(DEV, "t")
+        await server.broker.create_topic(DEV, "t")
         await call(peer, "schema.require", topic="t", name="n")
-        assert all(isinstance(reply, Failure) for reply in await peer.ask(ProduceBatch("t", [b"x"] * 2_000)))
+        assert all(isinstance(reply, Failure) for reply in await peer.exchange(ProduceBatch("t", [b"x"] * 2_000)))
 
 
 async def test_dead_letters_are_acknowledged_as_nowhere() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         await peer.one(register())
-        await home.broker.create_topic(DEV, "t")
+        await server.broker.create_topic(DEV, "t")
         await call(peer, "schema.require", topic="t", name="n", on_invalid="dead_letter")
-        replies = await peer.ask(ProduceBatch("t", [b"x", b"1"]))
+        replies = await peer.exchange(ProduceBatch("t", [b"x", b"1"]))
         assert [placed(reply) for reply in replies] == [(-1, (1 << 63) - 1), (0, 0)]
 
 
 async def test_transactions_and_delayed_messages_are_held_to_it() -> None:
-    async with house() as home:
-        peer = home.peer()
+    async with running_server() as server:
+        peer = server.peer()
         await peer.one(register())
-        await home.broker.create_topic(DEV, "t")
+        await server.broker.create_topic(DEV, "t")
         await call(peer, "schema.require", topic="t", name="n")
         assert (await peer.refused(v.ProduceDelayed("t", b"x", 5))).startswith("schema validation failed")
         assert (await peer.refused(v.ProduceWithTtl("t", b"x", 5))).startswith("schema validation failed")
@@ -97,11 +97,11 @@ async def test_transactions_and_delayed_messages_are_held_to_it() -> None:
         assert (await peer.refused(v.TxnProduceBatch(begun.transaction, "t", [b"x"]))).startswith("schema validation failed")
 
 
-async def test_what_has_no_opcode_is_a_verb_of_broker() -> None:
-    async with house() as home:
-        peer = home.peer()
+async def test_requests_without_an_opcode_are_operations_of_broker() -> None:
+    async with running_server() as server:
+        peer = server.peer()
         await peer.one(register())
-        await home.broker.create_topic(DEV, "t")
+        await server.broker.create_topic(DEV, "t")
         shown = {"name": "n", "version": 1, "type": "json", "compatibility": "backward", "created": NOW}
         assert await call(peer, "schema.list") == [shown]
         required = {"topic": "t", "schema": "n", "version": 1, "on_invalid": "reject"}
@@ -119,7 +119,7 @@ async def test_what_has_no_opcode_is_a_verb_of_broker() -> None:
 
 @pytest.mark.parametrize("arguments", [b"[]", b'{"topic":1}', b'{"topic":"t","name":"n","version":-1}', b'{"odd":1}'])
 async def test_arguments_that_make_no_sense_are_refused(arguments: bytes) -> None:
-    async with house() as home:
-        peer = home.peer()
-        await home.broker.create_topic(DEV, "t")
+    async with running_server() as server:
+        peer = server.peer()
+        await server.broker.create_topic(DEV, "t")
         assert await peer.refused(v.BrokerCall("schema.require", arguments))

@@ -14,13 +14,13 @@ from headrace.wire import flymq
 from headrace.wire.flymq import ReplyDecoder, encode_request
 from headrace.wire.flymq.messages import Broken, Fetch, ProduceBatch, RecordMetadataBatch, ReplyEvent, ReplyFrame
 
-from .support import DEV, house
+from .support import DEV, running_server
 
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[Listener]:
-    async with house() as home:
-        protocol = ServedProtocol("flymq", flymq.sniff, lambda link: FlyMqSession(link, home.broker, DEV))
+    async with running_server() as server:
+        protocol = ServedProtocol("flymq", flymq.sniff, lambda link: FlyMqSession(link, server.broker, DEV))
         listener = await Listener.open("127.0.0.1", 0, [protocol])
         try:
             yield listener
@@ -32,9 +32,9 @@ async def heard(reader: asyncio.StreamReader, frames: int) -> list[ReplyEvent]:
     decoder, events = ReplyDecoder(), list[ReplyEvent]()
     async with asyncio.timeout(60):
         while sum(len(event) if isinstance(event, RecordMetadataBatch) else 1 for event in events) < frames:
-            piece = await reader.read(1 << 16)
-            assert piece, "the server closed the connection"
-            events += decoder.feed(piece)
+            chunk = await reader.read(1 << 16)
+            assert chunk, "the server closed the connection"
+            events += decoder.feed(chunk)
     return events
 
 
@@ -86,7 +86,7 @@ async def test_a_peer_that_only_sends_is_answered_when_it_has_finished() -> None
         await writer.wait_closed()
 
 
-async def test_a_broken_stream_harms_nobody_else() -> None:
+async def test_a_broken_stream_affects_no_other_connection() -> None:
     async with listening() as listener:
         good_reader, good_writer = await asyncio.open_connection(listener.host, listener.port)
         bad_reader, bad_writer = await asyncio.open_connection(listener.host, listener.port)

@@ -66,7 +66,7 @@ class Peer:
         self.session.receive(frames)
 
     async def hears(self) -> list[ServerMessage]:
-        """Everything that has come since the last call, once the session has nothing more to do."""
+        """Return everything received since the last call, once the session is idle."""
         await turns()
         return self.heard()
 
@@ -109,15 +109,15 @@ class Peer:
 
 
 class ServedProtocol:
-    """Opens sessions that share what a protocol's sessions share."""
+    """Opens sessions with the shared state of a protocol."""
 
-    def __init__(self, stand: Harness, settings: FujinSettings) -> None:
-        self.stand, self.settings = stand, settings
-        self.ids, self.shares = WriterIds(), GroupPushes(stand.broker)
+    def __init__(self, env: Harness, settings: FujinSettings) -> None:
+        self.env, self.settings = env, settings
+        self.ids, self.group_pushes = WriterIds(), GroupPushes(env.broker)
         self.peers: list[Peer] = []
 
     def peer(self, *, with_ids: bool = True) -> Peer:
-        peer = Peer(lambda link: FujinSession(self.stand.broker, link, WHO, self.ids, self.settings, self.shares), with_ids=with_ids)
+        peer = Peer(lambda link: FujinSession(self.env.broker, link, WHO, self.ids, self.settings, self.group_pushes), with_ids=with_ids)
         self.peers.append(peer)
         return peer
 
@@ -138,15 +138,15 @@ class ServedProtocol:
 async def fujin_protocol(
     settings: FujinSettings = FujinSettings(), *, broker: BrokerSettings | None = None, authorize: Authorize = allow_all
 ) -> AsyncIterator[ServedProtocol]:
-    stand = Harness(broker, authorize)
-    await stand.broker.open()
-    protocol = ServedProtocol(stand, settings)
+    env = Harness(broker, authorize)
+    await env.broker.open()
+    protocol = ServedProtocol(env, settings)
     try:
         yield protocol
     finally:
-        stand.engine.error = None
-        stand.engine.let_go()
+        env.engine.error = None
+        env.engine.let_go()
         for peer in protocol.peers:
             peer.session.lost()
         await turns()
-        await stand.broker.close()
+        await env.broker.close()

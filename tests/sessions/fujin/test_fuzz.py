@@ -28,7 +28,7 @@ CONVERSATIONS = [
 ]
 
 
-async def test_damaged_conversations_harm_nobody_else(proof: Proof) -> None:
+async def test_damaged_conversations_affect_no_other_stream(proof: Proof) -> None:
     dice = random.Random(4848)
     count = 600
     async with fujin_protocol(FujinSettings(fetch_wait_ms=1, doubt_seconds=0.001)) as protocol:

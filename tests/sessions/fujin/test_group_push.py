@@ -1,4 +1,4 @@
-"""Auto commit in pieces: readers take turns, nothing is lost with one of them, and a reader of the other kind takes over."""
+"""Auto commit in chunks: readers take turns, no chunk is lost with a reader, and a reader with a queue takes over."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.sessions.fujin.support import WHO, Peer, ServedProtocol, fujin_protoc
 
 
 async def put(protocol: ServedProtocol, *values: str, topic: str = "t", partition: int | None = None) -> None:
-    await protocol.stand.broker.ensure_topic(WHO, topic)
-    await protocol.stand.put(*values, topic=topic, partition=partition)
+    await protocol.env.broker.ensure_topic(WHO, topic)
+    await protocol.env.put(*values, topic=topic, partition=partition)
 
 
 def committed(protocol: ServedProtocol, partition: int = 0) -> int | None:
-    return protocol.stand.broker.committed(WHO, "t", "t", partition)
+    return protocol.env.broker.committed(WHO, "t", "t", partition)
 
 
 def lose(protocol: ServedProtocol, peer: Peer) -> None:
@@ -70,7 +70,7 @@ async def test_the_last_to_leave_leaves_the_groups_progress_behind() -> None:
 
 
 @pytest.mark.parametrize("kind", list(ReaderKind))
-async def test_a_reader_that_acknowledges_takes_over_and_all_share_the_work(kind: ReaderKind) -> None:
+async def test_a_reader_that_acknowledges_makes_all_readers_use_the_queue(kind: ReaderKind) -> None:
     async with fujin_protocol() as protocol:
         await put(protocol, "a")
         automatic = await protocol.reader(auto_commit=True)
@@ -126,7 +126,7 @@ async def test_partitions_that_are_added_are_read_from_their_start() -> None:
         await put(protocol, "a")
         reader = await protocol.reader(auto_commit=True)
         await reader.messages(1)
-        await protocol.stand.broker.alter_topic(WHO, "t", partitions=2)
+        await protocol.env.broker.alter_topic(WHO, "t", partitions=2)
         await put(protocol, "b", partition=1)
         assert [value for _, value in await reader.messages(1)] == [b"b"]
         await until(lambda: committed(protocol, 1) == 1)
@@ -137,11 +137,11 @@ async def test_progress_that_cannot_be_committed_now_is_committed_later() -> Non
         await put(protocol, "a")
         reader = await protocol.reader(auto_commit=True)
         await put(protocol, "b")
-        protocol.stand.engine.topic, protocol.stand.engine.error = "__offsets", DiskFull("no room")
+        protocol.env.engine.topic, protocol.env.engine.error = "__offsets", DiskFull("no room")
         await reader.messages(2)
-        before = protocol.stand.engine.appends
-        await until(lambda: protocol.stand.engine.appends > before)
-        protocol.stand.engine.error = None
+        before = protocol.env.engine.appends
+        await until(lambda: protocol.env.engine.appends > before)
+        protocol.env.engine.error = None
         await until(lambda: committed(protocol) == 2)
 
 
@@ -150,12 +150,12 @@ async def test_a_topic_that_goes_away_disconnects_its_readers() -> None:
         await put(protocol, "a")
         reader = await protocol.reader(auto_commit=True)
         await reader.messages(1)
-        await protocol.stand.broker.delete_topic(WHO, "t")
+        await protocol.env.broker.delete_topic(WHO, "t")
         await until(lambda: reader.link.closed is not None)
         assert bytes(reader.link.sent).endswith(b"\x0a")
 
 
-async def test_a_settlement_of_a_share_is_refused() -> None:
+async def test_a_settlement_with_auto_commit_is_an_error() -> None:
     async with fujin_protocol() as protocol:
         reader = await protocol.reader(auto_commit=True)
         reader.say(encode.settle(Request.ACK, b"cids", [b"x"]))

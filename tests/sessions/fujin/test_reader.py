@@ -1,4 +1,4 @@
-"""Readers: pushed and fetched messages, ids that can be trusted, and what becomes of a message nobody acknowledges."""
+"""Readers: pushed and fetched messages, stable ids, and unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.sessions.fujin.support import WHO, ServedProtocol, cid, fujin_protoco
 
 
 async def put(protocol: ServedProtocol, *values: str, topic: str = "t") -> None:
-    await protocol.stand.broker.ensure_topic(WHO, topic)
-    await protocol.stand.put(*values, topic=topic)
+    await protocol.env.broker.ensure_topic(WHO, topic)
+    await protocol.env.put(*values, topic=topic)
 
 
 async def committed(protocol: ServedProtocol, group: str = "t", topic: str = "t") -> int | None:
-    protocol.stand.clock.tick(10_000)
+    protocol.env.clock.tick(10_000)
     await turns()
-    return protocol.stand.broker.committed(WHO, group, topic, 0)
+    return protocol.env.broker.committed(WHO, group, topic, 0)
 
 
 async def test_messages_are_pushed_history_first_then_as_they_come() -> None:
@@ -57,9 +57,9 @@ async def test_a_nacked_message_comes_again_after_its_backoff_with_the_same_id()
         reader = await protocol.reader()
         ((id, _),) = await reader.messages(1)
         assert await reader.settles(Request.NACK, [id]) == [True]
-        protocol.stand.clock.tick(999)
+        protocol.env.clock.tick(999)
         assert await reader.hears() == []
-        protocol.stand.clock.tick(1)
+        protocol.env.clock.tick(1)
         assert await reader.messages(1) == [(id, b"a")]
         assert await reader.settles(Request.ACK, [id]) == [True]
 
@@ -71,11 +71,11 @@ async def test_a_message_refused_too_often_goes_to_the_dead_letters() -> None:
         (bad, _), (good, _) = await reader.messages(2)
         await reader.settles(Request.ACK, [good])
         await reader.settles(Request.NACK, [bad])
-        protocol.stand.clock.tick(100)
+        protocol.env.clock.tick(100)
         assert await reader.messages(1) == [(bad, b"bad")]
         await reader.settles(Request.NACK, [bad])
         await turns(100)
-        (letter,) = await protocol.stand.records("t.dlq")
+        (letter,) = await protocol.env.records("t.dlq")
         assert letter.value == b"bad" and ("x-headrace-source-offset", b"0") in letter.headers
         assert await committed(protocol) == 2
 
@@ -85,7 +85,7 @@ async def test_a_message_without_an_answer_comes_again() -> None:
         await put(protocol, "a")
         reader = await protocol.reader()
         first = await reader.messages(1)
-        protocol.stand.clock.tick(5_000)
+        protocol.env.clock.tick(5_000)
         assert await reader.messages(1) == first
 
 
@@ -110,8 +110,8 @@ async def test_an_id_does_not_settle_the_record_of_another_topic_with_the_same_p
         first.session.lost()
         protocol.peers.remove(first)
         await turns()
-        await protocol.stand.broker.delete_topic(WHO, "t")
-        protocol.stand.clock.tick(1)
+        await protocol.env.broker.delete_topic(WHO, "t")
+        protocol.env.clock.tick(1)
         await put(protocol, "new")
         second = await protocol.reader()
         ((new, _),) = await second.messages(1)
@@ -119,7 +119,7 @@ async def test_an_id_does_not_settle_the_record_of_another_topic_with_the_same_p
         assert await second.settles(Request.ACK, [old]) == [False]
 
 
-async def test_readers_of_one_name_share_the_work() -> None:
+async def test_each_message_goes_to_one_reader_of_a_name() -> None:
     async with fujin_protocol(FujinSettings()) as protocol:
         one, two = await protocol.reader(kind=ReaderKind.PULL), await protocol.reader(kind=ReaderKind.PULL)
         await put(protocol, *"abcdef")
@@ -138,11 +138,11 @@ async def test_a_connector_gives_a_name_its_topics_group_and_start() -> None:
         assert sorted(value for _, value in found) == [b"x1", b"y1"]
         assert await reader.settles(Request.ACK, [id for id, _ in found]) == [True, True]
         assert (await committed(protocol, "billing", "x"), await committed(protocol, "billing", "y")) == (2, 1)
-        stranger = protocol.peer()
-        stranger.say(encode.connect_reader(ReaderKind.PUSH, True, "x"))
+        other = protocol.peer()
+        other.say(encode.connect_reader(ReaderKind.PUSH, True, "x"))
         await turns()
-        assert bytes(stranger.link.sent) == encode.reader_connected("reader not found")
-        assert stranger.link.closed is not None
+        assert bytes(other.link.sent) == encode.reader_connected("reader not found")
+        assert other.link.closed is not None
 
 
 async def test_several_topics_can_be_fetched_from() -> None:
@@ -171,7 +171,7 @@ async def test_a_fetch_that_waits_in_vain_is_answered_with_nothing() -> None:
         reader = await protocol.reader(kind=ReaderKind.PULL)
         reader.say(encode.fetch(cid(1), 10))
         await turns()
-        protocol.stand.clock.tick(500)
+        protocol.env.clock.tick(500)
         await turns()
         assert bytes(reader.link.sent[2:]) == encode.fetched(cid(1), [], [])
 
@@ -209,7 +209,7 @@ async def test_with_auto_commit_what_has_arrived_is_read() -> None:
         await put(protocol, "a", "b")
         reader = await protocol.reader(auto_commit=True)
         assert [value for _, value in await reader.messages(2)] == [b"a", b"b"]
-        await until(lambda: protocol.stand.broker.committed(WHO, "t", "t", 0) == 2)
+        await until(lambda: protocol.env.broker.committed(WHO, "t", "t", 0) == 2)
 
 
 async def test_with_auto_commit_what_has_not_arrived_comes_again() -> None:
@@ -247,7 +247,7 @@ async def test_disconnect_leaves_the_groups_progress_behind() -> None:
         await reader.settles(Request.ACK, [id])
         reader.say(encode.DISCONNECT)
         assert await reader.hears() == [Disconnected()]
-        assert protocol.stand.broker.committed(WHO, "t", "t", 0) == 1
+        assert protocol.env.broker.committed(WHO, "t", "t", 0) == 1
         assert reader.link.closed == ("disconnected", False)
 
 
@@ -268,7 +268,7 @@ async def test_a_reader_whose_topic_goes_away_is_disconnected() -> None:
         await put(protocol, "a")
         reader = await protocol.reader()
         await reader.messages(1)
-        await protocol.stand.broker.delete_topic(WHO, "t")
+        await protocol.env.broker.delete_topic(WHO, "t")
         await until(lambda: reader.link.closed is not None)
         assert reader.heard() == [Disconnected()]
         assert reader.link.closed is not None and reader.link.closed[0].startswith("reader failed")

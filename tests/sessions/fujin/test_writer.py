@@ -15,7 +15,7 @@ from tests.sessions.fujin.support import ServedProtocol, cid, fujin_protocol
 
 
 async def values(protocol: ServedProtocol, topic: str) -> list[bytes | None]:
-    return [record.value for record in await protocol.stand.records(topic)]
+    return [record.value for record in await protocol.env.records(topic)]
 
 
 async def test_a_write_is_answered_when_it_is_durable() -> None:
@@ -23,10 +23,10 @@ async def test_a_write_is_answered_when_it_is_durable() -> None:
         writer = await protocol.writer()
         writer.say(encode.writes("t", [cid(1)], [b"first"]))
         assert await writer.hears() == [WrittenBatch([cid(1)])]
-        protocol.stand.engine.hold()
+        protocol.env.engine.hold()
         writer.say(encode.writes("t", [cid(2), cid(3)], [b"a", b"b"]))
         assert await writer.hears() == []
-        protocol.stand.engine.let_go()
+        protocol.env.engine.let_go()
         assert await writer.hears() == [WrittenBatch([cid(2), cid(3)])]
         assert await values(protocol, "t") == [b"first", b"a", b"b"]
 
@@ -36,7 +36,7 @@ async def test_headers_are_kept() -> None:
         writer = await protocol.writer()
         writer.say(encode.writes("t", [cid(1)], [b"v"], [(("k", b"x"),)]))
         await writer.hears()
-        assert [record.headers for record in await protocol.stand.records("t")] == [(("k", b"x"),)]
+        assert [record.headers for record in await protocol.env.records("t")] == [(("k", b"x"),)]
 
 
 async def test_answers_leave_in_the_order_of_completion() -> None:
@@ -44,12 +44,12 @@ async def test_answers_leave_in_the_order_of_completion() -> None:
         writer = await protocol.writer()
         writer.say(encode.writes("slow", [cid(1)], [b"x"]) + encode.writes("fast", [cid(2)], [b"x"]))
         await writer.hears()
-        protocol.stand.engine.topic, protocol.stand.engine.error = "fast", DiskFull("no room")
-        protocol.stand.engine.hold()
+        protocol.env.engine.topic, protocol.env.engine.error = "fast", DiskFull("no room")
+        protocol.env.engine.hold()
         writer.say(encode.writes("slow", [cid(3)], [b"x"]) + encode.writes("fast", [cid(4)], [b"x"]))
         (failed,) = await writer.hears()
         assert failed == Failed(Reply.WRITE, cid(4), "disk_full: no room")
-        protocol.stand.engine.let_go()
+        protocol.env.engine.let_go()
         assert await writer.hears() == [WrittenBatch([cid(3)])]
 
 
@@ -75,12 +75,12 @@ async def test_a_writer_that_floods_is_not_read() -> None:
         writer = await protocol.writer()
         writer.say(encode.writes("t", [cid(0)], [b"x"]))
         await writer.hears()
-        protocol.stand.engine.hold()
+        protocol.env.engine.hold()
         value = b"x" * 60_000
         for number in range(IN_FLIGHT_BYTES_MAX // len(value) + 2):
             writer.say(encode.writes("t", [cid(number)], [value]))
         assert writer.link.pauses == 1
-        protocol.stand.engine.let_go()
+        protocol.env.engine.let_go()
         await until(lambda: writer.link.pauses == 0)
 
 
@@ -89,10 +89,10 @@ async def test_disconnect_is_said_after_everything_is_durable() -> None:
         writer = await protocol.writer()
         writer.say(encode.writes("t", [cid(1)], [b"x"]))
         await writer.hears()
-        protocol.stand.engine.hold()
+        protocol.env.engine.hold()
         writer.say(encode.writes("t", [cid(2)], [b"y"]) + encode.DISCONNECT)
         assert await writer.hears() == [] and writer.link.closed is None
-        protocol.stand.engine.let_go()
+        protocol.env.engine.let_go()
         assert await writer.hears() == [WrittenBatch([cid(2)]), Disconnected()]
         assert writer.link.closed == ("disconnected", False)
 
@@ -219,10 +219,10 @@ async def test_a_failed_commit_may_be_tried_again() -> None:
         writer = await protocol.writer(b"me")
         writer.say(begin() + encode.writes("a", [cid(10)], [b"x"]))
         await writer.hears()
-        protocol.stand.engine.topic, protocol.stand.engine.error = "a", DiskFull("no room")
+        protocol.env.engine.topic, protocol.env.engine.error = "a", DiskFull("no room")
         writer.say(commit())
         assert await writer.hears() == [Failed(Reply.COMMIT, cid(2), "disk_full: no room")]
-        protocol.stand.engine.error = None
+        protocol.env.engine.error = None
         writer.say(commit(4))
         assert await writer.hears() == [Transacted(Reply.COMMIT, cid(4))]
         assert await values(protocol, "a") == [b"x"]
@@ -249,13 +249,13 @@ async def test_a_successor_waits_for_a_commit_that_is_under_way() -> None:
         old = await protocol.writer(7)
         old.say(begin() + encode.writes("a", [cid(10)], [b"old"]))
         await old.hears()
-        protocol.stand.engine.hold()
+        protocol.env.engine.hold()
         old.say(commit())
         await old.hears()
         new = await protocol.writer(7)
         new.say(begin() + encode.writes("a", [cid(10)], [b"new"]) + commit())
         assert await new.hears() == []
-        protocol.stand.engine.let_go()
+        protocol.env.engine.let_go()
         assert await old.hears() == [Transacted(Reply.COMMIT, cid(2))]
         assert (await new.hears())[-1] == Transacted(Reply.COMMIT, cid(2))
         assert await values(protocol, "a") == [b"old", b"new"]
@@ -276,7 +276,7 @@ async def test_a_transaction_that_takes_too_long_is_rolled_back() -> None:
         writer = await protocol.writer(7)
         writer.say(begin() + encode.writes("a", [cid(10)], [b"x"]))
         await writer.hears()
-        protocol.stand.clock.tick(1_001)
+        protocol.env.clock.tick(1_001)
         writer.say(commit())
         (failed,) = await writer.hears()
         assert isinstance(failed, Failed) and "took too long" in failed.error

@@ -11,7 +11,7 @@ from headrace.broker.authorizer import Authorize, Principal, allow_all
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.memory import MemoryEngine
-from headrace.sessions.rustlog.session import RustLogCommons, RustLogSession, RustLogSettings
+from headrace.sessions.rustlog.session import RustLogContext, RustLogSession, RustLogSettings
 from headrace.wire.rustlog import Dialect, ReplyDecoder, encode_request
 from headrace.wire.rustlog import messages as m
 
@@ -21,7 +21,7 @@ WAIT_SECONDS = 60
 
 
 class Wire:
-    """A `Link` that keeps what it was told."""
+    """A `Link` that records its calls."""
 
     peer = "test:1"
 
@@ -76,7 +76,7 @@ class Peer:
         return taken
 
     def heard(self) -> list[m.Reply]:
-        """What has come so far and was not asked for by `replies`."""
+        """Return the replies received so far that `replies` has not returned."""
         taken, self._heard = self._take(), []
         return taken
 
@@ -86,20 +86,20 @@ class Peer:
         self._heard += self._decoder.feed(fresh)
         return self._heard
 
-    async def ask(self, dialect: Dialect, request: m.Request) -> m.Reply:
+    async def exchange(self, dialect: Dialect, request: m.Request) -> m.Reply:
         self.send(encode_request(dialect, request))
         (reply,) = await self.replies(1)
         return reply
 
-    async def ask_text(self, text: str) -> str:
-        """A JSON request and its reply as they stand on the wire."""
+    async def exchange_text(self, text: str) -> str:
+        """Send a JSON request and return the bytes of its reply as text."""
         start = len(self.wire.sent)
         self.send(len(text.encode()).to_bytes(4, "big") + text.encode())
         await self.replies(1)
         return self.wire.sent[start + 4 :].decode()
 
-    async def ask_hex(self, text: str) -> str:
-        """A binary frame and its reply as they stand on the wire."""
+    async def exchange_hex(self, text: str) -> str:
+        """Send a binary frame and return the bytes of its reply in hex."""
         start = len(self.wire.sent)
         self.send(bytes.fromhex(text))
         await self.replies(1)
@@ -115,29 +115,29 @@ class Peer:
 
 @dataclass
 class ListenerContext:
-    """A broker and what its RustLog connections share."""
+    """A broker and the shared state of its RustLog connections."""
 
     engine: MemoryEngine
     broker: Broker
-    commons: RustLogCommons
+    context: RustLogContext
     peers: list[Peer] = field(default_factory=list)
 
     def connect(self, who: Principal = WHO) -> Peer:
         wire = Wire()
-        peer = Peer(RustLogSession(wire, self.broker, who, self.commons), wire)
+        peer = Peer(RustLogSession(wire, self.broker, who, self.context), wire)
         self.peers.append(peer)
         return peer
 
 
 @asynccontextmanager
-async def house(
+async def running_server(
     *, settings: RustLogSettings | None = None, authorize: Authorize = allow_all, broker_settings: BrokerSettings | None = None
 ) -> AsyncIterator[ListenerContext]:
     """Ends every connection before the broker."""
     engine = MemoryEngine(clock=lambda: NOW)
     broker = Broker(engine, clock=lambda: NOW, settings=broker_settings or BrokerSettings(), authorize=authorize)
     await broker.open()
-    made = ListenerContext(engine, broker, RustLogCommons(settings, ticks_ns=iter(range(0, 1 << 62, 1_000)).__next__))
+    made = ListenerContext(engine, broker, RustLogContext(settings, ticks_ns=iter(range(0, 1 << 62, 1_000)).__next__))
     try:
         yield made
     finally:

@@ -22,30 +22,30 @@ from headrace.records import RecordBatch
 from headrace.sessions.rustlog.session import RustLogSettings
 from headrace.wire.rustlog import Dialect, encode_request
 from headrace.wire.rustlog import messages as m
-from tests.sessions.rustlog.support import WHO, ListenerContext, Peer, house
+from tests.sessions.rustlog.support import WHO, ListenerContext, Peer, running_server
 
 JSON, BINARY = Dialect.JSON, Dialect.BINARY
 
 
 @pytest.fixture
-async def home() -> AsyncIterator[ListenerContext]:
-    async with house() as made:
+async def server() -> AsyncIterator[ListenerContext]:
+    async with running_server() as made:
         await made.broker.create_topic(WHO, "t", partitions=2)
         yield made
 
 
 @pytest.fixture
-def peer(home: ListenerContext) -> Peer:
-    return home.connect()
+def peer(server: ListenerContext) -> Peer:
+    return server.connect()
 
 
 class Disk:
-    """Keeps every publish waiting until it is told how it ended."""
+    """Holds every publish until the test ends it."""
 
-    def __init__(self, home: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, server: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> None:
         self.staged: list[tuple[RecordBatch, asyncio.Future[Published]]] = []
         self._end = 0
-        monkeypatch.setattr(home.broker, "publish", self._publish)
+        monkeypatch.setattr(server.broker, "publish", self._publish)
 
     def _publish(self, who: object, topic: str, batch: RecordBatch, *, partition: int) -> asyncio.Future[Published]:
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
@@ -61,8 +61,8 @@ class Disk:
 
 
 @pytest.fixture
-def disk(home: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    return Disk(home, monkeypatch)
+def disk(server: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(server, monkeypatch)
 
 
 async def turn() -> None:
@@ -184,12 +184,12 @@ async def test_a_flooding_writer_is_not_read_beyond_its_window_of_bytes(peer: Pe
     assert peer.wire.pauses == 0 and peer.session._in_flight_bytes == 0
 
 
-async def test_a_peer_that_does_not_take_its_replies_is_not_served_further_ones(home: ListenerContext, peer: Peer) -> None:
+async def test_a_peer_that_does_not_take_its_replies_is_not_served_further_ones(server: ListenerContext, peer: Peer) -> None:
     peer.wire.unsent_bytes = OUTPUT_HIGH_WATER_BYTES + 1
     peer.send(frames(m.Ping(), m.Ping()))
     await turn()
     assert peer.heard() == [] and peer.wire.pauses == 1
-    assert home.commons.slow_consumers == 1
+    assert server.context.slow_consumers == 1
     peer.wire.unsent_bytes = 0
     peer.session.drained()
     assert await peer.replies(2) == [m.Pong(), m.Pong()]
@@ -231,9 +231,9 @@ async def test_an_idle_connection_is_drained_at_once(peer: Peer) -> None:
 
 
 async def test_a_peer_that_stops_in_the_middle_of_a_frame_is_closed_and_a_slow_one_is_not() -> None:
-    async with house(settings=RustLogSettings(stall_seconds=0.05)) as home:
-        await home.broker.create_topic(WHO, "t")
-        stalled, slow, idle = home.connect(), home.connect(), home.connect()
+    async with running_server(settings=RustLogSettings(stall_seconds=0.05)) as server:
+        await server.broker.create_topic(WHO, "t")
+        stalled, slow, idle = server.connect(), server.connect(), server.connect()
         frame = frames(m.Produce("t", 0, [b"a" * 20]))
         idle.send(frames(m.Ping()))
         stalled.send(frame[:-1])
@@ -241,22 +241,22 @@ async def test_a_peer_that_stops_in_the_middle_of_a_frame_is_closed_and_a_slow_o
             slow.send(frame[at : at + 1])
             await asyncio.sleep(0.005)
         assert await slow.replies(1) == [m.ProduceReply(range(1))]
-        assert await stalled.closed() == (f"stalled: {len(frame) - 1} bytes of a frame, and then nothing", True)
+        assert await stalled.closed() == (f"stalled: {len(frame) - 1} bytes of an incomplete frame", True)
         assert idle.wire.closed is None and slow.wire.closed is None
 
 
-async def test_a_lost_connection_leaves_nothing_behind_and_its_writes_stand(home: ListenerContext) -> None:
-    peer = home.connect()
+async def test_a_lost_connection_leaves_nothing_behind_and_its_writes_stand(server: ListenerContext) -> None:
+    peer = server.connect()
     peer.send(frames(m.Produce("t", 0, [b"a"]), m.Fetch("t", 0, 0, 10), m.Ping()))
-    home.peers.remove(peer)
+    server.peers.remove(peer)
     peer.session.lost()
     await turn()
     assert peer.heard() in ([], [m.ProduceReply(range(1))])
-    assert home.broker.bounds(WHO, "t", 0).end == 1
-    assert home.commons.connections == 0
+    assert server.broker.bounds(WHO, "t", 0).end == 1
+    assert server.context.connections == 0
 
 
-async def test_a_request_under_way_is_given_up_with_its_connection(home: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_under_way_is_given_up_with_its_connection(server: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     given_up = asyncio.Event()
 
     async def never(*_: object, **__: object) -> None:
@@ -265,17 +265,17 @@ async def test_a_request_under_way_is_given_up_with_its_connection(home: Listene
         finally:
             given_up.set()
 
-    monkeypatch.setattr(home.broker, "commit", never)
-    peer = home.connect()
+    monkeypatch.setattr(server.broker, "commit", never)
+    peer = server.connect()
     peer.send(frames(m.OffsetCommit("t", 0, "g", 1)))
     await turn()
-    home.peers.remove(peer)
+    server.peers.remove(peer)
     peer.session.lost()
     async with asyncio.timeout(60):
         await given_up.wait()
 
 
-async def test_a_defect_closes_its_own_connection_and_is_reported(home: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_closes_its_own_connection_and_is_reported(server: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     defect = RuntimeError("a defect")
@@ -283,16 +283,16 @@ async def test_a_defect_closes_its_own_connection_and_is_reported(home: Listener
     async def broken(*_: object, **__: object) -> None:
         raise defect
 
-    monkeypatch.setattr(home.broker, "commit", broken)
-    peer, other = home.connect(), home.connect()
+    monkeypatch.setattr(server.broker, "commit", broken)
+    peer, other = server.connect(), server.connect()
     peer.send(frames(m.OffsetCommit("t", 0, "g", 1)))
     assert await peer.closed() == ("internal error", True)
     await turn()
     assert reported == [defect]
-    assert await other.ask(BINARY, m.Ping()) == m.Pong()
+    assert await other.exchange(BINARY, m.Ping()) == m.Pong()
 
 
-async def test_a_write_that_ends_in_a_defect_is_not_answered_as_written(home: ListenerContext, peer: Peer, disk: Disk) -> None:
+async def test_a_write_that_ends_in_a_defect_is_not_answered_as_written(server: ListenerContext, peer: Peer, disk: Disk) -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     peer.send(frames(m.Produce("t", 0, [b"a"])))
@@ -304,25 +304,25 @@ async def test_a_write_that_ends_in_a_defect_is_not_answered_as_written(home: Li
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-async def test_a_reply_fits_the_output_buffer_however_much_was_asked_for(home: ListenerContext, dialect: Dialect) -> None:
+async def test_a_reply_fits_the_output_buffer_however_much_was_asked_for(server: ListenerContext, dialect: Dialect) -> None:
     values = [bytes([255]) * 100_000] * 100
-    await home.broker.publish(WHO, "t", RecordBatch(values), partition=0)
-    peer = home.connect()
-    reply = await peer.ask(dialect, m.Fetch("t", 0, 0, 10 * MIB))
+    await server.broker.publish(WHO, "t", RecordBatch(values), partition=0)
+    peer = server.connect()
+    reply = await peer.exchange(dialect, m.Fetch("t", 0, 0, 10 * MIB))
     assert isinstance(reply, m.FetchReply) and 0 < len(reply.values) < 100
     assert OUTPUT_BUFFER_BYTES_MAX // 2 < len(peer.wire.sent) + OUTPUT_HIGH_WATER_BYTES <= OUTPUT_BUFFER_BYTES_MAX
 
 
-async def test_a_single_record_may_fill_a_frame(home: ListenerContext) -> None:
-    await home.broker.publish(WHO, "t", RecordBatch([bytes(9 * MIB), b"next"]), partition=0)
-    reply = await home.connect().ask(BINARY, m.Fetch("t", 0, 0, 10 * MIB))
+async def test_a_single_record_may_fill_a_frame(server: ListenerContext) -> None:
+    await server.broker.publish(WHO, "t", RecordBatch([bytes(9 * MIB), b"next"]), partition=0)
+    reply = await server.connect().exchange(BINARY, m.Fetch("t", 0, 0, 10 * MIB))
     assert isinstance(reply, m.FetchReply) and list(map(len, reply.values)) == [9 * MIB]
 
 
-async def test_many_readers_of_a_backlog_take_turns_and_others_are_served_in_between(home: ListenerContext) -> None:
+async def test_many_readers_of_a_backlog_take_turns_and_others_are_served_in_between(server: ListenerContext) -> None:
     """Without turns, all replies are encoded before the loop comes to anything else."""
-    await home.broker.publish(WHO, "t", RecordBatch([bytes(100_000)] * 20), partition=0)
-    readers = [home.connect() for _ in range(30)]
+    await server.broker.publish(WHO, "t", RecordBatch([bytes(100_000)] * 20), partition=0)
+    readers = [server.connect() for _ in range(30)]
     for reader in readers:
         reader.send(frames(m.Fetch("t", 0, 0, 10 * MIB)))
     served = [0]
@@ -333,11 +333,11 @@ async def test_many_readers_of_a_backlog_take_turns_and_others_are_served_in_bet
     assert max(after - before for before, after in itertools.pairwise(served)) == 1
 
 
-async def test_a_fetch_looks_again_whether_its_peer_may_be_fed_when_there_is_a_place_for_it(home: ListenerContext) -> None:
+async def test_a_fetch_looks_again_whether_its_peer_may_be_fed_when_there_is_a_place_for_it(server: ListenerContext) -> None:
     """Hundreds may have found so at once, before the first of them has sent anything."""
-    await home.broker.publish(WHO, "t", RecordBatch([b"x"]), partition=0)
-    peer = home.connect()
-    places = home.commons.turns._fetches
+    await server.broker.publish(WHO, "t", RecordBatch([b"x"]), partition=0)
+    peer = server.connect()
+    places = server.context.turns._fetches
     for _ in range(FETCHES_AT_ONCE_MAX):
         await places.acquire()
     peer.send(frames(m.Fetch("t", 0, 0, 100)))

@@ -1,4 +1,4 @@
-"""The reference bytes of BlipMQ, each with the message it stands for."""
+"""Reference bytes of BlipMQ, each with its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder that is too plain to be wrong: one frame at a time, no runs, no blocks. And streams to try both on."""
+"""A simple reference decoder: one frame at a time, no batches, no blocks. Also generates streams for both decoders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ END = "closed"
 
 
 def singles(messages: Iterable[Message | str]) -> Iterator[Message | str]:
-    """Every run taken apart, so that two decodings can be compared whatever their runs."""
+    """Split every batch, so that two decodings can be compared."""
     for message in messages:
         match message:
             case PublishBatch(qos, topic, cids, values):
@@ -26,12 +26,12 @@ def singles(messages: Iterable[Message | str]) -> Iterator[Message | str]:
                 yield message
 
 
-def decode(pieces: Iterable[bytes]) -> list[Message | str]:
-    """What the decoder says to these pieces, run by run; `END` where it closes."""
+def decode(chunks: Iterable[bytes]) -> list[Message | str]:
+    """Return what the decoder returns for these chunks; `END` where it closes."""
     decoder, found = Decoder(), list[Message | str]()
     try:
-        for piece in pieces:
-            found.extend(decoder.feed(piece))
+        for chunk in chunks:
+            found.extend(decoder.feed(chunk))
     except WireError:
         found.append(END)
     return found
@@ -54,13 +54,13 @@ def one_by_one(stream: bytes) -> list[Message | str]:
 
 
 def cuts(stream: bytes, seed: random.Random) -> list[bytes]:
-    """The stream in pieces of random sizes, empty ones among them."""
+    """Split the stream into chunks of random sizes, including empty ones."""
     at = sorted(seed.randint(0, len(stream)) for _ in range(seed.randint(0, 12)))
     return [stream[begin:end] for begin, end in zip([0, *at], [*at, len(stream)], strict=True)]
 
 
 def well_formed(seed: random.Random) -> bytes:
-    """A stream of runs of every kind, many of them long enough for the block path, some with a surprise inside."""
+    """Return a stream of batches of every kind, many long enough for the block path, some with a frame that differs."""
     parts = list[bytes]()
     for _ in range(seed.randint(1, 6)):
         count, cid = seed.choice((1, 2, 7, 63, 64, 65, 90, 200)), seed.choice((0, 1, 1 << 40, (1 << 64) - 300))

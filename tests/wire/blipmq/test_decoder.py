@@ -58,24 +58,24 @@ def test_all_reference_frames_in_one_stream_decode_alike_whole_and_byte_by_byte(
     assert decode([stream[at : at + 1] for at in range(len(stream))]) == expected
 
 
-def test_adjacent_publishes_of_one_qos_and_topic_are_one_run() -> None:
+def test_adjacent_publishes_of_one_qos_and_topic_are_one_batch() -> None:
     batches = [PublishBatch(1, "demo", [1, 2], [b"a", b""]), PublishBatch(0, "demo", [3], [b"c"]), PublishBatch(0, "demo2", [4], [b"d"])]
     assert decode([b"".join(map(encoder.encode, batches))]) == batches
 
 
-def test_a_topic_that_continues_in_the_value_does_not_join_the_run() -> None:
+def test_a_topic_that_continues_in_the_value_does_not_join_the_batch() -> None:
     stream = encoder.publishes(1, "de", [1], [b"mo"]) + encoder.publishes(1, "demo", [2], [b""]) + encoder.publishes(1, "de", [3], [b"mo"])
     assert [message.topic for message in decode([stream]) if isinstance(message, PublishBatch)] == ["de", "demo", "de"]
 
 
-def test_adjacent_polls_and_acks_of_one_subscription_are_one_run_each() -> None:
+def test_adjacent_polls_and_acks_of_one_subscription_are_one_batch_each() -> None:
     stream = encoder.polls(7, [1, 2, 3]) + encoder.polls(8, [4]) + encoder.acks(8, [5, 6]) + encoder.acks(7, [6])
     assert decode([stream]) == [PollBatch(7, [1, 2, 3]), PollBatch(8, [4]), AckBatch(8, [5, 6]), AckBatch(7, [6])]
 
 
 @pytest.mark.parametrize("count", [1, 8, 63, 64, 71, 72, 73, 135, 136, 137, 1000])
 @pytest.mark.parametrize("odd", [-1, 0, 7, 8, 9, 40, 71, 72])
-def test_long_runs_keep_every_id_and_value_wherever_a_frame_differs(count: int, odd: int) -> None:
+def test_long_batches_keep_every_id_and_value_wherever_a_frame_differs(count: int, odd: int) -> None:
     values = [b"%06d" % index for index in range(count)]
     if 0 <= odd < count:
         values[odd] += bytes(256)  # the low byte of the length stays the same
@@ -133,7 +133,7 @@ def test_a_payload_that_cannot_be_taken_apart_is_a_message_in_its_place(kind: Fr
 
 
 @pytest.mark.parametrize("kind", [FrameType.PUBLISH, FrameType.POLL, FrameType.ACK])
-def test_a_malformed_frame_inside_a_run_keeps_its_place(kind: FrameType) -> None:
+def test_a_malformed_frame_inside_a_batch_keeps_its_place(kind: FrameType) -> None:
     good = {FrameType.PUBLISH: b"\1\0\1ab", FrameType.POLL: bytes(7) + b"\1", FrameType.ACK: bytes(7) + b"\1"}[kind]
     found = decode([b"".join(frame(kind, cid, b"\1\0" if cid == 70 else good) for cid in range(140))])
     assert [type(message) for message in found][1] is Malformed
@@ -176,7 +176,7 @@ def test_an_unknown_type_ends_the_stream_once_its_frame_is_whole(kind: int) -> N
         list(decoder.feed(raw[-1:]))
 
 
-def test_a_bad_length_inside_a_run_ends_the_run_first() -> None:
+def test_a_bad_length_inside_a_batch_ends_the_batch_first() -> None:
     stream = encoder.publishes(1, "demo", range(200), [b"v"] * 200) + struct.pack(">IBQ", 5, 3, 1) + b"\1\0\4demo"
     decoder, found = Decoder(), list[Message]()
     with pytest.raises(WireError, match="frame length 5"):
@@ -212,7 +212,7 @@ def test_the_limit_can_be_raised_between_two_messages_of_one_read() -> None:
     assert next(stream) == PublishBatch(1, "demo", [2], [bytes(1000)])
 
 
-def test_a_run_does_not_carry_a_frame_past_the_limit() -> None:
+def test_a_batch_does_not_carry_a_frame_past_the_limit() -> None:
     decoder = Decoder(frame_bytes_max=100)
     stream = decoder.feed(encoder.publishes(1, "demo", [1, 2], [bytes(10), bytes(101)]))
     assert next(stream) == PublishBatch(1, "demo", [1], [bytes(10)])
@@ -238,7 +238,7 @@ def test_a_key_does_not_show_in_a_debug_line() -> None:
     assert "secret" not in repr(Auth(1, b"secret"))
 
 
-def test_seeded_streams_decode_alike_whole_and_in_pieces_and_frame_by_frame() -> None:
+def test_seeded_streams_decode_alike_whole_and_in_chunks_and_frame_by_frame() -> None:
     for number in range(1_000):
         seed = random.Random(number)
         stream = well_formed(seed)
@@ -267,8 +267,8 @@ def test_ten_thousand_damaged_streams_decode_alike_and_raise_nothing_but_wire_er
                     stream[0:0] = seed.randbytes(seed.randint(0, 2))
         raw = bytes(stream)
         expected = one_by_one(raw)
-        for pieces in ([raw], cuts(raw, seed)):
-            assert list(singles(decode(pieces))) == expected, f"seed {number}"
+        for chunks in ([raw], cuts(raw, seed)):
+            assert list(singles(decode(chunks))) == expected, f"seed {number}"
 
 
 u64 = st.integers(0, (1 << 64) - 1)
@@ -299,8 +299,8 @@ messages = st.one_of(
 def test_what_is_encoded_comes_back_however_it_is_cut(sent: list[Message], at: list[int]) -> None:
     stream = b"".join(map(encoder.encode, sent))
     at = sorted(min(cut, len(stream)) for cut in at)
-    pieces = [stream[begin:end] for begin, end in zip([0, *at], [*at, len(stream)], strict=True)]
-    assert list(singles(decode(pieces))) == list(singles(sent))
+    chunks = [stream[begin:end] for begin, end in zip([0, *at], [*at, len(stream)], strict=True)]
+    assert list(singles(decode(chunks))) == list(singles(sent))
 
 
 @given(st.binary(max_size=200))

@@ -24,7 +24,7 @@ PONG_12345 = bytes.fromhex("0009 0001 00000008 0000000000003039")
 
 
 def flat(message: ClientMessage | ServerMessage) -> Iterator[Flat]:
-    """The frames of a message, one by one: how far a run reaches depends on the cuts, its frames do not."""
+    """Return the frames of a message one by one. The size of a batch depends on the cuts, its frames do not."""
     match message:
         case PublishBatch(topic, numbers, values) | DataBatch(topic, numbers, values):
             yield from ((type(message).__name__, topic, number, value) for number, value in zip(numbers, values, strict=True))
@@ -35,7 +35,7 @@ def flat(message: ClientMessage | ServerMessage) -> Iterator[Flat]:
 
 
 def flat_messages(decoder: Decoder[ClientMessage] | Decoder[ServerMessage], chunks: Iterable[bytes]) -> list[Flat]:
-    """Everything the chunks decode to; a refusal is the last entry."""
+    """Return everything that the chunks decode to. An error is the last entry."""
     found: list[Flat] = []
     try:
         for chunk in chunks:

@@ -45,7 +45,7 @@ def test_a_frame_cut_anywhere_decodes_to_the_same_message(at: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9, 64, 1_000])
-def test_equal_pieces_decode_to_what_the_whole_does(size: int) -> None:
+def test_equal_chunks_decode_to_what_the_whole_does(size: int) -> None:
     assert flat_messages(server_decoder(), cut(TO_SERVER, size)) == flat_messages(server_decoder(), [TO_SERVER])
     assert flat_messages(client_decoder(), cut(TO_CLIENT, size)) == flat_messages(client_decoder(), [TO_CLIENT])
     assert len(flat_messages(server_decoder(), [TO_SERVER])) == 204
@@ -54,19 +54,19 @@ def test_equal_pieces_decode_to_what_the_whole_does(size: int) -> None:
 
 @given(st.lists(st.integers(0, len(TO_SERVER)), max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_random_pieces_decode_to_what_the_whole_does(cuts: list[int]) -> None:
+def test_random_chunks_decode_to_what_the_whole_does(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(TO_SERVER)]
-    pieces = [TO_SERVER[begin:end] for begin, end in pairwise(edges)]
-    assert flat_messages(server_decoder(), pieces) == flat_messages(server_decoder(), [TO_SERVER])
+    chunks = [TO_SERVER[begin:end] for begin, end in pairwise(edges)]
+    assert flat_messages(server_decoder(), chunks) == flat_messages(server_decoder(), [TO_SERVER])
 
 
-def test_a_large_value_in_many_small_pieces_is_held_once() -> None:
+def test_a_large_value_in_many_small_chunks_is_held_once() -> None:
     """Pieces are gathered in one growing buffer: no list of them, no copy of everything for each."""
     value = random.Random(3).randbytes(2 << 20)
     decoder = server_decoder()
-    pieces = cut(encode.publish("foo", [1], [value]), 100)
-    for piece in pieces[:-1]:
-        assert list(decoder.feed(piece)) == []
-    assert decoder.held_bytes == 100 * (len(pieces) - 1)
-    assert flat_messages(decoder, pieces[-1:]) == [("PublishBatch", "foo", 1, value)]
+    chunks = cut(encode.publish("foo", [1], [value]), 100)
+    for chunk in chunks[:-1]:
+        assert list(decoder.feed(chunk)) == []
+    assert decoder.held_bytes == 100 * (len(chunks) - 1)
+    assert flat_messages(decoder, chunks[-1:]) == [("PublishBatch", "foo", 1, value)]
     assert decoder.held_bytes == 0

@@ -129,7 +129,7 @@ def raw(
 
 
 def flat(events: Iterable[RequestEvent]) -> list[object]:
-    """Runs taken apart: how many frames come out as one run depends on how the stream was cut, the records do not."""
+    """Split batches into records. The size of a batch depends on the cuts, its records do not."""
     records: list[object] = []
     for event in events:
         if isinstance(event, ProduceBatch):
@@ -157,7 +157,7 @@ def flat_replies(events: Iterable[ReplyEvent]) -> list[object]:
     return rows
 
 
-def pieces(stream: bytes, seed: int, longest: int = 64) -> Iterator[bytes]:
+def chunks(stream: bytes, seed: int, longest: int = 64) -> Iterator[bytes]:
     """The stream, cut at random."""
     dice, position = random.Random(seed), 0
     while position < len(stream):

@@ -8,7 +8,7 @@ from headrace.wire.flymq import Dialect, encode_reply, encode_request
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate
 from headrace.wire.flymq.messages import Broken, Malformed, ProduceBatch, RecordMetadataBatch, Request, UnknownOpcode
 
-from .samples import REPLIES, REQUESTS, bytewise, decoded, decoded_replies, flat, pieces, raw
+from .samples import REPLIES, REQUESTS, bytewise, chunks, decoded, decoded_replies, flat, raw
 
 RUN = ProduceBatch("orders", [b"value %d" % number for number in range(40)], None, None)
 STREAM = b"".join(
@@ -32,7 +32,7 @@ EXPECTED = [
     Malformed(0x01, "9 bytes announced, 5 left"),
     ("orders", None, b"squeezed", -1),
     *flat([RUN]),
-    Broken("protocol version 2 is not spoken", "unsupported protocol version: 2"),
+    Broken("protocol version 2 is not supported", "unsupported protocol version: 2"),
 ]
 
 
@@ -51,7 +51,7 @@ def test_a_stream_fed_byte_by_byte_decodes_alike() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_stream_cut_at_random_decodes_alike(seed: int) -> None:
-    assert decoded(pieces(STREAM, seed, longest=1 + seed * 7)) == EXPECTED
+    assert decoded(chunks(STREAM, seed, longest=1 + seed * 7)) == EXPECTED
 
 
 def test_a_frame_cut_anywhere_decodes_to_the_same_message() -> None:
@@ -70,4 +70,4 @@ def test_replies_cut_anywhere_decode_alike(dialect: Dialect) -> None:
     assert len(whole) == len(REPLIES) + 1 + 101, "two rows of the first reply, then the runs"
     assert decoded_replies(bytewise(stream)) == whole
     for seed in range(20):
-        assert decoded_replies(pieces(stream, seed, longest=200)) == whole
+        assert decoded_replies(chunks(stream, seed, longest=200)) == whole

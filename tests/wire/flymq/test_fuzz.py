@@ -1,4 +1,4 @@
-"""Inputs nobody thought of. The decoder never raises, never disagrees with itself, and what it writes it reads."""
+"""Random inputs. The decoder never raises, gives the same result for any cuts, and decodes what the encoder encodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.wire.flymq.messages import (
 )
 from headrace.wire.flymq.table import SPOKEN
 
-from .samples import DIALECTS, REPLIES, REQUESTS, bytewise, decoded, decoded_replies, flat, flat_replies, pieces, raw
+from .samples import DIALECTS, REPLIES, REQUESTS, bytewise, chunks, decoded, decoded_replies, flat, flat_replies, raw
 
 INPUTS = 10_000
 
@@ -63,7 +63,7 @@ def test_ten_thousand_damaged_request_streams_decode_alike_however_they_are_cut(
         else:
             stream = mutated(dice, b"".join(dice.choices(encoded, k=dice.randint(1, 4))))
         whole = decoded([stream])
-        assert decoded(pieces(stream, number, longest=30)) == whole
+        assert decoded(chunks(stream, number, longest=30)) == whole
         if number % 20 == 0:
             assert decoded(bytewise(stream)) == whole
         outcomes.update(type(event).__name__ for event in whole)
@@ -78,7 +78,7 @@ def test_ten_thousand_damaged_replies_raise_nothing_but_wire_errors(proof: Calla
     for number in range(INPUTS):
         stream = mutated(dice, b"".join(dice.choices(encoded, k=dice.randint(1, 3))))
         events = ReplyDecoder().feed(stream)
-        assert decoded_replies(pieces(stream, number, longest=30)) == flat_replies(events)
+        assert decoded_replies(chunks(stream, number, longest=30)) == flat_replies(events)
         for event in events:
             if isinstance(event, ReplyFrame) and event.opcode in SPOKEN:
                 try:
@@ -104,7 +104,7 @@ def test_any_bytes_at_all_leave_the_decoders_standing(stream: bytes) -> None:
         st.tuples(st.binary(max_size=30), st.none() | st.binary(min_size=1, max_size=5), st.just(-1) | partitions), min_size=1, max_size=60
     ),
 )
-def test_any_run_reads_back_as_it_was_written(topic: str, rows: list[tuple[bytes, bytes | None, int]]) -> None:
+def test_any_batch_reads_back_as_it_was_written(topic: str, rows: list[tuple[bytes, bytes | None, int]]) -> None:
     values, keys, chosen = (list(column) for column in zip(*rows, strict=True))
     batch = ProduceBatch(topic, values, keys, chosen)
     assert flat(RequestDecoder().feed(encode_request(batch))) == flat([batch])

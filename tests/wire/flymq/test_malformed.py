@@ -1,4 +1,4 @@
-"""What a peer may get wrong, and what it is told."""
+"""Malformed input and its errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_payload_that_cannot_be_read_is_reported_and_the_stream_goes_on(opcode
 def test_a_wrong_magic_byte_breaks_the_stream_at_once_and_without_an_answer(first: int) -> None:
     decoder = RequestDecoder()
     (event,) = decoder.feed(bytes([first]))
-    assert event == Broken(f"magic byte {first:#04x} is not FlyMQ's", None)
+    assert event == Broken(f"magic byte {first:#04x} is wrong: expected 0xaf", None)
     assert decoder.feed(raw(0x08, b"")) == []
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_version_breaks_the_stream_with_an_answer() -> None:
     decoder = RequestDecoder()
     assert decoder.feed(b"\xaf") == []
     (event,) = decoder.feed(b"\x02")
-    assert event == Broken("protocol version 2 is not spoken", "unsupported protocol version: 2")
+    assert event == Broken("protocol version 2 is not supported", "unsupported protocol version: 2")
 
 
 def test_what_came_before_the_break_is_still_reported() -> None:
@@ -88,11 +88,17 @@ def test_what_came_before_the_break_is_still_reported() -> None:
 
 
 def test_four_bytes_of_ff_are_swallowed_only_behind_a_record_without_partition() -> None:
-    stray = b"\xff\xff\xff\xff"
+    unexpected = b"\xff\xff\xff\xff"
     whole = encode_request(ProduceBatch("t", [b"1"]))
     short = raw(0x01, whole[8:-4])
-    assert decoded([short + stray + raw(0x08, b"")]) == [("t", None, b"1", -1), ListTopics()]
-    for stream in (whole + stray, short + stray * 2, short + raw(0x08, b"") + stray, short + b"\xff\xff\xff\x00", stray):
+    assert decoded([short + unexpected + raw(0x08, b"")]) == [("t", None, b"1", -1), ListTopics()]
+    for stream in (
+        whole + unexpected,
+        short + unexpected * 2,
+        short + raw(0x08, b"") + unexpected,
+        short + b"\xff\xff\xff\x00",
+        unexpected,
+    ):
         assert isinstance(decoded([stream])[-1], Broken)
 
 
@@ -116,7 +122,7 @@ def test_a_payload_of_exactly_32_mib_is_read() -> None:
         encode_request(ProduceBatch("t", [value + b"!"]))
 
 
-def test_an_oversized_frame_behind_good_ones_in_one_large_piece_is_refused() -> None:
+def test_an_oversized_frame_behind_good_ones_in_one_large_chunk_is_refused() -> None:
     good = encode_request(ProduceBatch("t", [bytes(1000)]))
     lie = good[:4] + (FLYMQ_PAYLOAD_BYTES_MAX + 1).to_bytes(4) + good[8:]
     events = RequestDecoder().feed(good * 20 + lie + bytes(FLYMQ_PAYLOAD_BYTES_MAX + 1))
@@ -155,7 +161,7 @@ def test_a_gzip_payload_is_read_like_a_plain_one() -> None:
     assert RequestDecoder().feed(squeezed(b"", opcode=0x08, flags=GZIP)) == [ListTopics()]
 
 
-def test_plain_and_gzip_records_for_one_topic_share_a_run() -> None:
+def test_plain_and_gzip_records_for_one_topic_share_a_batch() -> None:
     plain = encode_request(ProduceBatch("t", [b"value"]))
     assert RequestDecoder().feed(plain + squeezed(plain[8:]) + plain) == [ProduceBatch("t", [b"value"] * 3)]
 
@@ -204,12 +210,12 @@ def test_a_gzip_bomb_costs_no_more_than_the_limit() -> None:
     assert peak < 3 * FLYMQ_PAYLOAD_BYTES_MAX
 
 
-def test_one_piece_of_the_stream_unpacks_one_limit_at_most_and_the_rest_on_demand() -> None:
+def test_one_chunk_of_the_stream_unpacks_one_limit_at_most_and_the_rest_on_demand() -> None:
     head = TOPIC + bytes(4)
     value = bytes(FLYMQ_PAYLOAD_BYTES_MAX - len(head) - 8)
     packed = squeezed(head + len(value).to_bytes(4) + value + b"\xff\xff\xff\xff")
     decoder = RequestDecoder()
-    answers = [(decoder.feed(piece), decoder.more) for piece in (packed * 3 + raw(0x08, b""), b"", b"")]
+    answers = [(decoder.feed(chunk), decoder.more) for chunk in (packed * 3 + raw(0x08, b""), b"", b"")]
     assert [more for _, more in answers] == [True, True, False]
     batch = ProduceBatch("t", [value])
     assert [events for events, _ in answers] == [[batch], [batch], [batch, ListTopics()]]
@@ -286,5 +292,5 @@ def test_a_reply_that_no_peer_would_take_is_refused_where_it_is_made() -> None:
 
 
 def test_a_client_is_told_of_a_broken_server_too() -> None:
-    assert ReplyDecoder().feed(b"HTTP") == [Broken("magic byte 0x48 is not FlyMQ's", None)]
+    assert ReplyDecoder().feed(b"HTTP") == [Broken("magic byte 0x48 is wrong: expected 0xaf", None)]
     assert frame(0x08, b"") == raw(0x08, b"")

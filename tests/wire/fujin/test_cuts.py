@@ -57,22 +57,22 @@ REPLIES = (
 )
 
 
-def requests(pieces: list[bytes], form: WriteForm = WriteForm.AUTO) -> tuple[list[ClientMessage], str]:
+def requests(chunks: list[bytes], form: WriteForm = WriteForm.AUTO) -> tuple[list[ClientMessage], str]:
     """The messages, and the words with which the decoder gives up, if it does."""
-    messages, failure = _decoded(RequestDecoder(form=form, message_bytes_max=1_000), pieces)
+    messages, failure = _decoded(RequestDecoder(form=form, message_bytes_max=1_000), chunks)
     return _joined_writes(messages), failure
 
 
-def replies(pieces: list[bytes]) -> tuple[list[ServerMessage], str]:
-    messages, failure = _decoded(ReplyDecoder(with_ids=True), pieces)
+def replies(chunks: list[bytes]) -> tuple[list[ServerMessage], str]:
+    messages, failure = _decoded(ReplyDecoder(with_ids=True), chunks)
     return _joined_answers(messages), failure
 
 
-def _decoded(decoder: Decoder[MessageT], pieces: list[bytes]) -> tuple[list[MessageT], str]:
+def _decoded(decoder: Decoder[MessageT], chunks: list[bytes]) -> tuple[list[MessageT], str]:
     messages: list[MessageT] = []
     try:
-        for piece in pieces:
-            for message in decoder.feed(piece):
+        for chunk in chunks:
+            for message in decoder.feed(chunk):
                 messages.append(message)
     except WireError as failure:
         return messages, str(failure)
@@ -80,7 +80,7 @@ def _decoded(decoder: Decoder[MessageT], pieces: list[bytes]) -> tuple[list[Mess
 
 
 def _joined_writes(messages: list[ClientMessage]) -> list[ClientMessage]:
-    """Where a run was cut, it comes in two."""
+    """Join batches that were split by a cut."""
     joined: list[ClientMessage] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -139,13 +139,13 @@ def test_nonsense_is_refused_or_understood_the_same_however_it_is_cut(proof: Pro
                     stream[place:place] = dice.randbytes(dice.randint(1, 9))
         form = dice.choice(list(WriteForm))
         cut = dice.randint(0, len(stream))
-        pieces = [bytes(stream[:cut]), bytes(stream[cut:])]
-        assert requests([bytes(stream)], form) == requests(pieces, form)
-        assert replies([bytes(stream)]) == replies(pieces)
+        chunks = [bytes(stream[:cut]), bytes(stream[cut:])]
+        assert requests([bytes(stream)], form) == requests(chunks, form)
+        assert replies([bytes(stream)]) == replies(chunks)
     proof("mutated Fujin streams", count)
 
 
-def test_many_writes_of_one_size_are_one_run_wherever_they_are_cut_and_broken() -> None:
+def test_many_writes_of_one_size_are_one_batch_wherever_they_are_cut_and_broken() -> None:
     cids = [number.to_bytes(4, "big") for number in range(300)]
     values = [b"%04d" % number for number in range(300)]
     frames = encode.connect_writer() + encode.writes("name", cids, values)

@@ -1,4 +1,4 @@
-"""Every limit at its value and one above, and what is refused before anything is kept for it."""
+"""Every limit at its value and one above; nothing is allocated for a value above it."""
 
 from __future__ import annotations
 

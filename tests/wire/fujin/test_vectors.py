@@ -75,7 +75,7 @@ def test_requests_are_encoded_to_the_specifications_bytes() -> None:
     assert encode.settle(Request.ACK, ONE, [b"1"]) == wire(8, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 49)
 
 
-def test_adjacent_writes_to_one_name_are_one_run() -> None:
+def test_adjacent_writes_to_one_name_are_one_batch() -> None:
     cids = [number.to_bytes(4, "big") for number in range(300)]
     values = [b"v%d" % number for number in range(300)]
     frames = encode.connect_writer() + encode.writes("a", cids, values) + encode.writes("b", cids[:2], values[:2])
@@ -86,14 +86,14 @@ def test_adjacent_writes_to_one_name_are_one_run() -> None:
     ]
 
 
-def test_adjacent_answers_are_one_run_on_both_sides() -> None:
+def test_adjacent_answers_are_one_batch_on_both_sides() -> None:
     cids = [number.to_bytes(4, "big") for number in range(300)]
     assert list(ReplyDecoder().feed(encode.written(cids))) == [WrittenBatch(cids)]
     values = [b"v%d" % number for number in range(300)]
     assert list(ReplyDecoder(with_ids=True).feed(encode.messages(cids, values))) == [MessageBatch(cids, values)]
 
 
-def test_a_refusal_interrupts_a_run_of_answers() -> None:
+def test_an_error_interrupts_a_batch_of_replies() -> None:
     frames = encode.written([b"aaaa"]) + encode.write_failed([b"bbbb"], "no") + encode.written([b"cccc"])
     found = list(ReplyDecoder().feed(frames))
     assert [type(message).__name__ for message in found] == ["WrittenBatch", "Failed", "WrittenBatch"]

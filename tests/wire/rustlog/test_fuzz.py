@@ -1,4 +1,4 @@
-"""Whatever arrives, the decoder answers; and what we write, we read."""
+"""The decoder returns a result for any input, and decodes what the encoder encodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.limits import RUSTLOG_FRAME_BYTES_MAX
-from headrace.wire.rustlog import Asked, Refused, ReplyDecoder, RequestDecoder, encode_reply, encode_request, fetch_reply, sniff
+from headrace.wire.rustlog import Received, Refused, ReplyDecoder, RequestDecoder, encode_reply, encode_request, fetch_reply, sniff
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.codec import Incoming
 from headrace.wire.rustlog.messages import Dialect, Undecodable
@@ -42,28 +42,28 @@ def mutated(rng: random.Random, seeds: list[bytes]) -> bytes:
 
 
 def check(answers: list[Incoming]) -> None:
-    """Each answer can be acted on: a request has legal fields, a refusal can be sent."""
+    """Check each result: a request has valid fields, an error can be sent."""
     for answer in answers:
         match answer:
-            case Asked(dialect, request):
+            case Received(dialect, request):
                 assert RequestDecoder().feed(encode_request(dialect, request)) == [answer]
             case Refused(dialect, error):
                 assert error.message and ReplyDecoder().feed(encode_reply(dialect, error))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_one_thousand_broken_streams_a_seed_are_answered_alike_whole_and_in_pieces(seed: int) -> None:
+def test_one_thousand_broken_streams_a_seed_are_answered_alike_whole_and_in_chunks(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(1_000):
         stream = mutated(rng, SEEDS) if rng.random() < 0.9 else rng.randbytes(rng.randrange(64))
         whole = RequestDecoder().feed(stream)
         check(whole)
-        pieces, decoder, at = list[Incoming](), RequestDecoder(), 0
+        chunks, decoder, at = list[Incoming](), RequestDecoder(), 0
         while at < len(stream):
             step = rng.randrange(1, 20)
-            pieces += decoder.feed(stream[at : at + step])
+            chunks += decoder.feed(stream[at : at + step])
             at += step
-        assert pieces == whole
+        assert chunks == whole
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -128,7 +128,7 @@ REPLIES = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(Dialect), REQUESTS)
 def test_a_request_that_is_written_is_read_as_it_was(dialect: Dialect, request: m.Request) -> None:
-    assert RequestDecoder().feed(encode_request(dialect, request)) == [Asked(dialect, request)]
+    assert RequestDecoder().feed(encode_request(dialect, request)) == [Received(dialect, request)]
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,7 +8,16 @@ import pytest
 
 from headrace.errors import InvalidRequest, LimitExceeded
 from headrace.limits import RUSTLOG_FRAME_BYTES_MAX, RUSTLOG_PRODUCE_RECORDS_MAX
-from headrace.wire.rustlog import Asked, Refused, ReplyDecoder, RequestDecoder, encode_reply, encode_request, fetch_reply, produce_requests
+from headrace.wire.rustlog import (
+    Received,
+    Refused,
+    ReplyDecoder,
+    RequestDecoder,
+    encode_reply,
+    encode_request,
+    fetch_reply,
+    produce_requests,
+)
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.messages import Dialect
 from tests.wire.rustlog.vectors import BINARY, JSON, framed
@@ -25,7 +34,7 @@ def test_the_frame_limit_is_the_specified_one() -> None:
 def test_a_frame_of_the_maximum_size_is_a_request_and_one_byte_more_is_refused(dialect: Dialect) -> None:
     small = encode_request(dialect, m.DescribeTopic("t"))[4:]
     whole = small.ljust(RUSTLOG_FRAME_BYTES_MAX)  # white space after JSON, ignored bytes after binary
-    assert RequestDecoder().feed(framed(whole)) == [Asked(dialect, m.DescribeTopic("t"))]
+    assert RequestDecoder().feed(framed(whole)) == [Received(dialect, m.DescribeTopic("t"))]
     (refused,) = RequestDecoder().feed(framed(whole + b" "))
     assert isinstance(refused, Refused) and refused.fatal
 
@@ -33,7 +42,7 @@ def test_a_frame_of_the_maximum_size_is_a_request_and_one_byte_more_is_refused(d
 def test_the_largest_record_fits_exactly_and_a_larger_one_is_never_sent() -> None:
     frame = encode_request(BINARY, m.Produce("t", 0, [bytes(ONE_RECORD_MAX)]))
     assert len(frame) == 4 + RUSTLOG_FRAME_BYTES_MAX
-    assert RequestDecoder().feed(frame) == [Asked(BINARY, m.Produce("t", 0, [bytes(ONE_RECORD_MAX)]))]
+    assert RequestDecoder().feed(frame) == [Received(BINARY, m.Produce("t", 0, [bytes(ONE_RECORD_MAX)]))]
     with pytest.raises(LimitExceeded, match="10485761 bytes exceeds the frame of 10485760"):
         encode_request(BINARY, m.Produce("t", 0, [bytes(ONE_RECORD_MAX + 1)]))
 
@@ -41,7 +50,7 @@ def test_the_largest_record_fits_exactly_and_a_larger_one_is_never_sent() -> Non
 @pytest.mark.parametrize("dialect", Dialect)
 def test_so_many_records_and_no_more_come_in_one_request(dialect: Dialect) -> None:
     most = m.Produce("t", 0, [b""] * RUSTLOG_PRODUCE_RECORDS_MAX)
-    assert RequestDecoder().feed(encode_request(dialect, most)) == [Asked(dialect, most)]
+    assert RequestDecoder().feed(encode_request(dialect, most)) == [Received(dialect, most)]
     (refused,) = RequestDecoder().feed(encode_request(dialect, m.Produce("t", 0, [b""] * (RUSTLOG_PRODUCE_RECORDS_MAX + 1))))
     assert isinstance(refused, Refused) and "too many records: 250001" in refused.error.message
 
@@ -130,7 +139,7 @@ def test_the_encoded_reply_fills_the_frame_and_never_overflows_it(dialect: Diale
 
 
 def largest_json(offset: int) -> int:
-    """How many zero bytes one JSON reply holds: each is a digit and a comma."""
+    """Number of zero bytes in one JSON reply: each is a digit and a comma."""
     around = len('{"Fetch":{"records":[{"offset":,"payload":[]},],"next_offset":18446744073709551615}}') + len(str(offset))
     return (RUSTLOG_FRAME_BYTES_MAX - around + 1) // 2
 

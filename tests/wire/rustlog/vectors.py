@@ -165,8 +165,8 @@ SPEC_REPLIES: Final[list[tuple[str, m.Reply]]] = [
     ),
 ]
 
-# Examples of the specification that are not what they claim to be. All for one reason: JSON has no `//` comments.
-# Each is refused as printed, and means the message beside it once the comments are taken out.
+# Invalid examples of the specification: JSON has no `//` comments. Each is an error as printed, and decodes to the message beside it
+# without the comments.
 SPEC_COMMENTED: Final[list[tuple[str, m.Request | m.Reply]]] = [
     (
         """{

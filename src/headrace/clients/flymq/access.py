@@ -67,4 +67,4 @@ class AccessCalls(ABC):
 
 def is_unrepeatable(request: m.Request) -> bool:
     """Return whether repeating the request has another effect: a second key, or an error because the user exists."""
-    return isinstance(request, a.UserCreate) or (isinstance(request, a.AccessCall) and request.verb == "key.create")
+    return isinstance(request, a.UserCreate) or (isinstance(request, a.AccessCall) and request.operation == "key.create")

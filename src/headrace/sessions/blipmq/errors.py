@@ -1,12 +1,12 @@
-"""Every NACK of the BlipMQ protocol: code and text, word for word as BlipMQ's clients know them.
+"""NACKs of the BlipMQ protocol. The codes and texts are those of the original.
 
-| code | to the client |
+| code | meaning for the client |
 |---|---|
-| 400 | its request is wrong; sending it again will not help |
-| 401 | it is not, or not rightly, authenticated, or may not do this |
-| 404 | what it names is not there (any more) |
-| 426 | it speaks another version of the protocol |
-| 500 | the broker cannot do it now; try again later |
+| 400 | the request is wrong; do not retry |
+| 401 | not authenticated, or not authorized |
+| 404 | the subscription or topic does not exist |
+| 426 | unsupported protocol version |
+| 500 | the broker cannot do it now; retry later |
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from headrace.wire.blipmq import FrameType
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """What a NACK says."""
+class NackReason:
+    """Code and text of a NACK."""
 
     code: int
     text: str
 
 
-UNAUTHENTICATED: Final = Refusal(401, "unauthenticated")
-INVALID_KEY: Final = Refusal(401, "invalid API key")
-VERSION_MISMATCH: Final = Refusal(426, "unsupported protocol version")
-HELLO_REPEATED: Final = Refusal(400, "HELLO already performed")
-HELLO_MISSING: Final = Refusal(400, "HELLO not performed")
-AUTH_REPEATED: Final = Refusal(400, "already authenticated")
-EMPTY_TOPIC: Final = Refusal(400, "empty topic")
-INVALID_QOS: Final = Refusal(400, "invalid QoS value")
-SUBSCRIPTION_ZERO: Final = Refusal(400, "subscription_id must be non-zero")
-TOO_MANY_SUBSCRIPTIONS: Final = Refusal(400, f"too many subscriptions: the limit is {SUBSCRIPTIONS_PER_CONNECTION_MAX}")
-UNKNOWN_SUBSCRIPTION: Final = Refusal(404, "unknown subscription or delivery tag")
-INVALID_PAYLOAD: Final = {kind: Refusal(400, f"invalid {kind.name} payload") for kind in FrameType}
+UNAUTHENTICATED: Final = NackReason(401, "unauthenticated")
+INVALID_KEY: Final = NackReason(401, "invalid API key")
+VERSION_MISMATCH: Final = NackReason(426, "unsupported protocol version")
+HELLO_REPEATED: Final = NackReason(400, "HELLO already performed")
+HELLO_MISSING: Final = NackReason(400, "HELLO not performed")
+AUTH_REPEATED: Final = NackReason(400, "already authenticated")
+EMPTY_TOPIC: Final = NackReason(400, "empty topic")
+INVALID_QOS: Final = NackReason(400, "invalid QoS value")
+SUBSCRIPTION_ZERO: Final = NackReason(400, "subscription_id must be non-zero")
+TOO_MANY_SUBSCRIPTIONS: Final = NackReason(400, f"too many subscriptions: the limit is {SUBSCRIPTIONS_PER_CONNECTION_MAX}")
+UNKNOWN_SUBSCRIPTION: Final = NackReason(404, "unknown subscription or delivery tag")
+INVALID_PAYLOAD: Final = {kind: NackReason(400, f"invalid {kind.name} payload") for kind in FrameType}
 
-# By `BrokerError.code`. What is not named is the broker's own trouble, and so a 500.
+# By `BrokerError.code`. Every other code is a 500.
 _CODES: Final = {
     "invalid_request": 400,
     "invalid_topic_name": 400,
@@ -51,7 +51,7 @@ _CODES: Final = {
     "unknown_topic": 404,
     "unknown_partition": 404,
 }
-# How BlipMQ's own words for a failed write begin.
+# BlipMQ's prefixes for failed writes.
 _WRITE_FAILURES: Final = {
     "disk_full": "I/O error: ",
     "storage_failed": "I/O error: ",
@@ -60,14 +60,14 @@ _WRITE_FAILURES: Final = {
 }
 
 
-def refusal(error: BrokerError) -> Refusal:
-    """The NACK for a request the broker refused."""
-    return Refusal(_CODES.get(error.code, 500), str(error))
+def reason_of(error: BrokerError) -> NackReason:
+    """Return the NACK for an error of the broker."""
+    return NackReason(_CODES.get(error.code, 500), str(error))
 
 
-def publish_refusal(error: BrokerError) -> Refusal:
-    """The same for a PUBLISH, where every 500 is a durable publish that failed."""
-    found = refusal(error)
+def publish_reason_of(error: BrokerError) -> NackReason:
+    """Return the NACK for a failed PUBLISH, where every 500 is a failed durable publish."""
+    found = reason_of(error)
     if found.code != 500:
         return found
-    return Refusal(500, f"durable publish failed: {_WRITE_FAILURES.get(error.code, '')}{error}")
+    return NackReason(500, f"durable publish failed: {_WRITE_FAILURES.get(error.code, '')}{error}")

@@ -1,4 +1,4 @@
-"""API keys: who is behind one, found out in a time that tells nothing."""
+"""Verification of API keys in constant time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headrace.sessions.blipmq.session import VerifyKey
 
 
 def api_keys(names: Mapping[str, str], *, protocol: str = "blipmq") -> VerifyKey:
-    """A check for these keys, each with the name of its principal.
+    """Return a function that verifies these keys, each with the name of its principal.
 
-    Only digests are kept, so a memory dump shows no key. Every digest is compared in full, whether or not one has matched
-    already, so that neither a guess's first letters nor its place in the list can be told from the time it takes.
+    Only digests are stored, so a memory dump contains no key. Every digest is compared in full, even after a match, so that the time
+    reveals nothing about the keys.
     """
     known = [(_digest(key.encode()), Principal(name, protocol)) for key, name in names.items()]
 
     def verify(key: bytes) -> Principal | None:
-        asked, found = _digest(key), None
+        given, found = _digest(key), None
         for digest, principal in known:
-            if hmac.compare_digest(digest, asked):
+            if hmac.compare_digest(digest, given):
                 found = principal
         return found
 

@@ -1,4 +1,4 @@
-"""Replies in the order of their requests, although some are known later than others."""
+"""Replies in the order of their requests, even if a later reply is known first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Slot:
-    """The place of one reply. `frames` is None until it is known; it may turn out to be nothing at all."""
+    """Place of one reply. `frames` is None until the reply is known, and may be empty."""
 
     __slots__ = ("frames",)
 
@@ -17,10 +17,10 @@ class Slot:
 
 
 class Outbox:
-    """Holds a reply back until every reply before it is known.
+    """Holds a reply back until every earlier reply is known.
 
-    A publish takes a slot until it is durable, whether or not it will have anything to say. That makes a PONG the barrier it
-    is meant to be: it stands behind the slots of all earlier publishes, so it leaves when they are durable and not before.
+    A publish occupies a slot until it is durable, even if it gets no reply. A PONG waits behind the slots of all earlier publishes, so it
+    confirms that they are durable.
     """
 
     __slots__ = ("_ready", "_send", "_slots", "_waiters")
@@ -33,7 +33,7 @@ class Outbox:
 
     @property
     def owed(self) -> int:
-        """Replies that have not left: unknown, or behind one that is."""
+        """Number of replies that have not been sent."""
         return len(self._slots)
 
     @property
@@ -46,7 +46,7 @@ class Outbox:
         return slot
 
     def fill(self, slot: Slot, frames: bytes) -> None:
-        """The reply of that slot is known; what it held back leaves."""
+        """Set the reply of the slot, and send the replies that waited for it."""
         slot.frames = frames
         slots, ready = self._slots, self._ready
         while slots and (known := slots[0].frames) is not None:
@@ -60,14 +60,14 @@ class Outbox:
             self._waiters.clear()
 
     def reply(self, frames: bytes) -> None:
-        """A reply that is known now. It leaves with the next `flush`, or with the slot it has to wait for."""
+        """Queue a known reply. It leaves with the next `flush`, or after the slots before it."""
         if self._slots:
             self.reserve().frames = frames
         else:
             self._ready.append(frames)
 
     def flush(self) -> None:
-        """One send for everything that is ready."""
+        """Send everything that is ready in one call."""
         if self._ready:
             frames = b"".join(self._ready)
             self._ready.clear()
@@ -75,7 +75,7 @@ class Outbox:
                 self._send(frames)
 
     async def settled(self) -> None:
-        """Wait until no reply is owed."""
+        """Wait until all replies are sent."""
         if self._slots:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

@@ -1,14 +1,13 @@
-"""One BlipMQ connection: frames → broker verbs → frames.
+"""Session of one BlipMQ connection.
 
     connected ──HELLO──▶ greeted ──AUTH──▶ authenticated: PUBLISH, SUBSCRIBE, POLL, ACK, PING
 
-Requests take effect in the order they were sent, and replies leave in that order. Most requests are done with in the call that
-receives them. Those that cannot be (a topic to be created, a subscription to be made durable, records to be read) occupy the
-session's one task; what arrives meanwhile waits in the inbox, and the socket is not read until the inbox is empty.
+Requests take effect in the order in which they were sent, and replies leave in the same order. Most requests are completed in the call that
+receives them. A request that must wait (to create a topic, to store a subscription, to read records) runs in the session's only task. Later
+requests wait in the inbox, and the socket is not read until the inbox is empty.
 
-A PUBLISH is staged and never waited for. Three requests wait for the publishes before them to be durable: a PING, which is
-what publishers use as a confirmation; a SUBSCRIBE, because what was published before it is not for the new subscription; and a
-POLL, so that whoever publishes and polls finds what it has published.
+A PUBLISH is staged and not waited for. Three requests wait until the earlier publishes are durable: a PING, which publishers use as a
+confirmation; a SUBSCRIBE, because a new subscription starts after them; and a POLL, so that a client reads its own writes.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from headrace.limits import (
     SUBSCRIPTIONS_PER_CONNECTION_MAX,
 )
 from headrace.records import Headers, RecordBatch
-from headrace.sessions.blipmq import errors as refusals
-from headrace.sessions.blipmq.errors import Refusal
+from headrace.sessions.blipmq import errors as errors
+from headrace.sessions.blipmq.errors import NackReason
 from headrace.sessions.blipmq.outbox import Outbox, Slot
 from headrace.sessions.blipmq.subscriptions import QOS_0_HEADERS, Subscription, Subscriptions
-from headrace.sessions.chunks import pieces
+from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.contract import Link
 from headrace.wire.blipmq import (
     PROTOCOL_VERSION,
@@ -61,16 +60,16 @@ from headrace.wire.blipmq import (
 log = logging.getLogger(__name__)
 
 VerifyKey: TypeAlias = Callable[[bytes], Principal | None]
-"""Whose key this is, compared in constant time."""
+"""Returns the principal of a key, compared in constant time."""
 Step: TypeAlias = Callable[[], Awaitable[None]]
-"""The rest of a request that could not be finished at once; not begun, so that a lost connection can drop it."""
+"""The rest of a request that has to wait. It is not started yet, so a lost connection can drop it."""
 
 PARTITION: Final = 0
-"""Where publishes go. BlipMQ knows no partitions and promises order within a topic, and only one partition can keep that."""
+"""Partition for publishes. BlipMQ has no partitions and guarantees order within a topic, which needs a single partition."""
 
 
 class BlipMqSession:
-    """The state of one connection."""
+    """State of one connection."""
 
     def __init__(self, link: Link, broker: Broker, subscriptions: Subscriptions, *, verify_key: VerifyKey) -> None:
         self._link = link
@@ -95,7 +94,7 @@ class BlipMqSession:
         if self._settings.login_seconds:
             self._login_timer = asyncio.get_running_loop().call_later(self._settings.login_seconds, self._came_too_late)
 
-    # What the connection calls.
+    # Calls from the connection.
 
     def receive(self, data: bytes) -> None:
         if self._ending is not None:
@@ -105,7 +104,7 @@ class BlipMqSession:
                 if not self._accept(message):
                     break
         except WireError as error:
-            # Framing is lost, so there is nothing to answer to; what came before it is still completed.
+            # The frame boundaries are lost, so no reply is possible. Earlier requests are completed.
             self._end(f"bad frame: {error}")
         self._outbox.flush()
         self._mind_pressure()
@@ -137,7 +136,7 @@ class BlipMqSession:
     # Order.
 
     def _accept(self, message: Message) -> bool:
-        """Handle it now or in its turn; False if it was the last one this peer may say."""
+        """Handle the message now or after the waiting ones. Return False if the session is ending."""
         if self._task is not None:
             self._inbox.append(message)
             if not self._paused_for_inbox:
@@ -155,7 +154,7 @@ class BlipMqSession:
             if step is not None:
                 await step()
             step = self._handle(self._inbox.popleft()) if self._inbox else None
-        # From here to the end nothing may wait: what arrives after it must find no task, or it would lie in the inbox for ever.
+        # No await from here to the end: a message that arrives now must find no task, or it would stay in the inbox.
         self._task = None
         self._outbox.flush()
         self._mind_pressure()
@@ -170,14 +169,14 @@ class BlipMqSession:
             self._fail(failure)
 
     def _fail(self, failure: BaseException) -> None:
-        """A fault of ours, not of the peer, who must not be left waiting for an answer that never comes."""
+        """Close after a bug, because the peer would wait for a reply that never comes."""
         log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
         self._inbox.clear()
         self._end("internal error")
         self._link.close("internal error: the request could not be completed")
 
     def _mind_pressure(self) -> None:
-        """Do not read a peer that asks faster than the disk writes; read it again when half of that is done."""
+        """Stop reading a peer that sends faster than the disk writes. Resume at half of the limit."""
         pressure = max(self._in_flight_bytes / self._settings.in_flight_bytes_max, self._outbox.owed / BLIPMQ_REPLIES_OWED_MAX)
         if pressure > 1 and not self._paused_for_publishes:
             self._paused_for_publishes = True
@@ -188,7 +187,7 @@ class BlipMqSession:
                 self._link.resume_reading()
 
     def _end(self, reason: str, *, error: bool = True) -> None:
-        """Take nothing new; close once everything taken is done."""
+        """Accept nothing new, and close when everything is done."""
         if self._ending is None:
             self._ending = (reason, error)
 
@@ -198,8 +197,8 @@ class BlipMqSession:
         reason, error = self._ending
         self._link.close(reason, error=error)
 
-    def _refuse(self, cids: Iterable[int], refusal: Refusal) -> None:
-        self._outbox.reply(encoder.nacks(cids, refusal.code, refusal.text))
+    def _nack(self, cids: Iterable[int], reason_of: NackReason) -> None:
+        self._outbox.reply(encoder.nacks(cids, reason_of.code, reason_of.text))
 
     # Requests.
 
@@ -219,37 +218,37 @@ class BlipMqSession:
             case Subscribe():
                 return partial(self._subscribe, message, self._who)
             case Hello(cid):
-                self._refuse((cid,), refusals.HELLO_REPEATED)
+                self._nack((cid,), errors.HELLO_REPEATED)
             case Auth(cid) | Malformed(FrameType.AUTH, cid):
-                self._refuse((cid,), refusals.AUTH_REPEATED)
+                self._nack((cid,), errors.AUTH_REPEATED)
             case Nack() | Pong() | Malformed(FrameType.NACK):
-                # The server's own words, sent back. Nothing to say to them.
+                # Frames that only a server sends. Ignored.
                 pass
             case Malformed(kind, cid):
-                self._refuse((cid,), refusals.INVALID_PAYLOAD[kind])
+                self._nack((cid,), errors.INVALID_PAYLOAD[kind])
         return None
 
     def _before_login(self, message: Message) -> None:
         match message:
             case Hello(cid) if self._greeted:
-                self._refuse((cid,), refusals.HELLO_REPEATED)
+                self._nack((cid,), errors.HELLO_REPEATED)
             case Hello(cid, version) if version != PROTOCOL_VERSION:
-                self._refuse((cid,), refusals.VERSION_MISMATCH)
+                self._nack((cid,), errors.VERSION_MISMATCH)
             case Hello(cid):
                 self._greeted = True
                 self._outbox.reply(encoder.ack(cid, 0))
             case Malformed(FrameType.HELLO, cid):
-                self._refuse((cid,), refusals.INVALID_PAYLOAD[FrameType.HELLO])
+                self._nack((cid,), errors.INVALID_PAYLOAD[FrameType.HELLO])
             case Auth(cid) | Malformed(FrameType.AUTH, cid) if not self._greeted:
-                self._refuse((cid,), refusals.HELLO_MISSING)
+                self._nack((cid,), errors.HELLO_MISSING)
             case Malformed(FrameType.AUTH, cid):
-                self._refuse((cid,), refusals.INVALID_PAYLOAD[FrameType.AUTH])
+                self._nack((cid,), errors.INVALID_PAYLOAD[FrameType.AUTH])
             case Auth(cid, key):
                 self._log_in(cid, key)
             case PublishBatch(cids=cids) | PollBatch(cids=cids) | AckBatch(cids=cids):
-                self._refuse(cids, refusals.UNAUTHENTICATED)
+                self._nack(cids, errors.UNAUTHENTICATED)
             case _:
-                self._refuse((message.cid,), refusals.UNAUTHENTICATED)
+                self._nack((message.cid,), errors.UNAUTHENTICATED)
 
     def _log_in(self, cid: int, key: bytes) -> None:
         self._who = self._verify_key(key)
@@ -258,7 +257,7 @@ class BlipMqSession:
             self._decoder.frame_bytes_max = BLIPMQ_FRAME_BYTES_MAX
             self._outbox.reply(encoder.ack(cid, 0))
             return
-        self._refuse((cid,), refusals.INVALID_KEY)
+        self._nack((cid,), errors.INVALID_KEY)
         self._bad_keys += 1
         if self._bad_keys >= BLIPMQ_BAD_KEYS_MAX:
             self._end(f"too many bad keys: {self._bad_keys}")
@@ -275,10 +274,10 @@ class BlipMqSession:
 
     def _publish(self, batch: PublishBatch, who: Principal, *, may_create: bool = True) -> Step | None:
         if not batch.topic:
-            self._refuse(batch.cids, refusals.EMPTY_TOPIC)
+            self._nack(batch.cids, errors.EMPTY_TOPIC)
             return None
         if batch.qos > 1:
-            self._refuse(batch.cids, refusals.INVALID_QOS)
+            self._nack(batch.cids, errors.INVALID_QOS)
             return None
         headers = None if batch.qos else [QOS_0_HEADERS] * len(batch.values)
         try:
@@ -286,40 +285,42 @@ class BlipMqSession:
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 return partial(self._publish_to_new_topic, batch, who)
-            self._outbox.reply(_refused_publish(batch, error))
+            self._outbox.reply(_publish_nacks(batch, error))
         except InvalidRecord:
             self._publish_in_chunks(batch, who, headers)
         except BrokerError as error:
-            self._outbox.reply(_refused_publish(batch, error))
+            self._outbox.reply(_publish_nacks(batch, error))
         else:
             self._stage(batch, published)
         return None
 
     def _publish_in_chunks(self, batch: PublishBatch, who: Principal, headers: list[Headers] | None) -> None:
         whole = RecordBatch(batch.values, headers=headers)
-        outcomes = pieces(lambda begin, end: self._broker.publish(who, batch.topic, whole[begin:end], partition=PARTITION), len(whole))
+        outcomes = publish_in_chunks(
+            lambda begin, end: self._broker.publish(who, batch.topic, whole[begin:end], partition=PARTITION), len(whole)
+        )
         for begin, end, outcome in outcomes:
-            piece = PublishBatch(batch.qos, batch.topic, batch.cids[begin:end], batch.values[begin:end])
+            chunk = PublishBatch(batch.qos, batch.topic, batch.cids[begin:end], batch.values[begin:end])
             if isinstance(outcome, BrokerError):
-                self._outbox.reply(_refused_publish(piece, outcome))
+                self._outbox.reply(_publish_nacks(chunk, outcome))
             else:
-                self._stage(piece, outcome)
+                self._stage(chunk, outcome)
 
     async def _publish_to_new_topic(self, batch: PublishBatch, who: Principal) -> None:
         try:
             await self._broker.prepare(who, batch.topic, batch.values)
         except BrokerError as error:
-            self._outbox.reply(_refused_publish(batch, error))
+            self._outbox.reply(_publish_nacks(batch, error))
         else:
-            # The topic may be deleted again by now; that is refused, not chased.
+            # If the topic is deleted again in between, the publish fails.
             self._publish(batch, who, may_create=False)
 
     def _stage(self, batch: PublishBatch, published: asyncio.Future[Published]) -> None:
-        """Keep the place of the run's reply."""
+        """Reserve the place of the batch's reply."""
         size_bytes = sum(map(len, batch.values))
         slot = self._outbox.reserve()
         self._in_flight_bytes += size_bytes
-        # The values are not kept for the answer: only their ids are.
+        # The reply needs only the ids, not the values.
         batch.values = []
         published.add_done_callback(lambda done: self._published(batch, size_bytes, slot, done))
 
@@ -328,64 +329,64 @@ class BlipMqSession:
         error = None if done.cancelled() else done.exception()
         if error is not None and not isinstance(error, BrokerError):
             return self._fail(error)
-        self._outbox.fill(slot, b"" if error is None else _refused_publish(batch, error))
+        self._outbox.fill(slot, b"" if error is None else _publish_nacks(batch, error))
         self._mind_pressure()
         self._close_when_done()
 
     async def _subscribe(self, message: Subscribe, who: Principal) -> None:
         if not message.topic:
-            return self._refuse((message.cid,), refusals.EMPTY_TOPIC)
+            return self._nack((message.cid,), errors.EMPTY_TOPIC)
         if message.qos > 1:
-            return self._refuse((message.cid,), refusals.INVALID_QOS)
+            return self._nack((message.cid,), errors.INVALID_QOS)
         if len(self._held) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
-            return self._refuse((message.cid,), refusals.TOO_MANY_SUBSCRIPTIONS)
+            return self._nack((message.cid,), errors.TOO_MANY_SUBSCRIPTIONS)
         await self._outbox.settled()
         try:
             subscription = await self._subscriptions.subscribe(who, message.topic, message.qos)
         except BrokerError as error:
-            return self._refuse((message.cid,), refusals.refusal(error))
+            return self._nack((message.cid,), errors.reason_of(error))
         self._hold(subscription)
         self._outbox.reply(encoder.ack(message.cid, subscription.id))
 
     def _hold(self, subscription: Subscription) -> None:
-        """A subscription does not go idle while a connection that uses it is open."""
+        """Mark the subscription as used by this connection, so that it does not expire."""
         if subscription not in self._held and len(self._held) < SUBSCRIPTIONS_PER_CONNECTION_MAX:
             self._held.add(subscription)
             self._subscriptions.hold(subscription)
 
-    def _find(self, who: Principal, id: int) -> Subscription | Refusal:
+    def _find(self, who: Principal, id: int) -> Subscription | NackReason:
         if id == 0:
-            return refusals.SUBSCRIPTION_ZERO
+            return errors.SUBSCRIPTION_ZERO
         try:
             subscription = self._subscriptions.find(who, id)
         except BrokerError as error:
-            return refusals.refusal(error)
+            return errors.reason_of(error)
         if subscription is None:
-            return refusals.UNKNOWN_SUBSCRIPTION
+            return errors.UNKNOWN_SUBSCRIPTION
         self._hold(subscription)
         return subscription
 
     def _ack(self, batch: AckBatch, who: Principal) -> None:
         subscription = self._find(who, batch.subscription)
-        if isinstance(subscription, Refusal):
-            return self._refuse(batch.cids, subscription)
+        if isinstance(subscription, NackReason):
+            return self._nack(batch.cids, subscription)
         known = subscription.ack(batch.cids)
         if not all(known):
-            self._refuse([cid for cid, was_known in zip(batch.cids, known, strict=True) if not was_known], refusals.UNKNOWN_SUBSCRIPTION)
+            self._nack([cid for cid, was_known in zip(batch.cids, known, strict=True) if not was_known], errors.UNKNOWN_SUBSCRIPTION)
 
     def _poll(self, batch: PollBatch, who: Principal) -> Step | None:
         subscription = self._find(who, batch.subscription)
-        if isinstance(subscription, Refusal):
-            self._refuse_poll(batch.cids, subscription)
+        if isinstance(subscription, NackReason):
+            self._nack_poll(batch.cids, subscription)
             return None
         return partial(self._deliver, batch, subscription)
 
-    def _refuse_poll(self, cids: list[int], refusal: Refusal) -> None:
-        if refusal is not refusals.UNKNOWN_SUBSCRIPTION or not self._settings.compat_silent_poll:
-            self._refuse(cids, refusal)
+    def _nack_poll(self, cids: list[int], reason_of: NackReason) -> None:
+        if reason_of is not errors.UNKNOWN_SUBSCRIPTION or not self._settings.compat_silent_poll:
+            self._nack(cids, reason_of)
 
     async def _deliver(self, batch: PollBatch, subscription: Subscription) -> None:
-        """Answer as many of the POLLs as there are messages; the others are not answered at all."""
+        """Answer one POLL for each message. The other POLLs get no reply."""
         await self._outbox.settled()
         answered = 0
         while answered < len(batch.cids):
@@ -393,12 +394,12 @@ class BlipMqSession:
             try:
                 deliveries = await subscription.take(len(batch.cids) - answered)
             except UnknownTopic:
-                # The topic is gone, and the subscription with it.
+                # The topic is deleted, and its subscription with it.
                 self._subscriptions.drop(subscription)
                 self._held.discard(subscription)
-                return self._refuse_poll(batch.cids[answered:], refusals.UNKNOWN_SUBSCRIPTION)
+                return self._nack_poll(batch.cids[answered:], errors.UNKNOWN_SUBSCRIPTION)
             except BrokerError as error:
-                return self._refuse(batch.cids[answered:], refusals.refusal(error))
+                return self._nack(batch.cids[answered:], errors.reason_of(error))
             if not deliveries:
                 return
             for delivery in deliveries:
@@ -414,9 +415,9 @@ class BlipMqSession:
             await self._writable
 
 
-def _refused_publish(batch: PublishBatch, error: BrokerError) -> bytes:
-    """A NACK for each record; but at most once means that a broker in trouble may drop a QoS 0 record without a word."""
-    refusal = refusals.publish_refusal(error)
-    if batch.qos == 0 and refusal.code == 500:
+def _publish_nacks(batch: PublishBatch, error: BrokerError) -> bytes:
+    """Return a NACK for each record. A QoS 0 record is dropped without a NACK if the broker fails."""
+    reason_of = errors.publish_reason_of(error)
+    if batch.qos == 0 and reason_of.code == 500:
         return b""
-    return encoder.nacks(batch.cids, refusal.code, refusal.text)
+    return encoder.nacks(batch.cids, reason_of.code, reason_of.text)

@@ -1,14 +1,14 @@
-"""BlipMQ subscriptions: what a SUBSCRIBE makes, and what POLL and ACK work on.
+"""BlipMQ subscriptions: created by SUBSCRIBE, used by POLL and ACK.
 
-They belong to no connection. Any connection of the same principal may poll a subscription by its id, and it is forgotten only
-after no open connection has used it for a while. There are two kinds:
+A subscription belongs to a principal, not to a connection: any connection of that principal may poll it by its id. It is removed after no
+open connection has used it for a while. There are two kinds:
 
-- QoS 1 is a settlement queue of a group of its own. It is written down in a table, so that it survives a restart with its id and
-  everything that was not acknowledged.
-- QoS 0 is a position in the log, in memory. What a POLL returns is gone.
+- QoS 1 is a settlement queue with its own group. It is stored in a table, so it survives a restart with its id and its unacknowledged
+  messages.
+- QoS 0 is a position in the log, in memory. A POLL consumes what it returns.
 
-After a restart, nobody may have a client that remembers ids. So a QoS 1 SUBSCRIBE takes over the backlog of a restored subscription
-of the same principal and topic that nobody has polled since; the old id is then unknown.
+After a restart the clients may have lost their ids. So a QoS 1 SUBSCRIBE takes over the backlog of a restored subscription of the same
+principal and topic that has not been polled since the restart. The old id is then unknown.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from headrace.wire.blipmq import encoder
 log = logging.getLogger(__name__)
 
 QOS_0_HEADERS: Final[Headers] = (("x-headrace-qos", b"0"),)
-"""Marks a record that was published with QoS 0: it is delivered with QoS 0 to everybody, as BlipMQ has it."""
+"""Marks a record that was published with QoS 0. As in BlipMQ, every subscription delivers it with QoS 0."""
 
 _READ_BYTES: Final = 32 * KIB
-"""What a QoS 0 subscription reads at a time, and so keeps for the next POLL."""
+"""Bytes that a QoS 0 subscription reads at a time and buffers for the next POLL."""
 
 
 @dataclass(slots=True)
 class Deliveries:
-    """Messages of one subscription, alike in QoS. `tags` is None for QoS 0."""
+    """Messages of one subscription with the same QoS. `tags` is None for QoS 0."""
 
     tags: list[int] | None
     values: list[bytes]
 
 
 class Subscription(Protocol):
-    """What a session may do with one."""
+    """A subscription as its session sees it."""
 
     id: int
     owner: Principal
     topic: str
 
     async def take(self, count: int) -> list[Deliveries]:
-        """Up to so many messages; never waits for one. Raises `UnknownTopic` once the topic is deleted."""
+        """Return up to `count` messages without waiting. Raises `UnknownTopic` if the topic is deleted."""
 
     def ack(self, tags: Sequence[int]) -> list[bool]:
-        """Done with these. False: unknown."""
+        """Acknowledge these deliveries. Returns False for each unknown one."""
 
     def close(self) -> asyncio.Future[None] | None: ...
 
 
 class LiveSubscription:
-    """QoS 0: a position in every partition of the topic, from the end at the time of the SUBSCRIBE."""
+    """QoS 0: a position in every partition of the topic, starting at the end."""
 
     def __init__(self, id: int, owner: Principal, topic: str, broker: Broker) -> None:
         self.id, self.owner, self.topic = id, owner, topic
@@ -78,11 +78,11 @@ class LiveSubscription:
         self._turn = 0
 
     async def take(self, count: int) -> list[Deliveries]:
-        # Two connections may poll at once; without the lock both would read from the same position.
+        # Two connections may poll at once. Without the lock both would read from the same position.
         async with self._taking:
             while len(self._values) < count and await self._read():
                 pass
-            # What was read ahead was allowed then; whether it still is counts now.
+            # The values were authorized when they were read ahead. Check again.
             self._broker.check_reads(self.owner, self.topic)
             values = [self._values.popleft() for _ in range(min(count, len(self._values)))]
         return [Deliveries(None, values)] if values else []
@@ -94,8 +94,8 @@ class LiveSubscription:
         self._values.clear()
 
     async def _read(self) -> bool:
-        """Read on in the next partition that has anything; False if none has."""
-        # Partitions that were added after the SUBSCRIBE hold nothing older than it.
+        """Read from the next partition that has records. Return False if none has."""
+        # Partitions that were added after the SUBSCRIBE are read from their beginning.
         missing = self._broker.topic(self.owner, self.topic).partitions - len(self._positions)
         self._positions += [0] * missing
         count = len(self._positions)
@@ -107,7 +107,7 @@ class LiveSubscription:
             try:
                 fetched = await self._broker.fetch(self.owner, self.topic, partition, position, bytes_max=_READ_BYTES)
             except OffsetOutOfRange as error:
-                # Retention overtook it, or the topic was made anew. At most once allows to go on with what there is.
+                # Retention removed the records, or the topic was recreated. QoS 0 allows a gap.
                 self._positions[partition] = error.first
                 return True
             self._turn = partition + 1
@@ -119,7 +119,7 @@ class LiveSubscription:
 
 
 class DurableSubscription:
-    """QoS 1: a settlement queue. The delivery tag is the queue's id of the delivery, and so stays the same when it comes again."""
+    """QoS 1: a settlement queue. The delivery tag is the queue's id of the delivery, and stays the same on redelivery."""
 
     def __init__(self, id: int, owner: Principal, topic: str, group: str, queue: SettlementQueue) -> None:
         self.id, self.owner, self.topic, self.group = id, owner, topic, group
@@ -130,7 +130,7 @@ class DurableSubscription:
         self._queue.who = self.owner
         taken = await self._queue.take(count, OUTPUT_HIGH_WATER_BYTES)
         if not any(delivery.headers or len(delivery.value or b"") > self._value_bytes_max for delivery in taken):
-            # As almost always: records of QoS 1 that fit a frame.
+            # The common case: QoS 1 records that fit a frame.
             return [Deliveries([delivery.id for delivery in taken], [delivery.value or b"" for delivery in taken])] if taken else []
         return self._sorted_out(taken)
 
@@ -139,7 +139,7 @@ class DurableSubscription:
         for delivery in taken:
             value = delivery.value or b""
             if len(value) > self._value_bytes_max:
-                # Another protocol's record that no frame can hold. Never acknowledged, it ends among the dead letters, not nowhere.
+                # A record of another protocol that fits no frame. It is never acknowledged, so it becomes a dead letter.
                 continue
             at_most_once = QOS_0_HEADERS[0] in delivery.headers
             if not found or at_most_once is not (found[-1].tags is None):
@@ -159,10 +159,10 @@ class DurableSubscription:
 
 @dataclass(slots=True)
 class _Use:
-    """How a subscription is used: by so many open connections, and last at this time. `is_restored` until somebody uses it."""
+    """Use of a subscription: the number of open connections and the time of the last use. `is_restored` until its first use."""
 
     subscription: Subscription | None
-    """None: restored, and not opened yet."""
+    """None: restored and not opened yet."""
     row: SubscriptionRow | None
     """None: QoS 0."""
     owner: str
@@ -200,26 +200,26 @@ class Subscriptions:
         return len(self._uses)
 
     async def open(self) -> None:
-        """Bring back the QoS 1 subscriptions of the time before."""
+        """Restore the QoS 1 subscriptions."""
         now = self._clock()
         for id, row in (await self._book.load()).items():
             self._uses[id] = _Use(None, row, row.owner, now, is_restored=True)
         self._set_timer()
 
     async def close(self) -> None:
-        """The queues stay open: the broker commits their progress when it closes, without counting what is in flight as refused."""
+        """Stop. The queues stay open: the broker commits their progress when it closes, without counting deliveries in flight as failed."""
         if self._timer is not None:
             self._timer.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._uses.clear()
 
-    # What sessions ask.
+    # Calls from sessions.
 
     async def subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
-        """A new one that starts now, or, for QoS 1, one that continues what a restart interrupted.
+        """Return a new subscription or, for QoS 1, one that takes over a restored backlog.
 
-        What has begun is finished even if the connection that asked is lost: half a takeover would hide a backlog.
+        The work is completed even if the connection is lost: half a takeover would hide a backlog.
         """
         task = asyncio.get_running_loop().create_task(self._subscribe(who, topic, qos))
         self._tasks.add(task)
@@ -228,7 +228,7 @@ class Subscriptions:
 
     async def _subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
         if len(self._uses) >= BLIPMQ_SUBSCRIPTIONS_MAX:
-            raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open, which is the limit")
+            raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open: the limit is reached")
         await self._broker.ensure_topic(who, topic)
         id = await self._book.new_id()
         if qos == 0:
@@ -250,14 +250,14 @@ class Subscriptions:
             raise
 
     def find(self, who: Principal, id: int) -> Subscription | None:
-        """The subscription of that id, if it is this principal's; another's is as unknown as none."""
+        """Return the subscription with this id if it belongs to the principal."""
         use = self._uses.get(id)
         if use is None or use.owner != who.name:
             return None
         use.used_at, use.is_restored = self._clock(), False
         try:
             subscription = self._opened(id, who, use)
-            # Another key of the same owner may be allowed less, and the one it was made with may be revoked by now.
+            # Another key of the same owner may have fewer rights, and the key that created it may be revoked.
             subscription.owner = who
             return subscription
         except UnknownTopic:
@@ -265,23 +265,21 @@ class Subscriptions:
             return None
 
     def hold(self, subscription: Subscription) -> None:
-        """One more open connection uses it."""
+        """Count one more open connection that uses it."""
         use = self._uses.get(subscription.id)
         if use is not None:
             use.holders += 1
 
     def release(self, subscription: Subscription) -> None:
-        """That connection is gone."""
+        """Count one connection less."""
         use = self._uses.get(subscription.id)
         if use is not None:
             use.holders -= 1
             use.used_at = self._clock()
 
     def drop(self, subscription: Subscription) -> None:
-        """Its topic is gone."""
+        """Remove a subscription whose topic is deleted."""
         self._forget(subscription.id)
-
-    # The rest.
 
     def _opened(self, id: int, who: Principal, use: _Use) -> Subscription:
         if use.subscription is None:
@@ -291,7 +289,7 @@ class Subscriptions:
         return use.subscription
 
     async def _take_over(self, who: Principal, topic: str, id: int) -> SubscriptionRow | None:
-        """Give the oldest restored subscription to this topic that nobody has used since a new id, if there is one."""
+        """Assign a new id to the oldest restored, unused subscription to this topic. Return None if there is none."""
         wanted = [
             (old, use.row)
             for old, use in self._uses.items()
@@ -300,7 +298,7 @@ class Subscriptions:
         if not wanted:
             return None
         old, row = min(wanted, key=lambda found: found[0])
-        # Taken out before the await, so that two SUBSCRIBEs never share one backlog.
+        # Removed before the await, so that two SUBSCRIBEs never take over the same backlog.
         use = self._uses.pop(old)
         try:
             await self._book.put({id: row, old: None})
@@ -326,17 +324,17 @@ class Subscriptions:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits has it; if nobody does any more, nobody misses it
+            task.exception()  # retrieved, so that asyncio does not report it
 
     async def _erase(self, id: int, row: SubscriptionRow, closed: asyncio.Future[None] | None) -> None:
-        """Take a subscription off the disk. What fails here (a full disk) comes back after a restart and goes idle again."""
+        """Delete a subscription from the disk. If that fails (full disk), it is restored at the next start and expires again."""
         try:
             if closed is not None:
                 await closed
             await self._book.put({id: None})
             await self._broker.delete_group(Principal(row.owner, "blipmq"), row.group)
         except BrokerError as error:
-            log.warning("subscription not erased", extra={"subscription": id, "reason": str(error)})
+            log.warning("subscription not deleted", extra={"subscription": id, "reason": str(error)})
 
     def _set_timer(self) -> None:
         if self.settings.subscription_idle_ms:
@@ -344,7 +342,7 @@ class Subscriptions:
             self._timer = later(self.settings.subscription_idle_ms / 4 / 1_000, self._sweep)
 
     def _sweep(self) -> None:
-        """Forget what nobody has used for long enough."""
+        """Remove subscriptions that are idle for too long."""
         before = self._clock() - self.settings.subscription_idle_ms
         for id in [id for id, use in self._uses.items() if not use.holders and use.used_at <= before]:
             self._forget(id)

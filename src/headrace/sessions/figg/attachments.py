@@ -1,11 +1,11 @@
-"""What one Figg connection is attached to, and how it is fed.
+"""Attachments of one Figg connection and their delivery.
 
-Every attachment knows one number, the next record offset to send. While the peer takes its data, a broker cursor pushes from there;
-credit is given back only while little waits unsent, so a PONG or an ACK never stands behind a long backlog. Should more than the
-output limit pile up all the same (a thousand live attachments may each spend their credit at once), an attachment is parked: its
-cursor is closed, and a new one opened at the same number when the peer has caught up.
+Each attachment has a position: the next record offset to send. A broker cursor pushes from that position while the peer reads its data.
+Credit is returned only while few bytes are unsent, so a PONG or an ACK never waits behind a long backlog. A thousand live attachments may
+spend their credit at once and exceed the output limit. An attachment is then parked: its cursor is closed, and a new one is opened at the
+same position when the peer has caught up.
 
-Attachments of all connections take turns, one a turn of the loop: no backlog, however deep, holds up the other attachments or the other
+Attachments of all connections take turns, one in each turn of the loop, so that a deep backlog does not delay other attachments or
 connections.
 """
 
@@ -27,13 +27,13 @@ from headrace.sessions.turns import Turn, Turns
 from headrace.wire.figg import encode
 
 CREDIT_BYTES: Final = 256 * KIB
-"""What a cursor may push before it has to wait for its turn."""
+"""Bytes that a cursor may push before it waits for its turn."""
 PARTITION: Final = 0
-"""Figg knows no partitions: it lives in the first one of each topic."""
+"""Figg has no partitions: it uses the first one of each topic."""
 
 
 class Attachment:
-    """One topic's delivery to one connection."""
+    """Delivery of one topic to one connection."""
 
     __slots__ = ("cursor", "is_waiting", "position", "spent_bytes", "topic")
 
@@ -43,13 +43,13 @@ class Attachment:
         self.cursor: Cursor | None = None
         """None while parked."""
         self.spent_bytes = 0
-        """Of its credit, since its last turn."""
+        """Credit spent since the last turn."""
         self.is_waiting = False
-        """For its turn."""
+        """Whether it waits for its turn."""
 
 
 class Attachments:
-    """Of one connection, by topic. `failed` is told when a delivery cannot go on."""
+    """Attachments of one connection, by topic. `failed` is called when a delivery fails."""
 
     def __init__(self, broker: Broker, link: Link, who: Principal, failed: Callable[[BrokerError], None], turns: Turns) -> None:
         self._broker, self._link, self._who, self._failed, self._turns = broker, link, who, failed, turns
@@ -58,14 +58,15 @@ class Attachments:
         self._turn: Turn | None = None
 
     def attach(self, topic: str, offset: int | None) -> None:
-        """Answer with ATTACHED, then deliver; replaces an attachment to the same topic.
+        """Send ATTACHED, then deliver. Replaces an attachment to the same topic.
 
-        An offset points to the next message, so it is the record offset to start from. One that retention has overtaken becomes
-        the oldest there is, one beyond the end becomes the end: the answer says which. Raises `UnknownTopic` and its kin.
+        An offset points to the next message, so it is the record offset to start from. An offset below the earliest record becomes the
+        earliest one, and an offset beyond the end becomes the end. The reply names the offset used. Raises `UnknownTopic` and related
+        errors.
         """
         bounds = self._broker.bounds(self._who, topic, PARTITION)
         if topic not in self._by_topic and len(self._by_topic) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
-            raise LimitExceeded(f"one connection may attach to {SUBSCRIPTIONS_PER_CONNECTION_MAX} topics")
+            raise LimitExceeded(f"a connection may attach to at most {SUBSCRIPTIONS_PER_CONNECTION_MAX} topics")
         self.detach(topic)
         attachment = Attachment(topic, bounds.end if offset is None else _within(bounds, offset))
         self._by_topic[topic] = attachment
@@ -73,13 +74,13 @@ class Attachments:
         self._wait_for_turn(attachment)
 
     def detach(self, topic: str) -> None:
-        """Nothing of that topic is sent after this."""
+        """Stop the delivery of the topic."""
         attachment = self._by_topic.pop(topic, None)
         if attachment is not None and attachment.cursor is not None:
             attachment.cursor.close()
 
     def feed(self) -> None:
-        """The peer has taken what waited for it."""
+        """Continue after the peer has read its data."""
         if self._turn is None and self._waiting:
             self._turn = self._turns.take(self._take_turn)
 
@@ -98,7 +99,7 @@ class Attachments:
             self.feed()
 
     def _take_turn(self) -> None:
-        """Let the next attachment go on, unless the peer has enough to take; then `feed` comes when it has less."""
+        """Continue the next attachment, unless the peer has too much unread. `feed` is then called later."""
         self._turn = None
         if self._link.unsent_bytes > OUTPUT_HIGH_WATER_BYTES:
             return
@@ -151,7 +152,7 @@ def _within(bounds: Bounds, offset: int) -> int:
 
 
 def _following(batch: Batch) -> range | list[int]:
-    """Figg's offsets: each points past its record."""
+    """Return Figg's offsets: each points past its record."""
     offsets = batch.offsets()
     if isinstance(offsets, range):
         return range(offsets.start + 1, offsets.stop + 1)
@@ -159,7 +160,7 @@ def _following(batch: Batch) -> range | list[int]:
 
 
 def _values(batch: Batch) -> list[bytes]:
-    """Figg has no way to say "deleted": a tombstone is sent as empty data."""
+    """Return the values. Figg cannot express a tombstone, so it is sent as empty data."""
     values = batch.values()
-    # `all` looks at a column three times as fast as a line of Python does, and almost always there is nothing to replace.
+    # `all` is three times as fast as a comprehension, and tombstones are rare.
     return cast(list[bytes], values) if all(values) else [value or b"" for value in values]

@@ -1,11 +1,9 @@
-"""A Figg connection: publishes in, acknowledgements and deliveries out.
+"""Session of one Figg connection: receives publishes, sends acknowledgements and deliveries.
 
-Messages are handled strictly in order. A PUBLISH to a topic that does not exist yet stalls the connection (it is not read meanwhile)
-until the topic is there. ACKs follow the order of the publishes, over all topics: each leaves when the broker's promise holds for it
-and for every one before it.
+Messages are handled in order. A PUBLISH to an unknown topic stalls the connection, which is not read until the topic is created. ACKs
+follow the order of the publishes over all topics: each is sent when its record and all earlier ones are durable.
 
-Figg has no error frame, so a request that cannot be served closes the connection with a reason for the log; what was published before
-it is acknowledged first, itself never.
+Figg has no error frame. A request that fails closes the connection with a logged reason. Earlier publishes are acknowledged first.
 """
 
 from __future__ import annotations
@@ -29,28 +27,28 @@ from headrace.sessions.turns import Turns
 from headrace.wire.figg import Attach, ClientMessage, Detach, Ping, PublishBatch, encode, server_decoder
 
 RECORD_OVERHEAD_BYTES: Final = 64
-"""What a record in flight costs beside its value, so that a flood of empty ones fills the window too."""
+"""Cost of a record in flight in addition to its value, so that many empty records fill the window too."""
 
 
 @dataclass(frozen=True, slots=True)
 class FiggSettings:
-    """What an operator may choose about the Figg protocol."""
+    """Settings of the Figg protocol."""
 
     ack_each: bool = False
-    """One ACK for every PUBLISH, instead of one for the highest number where one covers many."""
+    """Send one ACK for every PUBLISH instead of one for the highest number."""
     acks_apart_max: int = 8
-    """Up to so many are acknowledged one by one all the same."""
+    """Up to this many publishes are acknowledged one by one."""
     strict_version: bool = True
-    """Refuse frames whose version is not 1. The original looks at no version."""
+    """Reject frames whose version is not 1. The original ignores the version."""
     frame_bytes_max: int = limits.FRAME_BYTES_DEFAULT_MAX
     in_flight_bytes_max: int = limits.IN_FLIGHT_BYTES_MAX
     idle_seconds: float = limits.IDLE_SECONDS_MAX
-    """A peer that has sent a ping before and is silent for so long is gone. Peers that never ping may be silent for ever."""
+    """Timeout for a peer that has sent a ping before. Peers that never ping have no timeout."""
 
 
 @dataclass(slots=True)
 class InFlight:
-    """A run on its way to the disk."""
+    """A batch that is not durable yet."""
 
     future: asyncio.Future[Published]
     seqs: Sequence[int]
@@ -58,7 +56,7 @@ class InFlight:
 
 
 class FiggSession:
-    """The state of one connection: a `Session`."""
+    """State of one connection. Implements `Session`."""
 
     def __init__(
         self, broker: Broker, link: Link, who: Principal, settings: FiggSettings = FiggSettings(), turns: Turns | None = None
@@ -66,28 +64,28 @@ class FiggSession:
         self._broker, self._link, self._who, self._settings = broker, link, who, settings
         self._loop = asyncio.get_running_loop()
         self._decoder = server_decoder(frame_bytes_max=settings.frame_bytes_max, strict_version=settings.strict_version)
-        self._attachments = Attachments(broker, link, who, self._refuse_for, Turns() if turns is None else turns)
+        self._attachments = Attachments(broker, link, who, self._fail, Turns() if turns is None else turns)
         self._in_flight: deque[InFlight] = deque()
         self._in_flight_bytes = 0
         self._window_is_full = False
         self._stall: asyncio.Task[None] | None = None
-        """Makes the topic that the next message needs."""
+        """Creates the topic that the next message needs."""
         self._rest: Iterator[ClientMessage] = iter(())
-        """What of the last bytes is still to be handled after the stall."""
+        """Decoded messages to handle after the stall."""
         self._received: deque[bytes] = deque()
-        """What is still to be decoded after that: the socket may have had more when it was paused."""
-        self._farewell: tuple[str, bool] | None = None
-        """Close for this reason (an error or not) as soon as nothing is in flight."""
-        self._is_deaf = False
-        """Handles nothing more: the peer was refused, or is gone."""
+        """Bytes to decode after that: the socket may have delivered more before it was paused."""
+        self._ending: tuple[str, bool] | None = None
+        """Reason to close with (and whether it is an error) when nothing is in flight."""
+        self._is_ended = False
+        """Handles no more messages: the connection failed or is lost."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._was_heard = False
 
-    # What the connection tells us.
+    # Calls from the connection.
 
     def receive(self, data: bytes) -> None:
         self._was_heard = True
-        if not self._is_deaf:
+        if not self._is_ended:
             self._received.append(data)
             self._go_on()
 
@@ -98,7 +96,7 @@ class FiggSession:
         self._finish("finished", error=False)
 
     def lost(self) -> None:
-        self._is_deaf = True
+        self._is_ended = True
         self._attachments.close()
         self._in_flight.clear()
         if self._stall is not None:
@@ -110,10 +108,10 @@ class FiggSession:
     def held_bytes(self) -> int:
         return self._decoder.held_bytes
 
-    # Messages, in order.
+    # Messages.
 
     def _go_on(self) -> None:
-        """Handle all that has come, up to a stall."""
+        """Handle everything received, up to a stall."""
         self._handle_all(self._rest)
         while self._received and not self._is_held_up():
             self._handle_all(self._decoder.feed(self._received.popleft()))
@@ -130,14 +128,14 @@ class FiggSession:
                     self._stall_for(message)
                     return
                 except BrokerError as failure:
-                    self._refuse_for(failure)
-                if self._is_deaf:
+                    self._fail(failure)
+                if self._is_ended:
                     return
         except WireError as failure:
-            self._refuse(str(failure))
+            self._end_with_error(str(failure))
 
     def _is_held_up(self) -> bool:
-        return self._stall is not None or self._is_deaf
+        return self._stall is not None or self._is_ended
 
     def _handle(self, message: ClientMessage) -> None:
         match message:
@@ -147,15 +145,14 @@ class FiggSession:
                 self._link.send(encode.pong(timestamp))
                 self._expect_to_hear()
             case Attach(topic, offset):
-                if self._farewell is None:
+                if self._ending is None:
                     self._attachments.attach(topic, offset)
             case Detach(topic):
                 self._attachments.detach(topic)
                 self._link.send(encode.detached(topic))
 
     def _stall_for(self, message: ClientMessage) -> None:
-        """A topic is there as soon as anybody publishes or attaches to it: make it, then take the message up again. So with a schema
-        check that takes longer."""
+        """Create the topic that the message needs, or wait for a slow schema check, then handle the message again."""
         self._link.pause_reading()
         self._stall = self._loop.create_task(self._prepare(message))
 
@@ -168,7 +165,7 @@ class FiggSession:
                 await self._broker.ensure_topic(self._who, message.topic)
             self._handle(message)
         except BrokerError as failure:
-            self._refuse_for(failure)
+            self._fail(failure)
         self._stall = None
         self._go_on()
         self._link.resume_reading()
@@ -181,7 +178,7 @@ class FiggSession:
             future = self._broker.publish(self._who, batch.topic, RecordBatch(batch.values), partition=PARTITION)
         except InvalidRecord as failure:
             if failure.index:
-                # Nothing is wrong with those before it: they were published before this connection came to its end.
+                # The records before it are valid and are published before the connection ends.
                 self._publish(PublishBatch(batch.topic, batch.seqs[: failure.index], batch.values[: failure.index]))
             raise
         size_bytes = sum(map(len, batch.values)) + RECORD_OVERHEAD_BYTES * len(batch.values)
@@ -193,8 +190,8 @@ class FiggSession:
         future.add_done_callback(self._settle)
 
     def _settle(self, future: asyncio.Future[Published]) -> None:
-        """Acknowledge what is done and has nothing undone before it. One flush settles many runs: the first call answers for all."""
-        _failure(future)  # asked even of a lost connection's: an error nobody asks for is reported as forgotten
+        """Acknowledge completed publishes in order. One flush completes many batches: the first call acknowledges all of them."""
+        _failure(future)  # retrieved for a lost connection too: asyncio reports an exception that is never retrieved
         failure: BrokerError | None = None
         done: list[Sequence[int]] = []
         while self._in_flight and self._in_flight[0].future.done():
@@ -208,8 +205,8 @@ class FiggSession:
         if done:
             self._acknowledge(done)
         if failure is not None:
-            self._in_flight.clear()  # an ACK for a later one would cover the failed one too
-            self._refuse_for(failure)
+            self._in_flight.clear()  # an ACK for a later publish would cover the failed one
+            self._fail(failure)
         if self._window_is_full and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
             self._window_is_full = False
             self._link.resume_reading()
@@ -221,32 +218,32 @@ class FiggSession:
         else:
             self._link.send(encode.ack(max(map(max, done))))
 
-    # The end.
+    # Ending.
 
-    def _refuse_for(self, failure: BrokerError) -> None:
-        self._refuse(f"{failure.code}: {failure}")
+    def _fail(self, failure: BrokerError) -> None:
+        self._end_with_error(f"{failure.code}: {failure}")
 
-    def _refuse(self, reason: str) -> None:
-        """Handle nothing more, and close once what came before is acknowledged."""
-        if not self._is_deaf:
-            self._is_deaf = True
+    def _end_with_error(self, reason: str) -> None:
+        """Handle no more messages, and close when the earlier publishes are acknowledged."""
+        if not self._is_ended:
+            self._is_ended = True
             self._received.clear()
             self._finish(reason, error=True)
 
     def _finish(self, reason: str, *, error: bool) -> None:
-        if self._farewell is None:
+        if self._ending is None:
             self._link.pause_reading()
-        if self._farewell is None or error:
-            self._farewell = (reason, error)
+        if self._ending is None or error:
+            self._ending = (reason, error)
         self._attachments.close()
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._farewell is not None and not self._in_flight and (self._stall is None or self._is_deaf):
-            reason, error = self._farewell
+        if self._ending is not None and not self._in_flight and (self._stall is None or self._is_ended):
+            reason, error = self._ending
             self._link.close(reason, error=error)
 
-    # Silence.
+    # Idle timeout.
 
     def _expect_to_hear(self) -> None:
         if self._idle_timer is None and self._settings.idle_seconds:
@@ -254,19 +251,19 @@ class FiggSession:
             self._idle_timer = self._loop.call_later(self._settings.idle_seconds, self._listen_for_silence)
 
     def _listen_for_silence(self) -> None:
-        """A peer we do not read, or that has not taken its data yet, cannot be blamed for silence."""
+        """End the session if the peer is silent. A peer that is not read, or has not read its data, is not silent."""
         self._idle_timer = None
         is_slow = self._stall is not None or self._window_is_full or self._link.unsent_bytes > 0
         if self._was_heard or is_slow:
             self._expect_to_hear()
         else:
-            self._refuse(f"silent: for {self._settings.idle_seconds:g} s after it used to ping")
+            self._end_with_error(f"silent: {self._settings.idle_seconds:g} s without a message from a peer that sends pings")
 
 
 def _failure(future: asyncio.Future[Published]) -> BrokerError | None:
-    """Why a publish failed, if it did."""
+    """Return the error of a failed publish."""
     if future.cancelled():
-        return BrokerError("the publish was abandoned")
+        return BrokerError("the publish was cancelled")
     failure = future.exception()
     if failure is None or isinstance(failure, BrokerError):
         return failure

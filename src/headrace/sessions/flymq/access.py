@@ -1,8 +1,8 @@
-"""Logins, users, ACLs, keys and the audit log, as FlyMQ asks for them.
+"""Logins, users, ACLs, keys and the audit log of FlyMQ.
 
-FlyMQ's ACLs name who may use a topic; Headrace's rules know actions, prefixes, groups and denials. ACL_SET writes rules that allow to
-publish, read and describe that one topic, and the other ACL requests show such rules. Everything else goes through ACCESS: a verb and
-its arguments in JSON.
+A FlyMQ ACL names the users of a topic. Headrace's rules have actions, prefixes, groups and denials. ACL_SET writes rules that allow
+publishing to, reading and describing that one topic, and the other ACL requests show such rules. Everything else goes through ACCESS: an
+operation and its arguments in JSON.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from headrace.wire.flymq.messages import Done, Reply
 
 ACCESS_REQUESTS: Final = get_args(a.AccessRequest)
 SDK_ROLE: Final = "sdk"
-"""Its holders' logins are answered in the original's layout: the request alone does not tell which one a client expects."""
+"""Users whose logins are answered in the original's layout, because the request does not tell which layout the client expects."""
 _NODE: Final = "headrace"
 _EVENTS: Final = 100
-"""In the answer to a query that names no limit."""
+"""Default limit of a query."""
 _WORDS: Final = {Action.READ: "read", Action.PUBLISH: "write", Action.ADMIN: "admin"}
-"""Permissions as the original calls them."""
+"""Permissions as the original names them."""
 
 
 class GrantBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,19 +94,19 @@ class AlterKeyBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FlyMqAccess:
-    """One connection's logins and what it asks about access. `who` changes with a login."""
+    """Logins and access requests of one connection. A login changes `who`."""
 
     @property
-    def is_stranger(self) -> bool:
-        """Whether nobody has logged in where that matters: nothing expensive is done for such a peer."""
+    def needs_login(self) -> bool:
+        """Whether a login is required and missing. Nothing expensive is done for such a peer."""
         return self._access.is_enforced and self.who.name == ANONYMOUS
 
     def __init__(self, access: Access, who: Principal, peer: str, logged_in: Callable[[Principal], str | None] = lambda who: None) -> None:
-        """`logged_in` is told of each login, and returns why the connection cannot be that user's."""
+        """`logged_in` is called for each login. It returns an error text if the connection must not be kept."""
         self.who, self._logged_in = who, logged_in
         self._access, self._administration = access, access.administration
         self._address = peer.rpartition(":")[0] or peer
-        self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
+        self._handlers: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             a.Auth: self._auth,
             a.WhoAmI: self._who_am_i,
             a.UserCreate: self._user_create,
@@ -143,8 +143,8 @@ class FlyMqAccess:
         }
 
     async def answer(self, request: Any) -> Reply:
-        """Raises `BrokerError`."""
-        return await self._verbs[type(request)](request)
+        """Answer a request. Raises `BrokerError`."""
+        return await self._handlers[type(request)](request)
 
     @property
     def speaks_sdk(self) -> bool:
@@ -154,21 +154,21 @@ class FlyMqAccess:
     def _caller(self) -> Caller:
         return Caller(self.who, self._address)
 
-    # Who this is.
+    # Logins.
 
     async def _auth(self, request: a.Auth) -> Reply:
         try:
             who = await self._log_in(request.user, request.password)
-            refusal = self._logged_in(who)
-            if refusal is not None:
-                raise Unavailable(refusal)
+            error_reply = self._logged_in(who)
+            if error_reply is not None:
+                raise Unavailable(error_reply)
             self.who = who
         except (LoginFailed, LoginThrottled, Unavailable, InvalidRequest) as error:
             return a.AuthReply(False, str(error))
         return a.AuthReply(True, "", self.who.name, self._access.roles_of(self.who))
 
     async def _log_in(self, user: str, password: str) -> Principal:
-        """A user with a password; or an API key as the password, with its id as the user, or none."""
+        """Verify a user and a password, or an API key given as the password, with its id or nothing as the user."""
         key = id_of(password)
         if not self._access.is_enforced or not key or user not in ("", key):
             return await self._access.log_in(user, password, self._caller)
@@ -236,20 +236,20 @@ class FlyMqAccess:
         acls = self._administration.topic_acls(self._caller)
         return a.AclEntries([a.AclRow(acl.topic, True, acl.public, acl.users, acl.roles) for acl in acls], not self._access.is_enforced)
 
-    # Headrace's own verbs.
+    # Operations of ACCESS.
 
     async def _call(self, request: a.AccessCall) -> Reply:
-        found = self.calls.get(request.verb)
+        found = self.calls.get(request.operation)
         if found is None:
-            raise InvalidRequest(f"unknown verb {request.verb[:40]!r}")
-        body, verb = found
+            raise InvalidRequest(f"unknown operation {request.operation[:40]!r}")
+        body, operation = found
         try:
             arguments = msgspec.json.decode(request.body or b"{}", type=body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{request.verb}: {error}") from None
+            raise InvalidRequest(f"{request.operation}: {error}") from None
         except RecursionError:
-            raise InvalidRequest(f"{request.verb}: nested too deeply") from None
-        return a.AccessReply(msgspec.json.encode(await verb(arguments)))
+            raise InvalidRequest(f"{request.operation}: nested too deeply") from None
+        return a.AccessReply(msgspec.json.encode(await operation(arguments)))
 
     async def _rule_list(self, body: Nothing) -> object:
         return [_rule_row(rule) for rule in self._administration.rules(self._caller)]
@@ -316,7 +316,7 @@ class FlyMqAccess:
 
     async def _audit_export(self, request: a.AuditExport) -> Reply:
         if request.format not in ("json", "csv"):
-            raise InvalidRequest(f"unknown format {request.format[:40]!r}: json or csv")
+            raise InvalidRequest(f"unknown format {request.format[:40]!r}: expected json or csv")
         found = await self._administration.audit(self._caller, _query(request.query, AUDIT_QUERY_EVENTS_MAX))
         return a.AuditFile(request.format, _as_json(found.events) if request.format == "json" else _as_csv(found.events))
 
@@ -364,7 +364,7 @@ def _as_json(events: list[Noted]) -> bytes:
 
 
 def _as_csv(events: list[Noted]) -> bytes:
-    """Cells that a spreadsheet would calculate are made text: they may come from somebody who only failed to log in."""
+    """Escape cells that a spreadsheet would evaluate: the text may come from a failed login."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["id", "time_ms", "type", "action", "user", "protocol", "address", "resource", "result", "details"])

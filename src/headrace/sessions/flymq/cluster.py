@@ -1,4 +1,4 @@
-"""The cluster as it is: this node, which leads everything and can neither be joined by others nor leave itself."""
+"""Cluster requests of FlyMQ. The cluster is this single node, which leads every partition; no node can join or leave."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from headrace.wire.flymq.advanced_messages import ClusterJoin, ClusterLeave, Clu
 from headrace.wire.flymq.messages import ClusterMetadata, ClusterTopics, PartitionLeadership, Reply, TopicLeadership
 
 _TERM: Final = 1
-"""Nobody was ever elected anew."""
+"""Term of a cluster without elections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """How this broker presents itself to clients that ask for the cluster."""
+    """Node that this broker reports to its clients."""
 
     name: str = "headrace"
     address: str = "127.0.0.1:9092"
     cluster: str = "standalone"
 
 
-class ClusterVerbs:
-    """`who` tells who asks."""
+class ClusterHandlers:
+    """Handlers of the cluster requests. `who` returns the current principal."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal], node: Node) -> None:
         self._broker = broker
@@ -57,7 +57,7 @@ class ClusterVerbs:
 
 
 def duration(ms: int) -> str:
-    """As in 1h2m3s."""
+    """Format a duration as in 1h2m3s."""
     minutes, seconds = divmod(ms // 1000, 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

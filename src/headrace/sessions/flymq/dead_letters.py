@@ -1,4 +1,4 @@
-"""FETCH_DLQ, REPLAY_DLQ, PURGE_DLQ: the dead letters of a topic, as FlyMQ names them."""
+"""Handlers of FETCH_DLQ, REPLAY_DLQ and PURGE_DLQ."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headrace.wire.flymq.advanced_messages import NOWHERE, DlqDetail, DlqEntries
 from headrace.wire.flymq.messages import Done, Reply
 
 ENTRIES_DEFAULT: Final = 10
-"""For a client that asks for none."""
+"""Default number of letters."""
 _ENTRIES_MAX: Final = 10_000
 
 
-class DeadLetterVerbs:
-    """`who` tells who asks."""
+class DeadLetterHandlers:
+    """Dead letters of a topic. `who` returns the current principal."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker

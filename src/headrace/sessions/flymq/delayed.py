@@ -1,4 +1,4 @@
-"""PRODUCE_DELAYED, CANCEL_DELAYED, PRODUCE_WITH_TTL: records that come later, or go by themselves."""
+"""Handlers of PRODUCE_DELAYED, CANCEL_DELAYED and PRODUCE_WITH_TTL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headrace.wire.flymq.advanced_messages import CancelDelayed, Placed, Produce
 from headrace.wire.flymq.messages import AUTO, Done, Reply
 
 TTL_MS_MAX: Final = 1 << 53
-"""Far beyond any clock; a sum with a time still fits its 64 bits."""
+"""Upper bound of a duration. Its sum with a time fits 64 bits."""
 
 
-class DelayedVerbs:
-    """`who` tells who asks."""
+class DelayedHandlers:
+    """Records with a delay or an expiry. `who` returns the current principal."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
@@ -38,7 +38,7 @@ class DelayedVerbs:
         return Done(True, "cancelled")
 
     async def produce_with_ttl(self, request: ProduceWithTtl) -> Reply:
-        """A time to live of zero is the topic's own."""
+        """Publish a record that expires. A time to live of zero means the topic's own."""
         if not 0 <= request.ttl_ms <= TTL_MS_MAX:
             raise InvalidRequest(f"a record cannot live for {request.ttl_ms} ms")
         who = self._who()
@@ -57,6 +57,6 @@ def _partition(number: int) -> int | None:
 
 
 def _check_size(key: bytes, value: bytes) -> None:
-    """What no FETCH could bring back is not taken."""
+    """Reject a record that no FETCH reply can carry."""
     if len(key) + len(value) > RECORD_BYTES_MAX:
         raise RecordTooLarge(size_bytes=len(key) + len(value), bytes_max=RECORD_BYTES_MAX)

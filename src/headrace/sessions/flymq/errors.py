@@ -1,4 +1,4 @@
-"""What a FlyMQ peer is told when something cannot be done: the texts its clients know, and Headrace's own for the rest."""
+"""Error replies for FlyMQ peers: the original's texts where it has one, otherwise Headrace's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.wire.flymq.messages import Failure, Malformed, UnknownOpcode
 
 
 class UnknownGroup(BrokerError):
-    """FlyMQ knows a group by its topic; without a commit there is none."""
+    """FlyMQ identifies a group by its topic. A group without a commit on the topic does not exist."""
 
     code = "unknown_group"
 
@@ -24,8 +24,8 @@ class UnknownGroup(BrokerError):
         super().__init__(f"consumer group not found: {topic}:{group}" if topic else f"consumer group not found: {group}")
 
 
-def refusal(error: BrokerError) -> Failure:
-    """The ERROR for a request the broker refused."""
+def error_reply(error: BrokerError) -> Failure:
+    """Return the ERROR for an error of the broker."""
     match error:
         case UnknownTopic():
             return Failure(f"topic not found: {error.topic}")
@@ -36,21 +36,21 @@ def refusal(error: BrokerError) -> Failure:
         case NotAuthorized():
             return Failure(f"unauthorized: {error}")
         case DiskFull() | StorageFailed() | Unavailable():
-            # A client that reads the first words knows whether to come again.
+            # Clients recognise a retriable error by its first words.
             return Failure(f"{error.code.replace('_', ' ')}: {error}")
         case _:
             return Failure(str(error))
 
 
-def publish_refusal(error: BrokerError) -> Failure:
-    """As `refusal`, in the words PRODUCE uses."""
+def publish_error_reply(error: BrokerError) -> Failure:
+    """Return the ERROR with the texts of PRODUCE."""
     if isinstance(error, UnknownPartition):
         return Failure(f"partition {error.partition} out of range")
-    return refusal(error)
+    return error_reply(error)
 
 
 def not_understood(event: Malformed | UnknownOpcode) -> Failure:
-    """The ERROR for a frame that never became a request."""
+    """Return the ERROR for a frame that is no request."""
     match event:
         case Malformed():
             return Failure(f"invalid binary format: {event.reason}")

@@ -1,6 +1,6 @@
-"""BROKER, the opcode of Headrace's own: verbs for which the original has none, their arguments and results in JSON.
+"""Operations of BROKER, an opcode that only Headrace has. Arguments and results are JSON.
 
-| verb | arguments | result |
+| operation | arguments | result |
 |---|---|---|
 | topic.list | | topics |
 | topic.describe | topic | topic |
@@ -12,15 +12,15 @@
 | group.delete | group | {} |
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
-| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], the next ones first, 1,000 of them; null: not shown |
+| delayed.list | topic, limit | [{id, topic, due, owner, key, size}], earliest first, 1,000 by default; null: hidden |
 | writer.list | | [{writer, version, at, epoch, is_publishing}] |
 | writer.forget | writer | {} |
 | stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
 | stage.drop | handles | {dropped} |
-| schema.… | | see `flymq_schemas.py` |
+| schema.… | | see `schemas.py` |
 
-A topic is {name, partitions: [{first, end}], config}. `config` may be partial: what it does not name keeps its value, or its default.
-Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create refuses a name that is taken and topic.delete one that is not.
+A topic is {name, partitions: [{first, end}], config}. Settings that `config` does not name keep their value, or their default.
+Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create fails for a name that exists and topic.delete for one that does not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headrace.wire.flymq.messages import Reply
 
 
 class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Of all verbs together, each of which takes some."""
+    """Arguments of all operations. Each operation uses some of them."""
 
 
 class _Nothing(_Arguments):
@@ -73,7 +73,7 @@ class _Config(_Arguments, omit_defaults=True):
     encrypt: bool | msgspec.UnsetType | None = msgspec.UNSET
 
     def over(self, base: TopicConfig) -> TopicConfig:
-        """What is named here, the rest as in `base`."""
+        """Return the settings named here, with the rest from `base`."""
         return replace(base, **{name: value for name, value in msgspec.structs.asdict(self).items() if value is not msgspec.UNSET})
 
 
@@ -100,16 +100,16 @@ class _Handles(_Arguments):
     handles: list[str]
 
 
-_Verb = Callable[[Any], Awaitable[object]]
+_Operation = Callable[[Any], Awaitable[object]]
 
 
-class BrokerVerbs:
-    """`who` tells who asks."""
+class BrokerHandlers:
+    """Operations by name. `who` returns the current principal."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
         self._who = who
-        self.verbs: dict[str, tuple[type[Any], _Verb]] = {
+        self.operations: dict[str, tuple[type[Any], _Operation]] = {
             "topic.list": (_Nothing, self._list_topics),
             "topic.describe": (_Named, self._describe_topic),
             "topic.create": (_Shaped, self._create_topic),
@@ -125,19 +125,19 @@ class BrokerVerbs:
             "writer.forget": (_Writer, self._forget_writer),
             "stage.list": (_Nothing, self._list_stages),
             "stage.drop": (_Handles, self._drop_stages),
-            **SchemaCalls(broker, who).verbs,
+            **SchemaCalls(broker, who).operations,
         }
 
     async def call(self, request: BrokerCall) -> Reply:
-        found = self.verbs.get(request.verb)
+        found = self.operations.get(request.operation)
         if found is None:
-            raise InvalidRequest(f"unknown verb {request.verb[:40]!r}")
-        arguments_type, verb = found
+            raise InvalidRequest(f"unknown operation {request.operation[:40]!r}")
+        arguments_type, operation = found
         try:
             arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{request.verb}: {error}") from None
-        return BrokerReply(msgspec.json.encode(await verb(arguments)))
+            raise InvalidRequest(f"{request.operation}: {error}") from None
+        return BrokerReply(msgspec.json.encode(await operation(arguments)))
 
     async def _list_topics(self, arguments: _Nothing) -> object:
         return [self._shown(topic) for topic in self._broker.topics(self._who())]

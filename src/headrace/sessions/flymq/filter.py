@@ -1,10 +1,10 @@
-"""The filter of a FETCH: which records a client wants to see.
+"""Record filter of a FETCH.
 
     $.a.b       records whose value is JSON and has that path of objects
-    anything    records that hold the text in key or value, whatever its case; or, if the text is a pattern, match it
+    anything    records that contain the text in key or value, ignoring case, or match it if the text is a pattern
 
-A filter looks at many records and nobody else should wait for that: the work is done in slices (`slices`), and between two of them the loop
-turns to others. Python runs one thread at a time, so a thread would hold up the loop for longer than a slice does.
+A filter may read many records. The work is done in slices (`slices`), and other connections are served between two slices. A thread would
+block the loop for longer than a slice does, because of the GIL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.sessions.flymq.patterns import SPECIAL, NotRegular, Pattern
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """`test`: does a key or a value pass? `slice_bytes`: what it looks at in about a millisecond."""
+    """Compiled filter. `test` tells whether a key or a value passes. `slice_bytes` take about a millisecond."""
 
     test: Callable[[bytes], bool]
     slice_bytes: int
@@ -33,11 +33,11 @@ _JSON_SLICE_BYTES: Final = 64 * 1024
 _PATTERN_SLICE_BYTES: Final = 8 * 1024
 _SLICE_RECORDS_MAX: Final = 1_000
 PATTERN_TEXT_BYTES_MAX: Final = 64 * 1024
-"""A pattern looks at so much of each key and value; walking a text takes Python some 100 ns a byte."""
+"""Bytes of each key and value that a pattern reads. Matching takes about 100 ns a byte."""
 
 
 def build(text: str) -> Filter | None:
-    """The filter that this text describes; None: everything passes."""
+    """Return the filter for this text. None: everything passes."""
     if not text:
         return None
     if text.startswith("$."):
@@ -46,7 +46,7 @@ def build(text: str) -> Filter | None:
 
 
 def slices(filter: Filter, keys: Sequence[bytes | None] | None, values: Sequence[bytes]) -> Iterator[range]:
-    """The records in slices of about a millisecond each. A record that is larger has a slice of its own."""
+    """Yield the records in slices of about a millisecond. A larger record is a slice of its own."""
     begin, size_bytes = 0, 0
     for index, value in enumerate(values):
         own_bytes = len(value) + (len(key) if keys is not None and (key := keys[index]) is not None else 0)
@@ -59,7 +59,7 @@ def slices(filter: Filter, keys: Sequence[bytes | None] | None, values: Sequence
 
 
 def passing(filter: Filter, keys: Sequence[bytes | None] | None, values: Sequence[bytes], indexes: range | None = None) -> list[int]:
-    """The indexes of the records that pass: of all, or of these."""
+    """Return the indexes of the records that pass, of all records or of these."""
     test, indexes = filter.test, range(len(values)) if indexes is None else indexes
     if keys is None:
         return [index for index in indexes if test(values[index])]
@@ -97,7 +97,7 @@ def _words(text: str) -> Filter:
 
 
 def _pattern(text: str) -> Pattern | None:
-    """What is no pattern, or one that means itself, is looked for as it stands."""
+    """Return a filter for a literal text."""
     if SPECIAL.isdisjoint(text):
         return None
     try:

@@ -1,7 +1,7 @@
-"""What each FlyMQ request other than PRODUCE means to the broker.
+"""Handlers of all FlyMQ requests except PRODUCE.
 
-FlyMQ knows a group by its topic: `T:G`. In Headrace a group is one name over all topics, so an entry of FlyMQ is what a group has
-committed on one topic, and a group exists on a topic once it has committed there.
+FlyMQ identifies a group by its topic: `T:G`. In Headrace a group has one name over all topics. So a FlyMQ group is the set of offsets that
+a group has committed on one topic, and it exists from the first commit on that topic.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Final
 from headrace.broker import Broker, GroupLag, Principal
 from headrace.errors import InvalidRequest, TopicExists, UnknownTopic
 from headrace.limits import PARTITIONS_PER_TOPIC_MAX
-from headrace.sessions.flymq.cluster import ClusterVerbs, Node
-from headrace.sessions.flymq.dead_letters import DeadLetterVerbs
-from headrace.sessions.flymq.delayed import DelayedVerbs
+from headrace.sessions.flymq.cluster import ClusterHandlers, Node
+from headrace.sessions.flymq.dead_letters import DeadLetterHandlers
+from headrace.sessions.flymq.delayed import DelayedHandlers
 from headrace.sessions.flymq.errors import UnknownGroup
-from headrace.sessions.flymq.extensions import BrokerVerbs
+from headrace.sessions.flymq.extensions import BrokerHandlers
 from headrace.sessions.flymq.reading import consume, fetch
-from headrace.sessions.flymq.schemas import SchemaVerbs
-from headrace.sessions.flymq.transactions import TransactionVerbs
+from headrace.sessions.flymq.schemas import SchemaHandlers
+from headrace.sessions.flymq.transactions import TransactionHandlers
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq.messages import (
@@ -56,26 +56,26 @@ from headrace.wire.flymq.messages import (
 )
 
 OFFSET_MAX: Final = (1 << 63) - 1
-"""The wire could carry twice as much; no log will."""
+"""Largest offset. The wire format could carry twice as much."""
 _LEADER: Final = 0
-"""The number of the only node, where METADATA wants a number."""
+"""Number of the only node in METADATA."""
 _GROUPS_A_TURN: Final = 256
-"""Groups looked at before the loop turns to others: there may be tens of thousands."""
+"""Groups handled in one turn of the loop: there may be tens of thousands."""
 _FIRST: Final = frozenset({"earliest", "beginning"})
 _END: Final = frozenset({"latest", "end", ""})
 _COMMITTED: Final = frozenset({"commit", "committed"})
 
 
-class Verbs:
-    """The requests of one principal."""
+class Handlers:
+    """Requests of one principal."""
 
     def __init__(self, broker: Broker, who: Principal, node: Node, is_over: Callable[[], bool] = lambda: False) -> None:
-        """`is_over` tells that nobody waits for long answers any more."""
+        """`is_over` tells whether the peer no longer waits for replies."""
         self._broker = broker
         self._is_over = is_over
         self.who = who
-        self.transactions = TransactionVerbs(broker, lambda: self.who)
-        self._verbs: dict[type, Callable[[Any], Awaitable[Reply]]] = {
+        self.transactions = TransactionHandlers(broker, lambda: self.who)
+        self._handlers: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: self._consume,
             ConsumeZeroCopy: self._consume,
             CreateTopic: self._create_topic,
@@ -100,8 +100,8 @@ class Verbs:
         def who() -> Principal:
             return self.who
 
-        dead_letters, delayed = DeadLetterVerbs(self._broker, who), DelayedVerbs(self._broker, who)
-        cluster, schemas = ClusterVerbs(self._broker, who, node), SchemaVerbs(self._broker, who)
+        dead_letters, delayed = DeadLetterHandlers(self._broker, who), DelayedHandlers(self._broker, who)
+        cluster, schemas = ClusterHandlers(self._broker, who, node), SchemaHandlers(self._broker, who)
         return {
             s.RegisterSchema: schemas.register,
             s.GetSchema: schemas.get,
@@ -120,12 +120,12 @@ class Verbs:
             v.ClusterLeave: cluster.leave,
             v.ClusterStatus: cluster.status,
             ClusterMetadata: cluster.metadata,
-            v.BrokerCall: BrokerVerbs(self._broker, who).call,
+            v.BrokerCall: BrokerHandlers(self._broker, who).call,
         }
 
     async def answer(self, request: Request) -> Reply:
-        """Raises `BrokerError`."""
-        return await self._verbs[type(request)](request)
+        """Answer a request. Raises `BrokerError`."""
+        return await self._handlers[type(request)](request)
 
     # Records.
 
@@ -140,7 +140,7 @@ class Verbs:
     async def _create_topic(self, request: CreateTopic) -> Reply:
         partitions = request.partitions or 1
         if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
-            raise InvalidRequest(f"{partitions} partitions: a topic has 1 to {PARTITIONS_PER_TOPIC_MAX}")
+            raise InvalidRequest(f"{partitions} partitions: expected 1 to {PARTITIONS_PER_TOPIC_MAX}")
         try:
             await self._broker.create_topic(self.who, request.topic, partitions=partitions)
         except TopicExists:
@@ -175,7 +175,7 @@ class Verbs:
         return OffsetReply(offset)
 
     def _named_place(self, topic: str, partition: int, mode: str) -> int | None:
-        """Looks at the partition even if the mode names none of its ends: a topic that is not there is refused first."""
+        """Return the offset of a mode. Reads the bounds in every mode, so that an unknown topic is an error."""
         bounds = self._broker.bounds(self.who, topic, partition)
         if mode in _FIRST:
             return bounds.first
@@ -239,14 +239,14 @@ class Verbs:
         return Done(True, "group deleted")
 
     def _entry(self, request: DescribeGroup) -> GroupEntry:
-        """What the group holds on the topic; without a topic, its first."""
+        """Return what the group has committed on the topic; without a topic, on its first one."""
         for entry in self._entries(request.group):
             if request.topic in ("", entry.topic):
                 return entry
         raise UnknownGroup(request.topic, request.group)
 
     def _entries(self, group: str) -> list[GroupEntry]:
-        """One entry for each topic the group has committed on, by name."""
+        """Return one entry for each topic that the group has committed on, by name."""
         by_topic: dict[str, list[GroupLag]] = {}
         for lag in self._broker.lag(self.who, group):
             by_topic.setdefault(lag.topic, []).append(lag)

@@ -1,12 +1,12 @@
-"""Regular expressions that cannot be made to run wild.
+"""Regular expressions with linear matching time.
 
-A filter comes from a peer and is run on the broker, so matching must take time in proportion to the text, whatever the pattern. Python's
-`re` backtracks; this does not. A pattern becomes a set of states with arrows between them, and the text is walked once: `Pattern` keeps,
-for each set of states it has been in, where each byte leads (built when first needed, forgotten when there are too many).
+A filter comes from a peer and runs in the broker, so matching must be linear in the text for every pattern. Python's `re` backtracks; this
+module does not. A pattern becomes an NFA, and the text is read once. `Pattern` caches the transitions of each state set when they are first
+needed, and drops the cache when it is too large.
 
     literals  .  [a-z]  [^a-z]  \\d \\w \\s (and \\D \\W \\S)  \\n \\t \\r  ^  $  ( )  (?: )  |  *  +  ?  {m}  {m,}  {m,n}  (?i) in front
 
-That is what regular languages need; matching is by bytes. Anything else (look-around, back references, \\b) is `NotRegular`.
+Matching is by bytes. Anything else (look-around, back references, \\b) raises `NotRegular`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any, Final, TypeAlias
 
 PATTERN_BYTES_MAX: Final = 512
 STATES_MAX: Final = 256
-"""Repeats multiply states, so that a short pattern could ask for very many."""
+"""Maximum number of states. Nested repeats multiply states."""
 DEPTH_MAX: Final = 32
 _SETS_MAX: Final = 1_000
 _COUNT_MAX: Final = 1_000
 _DRAWN_MAX: Final = 10_000
-"""Pieces drawn: a repeated nothing adds no state and must end too."""
+"""Maximum number of compiled nodes: repeating an empty pattern adds no state and must end too."""
 
 Bytes: TypeAlias = int
-"""A set of byte values, as 256 bits."""
+"""Set of byte values, as 256 bits."""
 _ANY: Final = (1 << 256) - 1
 
-# Arrows of a state: on a byte of the set, to the target; or freely, to the targets; or freely at one end of the text.
+# Transitions of a state: on a byte of the set, to the target; without input, to the targets; or without input at one end of the text.
 _ON, _FREE, _AT_START, _AT_END, _ACCEPT = range(5)
 
 
 class NotRegular(ValueError):
-    """The text is no pattern of this kind."""
+    """The text is not a supported pattern."""
 
 
 def _bits(characters: bytes) -> Bytes:
@@ -54,13 +54,13 @@ _CLASSES: Final = {
     ord("r"): _bits(b"\r"),
 }
 SPECIAL: Final = frozenset(".[^$(|*+?{\\")
-"""A text without any of these is a pattern that means itself."""
+"""A text without any of these matches only itself."""
 _Tree: TypeAlias = tuple[Any, ...]
-"""What was read, headed by its kind: ("on", set), ("then", items), ("or", branches), ("repeat", item, low, high), ("start",), ("end",)."""
+"""Syntax tree: ("on", set), ("then", items), ("or", branches), ("repeat", item, low, high), ("start",), ("end",)."""
 
 
 class _Compiler:
-    """Reads a pattern and draws its states, from the end to the front: each piece is told where to go on."""
+    """Parses a pattern and compiles its states from the end to the front."""
 
     def __init__(self, pattern: bytes) -> None:
         self.fold = pattern.startswith(b"(?i)")
@@ -71,13 +71,13 @@ class _Compiler:
         self.drawn = 0
 
     def compile(self) -> int:
-        """The state to start in."""
+        """Return the initial state."""
         tree, end = self._alternatives(0, 0)
         if end != len(self.pattern):
             raise NotRegular("unmatched )")
         return self._draw(tree, 0)
 
-    # Reading: a tree of tuples, each headed by what it is.
+    # Parsing.
 
     def _alternatives(self, at: int, depth: int) -> tuple[_Tree, int]:
         if depth > DEPTH_MAX:
@@ -153,7 +153,7 @@ class _Compiler:
         return ("on", _ANY ^ found if negated else found), at + 1
 
     def _fold(self, found: Bytes) -> Bytes:
-        """With (?i), a letter in one case brings its other case along: they lie 32 apart."""
+        """Add the other case of each letter for (?i). The two cases differ by 32."""
         if not self.fold:
             return found
         upper = found & _bits(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -171,7 +171,7 @@ class _Compiler:
         else:
             low, high = {ord("*"): (0, None), ord("+"): (1, None), ord("?"): (0, 1)}[pattern[at]]
             at += 1
-        # Whether a repeat is greedy says what it would capture, not whether it matches.
+        # Greediness affects captures only, not whether the pattern matches.
         at += pattern[at : at + 1] == b"?"
         if at < len(pattern) and pattern[at] in b"*+?{":
             raise NotRegular("a repeat of a repeat")
@@ -188,7 +188,7 @@ class _Compiler:
             raise NotRegular("{ wants small numbers in order")
         return low, high, end + 1
 
-    # Drawing.
+    # Compiling.
 
     def _add(self, kind: int, found: Bytes, *targets: int) -> int:
         if len(self.kinds) >= STATES_MAX:
@@ -199,10 +199,10 @@ class _Compiler:
         return len(self.kinds) - 1
 
     def _draw(self, tree: _Tree, then: int) -> int:
-        """The state from which the tree leads to `then`."""
+        """Return the state from which the tree leads to `then`."""
         self.drawn += 1
         if self.drawn > _DRAWN_MAX:
-            raise NotRegular("too many pieces")
+            raise NotRegular("too many nodes")
         match tree:
             case ("on", found):
                 return self._add(_ON, found, then)
@@ -246,7 +246,7 @@ class Pattern:
         self._forget()
 
     def search(self, text: bytes) -> bool:
-        """Does the pattern match anywhere in the text?"""
+        """Return whether the pattern matches anywhere in the text."""
         at = self._entry
         if at is None:
             return True
@@ -263,12 +263,12 @@ class Pattern:
         self._numbers: dict[frozenset[int], int] = {}
         self._sets: list[frozenset[int]] = []
         self._arrows: list[dict[int, int]] = []
-        """For each set of states, where a byte leads. A byte that completes a match leads nowhere and is never written down."""
+        """Transitions of each state set, by byte. A byte that completes a match has no entry."""
         self._entry = self._number(self._follow((self._start,), at_start=True))
         self._fresh = self._follow((self._start,))
 
     def _number(self, states: frozenset[int]) -> int | None:
-        """The number of the set; None for one that accepts."""
+        """Return the number of the set, or None if it accepts."""
         if 0 in states:
             return None
         number = self._numbers.get(states)
@@ -292,7 +292,7 @@ class Pattern:
         return number
 
     def _follow(self, states: Iterable[int], *, at_start: bool = False, at_end: bool = False) -> frozenset[int]:
-        """The states and everything they lead to freely; of these, those that wait for a byte, for the end, or accept."""
+        """Return the states reachable without input that wait for a byte, wait for the end, or accept."""
         seen: set[int] = set()
         pending = list(states)
         while pending:

@@ -1,8 +1,8 @@
-"""CONSUME and FETCH: from the log to a reply that fits its frame.
+"""CONSUME and FETCH: read records and build a reply that fits its frame.
 
-A reply holds as many records as were asked for, as fit a few megabytes, or, however large it is, the next one. A FETCH below the first
-kept offset goes on at the first; at the end of the log it is empty. Neither ever waits. Where records are passed over (filtered out, or
-expired), the search goes on until one is found or the log ends: clients that move only when they get something would never move.
+A reply holds the requested number of records, up to a few megabytes, or a single larger record. A FETCH below the first offset starts at
+the first offset; at the end of the log the reply is empty. Neither request waits. If records are skipped (filtered out or expired), the
+search continues until one is found or the log ends, because some clients advance only when they receive a record.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import Consume, Consumed, Fetch, Fetched
 
 RECORDS_DEFAULT: Final = 10
-"""For a client that asks for none."""
+"""Default number of records."""
 _READ_STEP_BYTES: Final = 512 * KIB
-"""Read at a time: most replies are far smaller than the largest, and a read takes as much of the disk as it might have to return."""
+"""Bytes read at a time. Most replies are far smaller than the largest one, and a read returns as much as requested."""
 _SCAN_STEP_BYTES: Final = 1 * MIB
 _SEARCHES: Final = Slots(1)
 _THREAD_BYTES_MIN: Final = 256 * KIB
-"""A record from this size on is looked at on a thread."""
+"""A record from this size on is matched on a thread."""
 _LENGTHS_BYTES: Final = 8
-"""What CONSUME's reply adds to key and value."""
+"""Bytes that CONSUME's reply adds to key and value."""
 
 
 class MessageGone(BrokerError):
-    """The offset is inside the log, its record no longer."""
+    """The offset is inside the log, but its record is removed."""
 
     code = "message_gone"
 
 
 class MessageTooLarge(BrokerError):
-    """A record that came through another protocol and fits no frame of this protocol."""
+    """A record of another protocol that fits no FlyMQ frame."""
 
     code = "message_too_large"
 
@@ -49,7 +49,7 @@ class MessageTooLarge(BrokerError):
 
 
 async def consume(broker: Broker, who: Principal, request: Consume) -> Consumed:
-    """Exactly the record at the offset, or a refusal that says why not."""
+    """Return the record at exactly this offset. Raises an error that says why it is missing."""
     bounds = broker.bounds(who, request.topic, request.partition)
     if not bounds.first <= request.offset < bounds.end:
         raise OffsetOutOfRange(wanted=request.offset, first=bounds.first, end=bounds.end)
@@ -65,7 +65,7 @@ async def consume(broker: Broker, who: Principal, request: Consume) -> Consumed:
 
 
 async def fetch(broker: Broker, who: Principal, request: Fetch, is_over: Callable[[], bool] = lambda: False) -> Fetched:
-    """`is_over` tells that the peer has left or the broker drains: then a search ends with what it has found."""
+    """Answer a FETCH. `is_over` tells whether the peer has left or the broker drains; the search then ends early."""
     test = build(request.pattern or "")
     page = _Page(request.records_max if request.records_max > 0 else RECORDS_DEFAULT)
     offset, scanned = request.offset, 0
@@ -84,7 +84,7 @@ async def fetch(broker: Broker, who: Principal, request: Fetch, is_over: Callabl
                 records_max=page.records_left if test is None else 1 << 31,
             )
         except OffsetOutOfRange:
-            # Retention has just moved the first offset; look again.
+            # Retention has just moved the first offset. Retry.
             continue
         except BrokerError:
             if page.offsets:
@@ -103,7 +103,7 @@ async def fetch(broker: Broker, who: Principal, request: Fetch, is_over: Callabl
 
 
 class _Page:
-    """The records of one reply."""
+    """Records of one reply."""
 
     def __init__(self, records_max: int) -> None:
         self.records_max = records_max
@@ -111,7 +111,7 @@ class _Page:
         self.keys: list[bytes | None] = []
         self.values: list[bytes] = []
         self.full_at: int | None = None
-        """The first offset for which there was no room."""
+        """First offset that did not fit."""
         self._size_bytes = FRONT_BYTES
 
     @property
@@ -123,7 +123,7 @@ class _Page:
         return self.full_at is not None or self.records_left == 0 or self._size_bytes >= FLYMQ_FETCH_BYTES_MAX
 
     async def add(self, batch: Batch, test: Filter | None, is_over: Callable[[], bool]) -> int:
-        """Take what passes and fits; returns how many bytes were looked at."""
+        """Add the records that pass and fit. Return the number of bytes read."""
         offsets: Sequence[int] = batch.offsets()
         keys, values = batch.keys(), _without_tombstones(batch.values())
         looked_at = sum(map(len, values))
@@ -151,7 +151,7 @@ class _Page:
         self.keys += [None] * count if keys is None else keys[:count]
 
     def _room(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes]) -> tuple[int, int]:
-        """How many of the records fit, and how large the reply is with them. The first record of a reply has the whole frame."""
+        """Return how many records fit, and the size of the reply. The first record may use the whole frame."""
         sizes = [RECORD_OVERHEAD_BYTES + len(value) for value in values]
         if keys is not None:
             sizes = [size + len(key) if key else size for size, key in zip(sizes, keys, strict=True)]
@@ -166,8 +166,8 @@ class _Page:
 
 
 async def _passing(filter: Filter, keys: list[bytes | None] | None, values: list[bytes], is_over: Callable[[], bool]) -> list[int]:
-    """The indexes of the records that pass. One slice of one search in each turn of the loop, however many search; a record that takes
-    longer than a slice goes to a thread."""
+    """Return the indexes of the records that pass. Each turn of the loop runs one slice of one search. A record that takes longer than a
+    slice is matched on a thread."""
     found: list[int] = []
     for indexes in slices(filter, keys, values):
         if is_over():
@@ -182,5 +182,5 @@ async def _passing(filter: Filter, keys: list[bytes | None] | None, values: list
 
 
 def _without_tombstones(values: list[bytes | None]) -> list[bytes]:
-    """FlyMQ has no word for a missing value: it reads as an empty one."""
+    """Return the value. FlyMQ cannot express a missing value, so it becomes empty."""
     return cast(list[bytes], values) if all(values) else [value or b"" for value in values]

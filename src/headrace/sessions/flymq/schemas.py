@@ -1,6 +1,6 @@
-"""Schemas for FlyMQ peers: the six opcodes of the original, and the verbs of BROKER for what it has no opcode for.
+"""Schema requests of FlyMQ: the six opcodes of the original, and operations of BROKER for the rest.
 
-| verb of BROKER | arguments | result |
+| operation of BROKER | arguments | result |
 |---|---|---|
 | schema.list | | [{name, version, type, compatibility, created}], the latest version of each |
 | schema.describe | name, version | {name, version, versions, type, compatibility, created, definition, topics} |
@@ -10,7 +10,7 @@
 | schema.release | topic | {} |
 | schema.requirement | topic | {topic, schema, version, on_invalid} or null |
 
-A definition is text; one that is not (a serialized FileDescriptorSet) is given in base64, as `binary`.
+A definition is text. A binary one (a serialized FileDescriptorSet) is passed in base64, as `binary`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _mode(word: str) -> Compatibility | None:
         raise InvalidRequest(f"unknown compatibility: {word[:40]}") from None
 
 
-class SchemaVerbs:
-    """`who` tells who asks."""
+class SchemaHandlers:
+    """Handlers of schema requests. `who` returns the current principal."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
@@ -150,12 +150,12 @@ class _OfTopic(_Arguments):
 
 
 class SchemaCalls:
-    """The verbs of BROKER."""
+    """Return the operations of BROKER."""
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._schemas = broker.schemas
         self._who = who
-        self.verbs: dict[str, tuple[type[Any], Callable[[Any], Awaitable[object]]]] = {
+        self.operations: dict[str, tuple[type[Any], Callable[[Any], Awaitable[object]]]] = {
             "schema.list": (_Nothing, self._list),
             "schema.describe": (_Named, self._describe),
             "schema.check": (_Defined, self._check),
@@ -193,7 +193,7 @@ class SchemaCalls:
     async def _set_compatibility(self, arguments: _Moded) -> object:
         mode = _mode(arguments.compatibility)
         if mode is None:
-            raise InvalidRequest("no compatibility is named")
+            raise InvalidRequest("the compatibility is missing")
         await self._schemas.set_compatibility(self._who(), arguments.name, mode)
         return {}
 

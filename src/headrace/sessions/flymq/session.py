@@ -1,13 +1,12 @@
-"""One FlyMQ connection: frames → broker verbs → frames.
+"""Session of one FlyMQ connection.
 
-Requests take effect in the order they were sent, and replies leave in that order. PRODUCE is staged in the call that receives it and
-answered when the record is as durable as its topic promises; any number may be under way, up to a window of bytes, beyond which the
-peer is not read. So are the requests of a transaction. Every other request waits for the records before it: whoever publishes and then
-fetches finds what it published.
-Such requests occupy the session's one task, one after the other; what arrives meanwhile waits in the inbox, unread beyond what
-had already come. A peer that does not take its replies is not served further ones.
+Requests take effect in the order in which they were sent, and replies leave in the same order. A PRODUCE is staged in the call that
+receives it and answered when the record is as durable as its topic requires. Many may be in flight, up to a window of bytes; above it the
+peer is not read. The requests of a transaction work the same way. Every other request waits for the records before it, so a client reads
+its own writes. Such requests run one after the other in the session's only task. Later requests wait in the inbox, and the socket is not
+read. A peer that does not read its replies gets no further ones.
 
-The dialect is the listener's until a request gives a client of the original away; from that request on it is the original's.
+The dialect is the listener's until a request shows that the client is one of the original. From that request on it is the original's.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from headrace.limits import (
 from headrace.sessions.contract import WatchedLink
 from headrace.sessions.flymq.access import ACCESS_REQUESTS, FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
-from headrace.sessions.flymq.errors import not_understood, refusal
-from headrace.sessions.flymq.handlers import Verbs
-from headrace.sessions.flymq.staging import refused, stage
+from headrace.sessions.flymq.errors import error_reply, not_understood
+from headrace.sessions.flymq.handlers import Handlers
+from headrace.sessions.flymq.staging import failed, stage
 from headrace.sessions.flymq.transactions import Owed
 from headrace.sessions.slots import Slots
 from headrace.sessions.turns import Turns
@@ -55,7 +54,7 @@ from headrace.wire.flymq.messages import (
 
 
 class _Pause(Enum):
-    """Where the decoder stopped because it had unpacked enough: it goes on when what came before is done with."""
+    """The decoder stopped because it has decompressed enough. It continues when the earlier requests are done."""
 
     UNPACKING = "unpacking"
 
@@ -63,15 +62,15 @@ class _Pause(Enum):
 Step: TypeAlias = RequestEvent | _Pause
 
 _STEPS_A_TURN: Final = 64
-"""Requests served before the loop turns to others."""
+"""Requests served in one turn of the loop."""
 _INFLATIONS: Final = Slots(FLYMQ_INFLATIONS_MAX)
 _IN_TRANSACTION: Final = (TxnProduceBatch, TxnBegin, TxnCommit)
-"""Requests that are staged as PRODUCE is."""
+"""Requests that are staged like PRODUCE."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlyMqSettings:
-    """What a listener decides for its FlyMQ connections."""
+    """Settings of a listener for its FlyMQ connections."""
 
     dialect: Dialect = Dialect.SPEC
     node: Node = Node()
@@ -82,7 +81,7 @@ _DEFAULTS = FlyMqSettings()
 
 
 class FlyMqSession:
-    """The state of one connection."""
+    """State of one connection."""
 
     def __init__(
         self,
@@ -93,19 +92,19 @@ class FlyMqSession:
         access: FlyMqAccess | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Without `access` there are no users to log in as or to manage."""
+        """Without `access` there are no users and no logins."""
         self._turns = Turns() if turns is None else turns
         self._link = link
         self._broker = broker
         self._who = who
-        self._verbs = Verbs(broker, who, settings.node, self._is_over)
+        self._handlers = Handlers(broker, who, settings.node, self._is_over)
         self._access = access
         self._dialect = settings.dialect
         self._decoder = RequestDecoder(self._inflated_bytes_max)
         self._inbox: deque[Step] = deque()
         self._task: asyncio.Task[None] | None = None
         self._staged: deque[Owed] = deque()
-        """What replies are owed for, in order."""
+        """Requests that are not answered yet, in order."""
         self._in_flight_bytes, self._in_flight_bytes_max = 0, settings.in_flight_bytes_max
         self._paused_for_inbox = self._paused_for_window = False
         self._is_answering = False
@@ -116,10 +115,10 @@ class FlyMqSession:
 
     @property
     def _inflated_bytes_max(self) -> int:
-        is_stranger = self._access is not None and self._access.is_stranger
-        return FLYMQ_LOGIN_INFLATED_BYTES_MAX if is_stranger else FLYMQ_LOOP_INFLATED_BYTES_MAX
+        needs_login = self._access is not None and self._access.needs_login
+        return FLYMQ_LOGIN_INFLATED_BYTES_MAX if needs_login else FLYMQ_LOOP_INFLATED_BYTES_MAX
 
-    # What the connection calls.
+    # Calls from the connection.
 
     def receive(self, data: bytes) -> None:
         if self._ending is None:
@@ -134,7 +133,7 @@ class FlyMqSession:
 
     def lost(self) -> None:
         self._is_lost = True
-        self._verbs.transactions.abort_all()
+        self._handlers.transactions.abort_all()
         self._inbox.clear()
         if self._task is not None:
             self._task.cancel()
@@ -144,7 +143,7 @@ class FlyMqSession:
         return self._decoder.held_bytes
 
     def _is_over(self) -> bool:
-        """The broker drains, or the peer has left. A connection that is not read does not hear of that by itself."""
+        """Return whether the broker drains or the peer has left. A connection that is not read does not notice that the peer has left."""
         return self._ending is not None or self._link.has_peer_left
 
     # Order.
@@ -175,7 +174,7 @@ class FlyMqSession:
             step = self._inbox.popleft()
             turns += 1
             if turns % _STEPS_A_TURN == 0:
-                # Many requests are done with at once; thousands of them in one piece must not keep the other connections waiting.
+                # Many requests complete at once. Thousands of them in one turn would delay the other connections.
                 await asyncio.sleep(0)
             if isinstance(step, Packed):
                 self._inbox.appendleft(await self._unpack(step))
@@ -188,7 +187,7 @@ class FlyMqSession:
                 await self._until_writable()
                 if not self._stage(step):
                     assert isinstance(step, TxnProduceBatch)
-                    self._owe(await self._verbs.transactions.produce_to_new_topic(step, self._dialect))
+                    self._owe(await self._handlers.transactions.produce_to_new_topic(step, self._dialect))
                 continue
             await self._until_settled()
             await self._until_writable()
@@ -200,8 +199,8 @@ class FlyMqSession:
                 await self._serve(step)
 
     async def _unpack(self, packed: Packed) -> RequestEvent:
-        """On a thread: meanwhile this peer is not read, and the others are served."""
-        if self._access is not None and self._access.is_stranger:
+        """Decompress on a thread. This peer is not read meanwhile."""
+        if self._access is not None and self._access.needs_login:
             return Malformed(packed.opcode, f"compressed payload exceeds {FLYMQ_LOGIN_INFLATED_BYTES_MAX} bytes before login")
         try:
             async with _INFLATIONS:
@@ -216,12 +215,12 @@ class FlyMqSession:
             return
         error = task.exception()
         if error is not None:
-            # A fault of ours, not of the peer: it must not hang in a session that answers nothing.
+            # A bug. Close, because the peer would wait for a reply that never comes.
             self._inbox.clear()
             self._link.close("internal error: the request could not be completed")
             raise error
         if self._inbox:
-            # Something came between the task's last look and this call.
+            # A request arrived between the end of the task and this call.
             self._start()
             return
         if self._paused_for_inbox:
@@ -230,7 +229,7 @@ class FlyMqSession:
         self._close_when_done()
 
     def _end(self, reason: str, *, error: bool = True) -> None:
-        """Take nothing new; close once everything taken is done."""
+        """Accept nothing new, and close when everything is done."""
         if self._ending is None:
             self._ending = (reason, error)
         self._close_when_done()
@@ -254,19 +253,19 @@ class FlyMqSession:
     # Records.
 
     def _stage(self, event: RequestEvent) -> bool:
-        """Do what needs no waiting. False: it is another request, or has to wait after all."""
+        """Handle requests that need no waiting. Return False for any other."""
         if isinstance(event, ProduceBatch):
             return self._publish(event)
         if not isinstance(event, _IN_TRANSACTION) or self._link.unsent_bytes > OUTPUT_HIGH_WATER_BYTES:
             return False
-        staged = self._verbs.transactions.stage(event, self._dialect)
+        staged = self._handlers.transactions.stage(event, self._dialect)
         if staged is None:
             return False
         self._owe(staged)
         return True
 
     def _publish(self, batch: ProduceBatch) -> bool:
-        """Stage the run. False: there is no such topic yet, or its schema check takes longer."""
+        """Stage the batch. Return False if the topic does not exist yet or its schema check takes longer."""
         try:
             self._owe(stage(self._broker, self._who, batch))
         except (UnknownTopic, SchemaCheckPending):
@@ -277,14 +276,14 @@ class FlyMqSession:
         try:
             await self._broker.prepare(self._who, batch.topic, batch.values)
         except BrokerError as error:
-            self._owe(refused(batch, error))
+            self._owe(failed(batch, error))
             return
         if not self._publish(batch):
-            # Deleted again by somebody else: that is refused, not chased.
-            self._owe(refused(batch, UnknownTopic(batch.topic)))
+            # The topic was deleted again in between.
+            self._owe(failed(batch, UnknownTopic(batch.topic)))
 
     def _owe(self, staged: Owed) -> None:
-        """Remember whose turn it is to be answered, and stop reading a peer that publishes faster than the disk writes."""
+        """Queue the reply, and stop reading a peer that publishes faster than the disk writes."""
         self._staged.append(staged)
         self._in_flight_bytes += staged.weight_bytes
         if self._in_flight_bytes > self._in_flight_bytes_max and not self._paused_for_window:
@@ -296,13 +295,13 @@ class FlyMqSession:
             self._answer_soon()
 
     def _answer_soon(self) -> None:
-        """Once for all that is resolved in this turn of the loop: a flush completes many at a time, and each send costs a system call."""
+        """Schedule one send for all replies of this turn: a flush completes many at a time, and each send costs a system call."""
         if not self._is_answering:
             self._is_answering = True
             asyncio.get_running_loop().call_soon(self._answer_resolved)
 
     def _published(self, future: asyncio.Future[Any]) -> None:
-        # Retrieved here as well as in the reply: nobody reads the reply of a connection that is gone.
+        # Retrieved here too, because the reply of a lost connection is never built.
         error = future.exception()
         if error is None or isinstance(error, BrokerError):
             self._answer_soon()
@@ -311,7 +310,7 @@ class FlyMqSession:
         raise error
 
     def _answer_resolved(self) -> None:
-        """Answer what can be answered without overtaking."""
+        """Send the replies that are complete, in order."""
         self._is_answering = False
         frames: list[bytes] = []
         while self._staged and self._staged[0].is_resolved:
@@ -331,7 +330,7 @@ class FlyMqSession:
                 self._settled.set_result(None)
             self._close_when_done()
 
-    # Everything else.
+    # Other requests.
 
     async def _serve(self, event: RequestEvent) -> None:
         match event:
@@ -361,18 +360,18 @@ class FlyMqSession:
         try:
             return encode_reply(opcode_of(request), await self._answer(request), self._dialect)
         except BrokerError as error:
-            return encode_failure(refusal(error), self._dialect)
+            return encode_failure(error_reply(error), self._dialect)
 
     async def _answer(self, request: Request) -> Reply:
         if not isinstance(request, ACCESS_REQUESTS):
-            return await self._verbs.answer(request)
+            return await self._handlers.answer(request)
         if self._access is None:
-            raise InvalidRequest("this broker manages no users")
+            raise InvalidRequest("user management is not available on this broker")
         reply = await self._access.answer(request)
         if self._access.who != self._who:
-            self._who = self._verbs.who = self._access.who
+            self._who = self._handlers.who = self._access.who
             self._decoder.inflated_bytes_max = self._inflated_bytes_max
-            self._verbs.transactions.abort_all()
+            self._handlers.transactions.abort_all()
             if self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply

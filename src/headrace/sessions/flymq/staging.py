@@ -1,7 +1,7 @@
-"""From a run of PRODUCE frames to the broker, and back to one reply a record.
+"""Publish a batch of PRODUCE frames, and build one reply for each record.
 
-A run goes to the broker whole unless its records name partitions: then adjacent records that do are put together by partition, so
-that the order in each partition is the order of the frames. A record the broker refuses takes no other down with it.
+A batch is published as a whole unless its records name partitions. In that case adjacent records are grouped by partition, so that the
+order in each partition is the order of the frames. A record that fails does not fail the others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import RecordBatch
-from headrace.sessions.chunks import pieces
-from headrace.sessions.flymq.errors import publish_refusal
+from headrace.sessions.chunks import publish_in_chunks
+from headrace.sessions.flymq.errors import publish_error_reply
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
@@ -26,19 +26,19 @@ from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
 RECORD_BYTES_MAX: Final = FLYMQ_PAYLOAD_BYTES_MAX - FRONT_BYTES - RECORD_OVERHEAD_BYTES
 """Key and value of the largest record that a FETCH reply can carry. A PRODUCE frame could carry a few bytes more."""
 RECORD_WEIGHT_BYTES: Final = 64
-"""What a record under way costs beside its key and value: its reply and its share of the lists."""
+"""Cost of a record in flight in addition to its key and value: its reply and its list entries."""
 
 
 @dataclass(slots=True)
 class Part:
-    """Records of a run that went to the broker together, or were refused together."""
+    """Records of a batch that were published together, or failed together."""
 
     indexes: Sequence[int]
     outcome: asyncio.Future[Published] | BrokerError
 
 
 class Staged:
-    """A run under way. The records themselves are not kept: their sizes are all the reply needs."""
+    """A batch in flight. Only the sizes of its records are kept, which is all the reply needs."""
 
     __slots__ = ("_key_sizes", "_topic", "_value_sizes", "parts", "weight_bytes")
 
@@ -59,27 +59,27 @@ class Staged:
         return (part.outcome for part in self.parts if not isinstance(part.outcome, BrokerError))
 
     def reply(self, dialect: Dialect) -> bytes:
-        """One frame for each record, in order."""
+        """Return one frame for each record, in order."""
         count = len(self._value_sizes)
         partitions, offsets, timestamps = [0] * count, [0] * count, [0] * count
-        refused: dict[int, bytes] = {}
+        failed: dict[int, bytes] = {}
         for part in self.parts:
             outcome = _resolved(part.outcome)
             if isinstance(outcome, BrokerError):
-                refused |= dict.fromkeys(part.indexes, encode_failure(publish_refusal(outcome), dialect))
+                failed |= dict.fromkeys(part.indexes, encode_failure(publish_error_reply(outcome), dialect))
             elif len(self.parts) == 1:
                 partitions, offsets, timestamps = columns(outcome)
             else:
                 for index, *row in zip(part.indexes, *columns(outcome), strict=True):
                     partitions[index], offsets[index], timestamps[index] = row
-        if len(refused) == count:
-            return b"".join([refused[index] for index in range(count)])
+        if len(failed) == count:
+            return b"".join([failed[index] for index in range(count)])
         rows = RecordMetadataBatch(self._topic, partitions, offsets, timestamps, self._key_sizes, self._value_sizes)
         frames = encode_reply(Opcode.PRODUCE, rows)
-        if not refused:
+        if not failed:
             return frames
         size = len(frames) // count
-        return b"".join([refused.get(index) or frames[index * size : (index + 1) * size] for index in range(count)])
+        return b"".join([failed.get(index) or frames[index * size : (index + 1) * size] for index in range(count)])
 
 
 def _resolved(outcome: asyncio.Future[Published] | BrokerError) -> Published | BrokerError:
@@ -101,13 +101,13 @@ def columns(published: Published) -> tuple[list[int], list[int], list[int]]:
 
 
 def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
-    """Hand the run to the broker. Raises `UnknownTopic` and `SchemaCheckPending`, and then nothing was staged."""
+    """Publish the batch. Raises `UnknownTopic` and `SchemaCheckPending`, in which case nothing was staged."""
     try:
         broker.check_ready(who, batch.topic, batch.values)
     except (UnknownTopic, SchemaCheckPending):
         raise
     except BrokerError as error:
-        return refused(batch, error)
+        return failed(batch, error)
     everything = range(len(batch))
     if batch.partitions is None:
         return Staged(batch, _stage_part(broker, who, batch, everything, None))
@@ -125,8 +125,8 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
     return Staged(batch, parts)
 
 
-def refused(batch: ProduceBatch, error: BrokerError) -> Staged:
-    """A run of which no record is taken."""
+def failed(batch: ProduceBatch, error: BrokerError) -> Staged:
+    """Return a batch of which every record failed."""
     return Staged(batch, [Part(range(len(batch)), error)])
 
 
@@ -141,14 +141,14 @@ def _stage_part(broker: Broker, who: Principal, batch: ProduceBatch, indexes: Se
     except LimitExceeded as error:
         if len(indexes) == 1:
             return [Part(indexes, error)]
-        # One record, or all of them together, are too much: each one is tried for itself.
+        # One record, or all together, exceed a limit: publish each one on its own.
         return [part for index in indexes for part in _stage_part(broker, who, batch, [index], partition)]
     except InvalidRecord:
 
         def publish(begin: int, end: int) -> asyncio.Future[Published]:
             return broker.publish(who, batch.topic, _pick(batch, indexes[begin:end]), partition=partition)
 
-        return [Part(indexes[begin:end], outcome) for begin, end, outcome in pieces(publish, len(indexes))]
+        return [Part(indexes[begin:end], outcome) for begin, end, outcome in publish_in_chunks(publish, len(indexes))]
     except BrokerError as error:
         return [Part(indexes, error)]
 

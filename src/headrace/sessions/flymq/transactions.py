@@ -1,7 +1,7 @@
-"""TXN_BEGIN, TXN_COMMIT, TXN_ROLLBACK, TXN_PRODUCE, and COMMIT inside a transaction.
+"""Handlers of TXN_BEGIN, TXN_COMMIT, TXN_ROLLBACK, TXN_PRODUCE, and of COMMIT inside a transaction.
 
-A transaction belongs to the connection that began it, and is aborted when that is lost: whoever comes back with its id on another
-connection learns that it is gone, and nothing can be staged twice by a client that sends again what had no reply.
+A transaction belongs to the connection that began it, and is aborted when that connection is lost. Its id is unknown on any other
+connection, so a client that repeats a request without a reply cannot stage a record twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import RecordBatch
-from headrace.sessions.flymq.errors import publish_refusal, refusal
+from headrace.sessions.flymq.errors import error_reply, publish_error_reply
 from headrace.sessions.flymq.staging import RECORD_BYTES_MAX, Staged, columns
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch, TxnRollback
@@ -29,14 +29,14 @@ TIMEOUT_MS_MAX: Final = 15 * 60_000
 
 
 class _Open:
-    """A transaction and what its reply will need."""
+    """A transaction and what its reply needs."""
 
     __slots__ = ("key_sizes", "topics", "transaction", "value_sizes")
 
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
         self.topics: list[str] = []
-        """Of each run published in it."""
+        """Of each published batch."""
         self.key_sizes: list[list[int]] = []
         self.value_sizes: list[list[int]] = []
 
@@ -46,7 +46,7 @@ class _Open:
 
 
 class Answered:
-    """A reply that is known and only waits for its turn."""
+    """A complete reply that waits for its turn."""
 
     __slots__ = ("_frames",)
     is_resolved = True
@@ -63,7 +63,7 @@ class Answered:
 
 
 class Committing:
-    """A commit on its way to the disk."""
+    """A commit in flight."""
 
     __slots__ = ("_answer", "_held", "weight_bytes")
 
@@ -81,19 +81,19 @@ class Committing:
     def reply(self, dialect: Dialect) -> bytes:
         error = self._answer.exception()
         if isinstance(error, BrokerError):
-            return encode_failure(refusal(error), dialect)
+            return encode_failure(error_reply(error), dialect)
         return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._held.transaction.id, True, self._held.placed(self._answer.result())), dialect)
 
 
 Owed: TypeAlias = Staged | Answered | Committing
-"""What a session owes a reply for, in order."""
+"""Requests that are not answered yet, in order."""
 
 
-class TransactionVerbs:
-    """The transactions of one connection. `who` tells who asks.
+class TransactionHandlers:
+    """Transactions of one connection. `who` returns the current principal.
 
-    BEGIN, TXN_PRODUCE and TXN_COMMIT wait for nothing that came before them: staging is in the order of the requests, and so are the
-    replies. A client that has several transactions under way thus shares one sync of the disk between them.
+    BEGIN, TXN_PRODUCE and TXN_COMMIT do not wait for earlier requests: staging and replies follow the order of the requests. So the commits
+    of several concurrent transactions of a client share one sync of the disk.
     """
 
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
@@ -102,13 +102,13 @@ class TransactionVerbs:
         self._open: dict[str, _Open] = {}
 
     def abort_all(self) -> None:
-        """The connection is gone, or is somebody else's from now on."""
+        """Abort all: the connection is lost, or another user has logged in."""
         for held in self._open.values():
             held.transaction.abort()
         self._open.clear()
 
     def stage(self, request: RequestEvent, dialect: Dialect) -> Owed | None:
-        """Do at once what can be done at once. None: the request is another, or its topic is to be made first."""
+        """Answer the request without waiting. Return None if it is another request, or its topic must be created first."""
         try:
             match request:
                 case TxnProduceBatch():
@@ -120,14 +120,14 @@ class TransactionVerbs:
                 case _:
                     return None
         except BrokerError as error:
-            return Answered(encode_failure(refusal(error), dialect))
+            return Answered(encode_failure(error_reply(error), dialect))
 
     def _begin(self, request: TxnBegin) -> Reply:
         timeout_ms = min(request.timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX)
         if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
             self._open = {id: held for id, held in self._open.items() if not held.transaction.has_ended}
         if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
-            raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection already")
+            raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached")
         transaction = self._broker.begin(self._who(), timeout_ms=timeout_ms)
         self._open[transaction.id] = _Open(transaction)
         return TxnBegun(transaction.id)
@@ -148,7 +148,7 @@ class TransactionVerbs:
         if not held.transaction.is_open:
             self._open.pop(id, None)
         elif self._open.get(id) is not held:
-            # Still open after an error that may pass; but its connection has gone meanwhile, and nobody else can end it.
+            # Still open after a retriable error, but the connection is lost and no other can end the transaction.
             held.transaction.abort()
 
     async def rollback(self, request: TxnRollback) -> Reply:
@@ -166,31 +166,31 @@ class TransactionVerbs:
         try:
             await self._broker.prepare(self._who(), request.topic, request.values)
         except BrokerError as error:
-            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
-        # Deleted again by somebody else: that is refused, not chased.
+            return Answered(encode_failure(publish_error_reply(error), dialect) * len(request))
+        # The topic was deleted again in between.
         return self._produce(request, dialect) or Answered(
-            encode_failure(publish_refusal(UnknownTopic(request.topic)), dialect) * len(request)
+            encode_failure(publish_error_reply(UnknownTopic(request.topic)), dialect) * len(request)
         )
 
     def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> Owed | None:
-        """Stage the records; one frame for each, in order. A record that is refused takes no other down with it. None: no such topic,
-        or a schema check that takes longer."""
+        """Stage the records, and return one frame for each, in order. A record that fails does not fail the others. Return None if the
+        topic does not exist or its schema check takes longer."""
         held = self._open.get(request.transaction)
         if held is None:
-            refused = InvalidTransaction(f"transaction not found: {request.transaction}")
-            return Answered(encode_failure(publish_refusal(refused), dialect) * len(request))
+            unknown = InvalidTransaction(f"transaction not found: {request.transaction}")
+            return Answered(encode_failure(publish_error_reply(unknown), dialect) * len(request))
         try:
             self._broker.check_ready(self._who(), request.topic, request.values)
         except (UnknownTopic, SchemaCheckPending):
             return None
         except BrokerError as error:
-            return Answered(encode_failure(publish_refusal(error), dialect) * len(request))
+            return Answered(encode_failure(publish_error_reply(error), dialect) * len(request))
         try:
             return Answered(
                 b"".join(
                     [
                         frames
-                        for partition, batch in _runs(request)
+                        for partition, batch in _batches(request)
                         for frames in self._stage(held, request.topic, batch, partition, dialect)
                     ]
                 )
@@ -209,8 +209,8 @@ class TransactionVerbs:
             raise
         except BrokerError as error:
             if count == 1:
-                return [encode_failure(publish_refusal(error), dialect)]
-            # One record, or all of them together, are too much: each one is tried for itself.
+                return [encode_failure(publish_error_reply(error), dialect)]
+            # One record, or all together, exceed a limit: stage each one on its own.
             return [frame for index in range(count) for frame in self._stage(held, topic, batch[index : index + 1], partition, dialect)]
         held.topics.append(topic)
         held.key_sizes.append(key_sizes)
@@ -228,8 +228,8 @@ class TransactionVerbs:
         return held
 
 
-def _runs(request: TxnProduceBatch) -> list[tuple[int | None, RecordBatch]]:
-    """The records in order, cut where the partition that is named changes."""
+def _batches(request: TxnProduceBatch) -> list[tuple[int | None, RecordBatch]]:
+    """Split the records where the named partition changes."""
     if request.partitions is None:
         return [(None, RecordBatch(request.values, request.keys))]
     chosen = request.partitions

@@ -1,4 +1,4 @@
-"""Fujin's errors are texts for people. Those of the original are kept word for word: its clients compare some of them."""
+"""Error texts of Fujin. Those of the original are kept word for word, because its clients compare some of them."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ UNKNOWN_MESSAGE: Final = "unknown message id: settled already, delivered to anot
 
 
 def text(error: BrokerError, not_found: str) -> str:
-    """What a client reads when the broker has refused. An unknown topic is a name that nobody has configured."""
+    """Return the text for an error of the broker. An unknown topic means that no connector has the name."""
     return not_found if error.code == "unknown_topic" else f"{error.code}: {error}"

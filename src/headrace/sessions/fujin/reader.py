@@ -1,19 +1,18 @@
-"""The reader's side of a Fujin stream: messages pushed or fetched, and what the client says about each.
+"""Reader side of a Fujin stream: pushes messages or answers fetches, and settles deliveries.
 
-Readers of one group split its work. A message without auto commit has an id, and comes again until it is acknowledged; after a few
-attempts it goes to the topic's dead letters. The id says which record it is, not when or where it was delivered:
+Each message goes to one reader of a group. Without auto commit a message has an id and is redelivered until it is acknowledged. After a
+few attempts it goes to the topic's dead letters. The id identifies the record, not the delivery:
 
     0           4          12           20
     +-----------+----------+------------+- - - - - - +
-    | partition | offset   | timestamp  |  topic     |      the topic only where the reader has several
+    | partition | offset   | timestamp  |  topic     |      only if the reader has several topics
     | u32       | u64      | u64        |            |
     +-----------+----------+------------+- - - - - - +
 
-So an id that a client kept from a lost connection still means the same record on the next one: it is accepted if that record was
-delivered there again, and refused, harmlessly, if not. The timestamp tells a topic from one of the same name that was there before.
+An id from a lost connection identifies the same record on the next one. It is accepted if the record was delivered there again, and is
+an error otherwise. The timestamp distinguishes a topic from a deleted one of the same name.
 
-With auto commit a message counts as read when the peer's transport has acknowledged it; what a lost connection left unacknowledged
-comes again.
+With auto commit a message counts as read when the peer's transport has acknowledged it. Otherwise it is delivered again.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ _ID: Final = struct.Struct(">IQQ")
 assert _ID.size == 20, "the drawing says 20"
 TAKE_RECORDS: Final = 2_000
 TAKE_BYTES: Final = 128 * limits.KIB
-"""What is pushed in one piece: large enough to be cheap, small enough that the unsent bytes stay near the high-water mark."""
+"""Bytes pushed at once: enough to be efficient, and few enough to keep the unsent bytes near the high-water mark."""
 FETCH_BYTES: Final = 1 * limits.MIB
 _UNREAD_TIMEOUT_MS: Final = 3_600_000
-"""With auto commit nobody acknowledges: the connection's own death is what gives a message back."""
+"""With auto commit there are no acknowledgements: only a lost connection returns a message."""
 _LAST_WORDS_SECONDS: Final = 0.25
-"""How long a disconnecting reader's last messages may take to be acknowledged; then they go back."""
+"""How long a disconnecting reader waits for the acknowledgement of its last messages. Then they are returned to the group."""
 _CONFIRM_SECONDS: Final = 0.05
-"""How often it is looked whether the last messages have arrived, while there is nothing to send."""
+"""Interval for checking whether the last messages have arrived while there is nothing to send."""
 
 
 class Source:
-    """One topic of a reader: a queue, or a share in pieces of the log. A `ChunkReader`."""
+    """One topic of a reader: a queue or a group push. Implements `ChunkReader`."""
 
     def __init__(self, reader: Reader, topic: str, suffix: bytes) -> None:
         self._reader = reader
         self.topic, self.suffix = topic, suffix
         self.queue: SettlementQueue | None = None
-        self.share: GroupPush | None = None
+        self.group_push: GroupPush | None = None
         self.is_counted = False
-        """Known to the protocol as one that uses a queue."""
+        """Whether it is counted as a reader with a queue."""
 
     def id_of(self, delivery: Delivery) -> bytes:
         return _ID.pack(delivery.partition, delivery.offset, delivery.timestamp) + self.suffix
@@ -71,9 +70,9 @@ class Source:
     def has_room(self) -> bool:
         return self._reader.has_room
 
-    def take_chunk(self, share: GroupPush, piece: Chunk) -> None:
-        values = [value or b"" for value in piece.batch.values()]
-        self._reader.send_confirmed(encode.messages(None, values), lambda: share.confirm(piece))
+    def take_chunk(self, group_push: GroupPush, chunk: Chunk) -> None:
+        values = [value or b"" for value in chunk.batch.values()]
+        self._reader.send_confirmed(encode.messages(None, values), lambda: group_push.confirm(chunk))
 
     def group_push_failed(self, reason: str) -> None:
         self._reader.failed(reason)
@@ -83,7 +82,7 @@ class Source:
 
 
 class Reader:
-    """`settled` is called whenever no FETCH waits any more, `failed` when it cannot go on."""
+    """Reader of one stream. `settled` is called when no FETCH waits, `failed` when the reader cannot continue."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class Reader:
         who: Principal,
         settings: FujinSettings,
         request: ConnectReader,
-        shares: GroupPushes | None,
+        group_pushes: GroupPushes | None,
         *,
         settled: Callable[[], None],
         failed: Callable[[str], None],
@@ -101,14 +100,15 @@ class Reader:
         self._kind, self._auto_commit, self._name = request.kind, request.auto_commit, request.name
         self._loop = asyncio.get_running_loop()
         self._settled, self.failed = settled, failed
-        self._shares = shares
+        self._group_pushes = group_pushes
         self._connector: ReaderConnector
         self._sources: list[Source] = []
         self._turn = 0
         self._unsettled: dict[bytes, tuple[Source, int]] = {}
-        """By message id. The oldest are forgotten where many were delivered to others since: an ACK of those fails anyway."""
+        """By message id. The oldest are dropped when there are many: they were delivered to other readers since, and an ACK of them fails.
+        """
         self._unconfirmed: deque[tuple[int, Callable[[], object]]] = deque()
-        """With auto commit: how many bytes had been sent with some messages, and what to do when they have arrived."""
+        """With auto commit: the number of bytes sent up to some messages, and the call to make when they have arrived."""
         self._sent_bytes = 0
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._fetches: deque[Fetch] = deque()
@@ -121,11 +121,11 @@ class Reader:
 
     @property
     def is_settled(self) -> bool:
-        """No FETCH waits for its answer."""
+        """Whether no FETCH waits for its reply."""
         return self._fetching is None
 
     async def connect(self) -> str | None:
-        """Why it cannot be, or None."""
+        """Open the sources. Return an error text, or None."""
         connector = self._settings.connectors.reader(self._name)
         if connector is None:
             return READER_NOT_FOUND
@@ -143,16 +143,16 @@ class Reader:
         return None
 
     def start(self) -> None:
-        """The client knows that it is connected: push, if it wants that."""
+        """Start pushing, if the client wants that. The client knows that it is connected."""
         if self._kind is not ReaderKind.PUSH:
             return
         for source in self._sources:
-            if source.share is None:
+            if source.group_push is None:
                 self._spawn(self._push(source))
-            elif source.share.is_over:
+            elif source.group_push.is_over:
                 self.go_on_with_queue(source)
             else:
-                source.share.join(source)
+                source.group_push.join(source)
 
     def handle(self, message: Fetch | Settle) -> None:
         if isinstance(message, Settle):
@@ -173,18 +173,18 @@ class Reader:
         self._confirm()
         self._writable.set()
         for source in self._sources:
-            if source.share is not None:
-                source.share.room()
+            if source.group_push is not None:
+                source.group_push.room()
 
     def stop(self) -> None:
-        """Deliver nothing more; what was delivered may still be settled. A FETCH that waits is answered with nothing."""
+        """Deliver nothing more. Deliveries may still be settled, and a waiting FETCH gets an empty reply."""
         self._is_stopped = True
         for task in self._tasks:
             if task is not self._fetching:
                 task.cancel()
 
     async def disconnect(self) -> None:
-        """Deliver nothing more; the group's progress is durable when it returns."""
+        """Stop. The group's progress is durable when this returns."""
         self.stop()
         deadline = self._loop.time() + _LAST_WORDS_SECONDS
         while self._unconfirmed and self._loop.time() < deadline:
@@ -197,7 +197,7 @@ class Reader:
                 await closing
 
     def lost(self) -> None:
-        """What is in flight goes back to the group."""
+        """Return the deliveries in flight to the group."""
         self._is_stopped = True
         self._confirm()
         if self._confirm_timer is not None:
@@ -208,42 +208,42 @@ class Reader:
         for source in sources:
             self._leave(source)
 
-    # How a topic is read.
+    # Sources.
 
     async def _open(self, source: Source) -> None:
-        if self._shares is not None:
+        if self._group_pushes is not None:
             if self._auto_commit and self._kind is ReaderKind.PUSH:
-                source.share = await self._shares.join(self._who, source.topic, self._connector)
-                if source.share is not None:
+                source.group_push = await self._group_pushes.join(self._who, source.topic, self._connector)
+                if source.group_push is not None:
                     return
             else:
-                await self._shares.enter_queue(self._connector.group, source.topic)
+                await self._group_pushes.enter_queue(self._connector.group, source.topic)
             source.is_counted = True
         source.queue = self._queue(source.topic)
 
     def go_on_with_queue(self, source: Source) -> None:
-        """Its share is over."""
-        source.share = None
+        """Continue with a queue after the group push has retired."""
+        source.group_push = None
         if not self._is_stopped:
-            self._spawn(self._push_after_share(source))
+            self._spawn(self._push_after_group_push(source))
 
-    async def _push_after_share(self, source: Source) -> None:
+    async def _push_after_group_push(self, source: Source) -> None:
         try:
             await self._open(source)
         except BrokerError as error:
             self.failed(f"{error.code}: {error}")
             return
-        if source.share is not None:
-            source.share.join(source)
+        if source.group_push is not None:
+            source.group_push.join(source)
         else:
             await self._push(source)
 
     def _leave(self, source: Source) -> asyncio.Future[None] | None:
-        if source.is_counted and self._shares is not None:
+        if source.is_counted and self._group_pushes is not None:
             source.is_counted = False
-            self._shares.leave_queue(self._connector.group, source.topic)
-        if source.share is not None:
-            return source.share.leave(source)
+            self._group_pushes.leave_queue(self._connector.group, source.topic)
+        if source.group_push is not None:
+            return source.group_push.leave(source)
         return None if source.queue is None else source.queue.close()
 
     def _queue(self, topic: str) -> SettlementQueue:
@@ -276,7 +276,7 @@ class Reader:
                     ids = self._deliver(source, taken)
                     self._send(source, taken, encode.messages(ids, [delivery.value or b"" for delivery in taken]))
                 else:
-                    # A broker that drains answers at once, with nothing: it must not be asked in circles.
+                    # A draining broker returns an empty list at once. Do not call it in a busy loop.
                     await asyncio.sleep(_CONFIRM_SECONDS)
         except BrokerError as error:
             self.failed(f"{error.code}: {error}")
@@ -286,13 +286,13 @@ class Reader:
         return not self._is_stopped and self._link.unsent_bytes <= limits.OUTPUT_HIGH_WATER_BYTES
 
     async def _room(self) -> None:
-        """A reader that does not drain is not fed."""
+        """Wait until the peer has read enough of its output."""
         while self._link.unsent_bytes > limits.OUTPUT_HIGH_WATER_BYTES:
             self._writable.clear()
             await self._writable.wait()
 
     async def _fetch_all(self) -> None:
-        """One after the other, so that replies leave in the order of the requests."""
+        """Answer the FETCHes one by one, in the order of the requests."""
         try:
             while self._fetches:
                 await self._room()
@@ -319,11 +319,11 @@ class Reader:
         self._send(source, taken, encode.fetched(message.cid, ids, [delivery.value or b"" for delivery in taken]))
 
     async def _take(self, count: int) -> tuple[Source, list[Delivery]] | None:
-        """From the first source that has something, each time beginning with another; waits a little where none has."""
+        """Take from the first source that has messages, starting with another source each time. Wait a little if none has."""
         self._turn = (self._turn + 1) % len(self._sources)
         sources = self._sources[self._turn :] + self._sources[: self._turn]
-        share_ms = self._settings.fetch_wait_ms // len(sources)
-        for wait_ms in (0, share_ms):
+        source_wait_ms = self._settings.fetch_wait_ms // len(sources)
+        for wait_ms in (0, source_wait_ms):
             for source in sources:
                 if wait_ms == 0 and len(sources) == 1:
                     continue
@@ -333,7 +333,7 @@ class Reader:
         return None
 
     def _deliver(self, source: Source, taken: Sequence[Delivery]) -> list[bytes] | None:
-        """The ids of these messages, which are known from now on; None with auto commit."""
+        """Return the ids of the messages and remember them. None with auto commit."""
         if self._auto_commit:
             return None
         ids = [source.id_of(delivery) for delivery in taken]
@@ -352,14 +352,14 @@ class Reader:
             self._link.send(frames)
 
     def send_confirmed(self, frames: bytes, arrived: Callable[[], object]) -> None:
-        """`arrived` is called when the peer has acknowledged all of it."""
+        """Send the frames, and call `arrived` when the peer has acknowledged all of them."""
         self._link.send(frames)
         self._sent_bytes += len(frames)
         self._unconfirmed.append((self._sent_bytes, arrived))
         self._confirm()
 
     def _confirm(self) -> None:
-        """Acknowledge what the peer has received. Only messages are counted, so a reply under way delays it, never hastens it."""
+        """Confirm what the peer has received. Only messages are counted, so an unsent reply delays the confirmation and never advances it."""
         arrived = self._sent_bytes - self._link.unsent_bytes
         while self._unconfirmed and self._unconfirmed[0][0] <= arrived:
             self._unconfirmed.popleft()[1]()

@@ -1,12 +1,12 @@
-"""One Fujin stream: a writer's or a reader's session.
+"""Session of one Fujin stream, as a writer or as a reader.
 
-    nobody ──CONNECT──▶ writer | reader ──DISCONNECT, the end of the stream, or a fault──▶ ending ──▶ closed
+    opened ──CONNECT──▶ writer | reader ──DISCONNECT, end of stream or error──▶ ending ──▶ closed
 
-Requests take effect in the order they were sent. One that cannot be finished at once (a topic to be made, a transaction to be committed)
-occupies the session's one task; what arrives meanwhile waits, and the stream is not read.
+Requests take effect in the order in which they were sent. A request that must wait (to create a topic, to commit a transaction) runs in
+the session's only task. Later requests wait, and the stream is not read.
 
-The last word on a stream is a DISCONNECT from here, whoever ends it, after everything that was written has its answer. It is said once:
-clients break on a second one. A stream that never connected, or whose reader was refused, ends without it.
+The last frame that the server sends is a DISCONNECT, after every write has its reply and whichever side ends the stream. It is sent only
+once, because clients fail on a second one. A stream without a successful CONNECT ends without it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from headrace.wire.fujin import (
 log = logging.getLogger(__name__)
 
 PING_ERROR_CODE: Final = 3
-"""What a connection is closed with when its client does not answer pings."""
+"""Error code for closing a connection whose client does not answer pings."""
 
 
 class FujinSession:
-    """The state of one stream. `ids` and `shares` belong to the protocol; without `shares` every reader uses a queue."""
+    """State of one stream. `ids` and `group_pushes` are shared by all streams. Without `group_pushes` every reader uses a queue."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class FujinSession:
         who: Principal,
         ids: WriterIds,
         settings: FujinSettings = FujinSettings(),
-        shares: GroupPushes | None = None,
+        group_pushes: GroupPushes | None = None,
     ) -> None:
-        self._broker, self._link, self._who, self._ids, self._settings, self._shares = broker, link, who, ids, settings, shares
+        self._broker, self._link, self._who, self._ids, self._settings, self._group_pushes = broker, link, who, ids, settings, group_pushes
         self._loop = asyncio.get_running_loop()
         self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
         self._role: Writer | Reader | None = None
@@ -66,14 +66,14 @@ class FujinSession:
         self._task: asyncio.Task[None] | None = None
         self._is_paused = False
         self._ending: tuple[str, bool] | None = None
-        self._farewell = b""
+        self._last_frame = b""
         self._is_leaving = False
-        """The reader writes down how far its group has come."""
+        """The reader is committing its progress."""
         self._is_lost = self._is_closed = False
         self._doubt_timer: asyncio.TimerHandle | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
 
-    # What the connection calls.
+    # Calls from the connection.
 
     def receive(self, data: bytes) -> None:
         if self._ending is not None:
@@ -91,7 +91,7 @@ class FujinSession:
             self._role.drained()
 
     def closing(self) -> None:
-        """Ask the client to go, and go on answering until it does or its time is up."""
+        """Ask the client to disconnect, and serve it until it does or the timeout expires."""
         if self._role is None:
             self._end("draining", error=False)
         elif self._stop_timer is None and self._ending is None:
@@ -120,11 +120,11 @@ class FujinSession:
                     break
                 self._accept(message)
         except WireError as error:
-            # What came before it is completed; the peer is told by the end of the stream.
+            # Earlier requests are completed. The end of the stream tells the peer.
             self._end(f"bad request: {error}")
 
     def _accept(self, message: ClientMessage) -> None:
-        """Handle it now, or in its turn."""
+        """Handle the message now, or after the waiting ones."""
         if self._task is not None:
             self._inbox.append(message)
             if not self._is_paused:
@@ -152,14 +152,14 @@ class FujinSession:
         if task.cancelled() or self._is_lost:
             return
         if (failure := task.exception()) is not None:
-            # A fault of ours. The peer must not be left waiting for an answer that never comes.
+            # A bug. Close, because the peer would wait for a reply that never comes.
             log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
             self._inbox.clear()
             self._is_closed = True
             self._link.close("internal error: the request could not be completed")
             return
         if self._inbox:
-            # The task is done a turn before this is called, and something came in that turn.
+            # A message arrived between the end of the task and this call.
             self._start(None)
             return
         if self._is_paused:
@@ -184,14 +184,14 @@ class FujinSession:
                     self._role.handle(message)
             case ConnectWriter(id):
                 self._role = Writer(self._broker, self._link, self._who, self._settings, self._ids, id, settled=self._close_when_done)
-                self._farewell = encode.DISCONNECT
+                self._last_frame = encode.DISCONNECT
             case ConnectReader():
                 return lambda: self._connect_reader(message)
             case Disconnect():
-                self._inbox.clear()  # nothing behind it was meant
+                self._inbox.clear()  # anything after it is ignored
                 self._end("disconnected", error=False)
             case Refused():
-                self._refuse(message)
+                self._send_error(message)
         return None
 
     async def _connect_reader(self, message: ConnectReader) -> None:
@@ -201,7 +201,7 @@ class FujinSession:
             self._who,
             self._settings,
             message,
-            self._shares,
+            self._group_pushes,
             settled=self._close_when_done,
             failed=self._reader_failed,
         )
@@ -212,14 +212,14 @@ class FujinSession:
             self._inbox.clear()
             self._end(f"reader refused: {error}")
             return
-        self._farewell = encode.DISCONNECT
+        self._last_frame = encode.DISCONNECT
         reader.start()
 
     def _reader_failed(self, reason: str) -> None:
-        """Its topic is gone, or cannot be read."""
+        """End the stream: the topic is deleted or unreadable."""
         self._end(f"reader failed: {reason}")
 
-    def _refuse(self, message: Refused) -> None:
+    def _send_error(self, message: Refused) -> None:
         if message.reply is Reply.READER:
             self._link.send(encode.reader_connected(message.text))
         else:
@@ -227,14 +227,14 @@ class FujinSession:
         if message.is_fatal:
             self._end(f"refused: {message.text}")
 
-    # The end.
+    # Ending.
 
     def _stop(self) -> None:
         self._stop_timer = None
         self._end("drained", error=False)
 
     def _end(self, reason: str, *, error: bool = True) -> None:
-        """Take nothing new; close once everything taken has its answer."""
+        """Accept nothing new, and close when everything has its reply."""
         if self._ending is None and not self._is_lost:
             self._ending = (reason, error)
             if isinstance(self._role, Reader):
@@ -246,13 +246,13 @@ class FujinSession:
             return
         if self._role is not None and not self._role.is_settled:
             return
-        if isinstance(self._role, Reader) and self._farewell and not self._is_leaving:
+        if isinstance(self._role, Reader) and self._last_frame and not self._is_leaving:
             self._is_leaving = True
             self._start(self._role.disconnect)
             return
         self._is_closed = True
         if isinstance(self._role, Writer):
             self._role.disconnected()
-        self._link.send(self._farewell)
+        self._link.send(self._last_frame)
         reason, error = self._ending
         self._link.close(reason, error=error)

@@ -1,10 +1,10 @@
-"""The writer's side of a Fujin stream: WRITEs, and transactions that belong to the writer's id.
+"""Writer side of a Fujin stream: WRITEs, and transactions that belong to the writer's id.
 
-Each WRITE is answered when the broker's promise holds for it, in the order in which that happens. Inside a transaction it is answered
-when it is staged: the promise is then the answer to the COMMIT.
+Each WRITE is answered when it is as durable as its topic requires, in the order of completion. Inside a transaction a WRITE is answered
+when it is staged; the reply to the COMMIT then confirms durability.
 
-Of two writers with one id, the newer has the transactions. The older one is *fenced*: what it had open is aborted, and its BEGIN,
-COMMIT and transactional WRITEs are refused from then on.
+Of two writers with the same id, the newer one owns the transactions. The older one is *fenced*: its open transaction is aborted, and its
+BEGIN, COMMIT and transactional WRITEs fail from then on.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.broker.transactions import Transaction
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import RecordBatch
-from headrace.sessions.chunks import pieces
+from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.contract import Link
 from headrace.sessions.fujin.errors import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.wire.fujin import Reply, Request, Transact, WriteBatch, encode
 
 Step: TypeAlias = Callable[[], Awaitable[None]]
-"""The rest of a request that could not be finished at once; what follows it on the stream waits."""
+"""The rest of a request that has to wait. Later requests of the stream wait for it."""
 
 RECORD_OVERHEAD_BYTES: Final = 64
-"""What a record in flight costs beside its value, so that a flood of tiny ones fills the window too."""
+"""Cost of a record in flight in addition to its value, so that many tiny records fill the window too."""
 _REPLIES: Final = {Request.BEGIN: Reply.BEGIN, Request.COMMIT: Reply.COMMIT, Request.ROLLBACK: Reply.ROLLBACK}
 
 
 class Fenceable(Protocol):
-    """Whoever may hold an id."""
+    """A holder of a writer id."""
 
     def fence(self) -> asyncio.Future[None] | None:
-        """Give it up. What is returned is done when nothing more can be committed under it; None: that is so already."""
+        """Give up the id. The future is done when nothing more can be committed under it; None means at once."""
 
 
 class WriterIds:
-    """Who writes under which id, over all streams of a protocol."""
+    """Holders of writer ids over all streams."""
 
     def __init__(self) -> None:
         self._holders: dict[tuple[str, bytes], Fenceable] = {}
 
     def take(self, key: tuple[str, bytes], holder: Fenceable) -> asyncio.Future[None] | None:
-        """`holder` has the id from now on; what is returned is done when its predecessor can commit no more."""
+        """Give the id to `holder`. The future is done when its predecessor can commit nothing more."""
         before = self._holders.get(key)
         self._holders[key] = holder
         return None if before is None else before.fence()
@@ -63,7 +63,7 @@ class WriterIds:
 
 
 class Writer:
-    """`settled` is called whenever nothing is in flight any more."""
+    """Writer of one stream. `settled` is called when nothing is in flight."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Writer:
         self._in_flight = self._in_flight_bytes = 0
         self._window_is_full = False
         self._written: list[bytes] = []
-        """Cids whose success is not sent yet: what one flush of the log makes durable is answered in one piece."""
+        """Cids of successful writes to answer. All writes of one flush are answered together."""
         self._flush: asyncio.Handle | None = None
         self._is_lost = False
         self._transaction: Transaction | None = None
@@ -107,7 +107,7 @@ class Writer:
         return self._publish(message, topic)
 
     def disconnected(self) -> None:
-        """Nothing more will be written. What is open is rolled back; replies that wait leave now."""
+        """Roll back the open transaction and send the waiting replies."""
         self._abort()
         self._release()
         self._send_written()
@@ -122,7 +122,7 @@ class Writer:
     def fence(self) -> asyncio.Future[None] | None:
         self._is_fenced = True
         if self._transaction is not None:
-            self._transaction.abort()  # does nothing to one that is being committed: the successor waits for that
+            self._transaction.abort()  # no effect on a transaction that is being committed: the successor waits for it
         return self._committing or self._predecessor
 
     # Writing.
@@ -144,17 +144,19 @@ class Writer:
 
     def _publish_in_chunks(self, batch: WriteBatch, topic: str) -> None:
         whole = RecordBatch(batch.values, headers=batch.headers)
-        for begin, end, outcome in pieces(lambda begin, end: self._broker.publish(self._who, topic, whole[begin:end]), len(whole)):
-            piece = WriteBatch(
+        for begin, end, outcome in publish_in_chunks(
+            lambda begin, end: self._broker.publish(self._who, topic, whole[begin:end]), len(whole)
+        ):
+            chunk = WriteBatch(
                 batch.name, batch.cids[begin:end], batch.values[begin:end], None if batch.headers is None else batch.headers[begin:end]
             )
             if isinstance(outcome, BrokerError):
-                self._refuse(piece, text(outcome, WRITER_NOT_FOUND))
+                self._refuse(chunk, text(outcome, WRITER_NOT_FOUND))
             else:
-                self._await(piece, outcome)
+                self._await(chunk, outcome)
 
     async def _create(self, batch: WriteBatch, topic: str, then: Callable[..., Step | None]) -> None:
-        """A topic is there as soon as anybody writes to it. One that is deleted again meanwhile is refused, not chased."""
+        """Create the topic, then continue. If the topic is deleted again in between, the write fails."""
         try:
             await self._broker.prepare(self._who, topic, batch.values)
         except BrokerError as error:
@@ -163,7 +165,7 @@ class Writer:
             then(batch, topic, may_create=False)
 
     def _await(self, batch: WriteBatch, published: asyncio.Future[Published]) -> None:
-        """Stop reading a peer that writes faster than the disk. The values are not kept for the answer: only their cids are."""
+        """Wait for the result, and stop reading a peer that writes faster than the disk. Only the cids are kept, not the values."""
         size_bytes = sum(map(len, batch.values)) + RECORD_OVERHEAD_BYTES * len(batch.values)
         self._in_flight += 1
         self._in_flight_bytes += size_bytes
@@ -175,7 +177,7 @@ class Writer:
     def _published(self, cids: list[bytes], size_bytes: int, done: asyncio.Future[Published]) -> None:
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
-        failure = BrokerError("the write was abandoned") if done.cancelled() else done.exception()
+        failure = BrokerError("the write was cancelled") if done.cancelled() else done.exception()
         if self._is_lost:
             return
         if self._window_is_full and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
@@ -222,7 +224,7 @@ class Writer:
         return None
 
     async def _begin_after(self, predecessor: asyncio.Future[None], message: Transact) -> None:
-        """What the fenced writer was committing comes before what this one will."""
+        """Begin after the fenced writer has finished its commit."""
         await asyncio.wait([predecessor])
         self._transact(message)
 
@@ -252,7 +254,7 @@ class Writer:
         return None
 
     async def _commit(self, message: Transact) -> None:
-        """After an error the transaction is still the stream's: a COMMIT may be tried again, a ROLLBACK ends it."""
+        """Commit. After an error the transaction stays open: the client may retry the COMMIT or send a ROLLBACK."""
         assert self._transaction is not None
         committing = self._committing = self._loop.create_future()
         try:

@@ -1,4 +1,4 @@
-"""What all RustLog connections of one broker have in common: settings, figures, and offsets that belong to no topic."""
+"""State that all RustLog connections of one broker share: settings, metrics, and offsets that belong to no topic."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from headrace.sessions.turns import Turns
 
 _SAMPLES_MAX: Final = 1_024
 _LAG_TEXT_CHARS_MAX: Final = 4 * 1024 * 1024
-"""Where the list of lags is cut: the text must fit a frame in either dialect."""
+"""Maximum size of the list of lags. The text must fit a frame in either dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class RustLogSettings:
-    """What an operator may choose about this protocol."""
+    """Settings of the RustLog protocol."""
 
     auto_create: bool = False
-    """Whether a Produce to a topic that does not exist creates it, if the broker allows that at all. RustLog's own way is an error."""
+    """Whether a Produce to an unknown topic creates it, if the broker allows that. The original returns an error."""
     stall_seconds: float = RUSTLOG_STALL_SECONDS_MAX
-    """A peer that stops in the middle of a frame for so long is closed. Zero: it may take for ever."""
+    """Timeout for a peer that stops in the middle of a frame. Zero disables it."""
     reply_bytes_max: int = RUSTLOG_REPLY_BYTES_MAX
-    """A reply to a Fetch of more than one record."""
+    """Maximum size of a Fetch reply with more than one record."""
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
-    """Produced and not yet durable on one connection; above it the socket is not read."""
+    """Produced bytes of one connection that are not durable yet. Above this the socket is not read."""
 
 
-class StrayOffsets:
-    """Offsets that the original's clients commit before their topic exists.
+class UnattachedOffsets:
+    """Offsets that clients of the original commit before their topic exists.
 
-    The original accepts them, so they must be readable again; but a broker's table of offsets has no place for them, and
-    nobody can ever clean up after a misspelt name. They live in memory, there is a limit, and they yield to a real commit.
+    The original accepts them, so they must be readable. The broker's table of offsets has no place for them, because it could never remove
+    a misspelt name. They are held in memory up to a limit, and a real commit replaces them.
     """
 
     def __init__(self, offsets_max: int = RUSTLOG_STRAY_OFFSETS_MAX) -> None:
@@ -54,12 +54,12 @@ class StrayOffsets:
         return len(self._offsets)
 
     def keep(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Raises `InvalidRequest`, `LimitExceeded`."""
+        """Store an offset. Raises `InvalidRequest`, `LimitExceeded`."""
         if len(group.encode()) > GROUP_NAME_BYTES_MAX or len(topic.encode()) > TOPIC_NAME_BYTES_MAX:
-            raise InvalidRequest("no group and no topic can have so long a name")
+            raise InvalidRequest("group or topic name too long: at most 249 bytes")
         key = (group, topic, partition)
         if key not in self._offsets and len(self._offsets) >= self._offsets_max:
-            raise LimitExceeded(f"{self._offsets_max} offsets are kept for topics that do not exist")
+            raise LimitExceeded(f"{self._offsets_max} offsets of topics that do not exist are stored: the limit is reached")
         self._offsets[key] = offset
 
     def find(self, group: str, topic: str, partition: int) -> int | None:
@@ -70,7 +70,7 @@ class StrayOffsets:
 
 
 class Latency:
-    """The newest durations of one kind of request, in nanoseconds."""
+    """Latest durations of one type of request, in nanoseconds."""
 
     def __init__(self) -> None:
         self._samples: deque[int] = deque(maxlen=_SAMPLES_MAX)
@@ -83,8 +83,8 @@ class Latency:
         return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0
 
 
-class RustLogCommons:
-    """One for each broker. `ticks_ns` is a monotonic clock in nanoseconds, for the latencies alone."""
+class RustLogContext:
+    """Shared state of one broker. `ticks_ns` is a monotonic clock in nanoseconds, used for latencies only."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class RustLogCommons:
         self.settings = RustLogSettings() if settings is None else settings
         self.turns = Turns() if turns is None else turns
         self.ticks_ns = ticks_ns
-        self.strays = StrayOffsets()
+        self.unattached = UnattachedOffsets()
         self.messages_produced = self.messages_fetched = self.bytes_in = self.bytes_out = 0
         self.connections = self.slow_consumers = 0
         self.produce_latency, self.fetch_latency = Latency(), Latency()
 
     def metrics(self, lags: Iterable[tuple[str, GroupLag]]) -> str:
-        """Prometheus text under the names of the original. What this protocol cannot know has no line: a zero would be a lie."""
+        """Return Prometheus text with the metric names of the original. Metrics that this protocol does not know are left out."""
         lines: list[str] = []
         for name, kind, explanation, value in self._figures():
             lines += (f"# HELP {name} {explanation}", f"# TYPE {name} {kind}", f"{name} {value}")

@@ -1,6 +1,6 @@
-"""RustLog's requests as broker verbs: one method a request, from the request to its reply in either dialect.
+"""Handlers of RustLog requests: one method for each request, from the request to its reply in either dialect.
 
-Where the dialects differ in more than words it is written at the place; the rest is in `wire.rustlog.refusals`.
+Differences between the dialects that affect more than the error text are commented here. The error texts are in `wire.rustlog.errors`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from headrace.errors import (
 )
 from headrace.limits import PARTITIONS_PER_TOPIC_MAX, TURN_BYTES_MIN
 from headrace.records import RecordBatch
-from headrace.sessions.rustlog.context import RustLogCommons
+from headrace.sessions.rustlog.context import RustLogContext
 from headrace.wire.rustlog import FETCH_BYTES_MAX, Dialect, fetch_reply
-from headrace.wire.rustlog import errors as refusals
+from headrace.wire.rustlog import errors as errors
 from headrace.wire.rustlog import messages as m
 
 NO_SUCH_PLACE = (UnknownTopic, UnknownPartition, InvalidTopicName)
-"""A name that no topic can have is the name of no topic."""
+"""Errors for a partition that does not exist. An invalid topic name counts as an unknown topic."""
 
 
-class RustLogVerbs:
-    """What one principal asks of the broker."""
+class RustLogHandlers:
+    """Requests of one principal."""
 
-    def __init__(self, broker: Broker, who: Principal, commons: RustLogCommons) -> None:
+    def __init__(self, broker: Broker, who: Principal, context: RustLogContext) -> None:
         self._broker = broker
         self._who = who
-        self._commons = commons
+        self._context = context
 
     def answer(self, dialect: Dialect, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
-        """The reply, or a promise of it where the disk has to be asked. A Fetch is answered by `fetch`."""
+        """Return the reply, or an awaitable where the disk is needed. `fetch` answers a Fetch."""
         match request:
             case m.OffsetCommit():
                 return self._commit(dialect, request)
@@ -58,7 +58,7 @@ class RustLogVerbs:
         try:
             return self._at_once(request)
         except BrokerError as error:
-            return _refused(dialect, request, error)
+            return _error_reply(dialect, request, error)
 
     def _at_once(self, request: m.Request) -> m.Reply:
         match request:
@@ -75,52 +75,52 @@ class RustLogVerbs:
             case m.DescribePartition(name, partition):
                 return m.DescribePartitionReply(name, partition, self._end(name, partition))
             case m.MetricsFetch():
-                return m.MetricsReply(self._commons.metrics(self._lags()))
+                return m.MetricsReply(self._context.metrics(self._lags()))
             case _:
                 raise AssertionError(f"{request} is answered elsewhere")
 
     # Produce
 
     def stage(self, request: m.Produce) -> asyncio.Future[Published]:
-        """Into the log, all or nothing, in the order of the calls. Raises what `Broker.publish` raises."""
+        """Stage the records, all or none, in the order of the calls. Raises the errors of `Broker.publish`."""
         return self._broker.publish(self._who, request.topic, RecordBatch(request.records), partition=request.partition)
 
     def produced(self, dialect: Dialect, request: m.Produce, staged: asyncio.Future[Published], started_ns: int) -> m.Reply:
-        """The reply to what was staged, now that it has its place in the log or never will."""
+        """Return the reply to a staged Produce that is done."""
         error = staged.exception()
         if isinstance(error, BrokerError):
             return self.not_produced(dialect, request, error)
         landed = staged.result()
-        self._commons.messages_produced += landed.count
-        self._commons.bytes_in += sum(map(len, request.records))
-        self._commons.produce_latency.record(self._commons.ticks_ns() - started_ns)
+        self._context.messages_produced += landed.count
+        self._context.bytes_in += sum(map(len, request.records))
+        self._context.produce_latency.record(self._context.ticks_ns() - started_ns)
         return m.ProduceReply(range(landed.base_offset, landed.base_offset + landed.count))
 
     def not_produced(self, dialect: Dialect, request: m.Produce, error: BrokerError) -> m.Reply:
-        return _refused(dialect, request, error)
+        return _error_reply(dialect, request, error)
 
     async def _produce_to_new_topic(self, dialect: Dialect, request: m.Produce) -> m.Reply:
-        started_ns = self._commons.ticks_ns()
+        started_ns = self._context.ticks_ns()
         try:
             await self._broker.prepare(self._who, request.topic, request.records)
             staged = self.stage(request)
             await asyncio.wait((staged,))
         except BrokerError as error:
-            return _refused(dialect, request, error)
+            return _error_reply(dialect, request, error)
         return self.produced(dialect, request, staged, started_ns)
 
     # Fetch
 
     async def fetch(self, dialect: Dialect, request: m.Fetch) -> m.Reply:
-        started_ns = self._commons.ticks_ns()
+        started_ns = self._context.ticks_ns()
         try:
             reply = await self._read(dialect, request)
         except BrokerError as error:
-            return _refused(dialect, request, error)
+            return _error_reply(dialect, request, error)
         if isinstance(reply, m.FetchReply):
-            self._commons.messages_fetched += len(reply.values)
-            self._commons.bytes_out += sum(map(len, reply.values))
-            self._commons.fetch_latency.record(self._commons.ticks_ns() - started_ns)
+            self._context.messages_fetched += len(reply.values)
+            self._context.bytes_out += sum(map(len, reply.values))
+            self._context.fetch_latency.record(self._context.ticks_ns() - started_ns)
         return reply
 
     async def _read(self, dialect: Dialect, request: m.Fetch) -> m.Reply:
@@ -132,17 +132,17 @@ class RustLogVerbs:
             bounds = self._broker.bounds(self._who, topic, partition)
         except NO_SUCH_PLACE:
             if dialect is Dialect.BINARY and request.group_id and committed is None:
-                return m.FetchReply(range(0), [], 0)  # the original looks for the commit before it looks for the partition
+                return m.FetchReply(range(0), [], 0)  # the original checks the commit before the partition
             raise
         if start > bounds.end:
             return m.FetchReply(range(bounds.end, bounds.end), [], bounds.end)
-        reply_bytes_max = self._commons.settings.reply_bytes_max
+        reply_bytes_max = self._context.settings.reply_bytes_max
         bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect], reply_bytes_max))
         fetched = await self._broker.fetch(self._who, topic, partition, start, bytes_max=bytes_max)
         if not fetched.batches:
             return m.FetchReply(range(fetched.next_offset, fetched.next_offset), [], fetched.next_offset)
         if sum(map(size_bytes, fetched.batches)) >= TURN_BYTES_MIN:
-            await self._commons.turns.wait()
+            await self._context.turns.wait()
         return fetch_reply(dialect, *_columns(fetched), request.max_bytes, reply_bytes_max)
 
     # Groups
@@ -152,7 +152,7 @@ class RustLogVerbs:
             found = self._broker.committed(self._who, group, topic, partition)
         except NO_SUCH_PLACE:
             found = None
-        return self._commons.strays.find(group, topic, partition) if found is None else found
+        return self._context.unattached.find(group, topic, partition) if found is None else found
 
     async def _commit(self, dialect: Dialect, request: m.OffsetCommit) -> m.Reply:
         group, topic, partition = request.group_id, request.topic, request.partition
@@ -161,34 +161,34 @@ class RustLogVerbs:
         except NO_SUCH_PLACE:
             if dialect is Dialect.JSON:
                 return m.OffsetCommitReply(False)
-            return self._keep_stray(dialect, request)
+            return self._keep_unattached(dialect, request)
         except BrokerError as error:
-            return _refused(dialect, request, error)
-        self._commons.strays.forget(group, topic, partition)
+            return _error_reply(dialect, request, error)
+        self._context.unattached.forget(group, topic, partition)
         return m.OffsetCommitReply(True)
 
-    def _keep_stray(self, dialect: Dialect, request: m.OffsetCommit) -> m.Reply:
+    def _keep_unattached(self, dialect: Dialect, request: m.OffsetCommit) -> m.Reply:
         try:
-            self._commons.strays.keep(request.group_id, request.topic, request.partition, request.offset)
+            self._context.unattached.keep(request.group_id, request.topic, request.partition, request.offset)
         except BrokerError as error:
-            return _refused(dialect, request, error)
+            return _error_reply(dialect, request, error)
         return m.OffsetCommitReply(True)
 
     # Topics
 
     async def _create_topic(self, request: m.CreateTopic) -> m.Reply:
         if not 1 <= request.partition_count <= PARTITIONS_PER_TOPIC_MAX:
-            return refusals.invalid_partition_count(request.partition_count)
+            return errors.invalid_partition_count(request.partition_count)
         try:
             await self._broker.create_topic(self._who, request.topic, partitions=request.partition_count)
         except TopicExists:
-            return refusals.topic_exists(request.topic)
+            return errors.topic_exists(request.topic)
         except InvalidTopicName as error:
-            return refusals.invalid_topic_name(str(error))
+            return errors.invalid_topic_name(str(error))
         except NotAuthorized as error:
-            return refusals.not_authorized(str(error))
+            return errors.not_authorized(str(error))
         except BrokerError as error:
-            return refusals.topic_creation_failed(str(error), retriable=error.retriable)
+            return errors.topic_creation_failed(str(error), retriable=error.retriable)
         return m.CreateTopicReply(True)
 
     def _end(self, topic: str, partition: int) -> int:
@@ -201,7 +201,7 @@ class RustLogVerbs:
 
 
 def _columns(fetched: Fetched) -> tuple[Sequence[int], list[bytes]]:
-    """Offsets and values of all batches. A tombstone is read as an empty record: the protocol has no other word for it."""
+    """Return the offsets and values of all batches. A tombstone becomes an empty record, because the protocol cannot express it."""
     first, *others = fetched.batches
     offsets: Sequence[int] = first.offsets()
     values = _without_tombstones(first.values())
@@ -219,25 +219,25 @@ def _without_tombstones(values: list[bytes | None]) -> list[bytes]:
     return cast(list[bytes], values) if all(values) else [value or b"" for value in values]
 
 
-def _refused(dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
-    """An error in the words of the dialect. `request` is none of those that have refusals of their own."""
+def _error_reply(dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
+    """Return the error reply of the dialect. `request` is none of those with errors of their own."""
     if isinstance(error, NotAuthorized):
-        return refusals.not_authorized(str(error))
+        return errors.not_authorized(str(error))
     match request:
         case m.Produce(topic, partition) | m.Fetch(topic, partition) if isinstance(error, NO_SUCH_PLACE):
-            return refusals.no_partition(dialect, topic, partition)
+            return errors.no_partition(dialect, topic, partition)
         case m.Produce():
             reason = f"record too large: {error.size_bytes} bytes" if isinstance(error, RecordTooLarge) else str(error)
-            return refusals.write_failed(dialect, reason, retriable=error.retriable)
+            return errors.write_failed(dialect, reason, retriable=error.retriable)
         case m.Fetch() if isinstance(error, OffsetOutOfRange):
-            return refusals.offset_out_of_range(dialect, error.wanted, error.first)
+            return errors.offset_out_of_range(dialect, error.wanted, error.first)
         case m.Fetch():
-            return refusals.fetch_failed(dialect, str(error), retriable=error.retriable)
+            return errors.fetch_failed(dialect, str(error), retriable=error.retriable)
         case m.OffsetCommit():
-            return refusals.commit_failed(dialect, str(error), retriable=error.retriable)
+            return errors.commit_failed(dialect, str(error), retriable=error.retriable)
         case m.DescribeTopic(topic) if isinstance(error, NO_SUCH_PLACE):
-            return refusals.no_topic_to_describe(topic)
+            return errors.no_topic_to_describe(topic)
         case m.DescribePartition(topic, partition) if isinstance(error, NO_SUCH_PLACE):
-            return refusals.no_partition_to_describe(topic, partition)
+            return errors.no_partition_to_describe(topic, partition)
         case _:
-            return refusals.internal(str(error), retriable=error.retriable)
+            return errors.internal(str(error), retriable=error.retriable)

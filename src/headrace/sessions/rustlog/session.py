@@ -1,19 +1,19 @@
-"""One RustLog connection: frames → broker verbs → frames.
+"""Session of one RustLog connection.
 
-Requests take effect in the order they were sent, and replies leave in that order, each in the dialect of its request. A Produce is
-staged in the call that receives it and answered when its records are as durable as their topic promises; many may be under way, up
-to a window, so that a pipelining client fills the journal's flushes. Every other request waits for the Produces before it:
-whoever writes and then reads finds what it has written. Those that need the disk occupy the session's one task.
+Requests take effect in the order in which they were sent. Replies leave in the same order, each in the dialect of its request. A Produce is
+staged in the call that receives it and answered when its records are as durable as the topic requires. Many Produces may be in flight, up
+to a window, so that a pipelining client fills the flushes of the journal. Every other request waits for the Produces before it, so a client
+reads its own writes. Requests that need the disk run in the session's only task.
 
-What cannot be served yet waits in the inbox, and while anything waits there the socket is not read. A peer that does not take
-its replies is not served further ones.
+Requests that cannot be served yet wait in the inbox. While the inbox is not empty, the socket is not read. A peer that does not read its
+replies gets no further ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,20 +24,20 @@ from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.sessions.contract import Link
-from headrace.sessions.rustlog.context import RustLogCommons, RustLogSettings
-from headrace.sessions.rustlog.handlers import RustLogVerbs
-from headrace.wire.rustlog import Dialect, Incoming, Refused, RequestDecoder, encode_reply
+from headrace.sessions.rustlog.context import RustLogContext, RustLogSettings
+from headrace.sessions.rustlog.handlers import RustLogHandlers
+from headrace.wire.rustlog import Deferred, Dialect, Incoming, Refused, RequestDecoder, decode_in_steps, encode_reply
 from headrace.wire.rustlog.messages import Fetch, Produce, Reply
 
-__all__ = ["RustLogCommons", "RustLogSession", "RustLogSettings"]
+__all__ = ["RustLogContext", "RustLogSession", "RustLogSettings"]
 
 _WRITE_BYTES: Final = 64 * KIB
-"""Replies are gathered up to this much before they are handed to the connection."""
+"""Replies are collected up to this size before they are passed to the connection."""
 
 
 @dataclass(slots=True)
 class _Staged:
-    """A Produce whose reply is owed."""
+    """A Produce that is not answered yet."""
 
     dialect: Dialect
     request: Produce
@@ -47,31 +47,36 @@ class _Staged:
 
 
 class RustLogSession:
-    """The state of one connection. `commons` is shared by all connections of a broker."""
+    """State of one connection. `context` is shared by all connections of a broker.
 
-    def __init__(self, link: Link, broker: Broker, who: Principal, commons: RustLogCommons) -> None:
+    `has_rights` tells whether `who` has any right. A peer without one may only send small frames.
+    """
+
+    def __init__(
+        self, link: Link, broker: Broker, who: Principal, context: RustLogContext, has_rights: Callable[[], bool] = lambda: True
+    ) -> None:
         self._link = link
-        self._commons = commons
-        self._verbs = RustLogVerbs(broker, who, commons)
-        self._decoder = RequestDecoder()
+        self._context = context
+        self._handlers = RustLogHandlers(broker, who, context)
+        self._decoder = RequestDecoder(has_rights, defers_large=True)
         self._inbox: deque[Incoming] = deque()
         self._staged: deque[_Staged] = deque()
         self._in_flight_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        """What a fetch waits for that must not be sent yet."""
+        """Future of a fetch that waits until the peer reads its replies."""
         self._unsent: list[bytes] = []
-        """Replies of one turn, to be sent in one write."""
+        """Replies of this turn, sent in one write."""
         self._unsent_bytes = 0
         self._paused = self._choked = False
         self._heard = False
-        """Whether anything has come since the last look for a stall."""
+        """Whether bytes have arrived since the last stall check."""
         self._stall_timer: asyncio.TimerHandle | None = None
         self._ending: tuple[str, bool] | None = None
         self._is_lost = False
-        commons.connections += 1
+        context.connections += 1
 
-    # What the connection calls.
+    # Calls from the connection.
 
     def receive(self, data: bytes) -> None:
         if self._ending is None:
@@ -93,7 +98,7 @@ class RustLogSession:
 
     def lost(self) -> None:
         self._is_lost = True
-        self._commons.connections -= 1
+        self._context.connections -= 1
         self._inbox.clear()
         self._stop_watching()
         if self._task is not None:
@@ -106,7 +111,7 @@ class RustLogSession:
     # Order.
 
     def _serve(self) -> None:
-        """Go on as far as possible, send what came of it, and read on if nothing is left to do."""
+        """Serve the inbox as far as possible, send the replies, and pause or resume reading."""
         while self._inbox and self._task is None and self._is_taking_replies() and self._took(self._inbox[0]):
             self._inbox.popleft()
         self._flush()
@@ -123,7 +128,10 @@ class RustLogSession:
             self._link.close(reason, error=error)
 
     def _took(self, incoming: Incoming) -> bool:
-        """Serve it, or say that it has to wait for what is under way."""
+        """Serve the request. Return False if it must wait for requests in flight."""
+        if isinstance(incoming, Deferred):
+            self._begin(self._decode(incoming))
+            return False
         if isinstance(incoming, Refused):
             if self._staged:
                 return False
@@ -138,7 +146,7 @@ class RustLogSession:
         if isinstance(incoming.request, Fetch):
             self._begin(self._fetch(incoming.dialect, incoming.request))
             return True
-        answer = self._verbs.answer(incoming.dialect, incoming.request)
+        answer = self._handlers.answer(incoming.dialect, incoming.request)
         if isinstance(answer, Awaitable):
             self._begin(self._work(incoming.dialect, answer))
         else:
@@ -146,22 +154,22 @@ class RustLogSession:
         return True
 
     def _took_produce(self, dialect: Dialect, request: Produce) -> bool:
-        window_bytes = self._commons.settings.in_flight_bytes_max
+        window_bytes = self._context.settings.in_flight_bytes_max
         if self._in_flight_bytes >= window_bytes or len(self._staged) >= RUSTLOG_REQUESTS_IN_FLIGHT_MAX:
             return False
-        started_ns = self._commons.ticks_ns()
+        started_ns = self._context.ticks_ns()
         try:
-            outcome = self._verbs.stage(request)
+            outcome = self._handlers.stage(request)
         except BrokerError as error:
             if self._staged:
-                return False  # its reply is not due yet; it will be refused again when it is
-            is_new = isinstance(error, UnknownTopic) and self._commons.settings.auto_create
+                return False  # its reply is not due yet; it fails again when it is
+            is_new = isinstance(error, UnknownTopic) and self._context.settings.auto_create
             if is_new or isinstance(error, SchemaCheckPending):
-                answer = self._verbs.answer(dialect, request)
+                answer = self._handlers.answer(dialect, request)
                 assert isinstance(answer, Awaitable)
                 self._begin(self._work(dialect, answer))
             else:
-                self._reply(dialect, self._verbs.not_produced(dialect, request, error))
+                self._reply(dialect, self._handlers.not_produced(dialect, request, error))
             return True
         size_bytes = sum(map(len, request.records))
         self._in_flight_bytes += size_bytes
@@ -170,7 +178,7 @@ class RustLogSession:
         return True
 
     def _settled(self, outcome: asyncio.Future[Published]) -> None:
-        """Reply to all Produces that are done with, from the oldest on. The first call finds a whole flush of them."""
+        """Reply to all completed Produces, oldest first. One flush completes many of them."""
         while self._staged and self._staged[0].outcome.done():
             done = self._staged.popleft()
             self._in_flight_bytes -= done.size_bytes
@@ -179,16 +187,27 @@ class RustLogSession:
 
     def _produced(self, done: _Staged) -> Reply:
         try:
-            return self._verbs.produced(done.dialect, done.request, done.outcome, done.started_ns)
+            return self._handlers.produced(done.dialect, done.request, done.outcome, done.started_ns)
         except BaseException:
-            self._link.close("internal error")  # a defect: better no reply than a wrong one, and the log will tell
+            self._link.close("internal error")  # a bug: no reply is better than a wrong one
             raise
 
-    # The one task.
+    # The task.
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(work)
         self._task.add_done_callback(self._worked)
+
+    async def _decode(self, deferred: Deferred) -> None:
+        """Replace the head of the inbox by its request, one step in each turn of the event loop."""
+        steps = decode_in_steps(deferred)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as decoded:
+                self._inbox[0] = decoded.value
+                return
+            await self._context.turns.wait()
 
     async def _work(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
         self._reply(dialect, await answer)
@@ -198,9 +217,9 @@ class RustLogSession:
             while not self._is_taking_replies():
                 self._writable = asyncio.get_running_loop().create_future()
                 await self._writable
-            async with self._commons.turns.fetching(self._link) as may_fetch:
+            async with self._context.turns.fetching(self._link) as may_fetch:
                 if may_fetch:
-                    self._reply(dialect, await self._verbs.fetch(dialect, request))
+                    self._reply(dialect, await self._handlers.fetch(dialect, request))
                     self._flush()
                     return
 
@@ -215,13 +234,13 @@ class RustLogSession:
             return
         self._serve()
 
-    # A peer that stops in the middle of a frame.
+    # Stalls.
 
     def _watch_stall(self) -> None:
         self._heard = False
-        if self._commons.settings.stall_seconds:
+        if self._context.settings.stall_seconds:
             loop = asyncio.get_running_loop()
-            self._stall_timer = loop.call_later(self._commons.settings.stall_seconds, self._look_for_stall)
+            self._stall_timer = loop.call_later(self._context.settings.stall_seconds, self._look_for_stall)
 
     def _look_for_stall(self) -> None:
         self._stall_timer = None
@@ -230,7 +249,7 @@ class RustLogSession:
         if self._heard or self._paused:
             self._watch_stall()
             return
-        self._end(f"stalled: {self._decoder.held_bytes} bytes of a frame, and then nothing", error=True)
+        self._end(f"stalled: {self._decoder.held_bytes} bytes of an incomplete frame", error=True)
         self._serve()
 
     def _stop_watching(self) -> None:
@@ -253,15 +272,15 @@ class RustLogSession:
             self._link.send(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def _is_taking_replies(self) -> bool:
-        """Whether the peer takes what it is sent. `drained` is called when one that did not does so again."""
+        """Return whether the peer reads its replies. If not, `drained` is called when it does again."""
         if self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:
             return True
         if not self._choked:
             self._choked = True
-            self._commons.slow_consumers += 1
+            self._context.slow_consumers += 1
         return False
 
     def _end(self, reason: str, *, error: bool) -> None:
-        """Nothing more is taken; what was received before is completed, then the link is closed."""
+        """Accept no new requests, complete the received ones, then close the link."""
         if self._ending is None:
             self._ending = (reason, error)

@@ -1,4 +1,4 @@
-"""BlipMQ's wire format, for servers and clients: `frames` draws it, `decoder` and `encoder` speak it, `sniff` recognises it."""
+"""BlipMQ's wire format for both roles: `frames` describes it, `decoder` and `encoder` implement it, `sniff` detects it."""
 
 from headrace.wire.blipmq.decoder import Decoder
 from headrace.wire.blipmq.frames import (

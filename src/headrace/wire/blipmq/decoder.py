@@ -1,9 +1,8 @@
-"""Bytes → BlipMQ messages, for both roles.
+"""Decoder of BlipMQ messages for both roles.
 
-Speed comes from two paths that find the same frames. The long one looks at a frame at a time. The short one looks at
-`_BLOCK` frames at once: where the low byte of the length repeats at equal distances, one `unpack_from` takes the whole block
-apart, and the block counts only if every head and every topic in it turn out to be equal. What it cannot use costs one
-comparison a block; what it can use comes out about three times as fast.
+Two paths decode the same frames. The slow path decodes one frame at a time. The fast path decodes `_BLOCK` frames at once: if the low byte
+of the length repeats at equal distances, one `unpack_from` decodes the whole block, and the block is used only if every head and every
+topic in it are equal. A failed attempt costs one comparison for each block. The fast path is about three times as fast.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from headrace.wire.blipmq.frames import (
 
 _BLOCK = 64
 _SINGLES_FIRST = 8
-"""A run must show this many frames before a block is tried, so that topics that take turns do not pay for blocks they never fill."""
+"""Frames of a batch before a block is tried, so that alternating topics do not pay for blocks that never match."""
 _PUBLISH, _ACK, _POLL = FrameType.PUBLISH.value, FrameType.ACK.value, FrameType.POLL.value
 _SUBSCRIPTION_FRAME_BYTES = HEAD_BYTES + U64.size
 assert _SUBSCRIPTION_FRAME_BYTES == 21, "an ACK or POLL is 21 bytes"
@@ -47,15 +46,15 @@ assert _SUBSCRIPTION_FRAME_BYTES == 21, "an ACK or POLL is 21 bytes"
 
 @lru_cache(maxsize=512)
 def _block(prefix_bytes: int, value_bytes: int) -> struct.Struct:
-    """`_BLOCK` frames of one size: (length and type, correlation id, what the run has in common, value) each."""
+    """`_BLOCK` frames of one size: (length and type, correlation id, common prefix, value) each."""
     return struct.Struct(">" + f"5sQ{prefix_bytes}s{value_bytes}s" * _BLOCK)
 
 
 class Decoder:
-    """Feed it what the socket gave; it yields every message that is whole.
+    """Decoder of one direction. Yields every complete message.
 
-    `frame_bytes_max` may be changed between two messages: a session allows large frames only to a peer that has logged in.
-    After a `WireError` the stream has no known frame boundary any more, and the decoder refuses to go on.
+    `frame_bytes_max` may change between two messages: a session allows large frames only after login. After a `WireError` the frame
+    boundaries are unknown, and the decoder cannot be used.
     """
 
     __slots__ = ("_broken", "_held", "_held_bytes", "_wanted_bytes", "frame_bytes_max")
@@ -69,20 +68,20 @@ class Decoder:
 
     @property
     def held_bytes(self) -> int:
-        """What waits for the rest of its frame."""
+        """Bytes received of an incomplete frame."""
         return self._held_bytes
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages completed by `data`, in order. To be exhausted before the next call.
+        """Yield the messages completed by `data`, in order. Exhaust the iterator before the next call.
 
-        Raises `WireError` after the last good message when a length is out of bounds or a type is unknown.
+        Raises `WireError` after the last valid message if a length is out of bounds or a type is unknown.
         """
         if self._broken is not None:
             raise self._broken
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes < self._wanted_bytes:
-            # A large frame is joined once, when its last piece is in, not once a piece.
+            # A large frame is joined once, when its last chunk is received.
             return
         buffer = data if len(self._held) == 1 else b"".join(self._held)
         position = 0
@@ -101,13 +100,13 @@ class Decoder:
         self._held, self._held_bytes = [rest] if rest else [], len(rest)
 
     def _whole_frame(self, buffer: bytes, position: int) -> int:
-        """The size of the frame at `position`, or 0 if it is not whole yet."""
+        """Return the size of the frame at `position`, or 0 if it is incomplete."""
         available = len(buffer) - position
         if available < LENGTH.size:
             self._wanted_bytes = LENGTH.size
             return 0
         (length,) = LENGTH.unpack_from(buffer, position)
-        # Checked before anything is kept for it: a lying length must not reserve memory.
+        # Checked before anything is stored: a wrong length must not allocate memory.
         if not COUNTED_HEAD_BYTES <= length <= self.frame_bytes_max:
             raise WireError(f"frame length {length} is outside [{COUNTED_HEAD_BYTES}, {self.frame_bytes_max}]")
         size = LENGTH.size + int(length)
@@ -118,7 +117,7 @@ class Decoder:
 
 
 def _message(buffer: bytes, position: int, size: int, frame_bytes_max: int) -> tuple[Message, int]:
-    """The message that starts with the whole frame at `position`, and where the next one starts."""
+    """Return the message that starts at `position`, and the start of the next one."""
     _, kind, cid = HEAD.unpack_from(buffer, position)
     begin, end = position + HEAD_BYTES, position + size
     if kind == _PUBLISH:
@@ -127,7 +126,7 @@ def _message(buffer: bytes, position: int, size: int, frame_bytes_max: int) -> t
         if size != _SUBSCRIPTION_FRAME_BYTES:
             return Malformed(FrameType(kind), cid), end
         length = size - LENGTH.size
-        cids, _, end = _run(buffer, position, kind, buffer[begin:end], length, length)
+        cids, _, end = _batch(buffer, position, kind, buffer[begin:end], length, length)
         (subscription,) = U64.unpack_from(buffer, begin)
         return (PollBatch if kind == _POLL else AckBatch)(subscription, cids), end
     single = _SINGLES.get(kind)
@@ -148,14 +147,14 @@ def _publishes(buffer: bytes, position: int, end: int, cid: int, frame_bytes_max
         topic = buffer[begin + TOPIC_HEAD.size : value_begin].decode()
     except UnicodeDecodeError:
         return Malformed(FrameType.PUBLISH, cid), end
-    # Equal bytes up to the value mean an equal QoS and an equal topic that is valid, so the rest of the run needs no look.
+    # Equal bytes up to the value mean the same QoS and the same valid topic.
     prefix = buffer[begin:value_begin]
-    cids, values, end = _run(buffer, position, _PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
+    cids, values, end = _batch(buffer, position, _PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
     return PublishBatch(qos, topic, cids, values), end
 
 
-def _run(buffer: bytes, position: int, kind: int, prefix: bytes, length_min: int, length_max: int) -> tuple[list[int], list[bytes], int]:
-    """Adjacent whole frames of one type whose payloads start with `prefix`: their ids, what follows the prefix, where they end."""
+def _batch(buffer: bytes, position: int, kind: int, prefix: bytes, length_min: int, length_max: int) -> tuple[list[int], list[bytes], int]:
+    """Return the ids of adjacent complete frames of one type whose payloads start with `prefix`, the bytes after it, and their end."""
     cids: list[int] = []
     values: list[bytes] = []
     stop = len(buffer)
@@ -179,7 +178,7 @@ def _run(buffer: bytes, position: int, kind: int, prefix: bytes, length_min: int
                     values += columns[3::4]
                     position = taken
                     continue
-            # No block starts here; look again after as many frames as a block would have had.
+            # No block starts here. Try again after as many frames as a block has.
             singles = _BLOCK
         singles -= 1
         cids.append(cid)

@@ -1,4 +1,4 @@
-"""BlipMQ messages → bytes, for both roles. Columns go in, one join comes out."""
+"""Encoder of BlipMQ messages for both roles: columns in, one block of bytes out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from headrace.wire.blipmq.frames import (
 )
 
 NACK_TEXT_BYTES_MAX = 1024
-"""Enough for any of our texts; an operating system's message inside one is cut here."""
+"""Maximum length of an error text. A longer one, such as a message of the operating system, is truncated."""
 
 _SUBSCRIPTION_FRAME = struct.Struct(">IBQQ")
 
@@ -66,7 +66,7 @@ def nack(cid: int, code: int, text: str) -> bytes:
 
 
 def nacks(cids: Iterable[int], code: int, text: str) -> bytes:
-    """The same refusal for each of these requests."""
+    """Return the same NACK for each of these requests."""
     raw = text.encode()
     if len(raw) > NACK_TEXT_BYTES_MAX:
         raw = raw[:NACK_TEXT_BYTES_MAX].decode(errors="ignore").encode()
@@ -83,7 +83,7 @@ def pong(cid: int) -> bytes:
 
 
 def publishes(qos: int, topic: str, cids: Iterable[int], values: Sequence[bytes]) -> bytes:
-    """Publishes, or deliveries, of one topic. Raises `RecordTooLarge` when a value does not fit a frame, before anything is built."""
+    """Return publishes or deliveries of one topic. Raises `RecordTooLarge` for a value that fits no frame, before anything is built."""
     prefix = _publish_prefix(qos, topic)
     value_bytes_max = BLIPMQ_FRAME_BYTES_MAX - COUNTED_HEAD_BYTES - len(prefix)
     largest = max(map(len, values), default=0)
@@ -99,12 +99,12 @@ def publishes(qos: int, topic: str, cids: Iterable[int], values: Sequence[bytes]
 
 
 def value_bytes_max(topic: str) -> int:
-    """The largest value that fits a PUBLISH of this topic."""
+    """Return the size of the largest value that fits a PUBLISH of this topic."""
     return BLIPMQ_FRAME_BYTES_MAX - COUNTED_HEAD_BYTES - TOPIC_HEAD.size - len(topic.encode())
 
 
 def encode(message: Message) -> bytes:
-    """Any message, for callers that are not in a hurry. A `Malformed` has no bytes of its own."""
+    """Encode any message. Slower than the functions above. A `Malformed` cannot be encoded."""
     match message:
         case Hello(cid, version):
             return hello(cid, version)

@@ -1,4 +1,4 @@
-"""BlipMQ frames, and the messages they carry.
+"""BlipMQ frames and messages.
 
     0         4      5                13
     +---------+------+----------------+-----------+
@@ -6,22 +6,21 @@
     | u32     | u8   | u64            | rest      |
     +---------+------+----------------+-----------+
 
-`length` counts everything after itself: 9 is the least, 16 MiB the most. Payloads by type:
+`length` counts everything after itself, from 9 bytes to 16 MiB. Payloads by type:
 
     01 HELLO      u16 version
     02 AUTH       u16 n, n bytes UTF-8 key
     03 PUBLISH    u8 qos, u16 n, n bytes UTF-8 topic, message
-    04 SUBSCRIBE  u16 n, n bytes UTF-8 topic, u8 qos          (more bytes are tolerated)
+    04 SUBSCRIBE  u16 n, n bytes UTF-8 topic, u8 qos          (more bytes are ignored)
     05 ACK        u64 subscription
     06 NACK       u16 code, u16 n, n bytes UTF-8 text
-    07 PING       anything, discarded
-    08 PONG       anything, discarded
+    07 PING       anything, ignored
+    08 PONG       anything, ignored
     09 POLL       u64 subscription
 
-Adjacent PUBLISH frames of one QoS and topic come out as one `PublishBatch`, adjacent ACKs or POLLs of one subscription as one
-`AckBatch` or `PollBatch`: the callers work on columns, never on single frames. Which values are allowed (a QoS of 7, an empty
-topic, subscription 0) is for the session to say, in the order its table gives; a payload that cannot be taken apart at all
-is a `Malformed`, because the answer to it is a NACK and its place among the other replies matters.
+Adjacent PUBLISH frames of one QoS and topic are decoded as one `PublishBatch`, adjacent ACKs or POLLs of one subscription as one `AckBatch`
+or `PollBatch`. The session checks the values (a QoS of 7, an empty topic, subscription 0). An undecodable payload is a `Malformed`,
+because it is answered by a NACK in its place among the other replies.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ NACK_HEAD: Final = struct.Struct(">HH")
 
 HEAD_BYTES: Final = HEAD.size
 COUNTED_HEAD_BYTES: Final = HEAD_BYTES - LENGTH.size
-"""The part of the head that `length` counts: no frame can be shorter."""
+"""Part of the head that `length` counts: the smallest length of a frame."""
 assert (HEAD_BYTES, COUNTED_HEAD_BYTES) == (13, 9), "the drawing says 13, and 9 of them are counted"
 
 PROTOCOL_VERSION: Final = 1
@@ -49,7 +48,7 @@ U16_MAX: Final = 0xFFFF
 
 
 class FrameType(IntEnum):
-    """The type byte."""
+    """Type byte."""
 
     HELLO = 0x01
     AUTH = 0x02
@@ -64,7 +63,7 @@ class FrameType(IntEnum):
 
 @dataclass(slots=True)
 class Hello:
-    """Client → server: the protocol version it speaks. Answered by an ACK of subscription 0, or a NACK."""
+    """Client → server: protocol version. Answered by an ACK of subscription 0, or a NACK."""
 
     cid: int
     version: int = PROTOCOL_VERSION
@@ -72,21 +71,21 @@ class Hello:
 
 @dataclass(slots=True, repr=False)
 class Auth:
-    """Client → server: the API key. Answered as `Hello` is."""
+    """Client → server: API key. Answered like `Hello`."""
 
     cid: int
     key: bytes
 
     def __repr__(self) -> str:
-        # A key must not reach a log through a debug line.
+        # A key must not appear in a log.
         return f"Auth(cid={self.cid}, key=<{len(self.key)} bytes>)"
 
 
 @dataclass(slots=True)
 class PublishBatch:
-    """Client → server: records for one topic. Answered only on failure, by a NACK for each.
+    """Client → server: records for one topic. Only a failure is answered, by a NACK for each record.
 
-    Server → client: deliveries. Their `cids` are delivery tags (QoS 1) or the ids of the POLLs they answer (QoS 0).
+    Server → client: deliveries. Their `cids` are delivery tags (QoS 1) or the ids of the POLLs that they answer (QoS 0).
     """
 
     qos: int
@@ -106,7 +105,7 @@ class Subscribe:
 
 @dataclass(slots=True)
 class AckBatch:
-    """Client → server: these delivery tags of one subscription are done. Server → client: replies that carry a subscription id."""
+    """Client → server: acknowledgement of these delivery tags. Server → client: replies that carry a subscription id."""
 
     subscription: int
     cids: list[int]
@@ -114,7 +113,7 @@ class AckBatch:
 
 @dataclass(slots=True)
 class PollBatch:
-    """Client → server: as many messages of one subscription as there are ids, if there are any."""
+    """Client → server: request for as many messages of one subscription as there are ids."""
 
     subscription: int
     cids: list[int]
@@ -122,7 +121,7 @@ class PollBatch:
 
 @dataclass(slots=True)
 class Nack:
-    """Server → client: why the request of this id failed."""
+    """Server → client: the error of the request with this id."""
 
     cid: int
     code: int
@@ -131,21 +130,21 @@ class Nack:
 
 @dataclass(slots=True)
 class Ping:
-    """Client → server: answered by a PONG of the same id once all earlier publishes of the connection are durable."""
+    """Client → server: answered by a PONG with the same id when all earlier publishes of the connection are durable."""
 
     cid: int
 
 
 @dataclass(slots=True)
 class Pong:
-    """Server → client."""
+    """Server → client: answer to a PING."""
 
     cid: int
 
 
 @dataclass(slots=True)
 class Malformed:
-    """A whole frame of a known type whose payload cannot be taken apart. The connection goes on."""
+    """A complete frame of a known type whose payload cannot be decoded. The connection stays open."""
 
     type: FrameType
     cid: int

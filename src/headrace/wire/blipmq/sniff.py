@@ -1,14 +1,14 @@
-"""Is this BlipMQ? Answered from at most the first 16 bytes of a connection.
+"""Detection of BlipMQ from at most the first 16 bytes of a connection.
 
-A HELLO is certain after five bytes. Anything else is a client that skipped it and is owed its `NACK 401 unauthenticated`, but its
-first frame may look like a request of RustLog's binary dialect, whose frames also are a u32 length and a small type byte:
+A HELLO is certain after five bytes. A client that skips HELLO gets `NACK 401 unauthenticated`, but its first frame may look like a request
+of RustLog's binary dialect, whose frames are also a u32 length and a small type byte:
 
     BlipMQ   length  type  correlation id (8 bytes) ...
     RustLog  length  type  u16 name length, name, ...
 
-The one that parses exactly wins. A correlation id below 2³² starts with four zero bytes, which RustLog would have to read as
-empty names, and no request with an empty topic name is a valid one; ids from 2³² on only count in a HELLO. Lengths inside the payload must
-then agree with the frame's, to the byte. A listener that accepts only BlipMQ never asks.
+The protocol that parses exactly is used. A correlation id below 2³² starts with four zero bytes, which are empty names in RustLog, and no
+request with an empty topic is valid there. Ids from 2³² on match only in a HELLO. Lengths inside the payload must match that of the frame
+exactly. A listener for BlipMQ alone does not use this check.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAYLOAD_BYTES_LOOKED_AT: Final = TOPIC_HEAD.size
 
 
 def sniff(first: bytes) -> Sniff:
-    """YES, NO, or MORE bytes are needed."""
+    """Return YES, NO, or MORE if more bytes are needed."""
     if len(first) < LENGTH.size:
         return Sniff.MORE
     (length,) = LENGTH.unpack_from(first)

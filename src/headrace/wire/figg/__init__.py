@@ -1,4 +1,4 @@
-"""The Figg protocol: frames, their decoder for both roles, their encoder, and how to know one by its first bytes."""
+"""Figg protocol: frames, decoder for both roles, encoder, and detection by the first bytes."""
 
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder, client_decoder, server_decoder

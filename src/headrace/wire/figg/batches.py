@@ -1,4 +1,4 @@
-"""Runs of PUBLISH or DATA frames into columns: the hot path, in two gears.
+"""Decoding of adjacent PUBLISH or DATA frames into columns. This is the hot path, and it has two modes.
 
     0             8                 12 + n      20 + n      24 + n
     +-------------+-----------------+-----------+-----------+-------+
@@ -6,12 +6,12 @@
     | 8 B         | u32, n B        | u64       | u32       |       |
     +-------------+-----------------+-----------+-----------+-------+
 
-- *Each*: one `unpack_from` and one slice a frame, whatever the sizes of the values.
-- *Alike*: frames of one size lie at equal distances, so each byte of their heads is a column that a strided slice compares at once.
-  Where 64 or more frames agree, one `unpack_from` yields all their numbers and values.
+- *Each*: one `unpack_from` and one slice for each frame, for values of any size.
+- *Alike*: frames of one size have equal distances, so each byte of their heads is a column that one strided slice compares.
+  If 64 or more frames agree, one `unpack_from` returns all their numbers and values.
 
-On the development machine, with 100-byte values in 256 KiB reads, the first gear alone decodes about 3.3 M frames/s, both together
-about 11 M/s. `struct.iter_unpack` for the second gear gave 6 to 7 M/s: it builds a tuple a frame.
+On the development machine, with 100-byte values in 256 KiB reads, the first mode alone decodes about 3.3 M frames/s, both together
+about 11 M/s. `struct.iter_unpack` in the second mode gave 6 to 7 M/s, because it builds a tuple for each frame.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Final
 from headrace.wire.figg.frames import HEADER_BYTES, NUMBER, SIZE
 
 EACH: Final = 32
-"""Frames the first gear takes before it looks whether the second would do."""
+"""Frames decoded in the first mode before the second mode is tried."""
 BLOCK: Final = 64
-"""Frames unpacked by one call in the second gear. Larger blocks gain little and leave more frames to the first gear."""
+"""Frames unpacked by one call in the second mode. Larger blocks gain little and leave more frames to the first mode."""
 _FIELDS_BYTES: Final = NUMBER.size + SIZE.size
 
 
 def take_batch(data: bytes, position: int, head_bytes: int, payload_bytes_max: int) -> tuple[list[int], list[bytes], int]:
-    """Numbers and values of the whole frame at `position` and of those that follow with its type, version and topic.
+    """Return the numbers and values of the complete frame at `position` and of the following ones with the same type, version and topic.
 
-    `head_bytes` counts header and topic field. Returns also where the run ended: at a frame that differs, is cut or is malformed,
-    which is for the caller to find out. No values at all: the first frame is malformed itself.
+    `head_bytes` counts header and topic field. Also returns the end of the batch: a frame that differs, is incomplete or is malformed,
+    which the caller finds out. Returns no values if the first frame is malformed.
     """
     numbers: list[int] = []
     values: list[bytes] = []
@@ -59,7 +59,7 @@ def take_batch(data: bytes, position: int, head_bytes: int, payload_bytes_max: i
 
 
 def _take_alike(data: bytes, position: int, head_bytes: int, size: int, numbers: list[int], values: list[bytes]) -> int:
-    """Second gear: whole blocks of frames whose head and data size are those of the frame that ends at `position`."""
+    """Decode whole blocks of frames whose head and data size equal those of the frame that ends at `position`."""
     frame_bytes = head_bytes + _FIELDS_BYTES + size
     before = position - frame_bytes
     head = data[before : before + head_bytes]
@@ -67,22 +67,22 @@ def _take_alike(data: bytes, position: int, head_bytes: int, size: int, numbers:
         return position
     columns = [*enumerate(head), *enumerate(SIZE.pack(size), head_bytes + NUMBER.size)]
     unpack = _block(head_bytes, size).unpack_from
-    asked = BLOCK
-    while (asked := min(asked, (len(data) - position) // frame_bytes)) >= BLOCK:
-        found = _count_alike(data, position, frame_bytes, asked, columns)
+    wanted = BLOCK
+    while (wanted := min(wanted, (len(data) - position) // frame_bytes)) >= BLOCK:
+        found = _count_alike(data, position, frame_bytes, wanted, columns)
         for _ in range(found // BLOCK):
             flat = unpack(data, position)
             numbers += flat[::2]
             values += flat[1::2]
             position += BLOCK * frame_bytes
-        if found < asked:
+        if found < wanted:
             break
-        asked *= 4  # a long stretch is soon taken whole, and a broken one has cost little
+        wanted *= 4  # long batches are soon decoded in one step, and a failed attempt costs little
     return position
 
 
 def _count_alike(data: bytes, position: int, frame_bytes: int, count: int, columns: list[tuple[int, int]]) -> int:
-    """How many of `count` frames from `position` on have these bytes at these places."""
+    """Return how many of `count` frames from `position` on have these bytes at these places."""
     for place, byte in columns:
         column = data[position + place : position + count * frame_bytes : frame_bytes]
         wanted = bytes((byte,))

@@ -1,4 +1,4 @@
-"""Bytes into messages, for both roles. No I/O: bytes go in as they come, cut anywhere, and whole messages come out."""
+"""Decoder of Figg messages for both roles. Accepts bytes cut anywhere and does no I/O."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ _ACK_BYTES: Final = HEADER_BYTES + NUMBER.size
 
 
 class Decoder(Generic[MessageT]):
-    """One direction of one connection. `server_decoder` and `client_decoder` make one of the right type."""
+    """One direction of one connection. `server_decoder` and `client_decoder` create one of the right type."""
 
     def __init__(self, role: Role, *, frame_bytes_max: int = FRAME_BYTES_DEFAULT_MAX, strict_version: bool = True) -> None:
         self._received = RECEIVED[role]
         self._frame_bytes_max = frame_bytes_max
         self._strict_version = strict_version
         self._held = bytearray()
-        """The beginning of a frame that is not all there."""
+        """Bytes of an incomplete frame."""
         self._wanted = HEADER_BYTES
-        """How long `_held` must grow before it is worth another look."""
+        """Size of `_held` from which decoding can continue."""
         self._skip = 0
-        """Bytes still to come of a frame nobody wants: passed over, never held."""
+        """Remaining bytes of a skipped frame. They are dropped, not stored."""
         self._failure: WireError | None = None
         self._topic_field, self._topic = SIZE.pack(0), ""
 
     @property
     def held_bytes(self) -> int:
-        """What waits for the rest of its frame."""
+        """Bytes received of an incomplete frame."""
         return len(self._held)
 
     def feed(self, data: bytes) -> Iterator[MessageT]:
-        """The messages these bytes complete; run the iterator to its end before feeding again.
+        """Yield the messages that these bytes complete. Exhaust the iterator before the next call.
 
-        Raises `WireError` after the last good message, and ever after: the peer cannot be understood any more. The text begins
-        with the kind of fault, and a colon parts it from the numbers.
+        Raises `WireError` after the last valid message, and on every later call. The text starts with the kind of error; a colon separates
+        it from the numbers.
         """
         if self._failure is not None:
             raise self._failure
@@ -103,7 +103,7 @@ class Decoder(Generic[MessageT]):
         self._held += data[position:]
 
     def _check_header(self, kind: int, version: int, payload_bytes: int) -> None:
-        """A lying size is refused with the header, before anything is held for it."""
+        """Check the size as soon as the header is received, before anything is stored."""
         if version != VERSION and self._strict_version:
             raise WireError(f"unknown version: {version}")
         if payload_bytes > self._frame_bytes_max:
@@ -113,10 +113,10 @@ class Decoder(Generic[MessageT]):
             raise WireError(f"malformed frame: {Kind(kind).name} with a payload of {payload_bytes} bytes")
 
     def _message(self, kind: int, data: bytes, position: int, stop: int) -> tuple[object, int]:
-        """The message of the whole frame at `position`, and where it ends; a run ends behind `stop`."""
+        """Return the message of the complete frame at `position`, and its end. A batch may end after `stop`."""
         match kind:
             case Kind.PUBLISH | Kind.DATA:
-                return self._run(kind, data, position, stop)
+                return self._batch(kind, data, position, stop)
             case Kind.ACK:
                 return _acks(data, position)
             case Kind.PING:
@@ -136,8 +136,8 @@ class Decoder(Generic[MessageT]):
                 assert kind == Kind.DETACHED, "every received kind has its case"
                 return Detached(self._topic_between(kind, data, position + HEADER_BYTES, stop)), stop
 
-    def _run(self, kind: int, data: bytes, position: int, stop: int) -> tuple[PublishBatch | DataBatch, int]:
-        """The frame at `position` and all those behind it that have its topic."""
+    def _batch(self, kind: int, data: bytes, position: int, stop: int) -> tuple[PublishBatch | DataBatch, int]:
+        """Decode the frame at `position` and all following ones with the same topic."""
         (topic_bytes,) = SIZE.unpack_from(data, position + HEADER_BYTES)
         head_bytes = HEADER_BYTES + SIZE.size + topic_bytes
         if head_bytes + NUMBER.size + SIZE.size > stop - position:
@@ -149,14 +149,14 @@ class Decoder(Generic[MessageT]):
         return (PublishBatch if kind == Kind.PUBLISH else DataBatch)(topic, numbers, values), end
 
     def _topic_between(self, kind: int, data: bytes, begin: int, end: int) -> str:
-        """The topic field that must fill these bytes exactly."""
+        """Return the topic of a field that must fill these bytes exactly."""
         (topic_bytes,) = SIZE.unpack_from(data, begin)
         if begin + SIZE.size + topic_bytes != end:
             raise WireError(f"malformed frame: {Kind(kind).name} whose topic claims {topic_bytes} bytes")
         return self._decoded(data[begin:end])
 
     def _decoded(self, field: bytes) -> str:
-        """The topic of a field (size and name). The last one is remembered: a connection mostly speaks of one topic."""
+        """Return the topic of a field (size and name). The last one is cached, because most connections use one topic."""
         if field != self._topic_field:
             if len(field) - SIZE.size > FIGG_TOPIC_BYTES_MAX:
                 raise WireError(f"topic too long: {len(field) - SIZE.size} bytes, at most {FIGG_TOPIC_BYTES_MAX}")
@@ -169,17 +169,17 @@ class Decoder(Generic[MessageT]):
 
 
 def server_decoder(*, frame_bytes_max: int = FRAME_BYTES_DEFAULT_MAX, strict_version: bool = True) -> Decoder[ClientMessage]:
-    """For the bytes a server receives."""
+    """Return a decoder for the bytes that a server receives."""
     return Decoder(Role.SERVER, frame_bytes_max=frame_bytes_max, strict_version=strict_version)
 
 
 def client_decoder(*, frame_bytes_max: int = FRAME_BYTES_DEFAULT_MAX, strict_version: bool = True) -> Decoder[ServerMessage]:
-    """For the bytes a client receives."""
+    """Return a decoder for the bytes that a client receives."""
     return Decoder(Role.CLIENT, frame_bytes_max=frame_bytes_max, strict_version=strict_version)
 
 
 def _number(data: bytes, stop: int) -> int:
-    """The u64 that ends at `stop`."""
+    """Return the u64 that ends at `stop`."""
     number: int = NUMBER.unpack_from(data, stop - NUMBER.size)[0]
     return number
 

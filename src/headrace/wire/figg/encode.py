@@ -1,4 +1,4 @@
-"""Messages into frames. Columns go in, one block of bytes comes out: one loop, one join."""
+"""Encoder of Figg messages: columns in, one block of bytes out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.wire.figg.frames import FROM_OFFSET, HEADER, NUMBER, RUN_FIELDS_BY
 _FIXED = struct.Struct(">HHIQ")
 _ACK_HEAD: Final = HEADER.pack(Kind.ACK, VERSION, NUMBER.size)
 PACKED_WHOLE_BYTES_MAX: Final = 4096
-"""Values up to this size are packed with their head in one step; above it the second copy costs more than the step saves."""
+"""Values up to this size are packed together with their head. Above it the second copy costs more than it saves."""
 
 
 def attach(topic: str, offset: int | None = None) -> bytes:
@@ -39,13 +39,13 @@ def detached(topic: str) -> bytes:
 
 
 def publish(topic: str, seqs: Sequence[int], values: Sequence[bytes]) -> bytes:
-    """One PUBLISH a value."""
-    return _run(Kind.PUBLISH, topic, seqs, values)
+    """Return one PUBLISH for each value."""
+    return _batch(Kind.PUBLISH, topic, seqs, values)
 
 
 def data(topic: str, offsets: Sequence[int], values: Sequence[bytes]) -> bytes:
-    """One DATA a value."""
-    return _run(Kind.DATA, topic, offsets, values)
+    """Return one DATA for each value."""
+    return _batch(Kind.DATA, topic, offsets, values)
 
 
 def ack(seq: int) -> bytes:
@@ -53,7 +53,7 @@ def ack(seq: int) -> bytes:
 
 
 def acks(seqs: Sequence[int]) -> bytes:
-    """One ACK each."""
+    """Return one ACK for each number."""
     return b"".join([_ACK_HEAD + number for number in map(NUMBER.pack, seqs)])
 
 
@@ -70,22 +70,22 @@ def _topic_field(topic: str) -> bytes:
     return SIZE.pack(len(name)) + name
 
 
-def _run(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[bytes]) -> bytes:
-    """Where all values have one size, all frames share their head, and the packing runs without a line of Python a frame."""
-    assert len(numbers) == len(values), "columns of one run have one length"
+def _batch(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[bytes]) -> bytes:
+    """If all values have one size, all frames share their head, and no Python code runs for each frame."""
+    assert len(numbers) == len(values), "columns of one batch have one length"
     field = _topic_field(topic)
     rest = RUN_FIELDS_BYTES - SIZE.size + len(field)
     sizes = set(map(len, values))
     if len(sizes) == 1 and (size := sizes.pop()) <= PACKED_WHOLE_BYTES_MAX:
         head = HEADER.pack(kind, VERSION, rest + size) + field
         return b"".join(map(_whole(len(head), size).pack, repeat(head), numbers, repeat(size), values))
-    pieces: list[bytes] = []
-    append, pack = pieces.append, _head(len(field)).pack
+    frames: list[bytes] = []
+    append, pack = frames.append, _head(len(field)).pack
     for number, value in zip(numbers, values, strict=True):
         size = len(value)
         append(pack(kind, VERSION, rest + size, field, number, size))
         append(value)
-    return b"".join(pieces)
+    return b"".join(frames)
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""Figg frames and the messages they become.
+"""Figg frames and messages.
 
     0      2         4              8
     +------+---------+--------------+---------+
@@ -6,7 +6,7 @@
     | u16  | u16     | u32          |         |
     +------+---------+--------------+---------+
 
-    1 ATTACH    client → server   flags u16, topic, offset u64 (there even when unused)
+    1 ATTACH    client → server   flags u16, topic, offset u64 (present even if unused)
     2 ATTACHED  server → client   topic, offset u64
     3 DETACH    client → server   topic
     4 DETACHED  server → client   topic
@@ -16,8 +16,8 @@
     8 PING      client → server   timestamp u64, opaque
     9 PONG      server → client   the same timestamp
 
-A topic and data are a u32 size and that many bytes. PUBLISH and DATA have one layout, and adjacent ones for one topic come out as
-one run: its callers work on columns.
+A topic and data are a u32 size and that many bytes. PUBLISH and DATA have the same layout, and adjacent ones for one topic are
+decoded as one batch of columns.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from headrace.limits import FIGG_TOPIC_BYTES_MAX
 
 VERSION: Final = 1
 FROM_OFFSET: Final = 0x8000
-"""The flag "bit 1", counted from the most significant one: the only reading the original server takes."""
+"""Flag "bit 1", counted from the most significant bit: the only interpretation of the original server."""
 FROM_OFFSET_READINGS: Final = 0x8003
-"""All three ways to count "bit 1" of a u16; a server is kind to each."""
+"""All three interpretations of "bit 1" of a u16. The server accepts each."""
 
 HEADER: Final = struct.Struct(">HHI")
 assert HEADER.size == 8, "the drawing says 8"
@@ -47,14 +47,14 @@ assert RUN_FIELDS_BYTES == 16
 
 
 class Role(Enum):
-    """Who decodes."""
+    """Side that decodes."""
 
     SERVER = "server"
     CLIENT = "client"
 
 
 class Kind(IntEnum):
-    """The type word."""
+    """Type word."""
 
     ATTACH = 1
     ATTACHED = 2
@@ -71,7 +71,7 @@ RECEIVED: Final[dict[Role, frozenset[int]]] = {
     Role.SERVER: frozenset({Kind.ATTACH, Kind.DETACH, Kind.PUBLISH, Kind.PING}),
     Role.CLIENT: frozenset({Kind.ATTACHED, Kind.DETACHED, Kind.ACK, Kind.DATA, Kind.PONG}),
 }
-"""What each role reads. Everything else, unknown types included, is skipped."""
+"""Types that each role decodes. All others, including unknown types, are skipped."""
 
 _TOPIC = (SIZE.size, SIZE.size + FIGG_TOPIC_BYTES_MAX)
 PAYLOAD_BYTES: Final[dict[int, tuple[int, int]]] = {
@@ -85,12 +85,12 @@ PAYLOAD_BYTES: Final[dict[int, tuple[int, int]]] = {
     Kind.PING: (8, 8),
     Kind.PONG: (8, 8),
 }
-"""The smallest and the largest payload, so that a lying size is refused with the header. The frame limit bounds runs."""
+"""Smallest and largest payload, so that a wrong size is detected in the header. The frame limit applies to batches."""
 
 
 @dataclass(slots=True)
 class Attach:
-    """Start delivery. Without an offset: from the end of the log."""
+    """Start delivery. Without an offset, delivery starts at the end of the log."""
 
     topic: str
     offset: int | None
@@ -98,7 +98,7 @@ class Attach:
 
 @dataclass(slots=True)
 class Attached:
-    """Delivery starts at this offset; all DATA of the topic follows."""
+    """Delivery starts at this offset. All DATA of the topic follows."""
 
     topic: str
     offset: int
@@ -113,14 +113,14 @@ class Detach:
 
 @dataclass(slots=True)
 class Detached:
-    """Delivery has stopped; no DATA of the topic follows."""
+    """Delivery has stopped. No DATA of the topic follows."""
 
     topic: str
 
 
 @dataclass(slots=True)
 class PublishBatch:
-    """Adjacent PUBLISH frames for one topic. Sequence numbers are the client's own: any numbers, in any order."""
+    """Adjacent PUBLISH frames for one topic. The client chooses the sequence numbers, in any order."""
 
     topic: str
     seqs: Sequence[int]
@@ -137,7 +137,7 @@ class PublishBatch:
 
 @dataclass(slots=True)
 class AckBatch:
-    """Adjacent ACK frames. The highest number covers all below it."""
+    """Adjacent ACK frames. The highest number covers all lower ones."""
 
     seqs: Sequence[int]
 
@@ -162,6 +162,6 @@ class Pong:
 
 
 ClientMessage: TypeAlias = Attach | Detach | PublishBatch | Ping
-"""What a server receives."""
+"""Messages that a server receives."""
 ServerMessage: TypeAlias = Attached | Detached | AckBatch | DataBatch | Pong
-"""What a client receives."""
+"""Messages that a client receives."""

@@ -1,4 +1,4 @@
-"""Are these first bytes Figg's? There is no handshake: the first bytes of a connection are a normal message."""
+"""Detection of Figg. The protocol has no handshake: the first bytes of a connection are a normal message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORDS: Final = tuple(kind.to_bytes(2, "big") + VERSION.to_bytes(2, "big") for k
 
 
 def sniff(first: bytes) -> Sniff:
-    """Type and version words, a possible payload size, and a topic that fits it: 12 bytes tell, often fewer."""
+    """Check type, version, payload size and topic size. At most 12 bytes are needed."""
     if not any(word.startswith(first[: len(word)]) for word in _WORDS):
         return Sniff.NO
     if len(first) < HEADER_BYTES:

@@ -1,7 +1,7 @@
-"""FlyMQ on the wire, for servers and clients.
+"""FlyMQ's wire format for both roles.
 
-Read in this order: `framing` (the frame), `opcodes`, `messages` (what is said), `fields` (what payloads are made of), `core`, `groups`
-and `cluster` (layouts), `table` (opcode → layouts), `produce` and `fetching` (the two hot paths), `failure`, `decoder`.
+Read in this order: `framing` (the frame), `opcodes`, `messages`, `fields` (the fields of payloads), `core`, `groups` and `cluster`
+(layouts), `table` (opcode → layouts), `produce` and `fetching` (the two hot paths), `failure`, `decoder`.
 """
 
 from __future__ import annotations

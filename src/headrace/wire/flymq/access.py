@@ -1,4 +1,4 @@
-"""Layouts of logins, users, ACLs and the audit log (0x70–0x7E, 0x80, 0x81) and of their replies.
+"""Layouts of logins, users, ACLs, the audit log (0x70–0x7E, 0x80, 0x81), of BROKER (0x0F) and of their replies.
 
     AUTH              user s16, password s16                                          → 0x71, see below
     WHOAMI            –                                                               → bool, user s16, roles, permissions
@@ -13,17 +13,17 @@
     ACL_LIST          –                                                               → list of (topic s16, flags, users, roles), bool
     PASSWORD_CHANGE   as USER_CREATE: user, new password, old password                → done
     ROLE_LIST         –                                                               → list of (role s16, permissions, text s16)
-    ACCESS            verb s16, body b32 (JSON)                                       → body b32 (JSON)
+    ACCESS            operation s16, body b32 (JSON)                                  → body b32 (JSON)
+    BROKER            operation s16, body b32 (JSON)                                  → body b32 (JSON)
     AUDIT_QUERY       query                                                           → list of (u32 size, event), total i32, more bool
     AUDIT_EXPORT      u32 size, query, format s16                                     → format s16, content b32
 
-The flags of an ACL are bools: it exists, the topic is public, topics without an ACL are public; in ACL_LIST the last one stands once, at
-the end. Roles, users and permissions are lists of s16. A user entry is user s16, roles, permissions, enabled bool, created i64, updated
-i64 (Unix seconds). AUTH is answered with `success bool, error s16, user s16, list of role s16`; the original answers `success bool, user
-s16, list of role s8, error s16`. A query is start i64, end i64 (Unix seconds, 0: open), types list of s16, user s16, resource s16, result
-s16, search s16, limit i32, offset i32; an event is id s16, time i64 (Unix ms), type, user, address, resource, action, result, node (all
-s16), list of (name s16, value s16). 0xA0 and 0xA1 mean the same as 0x80 and 0x81. ACCESS is Headrace's own: what the original has no
-opcode for.
+The flags of an ACL are bools: it exists, the topic is public, topics without an ACL are public; in ACL_LIST the last one appears once, at
+the end. Roles, users and permissions are lists of s16. A user entry is user s16, roles, permissions, enabled bool, created i64, updated i64
+(Unix seconds). AUTH is answered with `success bool, error s16, user s16, list of role s16`; the original answers `success bool, user s16,
+list of role s8, error s16`. A query is start i64, end i64 (Unix seconds, 0: open), types list of s16, user s16, resource s16, result s16,
+search s16, limit i32, offset i32; an event is id s16, time i64 (Unix ms), type, user, address, resource, action, result, node (all s16),
+list of (name s16, value s16). 0xA0 and 0xA1 mean the same as 0x80 and 0x81. Only Headrace has ACCESS and BROKER.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ from headrace.wire.flymq.access_messages import (
     UserUpdate,
     WhoAmI,
 )
+from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
 from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U32, Field, Layout, Reader, Repeated, Trailing
 
 T = TypeVar("T")
 
 
 class Sized(Generic[T]):
-    """A u32 size, then a field in so many bytes; what is left of them is ignored."""
+    """A u32 size, then a field of that many bytes. Bytes after the field are ignored."""
 
     def __init__(self, inner: Field[T]) -> None:
         self._inner = inner
@@ -111,7 +112,9 @@ ACL_GET = Layout(AclGet, topic=S16)
 ACL_DELETE = Layout(AclDelete, topic=S16)
 ACL_LIST = Layout(AclList)
 ROLE_LIST = Layout(RoleList)
-ACCESS = Layout(AccessCall, verb=S16, body=B32)
+ACCESS = Layout(AccessCall, operation=S16, body=B32)
+BROKER = Layout(BrokerCall, operation=S16, body=B32)
+BROKER_REPLY = Layout(BrokerReply, body=B32)
 _QUERY: dict[str, Field[Any]] = {
     "start": I64,
     "end": I64,

@@ -1,6 +1,6 @@
-"""What FlyMQ peers say about logins, users, ACLs and the audit log; `access.py` gives the layouts.
+"""Messages about logins, users, ACLs and the audit log. `access.py` has the layouts.
 
-No message prints a password.
+The repr of a message never contains a password.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class UserCreate:
 
 @dataclass(frozen=True, slots=True)
 class UserUpdate(UserCreate):
-    """Roles and `enabled` are both overwritten."""
+    """Overwrite roles and `enabled`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordChange(UserCreate):
-    """One's own with the old password, anybody's for an administrator."""
+    """Change one's own password with the old one, or any password as an administrator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class RoleList:
 
 @dataclass(frozen=True, slots=True)
 class AccessCall:
-    """One verb of Headrace's own, its arguments in JSON."""
+    """An operation that only Headrace has, with its arguments in JSON."""
 
-    verb: str
+    operation: str
     body: bytes = field(repr=False)
 
 
@@ -111,12 +111,12 @@ class AuditExport:
 
 @dataclass(frozen=True, slots=True)
 class AuditQuerySdk(AuditQuery):
-    """As `AuditQuery`, under the opcode that some of the original's clients know."""
+    """`AuditQuery` under the opcode that some clients of the original use."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditExportSdk(AuditExport):
-    """As `AuditExport`, likewise."""
+    """`AuditExport` under the opcode that some clients of the original use."""
 
 
 # Replies.
@@ -132,7 +132,7 @@ class AuthReply:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this connection is."""
+    """Identity of this connection."""
 
     authenticated: bool
     user: str

@@ -1,4 +1,4 @@
-"""What FlyMQ peers say beyond records and groups: dead letters, delay and time to live, transactions, the cluster."""
+"""Messages about dead letters, delays and expiry, transactions, and the cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 NOWHERE = -1
-"""A source offset or partition of a record that was never written; a time that has not come."""
+"""Source offset or partition of a record that was never written, or a time that is not set."""
 
 
 # Requests.
@@ -18,9 +18,9 @@ class FetchDlq:
     topic: str
     records_max: int
     after: str = ""
-    """Headrace's own: go on behind this id."""
+    """Only in Headrace: continue after this id."""
     replayed: bool = False
-    """Headrace's own: those that were replayed, too."""
+    """Only in Headrace: include replayed letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ProduceDelayed:
 class CancelDelayed:
     message: str
     topic: str = ""
-    """Empty: whatever the topic."""
+    """Empty: any topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ProduceWithTtl:
 @dataclass(frozen=True, slots=True)
 class TxnBegin:
     timeout_ms: int = 0
-    """Headrace's own. Zero: the broker's default."""
+    """Only in Headrace. Zero: the broker's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TxnRollback:
 
 @dataclass(slots=True)
 class TxnProduceBatch:
-    """Adjacent TXN_PRODUCE frames for one transaction and topic. Each record is owed one RecordMetadata, in order.
+    """Adjacent TXN_PRODUCE frames for one transaction and topic. Each record is answered by one RecordMetadata, in order.
 
     `keys` and `partitions` are as in `ProduceBatch`.
     """
@@ -92,7 +92,7 @@ class TxnProduceBatch:
         return len(self.values)
 
     def extend(self, other: TxnProduceBatch) -> None:
-        """Put the records of `other`, a run for the same transaction and topic, behind these."""
+        """Append the records of `other`, a batch for the same transaction and topic."""
         if other.keys is not None and self.keys is None:
             self.keys = [None] * len(self)
         if self.keys is not None:
@@ -121,9 +121,9 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class BrokerCall:
-    """One verb of Headrace's own, its arguments in JSON."""
+    """An operation that only Headrace has, with its arguments in JSON."""
 
-    verb: str
+    operation: str
     body: bytes = b"{}"
 
 
@@ -146,12 +146,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class DlqDetail:
-    """What the original's entry has no room for."""
+    """Fields that the original's entry does not have."""
 
     key: bytes
     partition: int
     offset: int
-    """Where the record was; −1: nowhere."""
+    """Source of the record; −1: none."""
     first_failure: int
     last_failure: int
     replayed_at: int
@@ -163,7 +163,7 @@ class DlqDetail:
 class DlqEntries:
     entries: list[DlqEntry]
     details: list[DlqDetail] = field(default_factory=list)
-    """One for each entry; none from the original's servers."""
+    """One for each entry; empty from the original's servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled(Placed):
-    """As for a record at offset 0: the real place is not known before it is delivered."""
+    """As for a record at offset 0: the real offset is unknown before delivery."""
 
     message: str = ""
     deliver_at: int = 0
@@ -194,7 +194,7 @@ class TxnBegun:
 
 @dataclass(slots=True)
 class PlacedBatch:
-    """RecordMetadata of adjacent records of one topic, column by column."""
+    """RecordMetadata of adjacent records of one topic, in columns."""
 
     topic: str
     partitions: list[int]
@@ -216,7 +216,7 @@ class TxnEnded:
     transaction: str
     success: bool = True
     batches: list[PlacedBatch] = field(default_factory=list)
-    """Where the records of a committed transaction are, in the order they were sent."""
+    """Offsets of the records of a committed transaction, in the order in which they were sent."""
 
     @property
     def records(self) -> list[Placed]:

@@ -9,7 +9,7 @@
                                                                s16, epoch u64, state s16, replicas list of s16, in-sync list of s16))
 
 Only clients of the original send CLUSTER_METADATA, to find the partitions of a topic. CLUSTER_STATUS has no layout there; its fields follow
-the types of the original's clients.
+the types in the original's clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NODE = Layout(ClusterNode, id=S16, address=S16, cluster_address=S16, state=S16,
 
 
 class ReportLayout:
-    """The nodes are counted in front of other numbers, not of themselves."""
+    """List of nodes whose count comes before other fields."""
 
     def read(self, reader: Reader, /) -> ClusterReport:
         cluster, leader, term, index = S16.read(reader), S16.read(reader), U64.read(reader), U64.read(reader)

@@ -1,4 +1,4 @@
-"""Layouts of the core requests (0x02–0x0B) and of their replies; PRODUCE has its own module, being the hot path.
+"""Layouts of the core requests (0x02–0x0B) and of their replies; PRODUCE, the hot path, has its own module.
 
     CONSUME        topic s16, partition i32, offset u64                           → key b32, value b32
     CREATE_TOPIC   topic s16, partitions i32                                      → done
@@ -41,7 +41,7 @@ from headrace.wire.flymq.messages import (
 class ModeField:
     """A word as s16 (the specification) or s8 (the original).
 
-    No word is longer than 255 bytes, so an s16 starts with a zero byte, and an s8 with a zero byte is an empty word with nothing after it.
+    No word is longer than 255 bytes, so an s16 starts with a zero byte. An s8 that starts with a zero byte is an empty word at the end.
     """
 
     def read(self, reader: Reader, /) -> Mode:
@@ -55,7 +55,7 @@ class ModeField:
 
 
 class ExactText:
-    """A text that may follow the last field, and then fills the rest of the payload. Whatever else is there is ignored."""
+    """An optional text after the last field. It fills the rest of the payload; anything else there is ignored."""
 
     def read(self, reader: Reader, /) -> str:
         if reader.left < 2 or int.from_bytes(reader.payload[reader.at : reader.at + 2], "big") != reader.left - 2:

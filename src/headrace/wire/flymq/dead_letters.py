@@ -4,8 +4,8 @@
     REPLAY_DLQ   topic s16, id s16 / offset u64                    → done
     PURGE_DLQ    topic s16                                         → done
 
-A detail is key b32, partition i32, offset i64, first failure i64, last failure i64, replayed at i64, list of (name s16, value b32): what
-the original's entry has no room for. It stands behind the list of entries, where the original's clients do not look.
+A detail is key b32, partition i32, offset i64, first failure i64, last failure i64, replayed at i64, list of (name s16, value b32): fields
+that the original's entry does not have. It follows the list of entries, where the original's clients ignore it.
 
 Some clients replay by the offset in the dead-letter topic: eight bytes, which could also be an id of six bytes with its length.
 """

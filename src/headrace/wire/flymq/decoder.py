@@ -1,8 +1,8 @@
-"""Bytes in, messages out, for both roles.
+"""Decoder of FlyMQ messages for both roles.
 
-`feed` takes whatever the network gave and returns what is complete. A frame that cannot be read is reported as `Malformed` and the
-stream goes on behind it; a stream that cannot be followed ends with one `Broken`, after which everything fed is ignored.
-Only bytes that have arrived are ever held: a length in a header allocates nothing.
+`feed` accepts bytes cut anywhere and returns the complete messages. A frame that cannot be decoded is a `Malformed`, and the stream
+continues after it. A stream that cannot be decoded further ends with one `Broken`, after which all bytes are ignored. Only received
+bytes are stored: the length in a header allocates nothing.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceBatch | TxnPro
     Opcode.PRODUCE: take_batch,
     Opcode.TXN_PRODUCE: transactions.take_batch,
 }
-"""How long rows of one opcode are read."""
+"""Decoders of batches, by opcode."""
 
 _STRAY: Final = b"\xff\xff\xff\xff"
-"""The partition −1 that the specification's example sends behind a frame whose length does not count it."""
+"""The partition −1 that the specification's example sends after a frame whose length does not count it."""
 
 
 def _front_fault(buffer: bytes, position: int, end: int) -> Broken | None:
-    """What is wrong with the header that starts at `position`, as far as it is there. Magic, then version, then length."""
+    """Return the error in the header at `position`, as far as it is received: magic, then version, then length."""
     if buffer[position] != MAGIC:
-        return Broken(f"magic byte {buffer[position]:#04x} is not FlyMQ's")
+        return Broken(f"magic byte {buffer[position]:#04x} is wrong: expected 0xaf")
     if end - position > 1 and buffer[position + 1] != VERSION:
         version = buffer[position + 1]
-        return Broken(f"protocol version {version} is not spoken", f"unsupported protocol version: {version}")
+        return Broken(f"protocol version {version} is not supported", f"unsupported protocol version: {version}")
     if end - position >= HEADER_BYTES:
         length = HEADER.unpack_from(buffer, position)[4]
         if length > FLYMQ_PAYLOAD_BYTES_MAX:
@@ -59,24 +59,24 @@ def _front_fault(buffer: bytes, position: int, end: int) -> Broken | None:
 
 
 class _Decoder(ABC, Generic[E]):
-    """Cuts the stream into frames."""
+    """Splits a stream into frames."""
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._wanted = 0
         self._broken = False
         self.more = False
-        """There are whole frames left, and `feed(b"")` goes on: the caller should first deal with what it was given."""
+        """Complete frames are left, and `feed(b"")` continues. The caller should first handle the messages it has."""
 
     @property
     def held_bytes(self) -> int:
-        """What waits for the rest of its frame."""
+        """Bytes received of an incomplete frame."""
         return len(self._held)
 
-    def feed(self, piece: bytes) -> list[E | Broken]:
+    def feed(self, chunk: bytes) -> list[E | Broken]:
         if self._broken:
             return []
-        buffer = self._join(piece)
+        buffer = self._join(chunk)
         if buffer is None:
             return []
         self.more = False
@@ -106,11 +106,11 @@ class _Decoder(ABC, Generic[E]):
             self._wanted = wanted
         return events
 
-    def _join(self, piece: bytes) -> bytes | None:
-        """All bytes there are, or None while a frame is known to lack some: it is not copied again for every piece."""
+    def _join(self, chunk: bytes) -> bytes | None:
+        """Return all bytes, or None while a frame is incomplete, so that its bytes are not copied for every chunk."""
         if not self._held:
-            return piece
-        self._held += piece
+            return chunk
+        self._held += chunk
         if len(self._held) < self._wanted:
             return None
         joined = bytes(self._held)
@@ -118,17 +118,17 @@ class _Decoder(ABC, Generic[E]):
         return joined
 
     def _skip(self, buffer: bytes, position: int, end: int) -> int | None:
-        """The position behind bytes that belong to no frame; None: not enough of them to tell."""
+        """Return the position after bytes that belong to no frame. None: too few bytes to tell."""
         return position
 
     @abstractmethod
     def _take(self, buffer: bytes, position: int, end: int, opcode: int, flags: int, behind: int, events: list[E | Broken]) -> int:
-        """Read the whole frame at `position` (it ends at `behind`), or a run of them; returns the position to go on from."""
+        """Decode the complete frame at `position` (it ends at `behind`), or a batch of frames. Return the position to continue from."""
 
 
 class RequestDecoder(_Decoder[RequestEvent]):
-    """The server's side. A compressed payload of more than `inflated_bytes_max` comes out as `Packed`; without such a limit it is
-    unpacked here, however large."""
+    """Server side. A compressed payload that exceeds `inflated_bytes_max` becomes a `Packed`. Without such a limit it is decompressed
+    here."""
 
     def __init__(self, inflated_bytes_max: int | None = None) -> None:
         super().__init__()
@@ -136,12 +136,12 @@ class RequestDecoder(_Decoder[RequestEvent]):
         self._stray_allowed = False
         self._inflated = 0
 
-    def feed(self, piece: bytes) -> list[RequestEvent]:
+    def feed(self, chunk: bytes) -> list[RequestEvent]:
         self._inflated = 0
-        return super().feed(piece)
+        return super().feed(chunk)
 
     def _skip(self, buffer: bytes, position: int, end: int) -> int | None:
-        """Swallow the stray partition, and only where it can be: anything else that starts with 0xFF is no frame."""
+        """Skip the unexpected partition where it is possible. Anything else that starts with 0xFF is no frame."""
         if not self._stray_allowed or buffer[position] != _STRAY[0]:
             return position
         if _STRAY.startswith(buffer[position : position + len(_STRAY)]):
@@ -176,8 +176,8 @@ class RequestDecoder(_Decoder[RequestEvent]):
         return behind
 
     def unpacked(self, opcode: int, plain: bytes) -> RequestEvent:
-        """The request of a `Packed` frame, now that its payload is plain."""
-        allowed = self._stray_allowed  # the stream has gone on since
+        """Decode the request of a `Packed` frame from its decompressed payload."""
+        allowed = self._stray_allowed  # the stream has continued since
         try:
             return self._read(opcode, Reader(plain))
         except WireError as error:
@@ -186,7 +186,7 @@ class RequestDecoder(_Decoder[RequestEvent]):
             self._stray_allowed = allowed
 
     def _inflate(self, payload: bytes, compression: int) -> bytes:
-        """What one call of `feed` may unpack is bounded too: a piece of the stream can hold several bombs."""
+        """Limit what one call of `feed` decompresses: its bytes may hold several compression bombs."""
         if compression != GZIP:
             raise WireError(f"compression {compression:#04x} is not supported")
         bytes_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else self.inflated_bytes_max
@@ -211,7 +211,7 @@ class RequestDecoder(_Decoder[RequestEvent]):
 
 
 def _add(events: list[RequestEvent], event: RequestEvent) -> None:
-    """Adjacent records for one topic become one run, however their frames were written."""
+    """Join adjacent records for one topic into one batch."""
     if isinstance(event, ProduceBatch) and events:
         last = events[-1]
         if isinstance(last, ProduceBatch) and last.topic == event.topic:
@@ -226,7 +226,7 @@ def _add(events: list[RequestEvent], event: RequestEvent) -> None:
 
 
 class ReplyDecoder(_Decoder[ReplyEvent]):
-    """The client's side: runs of RecordMetadata come decoded, other replies wait for the caller, who knows what was asked."""
+    """Client side. RecordMetadata is decoded in batches. Other replies are decoded by the caller, who knows the request."""
 
     def _take(self, buffer: bytes, position: int, end: int, opcode: int, flags: int, behind: int, events: list[ReplyEvent]) -> int:
         if opcode == Opcode.PRODUCE:

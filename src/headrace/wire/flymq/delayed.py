@@ -5,7 +5,7 @@
     PRODUCE_WITH_TTL   topic s16, value b32, ttl i64, [key b32, partition i32]      → RecordMetadata
 
 Delays and times to live are in ms, times in Unix ms. RecordMetadata is as for PRODUCE (see `produce.py`); the offset of a delayed message
-is 0, since it has none yet. Key, partition, id and time of delivery are Headrace's own; so is the layout of CANCEL_DELAYED.
+is 0, since it has none yet. Only Headrace has key, partition, id, time of delivery and the layout of CANCEL_DELAYED.
 """
 
 from __future__ import annotations

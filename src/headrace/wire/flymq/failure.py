@@ -3,9 +3,9 @@
     specification    false bool, message s16
     original         code u32, message s16
 
-A client of the original at the specification's version decodes the whole payload as UTF-8, and a length whose low byte is 0x80 or
-more is not UTF-8: messages are cut to 127 bytes. Its other releases read the code. What comes in may be either form or the bare
-text the original's server sends; the lengths tell them apart, since codes stay below 256.
+A client of the original at the specification's version decodes the whole payload as UTF-8, and a length whose low byte is 0x80 or more is
+not UTF-8: messages are cut to 127 bytes. Its other releases read the code. A received frame may have either form or be the bare text that
+the original's server sends. The lengths tell them apart, because codes are below 256.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPEC, _SDK = struct.Struct(">BH"), struct.Struct(">IH")
 
 
 def clip(message: str) -> bytes:
-    """The message in at most 127 bytes, cut between characters."""
+    """Return the message in at most 127 bytes, cut between characters."""
     encoded = message.encode("utf-8", "replace")
     if len(encoded) <= MESSAGE_BYTES_MAX:
         return encoded
@@ -31,14 +31,14 @@ def clip(message: str) -> bytes:
 
 
 def encode_failure(failure: Failure, dialect: Dialect) -> bytes:
-    """The whole ERROR frame."""
+    """Return the ERROR frame."""
     message = clip(failure.message)
     head = _SDK.pack(failure.code, len(message)) if dialect is Dialect.SDK else _SPEC.pack(0, len(message))
     return frame(Opcode.ERROR, head + message)
 
 
 def decode_failure(payload: bytes) -> Failure:
-    """Whatever form it has: an error must never hide behind a second one."""
+    """Decode any form of an ERROR. Never raises."""
     size = len(payload)
     if size >= _SPEC.size:
         success, length = _SPEC.unpack_from(payload)

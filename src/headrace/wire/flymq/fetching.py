@@ -1,4 +1,4 @@
-"""FETCH replies, column by column, in the two layouts that cannot be told apart by looking.
+"""FETCH replies in columns, in two layouts that a decoder cannot tell apart.
 
     specification    count u32, count × (key b32, value b32, offset u64), next offset u64
     original         count u32, next offset u64, count × (offset u64, key b32, value b32)
@@ -18,9 +18,9 @@ from headrace.wire.flymq.fields import U32, U64, Reader
 from headrace.wire.flymq.messages import Fetched
 
 FRONT_BYTES: Final = 12
-"""Count and next offset, wherever they stand."""
+"""Count and next offset, in any layout."""
 RECORD_OVERHEAD_BYTES: Final = 16
-"""What a record adds to its key and value, in both layouts."""
+"""Bytes that a record adds to its key and value, in both layouts."""
 
 _ROW = struct.Struct(">QII")
 _LENGTH = struct.Struct(">I")
@@ -28,11 +28,11 @@ _OFFSET_KEY = struct.Struct(">QI")
 assert U32.write(0) + U64.write(0) == bytes(FRONT_BYTES) and _ROW.size == RECORD_OVERHEAD_BYTES
 
 _STRETCH_MIN: Final = 16
-"""Fewer equal rows than this are not worth a format of their own."""
+"""Minimum number of equal rows for the fast path."""
 
 
 class SdkLayout:
-    """The original's: the offset leads its record."""
+    """The original's layout: the offset comes before its record."""
 
     def write(self, value: Fetched, /) -> bytes:
         return U32.write(len(value.offsets)) + U64.write(value.next_offset) + _rows(value.offsets, value)
@@ -43,10 +43,10 @@ class SdkLayout:
 
 
 class SpecLayout:
-    """The specification's: the offset follows its record.
+    """The specification's layout: the offset comes after its record.
 
-    Shifted by one offset the rows are those of the original (offset i−1, key i, value i), so one routine serves both: a zero stands
-    for the offset before the first row and is cut off, and the last offset is put behind.
+    Shifted by one offset, the rows are those of the original (offset i−1, key i, value i), so one routine serves both: a zero is the
+    offset before the first row and is removed, and the last offset is appended.
     """
 
     def write(self, value: Fetched, /) -> bytes:
@@ -69,7 +69,7 @@ class SpecLayout:
 
 
 def _rows(offsets: Sequence[int], fetched: Fetched) -> bytes:
-    """(offset u64, key b32, value b32) for each record: a few C-level passes and one join."""
+    """Encode (offset u64, key b32, value b32) for each record, with a few C-level passes and one join."""
     values = fetched.values
     count = len(values)
     if fetched.keys is None:
@@ -104,7 +104,7 @@ def _read_rows(reader: Reader, count: int, next_offset: int) -> Fetched:
 
 
 def _read_equal_rows(reader: Reader, count: int, offsets: list[int], keys: list[bytes | None], values: list[bytes]) -> bool:
-    """Take `count` rows at once if all have no key and values of one size, as streams of one kind of message have."""
+    """Decode `count` rows at once if none has a key and all values have one size."""
     payload, at = reader.payload, reader.at
     if reader.left < _ROW.size:
         return False

@@ -1,4 +1,4 @@
-"""The pieces payloads are made of.
+"""Fields of payloads.
 
     u8 i32 u32 u64 i64    big-endian integers
     bool                  one byte, 0 = false
@@ -6,8 +6,8 @@
     b32                   u32 length, bytes
     list                  u32 count, then the items
 
-A `Layout` names the fields of a message in wire order and is a field itself, so that rows of lists are layouts too. Bytes after the
-last field are ignored, as every known peer does: that is how the protocol grows.
+A `Layout` names the fields of a message in wire order. It is a field itself, so rows of lists are layouts too. Bytes after the last field
+are ignored, as in every known peer, so that the protocol can grow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ M = TypeVar("M")
 
 
 class Reader:
-    """A position in a payload. Every read checks what is left before it takes anything."""
+    """A position in a payload. Every read checks the remaining bytes first."""
 
     __slots__ = ("at", "end", "payload")
 
@@ -37,7 +37,7 @@ class Reader:
         return self.end - self.at
 
     def peek(self) -> int:
-        """The next byte, or -1 at the end."""
+        """Return the next byte, or -1 at the end."""
         return self.payload[self.at] if self.at < self.end else -1
 
     def take(self, size: int) -> bytes:
@@ -57,7 +57,7 @@ class Reader:
 
 
 class Field(Protocol[T]):
-    """One piece of a payload, both ways. `read` raises `WireError`, `write` raises `InvalidRequest`."""
+    """Encoder and decoder of one field. `read` raises `WireError`, `write` raises `InvalidRequest`."""
 
     def read(self, reader: Reader, /) -> T: ...
 
@@ -65,7 +65,7 @@ class Field(Protocol[T]):
 
 
 class Integer:
-    """A fixed-width integer, given by its `struct` letter."""
+    """A fixed-width integer, defined by its `struct` letter."""
 
     def __init__(self, letter: str) -> None:
         self._layout = struct.Struct(">" + letter)
@@ -81,7 +81,7 @@ class Integer:
 
 
 class Flag:
-    """One byte; anything but zero is true."""
+    """One byte; any value but zero is true."""
 
     def read(self, reader: Reader, /) -> bool:
         return U8.read(reader) != 0
@@ -119,7 +119,7 @@ class Blob:
 
 
 class Repeated(Generic[T]):
-    """A count, then that many items. A lying count fails at the first missing item; nothing is allocated from it."""
+    """A count, then that many items. A wrong count fails at the first missing item, and nothing is allocated for it."""
 
     def __init__(self, item: Field[T]) -> None:
         self._item = item
@@ -133,9 +133,9 @@ class Repeated(Generic[T]):
 
 
 class Trailing(Generic[T]):
-    """A field newer than the others: it may be missing at the end of the payload, and then reads as `absent`.
+    """A newer field that may be missing at the end of the payload. It then decodes as `absent`.
 
-    `absent` is not written back unless `always` is set: a peer that does not know the field never sees it.
+    `absent` is not encoded unless `always` is set, so that older peers do not see the field.
     """
 
     def __init__(self, field: Field[T], absent: T, *, always: bool = False) -> None:
@@ -149,7 +149,7 @@ class Trailing(Generic[T]):
 
 
 class Layout(Generic[M]):
-    """The fields of a message, by name, in wire order."""
+    """Fields of a message, by name, in wire order."""
 
     def __init__(self, message: type[M], /, **fields: Field[Any]) -> None:
         self.message = message

@@ -6,8 +6,8 @@
     | AF    | 01      | u8     | u8    | u32    | length  |
     +-------+---------+--------+-------+--------+---------+
 
-`length` counts the payload alone. Requests and replies look alike; a reply carries the opcode of its request, except for a failure,
-which is 0xFF. Of the flags only bits 1 to 3 matter: they name a compression of the whole payload, and gzip is the only one spoken.
+`length` counts the payload alone. Requests and replies have the same format. A reply carries the opcode of its request, except for an
+error, which is 0xFF. Of the flags only bits 1 to 3 are used: they name a compression of the whole payload. Only gzip is supported.
 Bit 0 ("binary") is set by every known client and required of none.
 """
 
@@ -32,32 +32,31 @@ HEADER_BYTES: Final = HEADER.size
 assert HEADER_BYTES == 8, "the drawing says 8"
 
 _GZIP_WINDOW: Final = 31
-"""What zlib wants to hear for "gzip wrapper, largest window"."""
+"""zlib's `wbits` for a gzip wrapper with the largest window."""
 
 
 def sniff(first: bytes) -> Sniff:
-    """Is this a FlyMQ peer? The magic alone decides, so that a wrong version still gets its ERROR frame."""
+    """Detect a FlyMQ peer by the magic alone, so that a wrong version still gets its ERROR frame."""
     if not first:
         return Sniff.MORE
     return Sniff.YES if first[0] == MAGIC else Sniff.NO
 
 
 def frame(opcode: int, payload: bytes, flags: int = BINARY) -> bytes:
-    """One frame. Raises `LimitExceeded` for a payload that every peer would refuse."""
+    """Return one frame. Raises `LimitExceeded` for a payload that every peer would reject."""
     if len(payload) > FLYMQ_PAYLOAD_BYTES_MAX:
         raise LimitExceeded(f"a message of {len(payload)} bytes exceeds the {FLYMQ_PAYLOAD_BYTES_MAX} of a frame")
     return HEADER.pack(MAGIC, VERSION, opcode, flags, len(payload)) + payload
 
 
 class InflatedTooLarge(WireError):
-    """The payload grows beyond what it may."""
+    """The decompressed payload exceeds its limit."""
 
 
 def inflate(payload: bytes, bytes_max: int = FLYMQ_PAYLOAD_BYTES_MAX) -> bytes:
-    """Undo gzip without ever holding more than `bytes_max` + 1 bytes of output.
+    """Decompress gzip without holding more than `bytes_max` + 1 bytes of output.
 
-    Raises `InflatedTooLarge`, `WireError`.
-    One gzip member is the whole payload: concatenated members would let a small frame ask for endless restarts.
+    Raises `InflatedTooLarge`, `WireError`. The payload is one gzip member: many concatenated members would make a small frame expensive.
     """
     stream = zlib.decompressobj(_GZIP_WINDOW)
     try:
@@ -74,6 +73,6 @@ def inflate(payload: bytes, bytes_max: int = FLYMQ_PAYLOAD_BYTES_MAX) -> bytes:
 
 
 def deflate(payload: bytes) -> bytes:
-    """The payload as one gzip member, without a time stamp, so that equal input gives equal bytes."""
+    """Compress the payload as one gzip member without a timestamp, so that equal input gives equal bytes."""
     stream = zlib.compressobj(wbits=_GZIP_WINDOW)
     return stream.compress(payload) + stream.flush()

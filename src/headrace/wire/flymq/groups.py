@@ -8,8 +8,8 @@
     DELETE_GROUP        [topic s16], group s16                                           → done
     SEEK_TO_TIMESTAMP   topic s16, [group s16], partition i32, timestamp i64             → offset u64
 
-An entry is topic s16, group s16, members u32, list of (partition i32, offset u64). The target is there in the modes "offset" (u64)
-and "timestamp" (i64, Unix ms) only. The specification names these opcodes without a layout; SEEK_TO_TIMESTAMP is Headrace's own.
+An entry is topic s16, group s16, members u32, list of (partition i32, offset u64). The target is present only in the modes "offset"
+(u64) and "timestamp" (i64, Unix ms). The specification names these opcodes without a layout. Only Headrace has SEEK_TO_TIMESTAMP.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from headrace.wire.flymq.messages import (
 G = TypeVar("G", bound=DescribeGroup)
 
 RESET_TARGETS: dict[str, Integer] = {"offset": U64, "timestamp": I64}
-"""The modes that say where to; the others name a place."""
+"""Modes with a target."""
 
 _SEEK_TAIL_BYTES = 12
-"""Partition and timestamp: what is left after the topic when no group is named."""
+"""Partition and timestamp: the rest after the topic if there is no group."""
 
 
 class ResetLayout:
@@ -54,7 +54,7 @@ class ResetLayout:
 
 
 class GroupLayout(Generic[G]):
-    """Some clients name the group alone: then the only text is the group."""
+    """Some clients send the group alone: the only text is then the group."""
 
     def __init__(self, message: type[G]) -> None:
         self.message = message

@@ -1,7 +1,7 @@
-"""What FlyMQ peers say to each other.
+"""Messages of FlyMQ.
 
-Requests and replies are plain data; `core.py`, `groups.py` and `cluster.py` give their layouts. Two of them are columns, because
-there are millions: `ProduceBatch` (adjacent PRODUCE frames for one topic) and `RecordMetadataBatch` (their replies).
+Requests and replies are plain dataclasses; `core.py`, `groups.py` and `cluster.py` have their layouts. The most frequent two are
+columns: `ProduceBatch` (adjacent PRODUCE frames for one topic) and `RecordMetadataBatch` (their replies).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest
 from headrace.wire.flymq.schema_messages import SchemaReplies, SchemaRequest
 
 AUTO = -1
-"""The partition of a PRODUCE that leaves the choice to the broker; the key size of a record without a key."""
+"""Partition of a PRODUCE for which the broker chooses; key size of a record without a key."""
 
 
-# What a decoder reports besides messages.
+# Other results of a decoder.
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownOpcode:
-    """The opcode is nowhere in the specification."""
+    """The opcode is not in the specification."""
 
     opcode: int
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A whole frame whose payload cannot be read. The stream is intact: answer ERROR and go on."""
+    """A complete frame whose payload cannot be decoded. The server answers ERROR, and the stream continues."""
 
     opcode: int
     reason: str
@@ -38,7 +38,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A whole frame whose compressed payload is too large to be unpacked by the decoder. `RequestDecoder.unpacked` reads it afterwards."""
+    """A complete frame whose compressed payload is too large for the decoder. `RequestDecoder.unpacked` decodes it later."""
 
     opcode: int
     payload: bytes
@@ -46,7 +46,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The stream cannot be followed any further: close. `answer` is what to say in an ERROR frame first, if anything."""
+    """The stream cannot be decoded further and must be closed. `answer` is the text of a last ERROR frame, if any."""
 
     reason: str
     answer: str | None = None
@@ -57,9 +57,9 @@ class Broken:
 
 @dataclass(slots=True)
 class ProduceBatch:
-    """Adjacent PRODUCE frames for one topic. Each record is owed one RecordMetadata, in order.
+    """Adjacent PRODUCE frames for one topic. Each record is answered by one RecordMetadata, in order.
 
-    `keys` is None when no record has a key, and so is a single key that is empty. `partitions` is None when the broker chooses for all.
+    `keys` is None if no record has a key; a single empty key is also None. `partitions` is None if the broker chooses for all.
     """
 
     topic: str
@@ -71,7 +71,7 @@ class ProduceBatch:
         return len(self.values)
 
     def extend(self, other: ProduceBatch) -> None:
-        """Put the records of `other`, a run for the same topic, behind these."""
+        """Append the records of `other`, a batch for the same topic."""
         if other.keys is not None and self.keys is None:
             self.keys = [None] * len(self)
         if self.keys is not None:
@@ -92,7 +92,7 @@ class Consume:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeZeroCopy(Consume):
-    """As `Consume`; the name is about the original's insides."""
+    """Same as `Consume`. The name refers to internals of the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A word whose length the specification gives as u16 and the original as u8. `narrow` is what the peer wrote."""
+    """A word with a u16 length in the specification and a u8 length in the original. `narrow`: the peer sent u8."""
 
     word: str
     narrow: bool = False
@@ -129,7 +129,7 @@ class Commit:
     partition: int
     offset: int
     transaction: str = ""
-    """Headrace's own: not now, but with this transaction."""
+    """Only in Headrace: commit with this transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +139,12 @@ class Fetch:
     offset: int
     records_max: int
     pattern: str | None = None
-    """The filter; an empty one lets everything pass, but its presence asks for the original's reply layout."""
+    """Filter. An empty one passes everything, but its presence selects the original's reply layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchBinary(Fetch):
-    """As `Fetch`, answered in the original's layout in both dialects."""
+    """Same as `Fetch`, answered in the original's layout in both dialects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class ResetOffset:
     partition: int
     mode: Mode
     target: int = 0
-    """An offset in mode "offset", Unix ms in mode "timestamp", without meaning (and not on the wire) in any other."""
+    """Offset in mode "offset", Unix ms in mode "timestamp", unused (and not sent) in any other mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class ListGroups:
 class DescribeGroup:
     group: str
     topic: str = ""
-    """Empty: the first topic the group is known for."""
+    """Empty: the first topic of the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class SeekToTimestamp:
     partition: int
     timestamp: int
     group: str = ""
-    """Empty: only ask, move nothing."""
+    """Empty: return the offset without committing it."""
 
 
 # Replies.
@@ -219,7 +219,7 @@ class SeekToTimestamp:
 
 @dataclass(slots=True)
 class RecordMetadataBatch:
-    """Where the records of adjacent PRODUCE frames went: one row a record, columns of one length."""
+    """Partitions and offsets of the records of adjacent PRODUCE frames: one row for each record, columns of one length."""
 
     topic: str
     partitions: Sequence[int]
@@ -241,18 +241,18 @@ class Consumed:
 
 @dataclass(slots=True)
 class Fetched:
-    """Columns again. A key of None and an empty one look the same on the wire; they read as None."""
+    """Records in columns. None and an empty key have the same encoding and decode as None."""
 
     offsets: Sequence[int]
     values: Sequence[bytes]
     next_offset: int
     keys: Sequence[bytes | None] | None = None
-    """None when no record has a key."""
+    """None if no record has a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to everything that has no better one."""
+    """Reply to every request without a reply of its own."""
 
     success: bool = True
     message: str = ""
@@ -274,7 +274,7 @@ class PartitionBounds:
     leader: int
     first: int
     end: int
-    """The next offset to be written."""
+    """Offset of the next record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class LagReply:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An ERROR frame. `code` exists in the original's dialect only."""
+    """An ERROR frame. `code` exists only in the original's dialect."""
 
     message: str
     code: int = 1
@@ -385,7 +385,7 @@ Reply: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ReplyFrame:
-    """A reply other than RecordMetadata, undecoded: its layout depends on the request, which only the caller remembers."""
+    """An undecoded reply other than RecordMetadata. Its layout depends on the request, which the caller knows."""
 
     opcode: int
     payload: bytes
@@ -395,7 +395,7 @@ ReplyEvent: TypeAlias = RecordMetadataBatch | ReplyFrame | Broken
 
 
 def speaks_sdk(request: RequestEvent) -> bool:
-    """Does only a client of the original implementation send this? Then its connection is latched to the SDK dialect."""
+    """Return whether only clients of the original send this. The connection then switches to the SDK dialect."""
     if isinstance(request, Subscribe | ResetOffset):
         return request.mode.narrow
     if isinstance(request, Fetch):

@@ -1,8 +1,8 @@
-"""The opcodes of the specification, by name.
+"""Opcodes of the specification, by name.
 
-`Opcode` lists every one; `table.py` says which of them this release speaks. 0x53 is not in the specification's table but in the
-original's code of the same version, 0x80 and 0x81 are in a later one (0xA0 and
-0xA1 are what some of its clients send instead). 0x0F and 0x7E are Headrace's own.
+`Opcode` lists all of them; `table.py` has those that this release supports. 0x53 is missing in the specification but part of the
+original's code of the same version. 0x80 and 0x81 are in a later version; some clients send 0xA0 and 0xA1 instead. Only Headrace has
+0x0F and 0x7E.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from enum import IntEnum, StrEnum
 
 
 class Dialect(StrEnum):
-    """The specification and the original implementation disagree on a few layouts; a connection speaks one of the two.
+    """The specification and the original implementation differ in a few layouts. A connection uses one of the two.
 
-    A connection starts in its listener's dialect and is latched to `SDK` by the first request that only the original's clients send.
+    A connection starts in its listener's dialect and switches to `SDK` at the first request that only clients of the original send.
     """
 
     SPEC = "spec"
@@ -92,7 +92,7 @@ class Opcode(IntEnum):
 
 
 REPLY_ONLY = frozenset({Opcode.AUTH_RESPONSE, Opcode.ERROR})
-"""As requests these are unknown."""
+"""Opcodes that are unknown as requests."""
 
 SPECIFIED = frozenset(Opcode) - REPLY_ONLY
-"""What a client may ask for, whether or not this release answers."""
+"""Opcodes of requests, supported or not."""

@@ -3,10 +3,10 @@
     PRODUCE           topic s16, key b32 (empty: none), value b32, [partition i32, −1: the broker chooses]
     RecordMetadata    topic s16, partition i32, offset u64, timestamp i64 (Unix ms), key size i32 (−1: none), value size i32
 
-Frames come in long rows for one topic. `take_batch` reads such a row straight from the input: each frame is compared with the first
-one's header and topic in one unpack. Where sixteen or more frames have the same sizes, it does better: without keys they differ in
-their values only, so that one `bytes.split` at what lies between two values cuts the whole stretch; with keys, `iter_unpack` does.
-Whatever is not of the usual shape (no partition, bytes after it, lying lengths) ends the run and is read on its own.
+Most frames come in long batches for one topic. `take_batch` decodes such a batch directly from the input: one unpack compares each frame
+with the header and topic of the first. Sixteen or more frames of the same sizes are decoded faster: without keys they differ only in their
+values, so one `bytes.split` at the bytes between two values splits all of them; with keys, `iter_unpack` does. A frame of another form (no
+partition, bytes after it, wrong lengths) ends the batch and is decoded alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
 from headrace.wire.flymq.opcodes import Opcode
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
-"""The first four bytes of a frame as one number."""
+"""First four bytes of a frame as one number."""
 _HEADER = struct.Struct(">II")
 assert _HEADER.size == HEADER_BYTES
 _LENGTH, _PARTITION, _TOPIC_LENGTH = struct.Struct(">I"), struct.Struct(">i"), struct.Struct(">H")
@@ -35,19 +35,20 @@ _METADATA_TAIL_BYTES: Final = struct.calcsize(">" + _METADATA_TAIL)
 
 _STRETCH_MIN: Final = 16
 _STRETCH_GROWTH: Final = 4
-"""An attempt that succeeded is followed by one four times as long: the bytes a failed attempt looked at in vain stay in proportion."""
+"""After a successful attempt, the next one is four times as long. This bounds the bytes that failed attempts read."""
 _PATIENCE_MAX: Final = 256
-"""After failed attempts the frames are taken one by one, at most this many before the next attempt."""
+"""Frames decoded one by one after failed attempts, at most, before the next attempt."""
 
 
 @lru_cache(maxsize=1024)
 def _front_layout(topic_field_bytes: int) -> struct.Struct:
-    """Head, length, topic field, key length and, if there is no key, value length."""
+    """Head, length, topic field, key length and, without a key, value length."""
     return struct.Struct(f">II{topic_field_bytes}sII")
 
 
 def read_produce(reader: Reader) -> tuple[ProduceBatch, bool]:
-    """One PRODUCE payload, whatever its shape, and whether it names a partition: the specification's example has a length without it."""
+    """Decode one PRODUCE payload of any form. Also return whether it names a partition: in the specification's example the length omits
+    it."""
     topic, key, value = S16.read(reader), B32.read(reader), B32.read(reader)
     named = reader.left > 0
     partition = I32.read(reader) if named else AUTO
@@ -55,9 +56,9 @@ def read_produce(reader: Reader) -> tuple[ProduceBatch, bool]:
 
 
 def take_batch(buffer: bytes, position: int, end: int) -> tuple[ProduceBatch | None, int]:
-    """The PRODUCE frames for one topic from `position` on, and the position after them.
+    """Return the PRODUCE frames for one topic from `position` on, and their end.
 
-    There is a whole frame at `position`. No run and the same position: that frame is not of the usual shape.
+    There is a complete frame at `position`. Returns no batch and the same position if that frame has another form.
     """
     field_from = position + HEADER_BYTES
     if end - field_from < _TOPIC_LENGTH.size:
@@ -74,13 +75,13 @@ def take_batch(buffer: bytes, position: int, end: int) -> tuple[ProduceBatch | N
 
 
 class _Scan:
-    """A walk over the frames of one run."""
+    """Decoding of the frames of one batch."""
 
     __slots__ = ("batch", "buffer", "end", "field", "front", "head", "position")
 
     def __init__(self, buffer: bytes, position: int, end: int, field: bytes, batch: ProduceBatch) -> None:
         self.buffer, self.position, self.field, self.batch = buffer, position, field, batch
-        # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
+        # The caller has checked the length of the first frame. Inside this window no later one can exceed the limit.
         self.end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
         self.front = _front_layout(len(field))
         (self.head,) = _LENGTH.unpack_from(buffer, position)
@@ -96,7 +97,7 @@ class _Scan:
                 return
 
     def _take_singly(self, count: int) -> bool:
-        """Up to `count` frames, one after the other. False: the run ends here."""
+        """Decode up to `count` frames one by one. Return False at the end of the batch."""
         buffer, position, end, field, head, batch = self.buffer, self.position, self.end, self.field, self.head, self.batch
         unpack, front_bytes = self.front.unpack_from, self.front.size
         last = end - front_bytes - _PARTITION.size
@@ -137,7 +138,7 @@ class _Scan:
         return False
 
     def _take_stretch(self, count_max: int) -> bool:
-        """Many frames of the same sizes at once. False: there are not enough of them here, and nothing was taken."""
+        """Decode many frames of the same sizes at once. Return False, with nothing decoded, if there are too few of them."""
         buffer, position, front_bytes = self.buffer, self.position, self.front.size
         if position + front_bytes + 4 > self.end:
             return False
@@ -159,13 +160,13 @@ class _Scan:
         return self._unpack_stretch(constant, 0, frame_bytes, stop)
 
     def _split_stretch(self, value_bytes: int, frame_bytes: int, stop: int) -> bool:
-        """No keys, one partition: between two values always lie the same bytes."""
+        """Decode frames without keys and with one partition: the bytes between two values are always the same."""
         buffer, position = self.buffer, self.position
         value_at = position + self.front.size
         front, partition = buffer[position:value_at], buffer[position + frame_bytes - 4 : position + frame_bytes]
         values = buffer[value_at : stop - 4].split(partition + front)
         count = (stop - position) // frame_bytes
-        # As many pieces as frames and none too long: then none is too short either, and every separator is where a frame begins.
+        # If there are as many chunks as frames and none is too long, none is too short, and every separator is the start of a frame.
         if len(values) != count or max(map(len, values)) != value_bytes or not buffer.startswith(partition, stop - 4):
             return False
         (number,) = _PARTITION.unpack(partition)
@@ -174,7 +175,7 @@ class _Scan:
         return True
 
     def _unpack_stretch(self, constant: bytes, key_bytes: int, frame_bytes: int, stop: int) -> bool:
-        """Keys or partitions differ, but not the sizes."""
+        """Decode frames with different keys or partitions of the same sizes."""
         value_bytes = frame_bytes - len(constant) - key_bytes - 8
         if value_bytes < 0:
             return False
@@ -190,7 +191,7 @@ class _Scan:
 
 
 def encode_batch(batch: ProduceBatch) -> bytes:
-    """A PRODUCE frame for each record. The partition of a record and the front of the next make one piece of the join."""
+    """Return a PRODUCE frame for each record. The partition of a record and the head of the next are joined as one part."""
     field = S16.write(batch.topic)
     count, values = len(batch), batch.values
     partitions = [AUTO] * count if batch.partitions is None else batch.partitions
@@ -219,15 +220,15 @@ def encode_batch(batch: ProduceBatch) -> bytes:
 
 
 def check_sizes(sizes: Sequence[int], extra: int) -> None:
-    """The payloads of a run, `extra` bytes of each being neither key nor value. Raises `InvalidRequest`, `RecordTooLarge`."""
+    """Return the payload sizes of a batch, with `extra` bytes in addition to key and value. Raises `InvalidRequest`, `RecordTooLarge`."""
     if not sizes:
-        raise InvalidRequest("a run has at least one record")
+        raise InvalidRequest("a batch has at least one record")
     if max(sizes) > FLYMQ_PAYLOAD_BYTES_MAX:
         raise RecordTooLarge(size_bytes=max(sizes) - extra, bytes_max=FLYMQ_PAYLOAD_BYTES_MAX - extra)
 
 
 def encode_metadata(batch: RecordMetadataBatch, opcode: int = Opcode.PRODUCE) -> bytes:
-    """A RecordMetadata frame for each record: they differ in their last 28 bytes only."""
+    """Return a RecordMetadata frame for each record. They differ only in their last 28 bytes."""
     field = S16.write(batch.topic)
     front = _HEADER.pack(_HEAD & ~0xFF00 | opcode << 8, len(field) + _METADATA_TAIL_BYTES) + field
     rows = map(
@@ -237,9 +238,9 @@ def encode_metadata(batch: RecordMetadataBatch, opcode: int = Opcode.PRODUCE) ->
 
 
 def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadataBatch | None, int]:
-    """The RecordMetadata frames for one topic from `position` on, and the position after them.
+    """Return the RecordMetadata frames for one topic from `position` on, and their end.
 
-    There is a whole frame at `position`. No run and the same position: that frame is too short, or has bytes behind its fields.
+    There is a complete frame at `position`. Returns no batch and the same position if that frame is too short or has extra bytes.
     """
     field_from = position + HEADER_BYTES
     if end - field_from < _TOPIC_LENGTH.size:
@@ -269,7 +270,7 @@ def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadat
 
 
 def read_metadata(reader: Reader) -> RecordMetadataBatch:
-    """One RecordMetadata payload, bytes behind its fields allowed."""
+    """Decode one RecordMetadata payload. Extra bytes are allowed."""
     topic = S16.read(reader)
     row = struct.unpack(">" + _METADATA_TAIL, reader.take(_METADATA_TAIL_BYTES))
     return RecordMetadataBatch(topic, *([number] for number in row))

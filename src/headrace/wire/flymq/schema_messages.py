@@ -1,4 +1,4 @@
-"""What FlyMQ peers say about schemas; `schemas.py` gives the layouts."""
+"""Messages about schemas. `schemas.py` has the layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class SchemaWord:
-    """The name of a type, whose length the original gives as u8 and others as u16. `narrow` is what the peer wrote."""
+    """Name of a type, with a u8 length in the original and a u16 length in other clients. `narrow`: the peer sent u8."""
 
     word: str
     narrow: bool = True
@@ -20,7 +20,7 @@ class RegisterSchema:
     type: SchemaWord
     definition: bytes
     compatibility: str = ""
-    """Headrace's own: what this and later versions must keep to. Empty: as it was."""
+    """Only in Headrace: compatibility of this and later versions. Empty: unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ProduceWithSchema:
     key: bytes = b""
     partition: int = -1
     other: ProduceWithSchema | None = field(default=None, compare=False)
-    """What the same bytes mean in the other order of fields, where they fit both: the one whose schema exists is meant."""
+    """The request in the other order of fields, if the bytes fit both. The one whose schema exists is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SchemaEntries:
 
 @dataclass(frozen=True, slots=True)
 class SchemaReply:
-    """One entry, as a list; then, behind what the original's clients read, all the rest."""
+    """One entry, as a list, followed by the fields that the original's clients ignore."""
 
     entries: list[SchemaEntry]
     id: str = ""

@@ -8,9 +8,9 @@
     PRODUCE_WITH_SCHEMA   topic s16, schema s16, value b32, [key b32, partition i32]     → RecordMetadata
     DELETE_SCHEMA         name s16, version u32                                          → done
 
-An entry is name s16, type s8, version u32. A type is s8, or s16 for those who read the specification's rule for strings. The original's
-clients and its server disagree about PRODUCE_WITH_SCHEMA: the former send the value before the schema. Both orders are read: one of them
-fits the payload exactly. Compatibility, key, partition and what follows the entry in the reply to GET_SCHEMA are Headrace's own.
+An entry is name s16, type s8, version u32. A type is s8, or s16 by the specification's rule for strings. The original's
+clients and its server disagree about PRODUCE_WITH_SCHEMA: the former send the value before the schema. Both orders are accepted: one of
+them fits the payload exactly. Only Headrace has compatibility, key, partition and the fields after the entry in the reply to GET_SCHEMA.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headrace.wire.flymq.schema_messages import (
 
 
 class TypeField:
-    """As `ModeField`: a word whose first byte tells how its length is written."""
+    """A word whose first byte tells how its length is encoded, like `ModeField`."""
 
     def read(self, reader: Reader, /) -> SchemaWord:
         mode = MODE.read(reader)
@@ -46,7 +46,7 @@ class TypeField:
 
 
 class ProduceLayout:
-    """Two orders of fields, each with or without a tail; whichever leaves no byte over is meant."""
+    """Two orders of fields, each with or without a tail. The one that fits the payload exactly is used."""
 
     def read(self, reader: Reader, /) -> ProduceWithSchema:
         topic = S16.read(reader)

@@ -1,6 +1,6 @@
-"""Opcode → layouts: everything this release speaks, as data. A new opcode is a new row.
+"""Opcodes and their layouts: everything that this release supports. A new opcode is a new row.
 
-A row gives the request, the reply and, where the original's reply differs from the specification's, that one too.
+A row has the request, the reply and, if it differs from the specification's, the reply of the original.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from headrace.wire.flymq import access, broker, cluster, core, dead_letters, delayed, groups, schemas, transactions
+from headrace.wire.flymq import access, cluster, core, dead_letters, delayed, groups, schemas, transactions
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
@@ -24,7 +24,7 @@ from headrace.wire.flymq.produce import encode_batch, encode_metadata, read_meta
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one opcode means."""
+    """Messages of one opcode."""
 
     opcode: Opcode
     message: type
@@ -32,7 +32,7 @@ class Row:
     reply: Field[Any]
     sdk_reply: Field[Any] | None = None
     answer: Opcode | None = None
-    """The opcode of the reply, where it is not that of the request."""
+    """Opcode of the reply, if it differs from that of the request."""
 
     def reply_layout(self, dialect: Dialect) -> Field[Any]:
         return self.sdk_reply if self.sdk_reply is not None and dialect is Dialect.SDK else self.reply
@@ -51,7 +51,7 @@ ROWS: Final[Iterable[Row]] = (
     Row(Opcode.DELETE_TOPIC, m.DeleteTopic, core.DELETE_TOPIC, core.DONE),
     Row(Opcode.CONSUME_ZERO_COPY, m.ConsumeZeroCopy, core.CONSUME_ZERO_COPY, core.CONSUMED),
     Row(Opcode.FETCH_BINARY, m.FetchBinary, core.FETCH_BINARY, _SDK_FETCHED),
-    Row(Opcode.BROKER, v.BrokerCall, broker.BROKER, broker.BROKER_REPLY),
+    Row(Opcode.BROKER, v.BrokerCall, access.BROKER, access.BROKER_REPLY),
     Row(Opcode.REGISTER_SCHEMA, s.RegisterSchema, schemas.REGISTER_SCHEMA, schemas.SCHEMA_ENTRY),
     Row(Opcode.GET_SCHEMA, s.GetSchema, schemas.GET_SCHEMA, schemas.SCHEMA_REPLY),
     Row(Opcode.LIST_SCHEMAS, s.ListSchemas, schemas.LIST_SCHEMAS, schemas.SCHEMA_ENTRIES),
@@ -102,10 +102,10 @@ ROWS: Final[Iterable[Row]] = (
 BY_OPCODE: Final = {int(row.opcode): row for row in ROWS}
 _BY_MESSAGE: Final = {row.message: row for row in ROWS}
 _BY_ANSWER: Final = BY_OPCODE | {int(row.answer): row for row in ROWS if row.answer is not None}
-"""A server may also answer such a request under its own opcode."""
+"""Whether a server may also reply with the opcode of the request."""
 
 SPOKEN: Final = frozenset(BY_OPCODE) | {int(Opcode.PRODUCE)}
-"""PRODUCE has no row: its frames are read and written by the run."""
+"""PRODUCE has no row: its frames are decoded and encoded in batches."""
 
 
 def opcode_of(request: m.Request) -> int:
@@ -113,7 +113,7 @@ def opcode_of(request: m.Request) -> int:
 
 
 def encode_request(request: m.Request) -> bytes:
-    """The frame of a request, or the frames of a run."""
+    """Return the frame of a request, or the frames of a batch."""
     if isinstance(request, m.ProduceBatch):
         return encode_batch(request)
     if isinstance(request, v.TxnProduceBatch):
@@ -123,7 +123,7 @@ def encode_request(request: m.Request) -> bytes:
 
 
 def encode_reply(opcode: int, reply: m.Reply, dialect: Dialect = Dialect.SPEC) -> bytes:
-    """The frame that answers a request of this opcode, or the frames that answer a run."""
+    """Return the reply frame for this opcode, or the frames for a batch."""
     if isinstance(reply, m.RecordMetadataBatch):
         return encode_metadata(reply, opcode)
     if isinstance(reply, m.Failure):
@@ -133,7 +133,7 @@ def encode_reply(opcode: int, reply: m.Reply, dialect: Dialect = Dialect.SPEC) -
 
 
 def decode_reply(reply: m.ReplyFrame, dialect: Dialect = Dialect.SPEC) -> m.Reply:
-    """What a reply says. `dialect` is the one its request was answered in. Raises `WireError`, `KeyError` for an opcode never asked."""
+    """Decode a reply. `dialect` is that of the reply. Raises `WireError`, and `KeyError` for an opcode without requests."""
     if reply.opcode == Opcode.ERROR:
         return decode_failure(reply.payload)
     reader = Reader(reply.payload)

@@ -5,11 +5,11 @@
     TXN_ROLLBACK   id s16                                                             → id s16, success bool
     TXN_PRODUCE    id s16, topic s16, value b32, [key b32, partition i32]             → RecordMetadata, offset 0
 
-The timeout (ms), key, partition and the places in the reply to TXN_COMMIT are Headrace's own. Group offsets join a transaction when COMMIT
+Only Headrace has the timeout (ms), key, partition and the list in the reply to TXN_COMMIT. Group offsets join a transaction when COMMIT
 names it (see `core.py`).
 
-TXN_PRODUCE comes in long rows, as PRODUCE does. `take_batch` reads such a row straight from the input: each frame is compared with the
-first one's header, transaction and topic in one unpack.
+TXN_PRODUCE frames come in long batches, as PRODUCE frames do. `take_batch` decodes a batch directly from the input: one unpack compares
+each frame with the header, transaction and topic of the first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TAIL_BYTES: Final = 8
 
 
 class TxnProduceLayout:
-    """One frame; adjacent ones are put together by the decoder."""
+    """A single frame. The decoder joins adjacent ones."""
 
     def read(self, reader: Reader, /) -> TxnProduceBatch:
         transaction, topic, value = S16.read(reader), S16.read(reader), B32.read(reader)
@@ -47,7 +47,7 @@ class TxnProduceLayout:
         return TxnProduceBatch(transaction, topic, [value], [key] if key else None, None if partition == AUTO else [partition])
 
     def write(self, value: TxnProduceBatch, /) -> bytes:
-        raise AssertionError("a run is several frames: see encode_batch")
+        raise AssertionError("a batch is several frames: see encode_batch")
 
 
 TXN_BEGIN = Layout(TxnBegin, timeout_ms=Trailing(U32, 0))
@@ -59,7 +59,7 @@ TXN_BEGUN = Layout(TxnBegun, transaction=S16, success=BOOL)
 
 
 class PlacesLayout:
-    """The list of RecordMetadata behind TXN_COMMIT's reply, by the run. Missing: none."""
+    """List of RecordMetadata at the end of TXN_COMMIT's reply, in columns. Empty if missing."""
 
     def read(self, reader: Reader, /) -> list[PlacedBatch]:
         batches: list[PlacedBatch] = []
@@ -86,7 +86,7 @@ class PlacesLayout:
 
 
 def encode_staged(topic: str, partition: int, timestamp: int, value_sizes: Sequence[int]) -> bytes:
-    """The replies to keyless TXN_PRODUCEs that go to one partition: they differ in nothing but the size of the value."""
+    """Return the replies to TXN_PRODUCEs without keys to one partition: they differ only in the size of the value."""
     field = S16.write(topic)
     front = _HEADER.pack(_HEAD, len(field) + _PLACE.size) + field + _PLACE.pack(partition, 0, timestamp, AUTO, 0)[: -_SIZE.size]
     if value_sizes.count(value_sizes[0]) == len(value_sizes):
@@ -98,7 +98,7 @@ TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, batches=PlacesLayout
 
 
 def encode_batch(batch: TxnProduceBatch) -> bytes:
-    """A TXN_PRODUCE frame for each record. Key and partition are left out where no record has one."""
+    """Return a TXN_PRODUCE frame for each record. Key and partition are omitted if no record has one."""
     field = S16.write(batch.transaction) + S16.write(batch.topic)
     count, values = len(batch), batch.values
     if batch.keys is None and batch.partitions is None:
@@ -125,9 +125,9 @@ def _front_layout(field_bytes: int) -> struct.Struct:
 
 
 def take_batch(buffer: bytes, position: int, end: int) -> tuple[TxnProduceBatch | None, int]:
-    """The TXN_PRODUCE frames of one transaction and topic from `position` on, and the position after them.
+    """Return the TXN_PRODUCE frames of one transaction and topic from `position` on, and their end.
 
-    There is a whole frame at `position`. No run and the same position: that frame is not of the usual shape.
+    There is a complete frame at `position`. Returns no batch and the same position if that frame has another form.
     """
     head, length = _HEADER.unpack_from(buffer, position)
     field_from, behind = position + HEADER_BYTES, position + HEADER_BYTES + length
@@ -149,10 +149,10 @@ def _extend(batch: TxnProduceBatch, field: bytes, buffer: bytes, position: int, 
     layout = _front_layout(len(field))
     unpack, front_bytes = layout.unpack_from, layout.size
     values = batch.values
-    # The caller has checked the first frame's length against the limit; inside this window no later one can exceed it.
+    # The caller has checked the length of the first frame. Inside this window no later one can exceed the limit.
     end = min(end, position + HEADER_BYTES + FLYMQ_PAYLOAD_BYTES_MAX)
     look_at = 0
-    """The frame, counted in values, from which on a stretch is looked for: where there is none, not before every frame anew."""
+    """Frame, counted in values, from which the fast path is tried again, so that it is not tried at every frame."""
     while end - position >= front_bytes:
         if batch.keys is None and batch.partitions is None and len(values) >= look_at:
             if ahead := _take_stretch(values, field, buffer, position, end):
@@ -177,7 +177,7 @@ def _extend(batch: TxnProduceBatch, field: bytes, buffer: bytes, position: int, 
 
 
 def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: int, end: int) -> int:
-    """Many plain frames of the same sizes at once: between two values always lie the same bytes. 0: not here, and nothing was taken."""
+    """Decode many frames of the same sizes at once: the bytes between two values are always the same. Return 0 if that is not possible."""
     layout = _front_layout(len(field))
     front_bytes, front = layout.size, buffer[position : position + layout.size]
     head, length, named, value_bytes = layout.unpack(front)
@@ -188,17 +188,17 @@ def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: in
     if count < _STRETCH_MIN:
         return 0
     stop: int = position + count * frame_bytes
-    pieces = buffer[position + front_bytes : stop].split(front)
-    # As many pieces as frames and none too long: then none is too short either, and every separator is where a frame begins.
-    if len(pieces) != count or max(map(len, pieces)) != value_bytes:
+    chunks = buffer[position + front_bytes : stop].split(front)
+    # If there are as many chunks as frames and none is too long, none is too short, and every separator is the start of a frame.
+    if len(chunks) != count or max(map(len, chunks)) != value_bytes:
         return 0
-    values += pieces
+    values += chunks
     return stop
 
 
 def _stretch(front: bytes, buffer: bytes, position: int, frame_bytes: int, count_max: int) -> int:
-    """How many frames begin alike, as if they did so from the first to the last: a transaction ends somewhere in what has come, and
-    halving finds the place. A wrong guess is found out when the frames are cut."""
+    """Return how many frames have the same head, found by bisection. It assumes that such frames are contiguous; the split detects a wrong
+    guess."""
     low, high = min(1, count_max), count_max
     while low < high:
         middle = (low + high + 1) // 2
@@ -210,7 +210,7 @@ def _stretch(front: bytes, buffer: bytes, position: int, frame_bytes: int, count
 
 
 def _put(batch: TxnProduceBatch, key: bytes | None, partition: int) -> None:
-    """The columns beside the values, which has not got this record yet."""
+    """Columns in addition to the values, which do not contain this record yet."""
     if key and batch.keys is None:
         batch.keys = [None] * len(batch)
     if batch.keys is not None:

@@ -1,4 +1,4 @@
-"""Fujin's wire format, for servers and clients: `frames` draws it, `requests` and `replies` decode it, `encode` speaks it."""
+"""Fujin's wire format for both roles: `frames` describes it, `requests` and `replies` decode it, `encode` encodes it."""
 
 from headrace.wire.fujin.frames import (
     ClientMessage,

@@ -1,4 +1,4 @@
-"""Messages into frames. Columns go in, one block of bytes comes out: one loop, one join."""
+"""Encoder of Fujin messages: columns in, one block of bytes out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TWO_FIELDS: Final = struct.Struct(">BI")
 
 
 def connect_writer(id: int | bytes | None = None) -> bytes:
-    """A number as in the specification, a text as the original client has it, or no id."""
+    """Return a CONNECT WRITER with a number (the specification), a text (the original client), or no id."""
     if isinstance(id, bytes):
         return bytes((Request.CONNECT_WRITER,)) + _text(id)
     return bytes((Request.CONNECT_WRITER,)) + U32.pack(id or 0)
@@ -51,42 +51,42 @@ def writes(
     *,
     form: WriteForm = WriteForm.AUTO,
 ) -> bytes:
-    """One WRITE a value. Raises `InvalidRequest` for what the form cannot carry."""
+    """Return one WRITE for each value. Raises `InvalidRequest` for a value that the form cannot carry."""
     field = _text(name.encode())
-    pieces: list[bytes] = []
-    append, pack = pieces.append, _write_head(len(field)).pack
+    parts: list[bytes] = []
+    append, pack = parts.append, _write_head(len(field)).pack
     if headers is None and form is not WriteForm.ALWAYS:
         for cid, value in zip(cids, values, strict=True):
             size = len(value)
             if form is WriteForm.AUTO and size and not is_plain_in_auto(size):
-                raise InvalidRequest(f"a value of {size} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
+                raise InvalidRequest(f"a value of {size} bytes is ambiguous with headers: use the form NEVER or ALWAYS")
             append(pack(Request.WRITE, cid, field, size))
             append(value)
-        return b"".join(pieces)
+        return b"".join(parts)
     start = _write_start(len(field)).pack
     for index, (cid, value) in enumerate(zip(cids, values, strict=True)):
         append(start(Request.WRITE, cid, field))
         append(_headed(headers[index] if headers is not None else (), value, form))
-    return b"".join(pieces)
+    return b"".join(parts)
 
 
 def _headed(headers: Headers, value: bytes, form: WriteForm) -> bytes:
-    """What follows the name where headers may stand before the value."""
+    """Return what follows the name in a form with headers."""
     if form is WriteForm.NEVER and headers:
         raise InvalidRequest("the form NEVER carries no headers")
     if form is WriteForm.NEVER or (form is WriteForm.AUTO and not headers and is_plain_in_auto(len(value))):
         return _text(value)
     if form is WriteForm.AUTO and not headers and len(value) > AUTO_COUNTLESS_BYTES_MAX:
-        raise InvalidRequest(f"a value of {len(value)} bytes cannot be told from headers: write with the form NEVER or ALWAYS")
-    pieces = [_U16.pack(2 * len(headers))]
+        raise InvalidRequest(f"a value of {len(value)} bytes is ambiguous with headers: use the form NEVER or ALWAYS")
+    parts = [_U16.pack(2 * len(headers))]
     for name, content in headers:
-        pieces += (_text(name.encode()), _text(content))
-    pieces.append(_text(value))
-    return b"".join(pieces)
+        parts += (_text(name.encode()), _text(content))
+    parts.append(_text(value))
+    return b"".join(parts)
 
 
 def transact(request: Request, cid: bytes) -> bytes:
-    """BEGIN, COMMIT or ROLLBACK."""
+    """Return a BEGIN, COMMIT or ROLLBACK."""
     return bytes((request,)) + cid
 
 
@@ -95,11 +95,11 @@ def fetch(cid: bytes, count: int) -> bytes:
 
 
 def settle(request: Request, cid: bytes, ids: Sequence[bytes]) -> bytes:
-    """ACK or NACK."""
-    pieces = [_FETCH.pack(request, cid, len(ids))]
+    """Return an ACK or NACK."""
+    parts = [_FETCH.pack(request, cid, len(ids))]
     for id in ids:
-        pieces += (U32.pack(len(id)), id)
-    return b"".join(pieces)
+        parts += (U32.pack(len(id)), id)
+    return b"".join(parts)
 
 
 # Server → client.
@@ -110,59 +110,59 @@ def reader_connected(error: str | None = None) -> bytes:
 
 
 def written(cids: Iterable[bytes]) -> bytes:
-    """One successful reply for each WRITE."""
+    """Return one successful reply for each WRITE."""
     reply = bytes((Reply.WRITE,))
     return reply + (_NO_ERROR + reply).join(cids) + _NO_ERROR
 
 
 def write_failed(cids: Iterable[bytes], error: str) -> bytes:
-    """The same refusal for each WRITE."""
+    """Return the same error for each WRITE."""
     reply, rest = bytes((Reply.WRITE,)), _error(error)
     return b"".join([reply + cid + rest for cid in cids])
 
 
 def answered(reply: Reply, cid: bytes, error: str | None = None) -> bytes:
-    """A step of a transaction; a FETCH, ACK or NACK only when it failed."""
+    """Return the reply to a step of a transaction, or the error of a FETCH, ACK or NACK."""
     return bytes((reply,)) + cid + _error(error)
 
 
 def messages(ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
-    """One MSG a value."""
+    """Return one MSG for each value."""
     if ids is None:
         sizes = set(map(len, values))
         if len(sizes) == 1:
             head = _TWO_FIELDS.pack(Reply.MSG, sizes.pop())
             return head + head.join(values)
         pack = _TWO_FIELDS.pack
-        return b"".join([piece for value in values for piece in (pack(Reply.MSG, len(value)), value)])
-    pieces: list[bytes] = []
+        return b"".join([part for value in values for part in (pack(Reply.MSG, len(value)), value)])
+    parts: list[bytes] = []
     for id, value in zip(ids, values, strict=True):
-        pieces += (_TWO_FIELDS.pack(Reply.MSG, len(id)), id, U32.pack(len(value)), value)
-    return b"".join(pieces)
+        parts += (_TWO_FIELDS.pack(Reply.MSG, len(id)), id, U32.pack(len(value)), value)
+    return b"".join(parts)
 
 
 def fetched(cid: bytes, ids: Sequence[bytes] | None, values: Sequence[bytes]) -> bytes:
     pack = U32.pack
-    pieces = [bytes((Reply.FETCH,)), cid, _NO_ERROR, pack(len(values))]
+    parts = [bytes((Reply.FETCH,)), cid, _NO_ERROR, pack(len(values))]
     if ids is None:
         for value in values:
-            pieces += (pack(len(value)), value)
+            parts += (pack(len(value)), value)
     else:
         for id, value in zip(ids, values, strict=True):
-            pieces += (pack(len(id)), id, pack(len(value)), value)
-    return b"".join(pieces)
+            parts += (pack(len(id)), id, pack(len(value)), value)
+    return b"".join(parts)
 
 
 def settled(reply: Reply, cid: bytes, ids: Sequence[bytes], errors: Sequence[str | None]) -> bytes:
     pack = U32.pack
-    pieces = [bytes((reply,)), cid, _NO_ERROR, pack(len(ids))]
+    parts = [bytes((reply,)), cid, _NO_ERROR, pack(len(ids))]
     for id, error in zip(ids, errors, strict=True):
-        pieces += (pack(len(id)), id, _error(error))
-    return b"".join(pieces)
+        parts += (pack(len(id)), id, _error(error))
+    return b"".join(parts)
 
 
 def _error(error: str | None) -> bytes:
-    """An error always has a text: clients take one of length 0 for a broken stream."""
+    """Encode an error. It always has a text: clients treat a text of length 0 as a broken stream."""
     if error is None:
         return _NO_ERROR
     raw = (error or "failed").encode()

@@ -1,7 +1,7 @@
-"""Fujin's frames: what a QUIC stream carries in either direction. All integers are big-endian.
+"""Fujin frames on a QUIC stream. All integers are big-endian.
 
     client → server                                       server → client
-    01 id:u32 | 01 id:str        CONNECT WRITER           (no answer)
+    01 id:u32 | 01 id:str        CONNECT WRITER           (no reply)
     02 type:u8 auto:u8 name:str  CONNECT READER           01 error?
     03 cid name:str value:str    WRITE                    02 cid error?
     04 | 05 | 06 cid             BEGIN, COMMIT, ROLLBACK  03 | 04 | 05 cid error?
@@ -9,14 +9,14 @@
     07 cid count:u32             FETCH                    07 cid error? (count:u32, count × ([id:str] value:str))
     08 | 09 cid count:u32 id:str …   ACK, NACK            08 | 09 cid error? (count:u32, count × (id:str error?))
     0a                           DISCONNECT               0a
-    0b                           PONG                     0b, on a stream of its own   PING
+    0b                           PONG                     0b, on a separate stream   PING
                                  STOP                     0c
 
-`str` is a u32 length and so many bytes. `error?` is 00, or 01 and a text; what stands in parentheses follows a 00 only. `cid` is four
-bytes of the client's choice that come back unchanged. Ids are there when the reader was connected without auto commit.
+`str` is a u32 length and that many bytes. `error?` is 00, or 01 and a text; the fields in parentheses follow a 00 only. `cid` is four bytes
+that the client chooses and the server returns. Ids are present if the reader was connected without auto commit.
 
-A WRITE may carry headers between name and value: a u16 that counts strings (name, value, name, value …), then the strings. Nothing
-announces them, so a `WriteForm` says how to read what follows the name:
+A WRITE may carry headers between name and value: a u16 that counts strings (name, value, name, value …), then the strings. The
+frame does not tell whether they are present, so a `WriteForm` defines how to decode what follows the name:
 
 | form | the u32 after the name is … |
 |---|---|
@@ -24,8 +24,8 @@ announces them, so a `WriteForm` says how to read what follows the name:
 | ALWAYS | a u16 count and the upper half of a length |
 | AUTO | … the second if it is 0, or at least 2¹⁷ with a lower half of 0 and an even upper half; else the first |
 
-So a value without headers whose length is a multiple of 128 KiB cannot be told in AUTO, and a value of 64 KiB or more cannot follow a
-count of 0. A 0 that nothing follows was an empty value, which is not allowed.
+So AUTO cannot decode a value without headers whose length is a multiple of 128 KiB, or a value of 64 KiB or more after a count of 0. A 0
+at the end is an empty value, which is not allowed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from headrace.records import Headers
 U32: Final = struct.Struct(">I")
 CID_BYTES: Final = 4
 STOPPED_SENDING: Final = 0
-"""The application error code of a stream that ends as it should."""
+"""Application error code of a stream that ends normally."""
 
 
 class Request(IntEnum):
-    """First bytes of what a client sends."""
+    """First bytes of client frames."""
 
     CONNECT_WRITER = 1
     CONNECT_READER = 2
@@ -60,7 +60,7 @@ class Request(IntEnum):
 
 
 class Reply(IntEnum):
-    """First bytes of what a server sends: a numbering of its own."""
+    """First bytes of server frames, numbered independently."""
 
     READER = 1
     WRITE = 2
@@ -78,13 +78,13 @@ class Reply(IntEnum):
 
 class ReaderKind(IntEnum):
     PUSH = 1
-    """The server sends messages as they come."""
+    """The server sends messages as they arrive."""
     PULL = 2
-    """The server sends messages when a FETCH asks for them."""
+    """The server sends messages in reply to a FETCH."""
 
 
 class WriteForm(Enum):
-    """Whether a WRITE has headers: see the table above."""
+    """Whether a WRITE has headers. See the table above."""
 
     AUTO = "auto"
     NEVER = "never"
@@ -92,13 +92,13 @@ class WriteForm(Enum):
 
 
 AUTO_PLAIN_BYTES_MAX: Final = (1 << 17) - 1
-"""Up to here a length is a length in every form but ALWAYS."""
+"""Up to here the number is a length in every form but ALWAYS."""
 AUTO_COUNTLESS_BYTES_MAX: Final = (1 << 16) - 1
-"""The longest value after a header count of 0, in AUTO."""
+"""Longest value after a header count of 0, in AUTO."""
 
 
 def is_plain_in_auto(length: int) -> bool:
-    """Whether AUTO reads this u32 as the length of a value without headers."""
+    """Return whether AUTO decodes this u32 as the length of a value without headers."""
     return 0 < length <= AUTO_PLAIN_BYTES_MAX or bool(length & 0xFFFF) or bool(length >> 16 & 1)
 
 
@@ -107,7 +107,7 @@ def is_plain_in_auto(length: int) -> bool:
 
 @dataclass(slots=True)
 class ConnectWriter:
-    """`id` is a number, a text, or None. No answer."""
+    """`id` is a number, a text, or None. There is no reply."""
 
     id: int | bytes | None
 
@@ -127,7 +127,7 @@ class WriteBatch:
     cids: list[bytes]
     values: list[bytes]
     headers: list[Headers] | None = None
-    """None when no record of the run has any."""
+    """None if no record of the batch has headers."""
 
 
 @dataclass(slots=True)
@@ -155,14 +155,14 @@ class Settle:
 
 @dataclass(slots=True)
 class Disconnect:
-    """Finish what was asked before, then answer with the same."""
+    """Complete the earlier requests, then reply with the same."""
 
 
 @dataclass(slots=True)
 class Refused:
-    """A request that can be read and not be served: `text` goes back in the `reply`.
+    """A request that was decoded and cannot be served. `text` is sent in the `reply`.
 
-    When `is_fatal`, nothing behind it can be understood.
+    If `is_fatal`, the bytes after it cannot be decoded.
     """
 
     reply: Reply
@@ -184,14 +184,14 @@ class ReaderConnected:
 
 @dataclass(slots=True)
 class WrittenBatch:
-    """Adjacent replies to WRITEs that succeeded."""
+    """Adjacent replies to successful WRITEs."""
 
     cids: list[bytes]
 
 
 @dataclass(slots=True)
 class Failed:
-    """The reply to a WRITE, FETCH, ACK, NACK or to a step of a transaction that failed."""
+    """Error reply to a WRITE, FETCH, ACK, NACK or a step of a transaction."""
 
     reply: Reply
     cid: bytes
@@ -200,7 +200,7 @@ class Failed:
 
 @dataclass(slots=True)
 class Transacted:
-    """A step of a transaction that succeeded."""
+    """A successful step of a transaction."""
 
     reply: Reply
     cid: bytes
@@ -223,7 +223,7 @@ class Fetched:
 
 @dataclass(slots=True)
 class Settled:
-    """What became of each id of an ACK or NACK, in order; an error of None means that it was done."""
+    """Result for each id of an ACK or NACK, in order. None means success."""
 
     reply: Reply
     cid: bytes
@@ -233,12 +233,12 @@ class Settled:
 
 @dataclass(slots=True)
 class Disconnected:
-    """The last word of a server on a stream."""
+    """Last frame of a server on a stream."""
 
 
 @dataclass(slots=True)
 class Stop:
-    """The server goes away: disconnect soon."""
+    """The server shuts down: disconnect soon."""
 
 
 ServerMessage: TypeAlias = ReaderConnected | WrittenBatch | Failed | Transacted | MessageBatch | Fetched | Settled | Disconnected | Stop

@@ -1,4 +1,4 @@
-"""What both decoders do alike: keep the bytes of a message that is not whole, and join them once, when it is."""
+"""Base of both decoders: stores the bytes of an incomplete message and joins them once."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from headrace.errors import WireError
 
 MessageT = TypeVar("MessageT")
 Found: TypeAlias = tuple[MessageT | None, int] | None
-"""A message and where it ends; None instead of the message: a part of one was taken; None at all: more bytes are needed."""
+"""A message and its end. None instead of the message: a part of one was decoded. None at all: more bytes are needed."""
 
 
 class Decoder(Generic[MessageT]):
-    """Feed it what the stream gave; it yields every message that is whole. After a `WireError` it refuses to go on."""
+    """Decoder of one direction. Yields every complete message. It cannot be used after a `WireError`."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._wanted_bytes = 1
         self._skip_bytes = 0
-        """Of a value that was refused: they are dropped as they come."""
+        """Remaining bytes of a value that is too large. They are dropped as they arrive."""
         self._failure: WireError | None = None
         self._is_over = False
-        """Nothing that follows can be understood, and the peer has been told."""
+        """The rest of the stream cannot be decoded, and the peer has the error."""
 
     @property
     def held_bytes(self) -> int:
-        """What waits for the rest of its message."""
+        """Bytes received of an incomplete message."""
         return self._held_bytes
 
     def feed(self, data: bytes) -> Iterator[MessageT]:
-        """The messages completed by `data`, in order. To be exhausted before the next call."""
+        """Yield the messages completed by `data`, in order. Exhaust the iterator before the next call."""
         if self._failure is not None:
             raise self._failure
         if self._is_over:
@@ -69,10 +69,10 @@ class Decoder(Generic[MessageT]):
             self._held, self._held_bytes = [buffer[position:]], end - position
 
     def _need(self, size_bytes: int) -> Found[MessageT]:
-        """The message at hand takes at least so many bytes: do not look again before they are there."""
+        """Do not decode again before this many bytes of the message are received."""
         self._wanted_bytes = size_bytes
         return None
 
     @abstractmethod
     def _next(self, buffer: bytes, position: int) -> Found[MessageT]:
-        """The message at `position`. One that ends behind the buffer was refused: the rest of it is dropped."""
+        """Decode the message at `position`. If it ends after the buffer, the rest of it is dropped."""

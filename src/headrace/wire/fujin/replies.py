@@ -1,7 +1,7 @@
-"""Bytes → replies and messages: what a client decodes.
+"""Decoder of replies and messages, for clients.
 
-Adjacent replies to WRITEs come out as one run, and so do adjacent messages. What a FETCH, ACK or NACK is answered with is collected as
-it comes, so that a long answer in many pieces is looked at once.
+Adjacent replies to WRITEs are decoded as one batch, and so are adjacent messages. The reply to a FETCH, ACK or NACK is decoded as its bytes
+arrive, so that a long reply is read only once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SINGLES: Final[dict[int, ServerMessage]] = {Reply.DISCONNECT: Disconnected(), R
 
 
 class ReplyDecoder(Decoder[ServerMessage]):
-    """For one stream. `with_ids` as it was connected: without auto commit, messages have ids."""
+    """Decoder of one stream. `with_ids`: the reader is connected without auto commit, so messages have ids."""
 
     def __init__(self, *, with_ids: bool = False, value_bytes_max: int = VALUE_BYTES_MAX) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ReplyDecoder(Decoder[ServerMessage]):
         return (WrittenBatch(cids), position) if cids else self._answer(Reply.WRITE, buffer, started)
 
     def _answer(self, reply: Reply, buffer: bytes, position: int) -> Found[ServerMessage]:
-        """Everything that has a cid and an error."""
+        """Decode a reply with a cid and an error."""
         begin = position + 1 + CID_BYTES
         error = self._error(buffer, position, begin)
         if error is None:
@@ -109,7 +109,7 @@ class ReplyDecoder(Decoder[ServerMessage]):
             except WireError:
                 if position == started:
                     raise
-                break  # those before it are good, and it will be met again
+                break  # the messages before it are valid; the error is raised again at this one
             if stop is None:
                 break
             position = stop
@@ -127,7 +127,7 @@ class ReplyDecoder(Decoder[ServerMessage]):
         return fetched, position
 
     def _message(self, buffer: bytes, position: int, skipped: int, into: MessageBatch | Fetched) -> int | None:
-        """Take `[id] value` from behind `skipped` bytes; returns where it ends."""
+        """Decode `[id] value` after `skipped` bytes. Return its end."""
         begin, id = position + skipped, b""
         if into.ids is not None:
             found = self._text(buffer, position, begin, FUJIN_ID_BYTES_MAX, "message id")
@@ -156,7 +156,7 @@ class ReplyDecoder(Decoder[ServerMessage]):
         self._list = None
         return settled, position
 
-    # Fields. `position` is where the message (or the part of it that is taken in one step) starts.
+    # Fields. `position` is the start of the message, or of the part that is decoded in one step.
 
     def _text(self, buffer: bytes, position: int, begin: int, bytes_max: int, what: str) -> tuple[bytes, int] | None:
         if len(buffer) < begin + U32.size:

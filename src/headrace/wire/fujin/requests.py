@@ -1,7 +1,7 @@
-"""Bytes → requests: what a server decodes.
+"""Decoder of requests, for servers.
 
-A stream says first whether it is a writer's or a reader's; what may follow depends on it. Adjacent WRITEs to one name come out as one
-run, taken apart with one `unpack_from` and one slice each; where many have one size, with one `unpack_from` for 64 of them.
+The first request of a stream selects the role, writer or reader, and with it the allowed requests. Adjacent WRITEs to one name are decoded
+as one batch, with one `unpack_from` and one slice each, or one `unpack_from` for 64 of them if they have one size.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LONG_ID: Final = "message id too long"
 
 _BLOCK: Final = 64
 _SINGLES_FIRST: Final = 8
-"""A run must show this many WRITEs before a block is tried, so that names that take turns do not pay for blocks they never fill."""
+"""WRITEs of a batch before a block is tried, so that alternating names do not pay for blocks that never match."""
 _U16: Final = struct.Struct(">H")
 _CID_AND_COUNT: Final = struct.Struct(">4sI")
 _WRITER: Final = frozenset((Request.WRITE, Request.BEGIN, Request.COMMIT, Request.ROLLBACK, Request.DISCONNECT))
@@ -70,7 +70,7 @@ class _Role(Enum):
 
 
 class RequestDecoder(Decoder[ClientMessage]):
-    """For one stream. Raises `WireError` for a request that its role does not know."""
+    """Decoder of one stream. Raises `WireError` for a request that its role does not allow."""
 
     def __init__(self, *, form: WriteForm = WriteForm.AUTO, message_bytes_max: int = FUJIN_MESSAGE_BYTES_MAX) -> None:
         super().__init__()
@@ -81,28 +81,28 @@ class RequestDecoder(Decoder[ClientMessage]):
             WriteForm.NEVER: message_bytes_max,
             WriteForm.ALWAYS: 0,
         }[form]
-        """Up to here the u32 after a name is the length of a good value, without a further look."""
+        """Up to here the u32 after a name is the length of a valid value, without another check."""
         self._role = _Role.NOBODY
         self._settle: Settle | None = None
         self._ids_left = 0
         self._doubt: bytes | None = None
-        """The cid of a WRITE that ends, so far, with a 0: an empty value, or a header count of 0 whose rest is under way."""
+        """Cid of a WRITE that ends, so far, with a 0: an empty value, or a header count of 0 whose rest is not received yet."""
         self._number: int | None = None
-        """What CONNECT WRITER gave as id, where only the next byte can tell whether that was a number or a length."""
+        """Id of CONNECT WRITER, while only the next byte can tell whether it is a number or a length."""
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether `settle_doubt` would have something to say: the caller waits a little for more, then calls it."""
+        """Whether `settle_doubt` has a result. The caller waits a little for more bytes, then calls it."""
         return self._doubt is not None
 
     def settle_doubt(self) -> Iterator[ClientMessage]:
-        """Nothing more came: it was an empty value."""
+        """Decode the pending 0 as an empty value, because no more bytes arrived."""
         if self._doubt is not None:
             cid, self._doubt = self._doubt, None
             yield self._over(Reply.WRITE, cid, EMPTY_VALUE)
 
     def finish(self) -> Iterator[ClientMessage]:
-        """The stream has ended: what only its next byte could have decided is decided. A cut message is dropped."""
+        """Decode what only a next byte could have decided: the stream has ended. An incomplete message is dropped."""
         if self._number is not None:
             yield ConnectWriter(self._number)
             self._number = None
@@ -137,9 +137,9 @@ class RequestDecoder(Decoder[ClientMessage]):
     # Connecting.
 
     def _connect_writer(self, buffer: bytes, position: int) -> Found[ClientMessage]:
-        """The specification has a number where the original client has a length and a text: the next byte tells.
+        """Decode the id: a number in the specification, a length and a text in the original client. The next byte tells.
 
-        A text never starts with a byte that is a writer's request.
+        A text never starts with a byte that is a request of a writer.
         """
         begin = position + 1 + U32.size
         if len(buffer) < begin:
@@ -170,7 +170,7 @@ class RequestDecoder(Decoder[ClientMessage]):
             return self._over(Reply.READER, b"", BAD_AUTO_COMMIT), position + 1
         begin = position + 3 + U32.size
         if len(buffer) < begin:
-            # Each byte is judged as soon as it is there.
+            # Each byte is checked as soon as it is received.
             return self._need(begin - position if len(fixed) == 2 else 2 + len(fixed))
         (size,) = U32.unpack_from(buffer, position + 3)
         if not 0 < size <= FUJIN_NAME_BYTES_MAX:
@@ -194,7 +194,7 @@ class RequestDecoder(Decoder[ClientMessage]):
         return Transact(Request(request), buffer[position + 1 : end]), end
 
     def _writes(self, buffer: bytes, position: int) -> Found[ClientMessage]:
-        """The WRITE at `position` and those behind it that have its name."""
+        """Decode the WRITE at `position` and the following ones with the same name."""
         begin = position + 1 + CID_BYTES + U32.size
         if len(buffer) < begin:
             return self._need(begin - position)
@@ -204,13 +204,13 @@ class RequestDecoder(Decoder[ClientMessage]):
         if len(buffer) < begin + size:
             return self._need(begin + size - position)
         batch = WriteBatch(_name(buffer[begin : begin + size]), [], [])
-        end = self._take_run(batch, buffer, position, buffer[begin - U32.size : begin + size])
+        end = self._take_batch(batch, buffer, position, buffer[begin - U32.size : begin + size])
         if batch.values:
             return batch, end
         return self._awkward(buffer, position, begin + size, cid)
 
-    def _take_run(self, batch: WriteBatch, buffer: bytes, position: int, field: bytes) -> int:
-        """Take whole and good WRITEs to the name in `field`; returns where the first other thing starts."""
+    def _take_batch(self, batch: WriteBatch, buffer: bytes, position: int, field: bytes) -> int:
+        """Decode complete, valid WRITEs to the name in `field`. Return the start of the first other frame."""
         unpack, plain_bytes_max = _head(len(field)).unpack_from, self._plain_bytes_max
         head_bytes = 1 + CID_BYTES + len(field) + U32.size
         end, last = len(buffer), len(buffer) - head_bytes
@@ -232,7 +232,7 @@ class RequestDecoder(Decoder[ClientMessage]):
                             batch.headers += [()] * _BLOCK
                         position = taken
                         continue
-                    singles = _BLOCK  # look again after as many as a block would have had
+                    singles = _BLOCK  # try again after as many frames as a block has
                 singles -= 1
                 value = buffer[begin:stop]
                 if batch.headers is not None:
@@ -252,7 +252,7 @@ class RequestDecoder(Decoder[ClientMessage]):
         return position
 
     def _awkward(self, buffer: bytes, position: int, begin: int, cid: bytes) -> Found[ClientMessage]:
-        """A WRITE that is not whole or not good: `begin` is where its name ends."""
+        """Decode a WRITE that is incomplete or invalid. `begin` is the end of its name."""
         body = self._body(buffer, begin)
         if isinstance(body, int):
             if len(buffer) == begin + U32.size and self._form is WriteForm.AUTO and U32.unpack_from(buffer, begin) == (0,):
@@ -260,11 +260,11 @@ class RequestDecoder(Decoder[ClientMessage]):
             return self._need(body - position)
         if isinstance(body, str):
             return self._over(Reply.WRITE, cid, body), position + 1
-        assert body.value is _SKIPPED, "a good body makes a run"
+        assert body.value is _SKIPPED, "a valid body belongs to a batch"
         return Refused(Reply.WRITE, cid, TOO_LARGE.format(body.size, self._message_bytes_max)), body.end
 
     def _body(self, buffer: bytes, begin: int) -> _Body | int | str:
-        """Headers and value from `begin` on; where to look again if they are not whole; or what is wrong with them."""
+        """Return headers and value from `begin` on, or where to continue if they are incomplete, or the error."""
         if len(buffer) < begin + U32.size:
             return begin + U32.size
         (size,) = U32.unpack_from(buffer, begin)
@@ -311,7 +311,7 @@ class RequestDecoder(Decoder[ClientMessage]):
     # Readers.
 
     def _counted(self, request: int, buffer: bytes, position: int) -> Found[ClientMessage]:
-        """FETCH, or the beginning of an ACK or NACK."""
+        """Decode a FETCH, or the start of an ACK or NACK."""
         end = position + 1 + _CID_AND_COUNT.size
         if len(buffer) < end:
             return self._need(1 + _CID_AND_COUNT.size)
@@ -327,7 +327,7 @@ class RequestDecoder(Decoder[ClientMessage]):
         return None, end
 
     def _ids(self, settle: Settle, buffer: bytes, position: int) -> Found[ClientMessage]:
-        """Ids are kept as they come, so that a long list in many pieces is looked at once."""
+        """Decode ids as they arrive, so that a long list is read only once."""
         ids, end, started = settle.ids, len(buffer), position
         while self._ids_left:
             begin = position + U32.size
@@ -346,7 +346,7 @@ class RequestDecoder(Decoder[ClientMessage]):
 
 
 class _Body:
-    """Headers and value of a WRITE, where it ends, and the size of its value."""
+    """Headers and value of a WRITE, its end, and the size of its value."""
 
     __slots__ = ("end", "headers", "size", "value")
 
@@ -355,11 +355,11 @@ class _Body:
 
 
 _SKIPPED: Final = b"\x00skipped"
-"""Stands for a value that is too large to be kept; known by identity."""
+"""Placeholder for a value that is too large, compared by identity."""
 
 
 def _name(raw: bytes) -> str:
-    """The names of topics are text; the broker says which texts."""
+    """Decode the name of a topic. The broker validates it."""
     try:
         return raw.decode()
     except UnicodeDecodeError as failure:
@@ -367,9 +367,9 @@ def _name(raw: bytes) -> str:
 
 
 def _take_block(buffer: bytes, position: int, frame_bytes: int, head_bytes: int, cids: list[bytes], values: list[bytes]) -> int:
-    """Take `_BLOCK` WRITEs that differ from the one at `position` in nothing but cid and value; where they end, or `position`.
+    """Decode `_BLOCK` WRITEs that differ from the one at `position` only in cid and value. Return their end, or `position`.
 
-    Frames of one size lie at equal distances: one slice shows whether all begin alike, and one call takes them apart.
+    Frames of one size have equal distances: one slice compares their heads, and one call unpacks them.
     """
     end = position + _BLOCK * frame_bytes
     if end > len(buffer) or buffer[position:end:frame_bytes].count(Request.WRITE) != _BLOCK:

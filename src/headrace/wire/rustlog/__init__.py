@@ -1,18 +1,20 @@
-"""RustLog: length-prefixed requests and replies in two dialects, JSON and binary, chosen by every frame anew.
+"""RustLog: length-prefixed requests and replies in two dialects, JSON and binary, selected by each frame.
 
-`codec` is the way in for both roles, `messages` has what it speaks of, `refusals` the texts of all errors, `sniff` recognises
-a first frame on a port that several protocols share.
+`codec` is the entry point for both roles, `messages` has the messages, `errors` the error texts. `sniff` detects the protocol on a port
+that several protocols share.
 """
 
 from __future__ import annotations
 
 from headrace.wire.rustlog.codec import (
     FETCH_BYTES_MAX,
-    Asked,
+    Deferred,
     Incoming,
+    Received,
     Refused,
     ReplyDecoder,
     RequestDecoder,
+    decode_in_steps,
     encode_reply,
     encode_request,
     fetch_reply,
@@ -23,15 +25,17 @@ from headrace.wire.rustlog.sniff import sniff
 
 __all__ = [
     "FETCH_BYTES_MAX",
-    "Asked",
+    "Deferred",
     "Dialect",
     "Incoming",
+    "Received",
     "Refused",
     "Reply",
     "ReplyDecoder",
     "Request",
     "RequestDecoder",
     "Undecodable",
+    "decode_in_steps",
     "encode_reply",
     "encode_request",
     "fetch_reply",

@@ -1,4 +1,4 @@
-"""The binary dialect: a type byte, then big-endian fields.
+"""Binary dialect: a type byte, then big-endian fields.
 
     request                                                reply
     01  topic, u32 partition, u32 n, n × bytes             01  u64 base offset, u32 n
@@ -13,8 +13,8 @@
     ff  ping                                               ff  pong
                                                            fe  u16 code, u16 size, text
 
-`topic` and `group` are a u16 size and UTF-8, `bytes` a u32 size and the bytes. What follows a complete request is ignored.
-The texts of the errors are those of the original, word for word: its users search their logs for them.
+`topic` and `group` are a u16 size and UTF-8, `bytes` a u32 size and the bytes. Bytes after a complete request are ignored.
+The error texts are those of the original, word for word, because its users search their logs for them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ assert _PRODUCED.size == 13 and FETCH_REPLY_OVERHEAD_BYTES == 13
 
 
 class _Fields:
-    """Reads one payload front to back. Every length is compared with what is there before it is used."""
+    """Reads one payload from front to back. Every length is checked against the remaining bytes before it is used."""
 
     __slots__ = ("at", "payload")
 
@@ -68,7 +68,7 @@ class _Fields:
             raise Undecodable(f"decode error: invalid utf8 {name}: {_utf8_fault(error)}") from None
 
     def records(self, count: int) -> list[bytes]:
-        """`count` sized records. Nothing is reserved for a count that lies: the payload ends first."""
+        """Read `count` sized records. Nothing is allocated for a wrong count."""
         same = self._records_of_one_size(count)
         if same is not None:
             return same
@@ -89,7 +89,7 @@ class _Fields:
         return records
 
     def _records_of_one_size(self, count: int) -> list[bytes] | None:
-        """Records of equal size are taken apart by one C loop, which is two to three times as fast. None: they are not equal."""
+        """Read records of equal size in one C loop, which is two to three times as fast. Return None if their sizes differ."""
         if count < 2 or len(self.payload) - self.at < 4:
             return None
         (size,) = _U32.unpack_from(self.payload, self.at)
@@ -105,7 +105,7 @@ class _Fields:
 
 
 def _utf8_fault(error: UnicodeDecodeError) -> str:
-    """In the words of the original's standard library."""
+    """Return the error text of the original's standard library."""
     if error.reason == "unexpected end of data":
         return f"incomplete utf-8 byte sequence from index {error.start}"
     return f"invalid utf-8 sequence of {error.end - error.start} bytes from index {error.start}"
@@ -115,7 +115,7 @@ def _utf8_fault(error: UnicodeDecodeError) -> str:
 
 
 def decode_request(payload: bytes) -> m.Request:
-    """The request in a payload that is not empty. Raises `Undecodable`."""
+    """Decode the request of a non-empty payload. Raises `Undecodable`."""
     decode = _REQUESTS.get(payload[0])
     if decode is None:
         raise Undecodable(f"unknown request type: {payload[0]}")
@@ -160,7 +160,7 @@ _REQUESTS: Final[dict[int, Callable[[_Fields], m.Request]]] = {
 
 
 def encode_request(request: m.Request) -> bytes:
-    """The payload. Raises `InvalidRequest` for a name or number that the fields cannot hold; nothing is ever cut to fit."""
+    """Encode the payload. Raises `InvalidRequest` for a name or number that does not fit its field."""
     try:
         return _request_payload(request)
     except struct.error as error:
@@ -202,7 +202,7 @@ def _name(text: str) -> bytes:
 
 
 def produced_record_bytes(value: bytes) -> int:
-    """A record of a Produce request with its size."""
+    """Return the encoded size of a record of a Produce request."""
     return RECORD_OVERHEAD_BYTES + len(value)
 
 
@@ -214,7 +214,7 @@ def _sized(records: Sequence[bytes]) -> chain[bytes]:
 
 
 def decode_reply(payload: bytes) -> m.Reply:
-    """The reply in a payload that is not empty. Raises `Undecodable`."""
+    """Decode the reply of a non-empty payload. Raises `Undecodable`."""
     decode = _REPLIES.get(payload[0])
     if decode is None:
         raise Undecodable(f"unknown response type: {payload[0]}")
@@ -282,7 +282,7 @@ _REPLIES: Final[dict[int, Callable[[_Fields], m.Reply]]] = {
 
 
 def encode_reply(reply: m.Reply) -> bytes:
-    """The payload. Names and numbers come from the broker and always fit."""
+    """Encode the payload. Names and numbers come from the broker and always fit."""
     match reply:
         case m.ProduceReply(offsets):
             base = _dense_start(offsets, offsets[-1] + 1 if offsets else 0)
@@ -314,7 +314,7 @@ def encode_reply(reply: m.Reply) -> bytes:
 
 
 def _dense_start(offsets: Sequence[int], end: int) -> int:
-    """The first offset. Readers of this dialect count offsets themselves, so a gap inside would shift every number after it."""
+    """Return the first offset. Readers of this dialect count the offsets, so a gap would shift every later one."""
     if isinstance(offsets, range) and not offsets:
         return offsets.start
     start = end - len(offsets)

@@ -1,6 +1,6 @@
-"""The codec in both roles: a server feeds a `RequestDecoder`, a client feeds a `ReplyDecoder`.
+"""Codec for both roles: a server feeds a `RequestDecoder`, a client feeds a `ReplyDecoder`.
 
-The first byte of a payload chooses the dialect of that frame, and the reply is sent in the same:
+The first byte of a payload selects the dialect of that frame and of its reply:
 
     01 to 08, ff                                   binary
     09                                             binary if the frame is that one byte (metrics), else a TAB before JSON
@@ -11,15 +11,20 @@ The first byte of a payload chooses the dialect of that frame, and the reply is 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias
 
 from headrace.errors import LimitExceeded
-from headrace.limits import RUSTLOG_ERROR_CHARS_MAX, RUSTLOG_FRAME_BYTES_MAX, RUSTLOG_PRODUCE_RECORDS_MAX
+from headrace.limits import (
+    RUSTLOG_DECODE_STEP_BYTES,
+    RUSTLOG_ERROR_CHARS_MAX,
+    RUSTLOG_FRAME_BYTES_MAX,
+    RUSTLOG_PRODUCE_RECORDS_MAX,
+)
 from headrace.wire.rustlog import binary, json
-from headrace.wire.rustlog import errors as refusals
+from headrace.wire.rustlog import errors as errors
 from headrace.wire.rustlog.frames import BadLength, FrameReader, frame
 from headrace.wire.rustlog.messages import Dialect, ErrorReply, FetchReply, Produce, Reply, Request, Undecodable
 
@@ -45,7 +50,7 @@ _produced_record_bytes: Final[dict[Dialect, Callable[[bytes], int]]] = {
 
 
 def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = _BINARY_REQUESTS) -> Dialect | None:
-    """The dialect of a payload that is not empty; None if it begins like neither."""
+    """Return the dialect of a non-empty payload, or None if its first byte belongs to neither."""
     first = payload[0]
     if first == _TAB:
         return Dialect.BINARY if len(payload) == 1 else Dialect.JSON
@@ -55,8 +60,8 @@ def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = _BINARY_REQUES
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request, and the dialect its reply must have."""
+class Received:
+    """A request and the dialect of its reply."""
 
     dialect: Dialect
     request: Request
@@ -64,28 +69,40 @@ class Asked:
 
 @dataclass(slots=True)
 class Refused:
-    """A frame that is no request: send the error, and close after it if it is `fatal`."""
+    """A frame that is no request. The server sends the error, and closes the connection if it is `fatal`."""
 
     dialect: Dialect
     error: ErrorReply
     fatal: bool = False
 
 
-Incoming: TypeAlias = Asked | Refused
+@dataclass(slots=True)
+class Deferred:
+    """A JSON payload above `RUSTLOG_DECODE_STEP_BYTES`. `decode_in_steps` decodes it."""
+
+    dialect: Dialect
+    payload: bytes
+
+
+Incoming: TypeAlias = Received | Refused | Deferred
 
 
 class RequestDecoder:
-    """The server's side of a connection. Never raises: what is wrong comes out as `Refused`, in its place among the requests."""
+    """The server's side of a connection. Never raises: a frame that is no request becomes `Refused`, in its place among the requests.
 
-    __slots__ = ("_dialect", "_frames")
+    `has_rights` tells whether the peer may send large frames. With `defers_large`, large JSON payloads are returned as `Deferred`.
+    """
 
-    def __init__(self) -> None:
-        self._frames = FrameReader()
+    __slots__ = ("_defers_large", "_dialect", "_frames")
+
+    def __init__(self, has_rights: Callable[[], bool] = lambda: True, *, defers_large: bool = False) -> None:
+        self._frames = FrameReader(has_rights)
+        self._defers_large = defers_large
         self._dialect = Dialect.JSON
 
     @property
     def held_bytes(self) -> int:
-        """What waits for the rest of its frame."""
+        """Bytes received of an incomplete frame."""
         return self._frames.held_bytes
 
     def feed(self, data: bytes) -> list[Incoming]:
@@ -93,19 +110,30 @@ class RequestDecoder:
 
     def _incoming(self, payload: bytes | BadLength) -> Incoming:
         if isinstance(payload, BadLength):
-            return Refused(self._dialect, refusals.bad_length(self._dialect, payload.length), fatal=True)
+            return Refused(self._dialect, errors.bad_length(self._dialect, payload.length, payload.length_max), fatal=True)
         dialect = dialect_of(payload)
         if dialect is None:
-            return Refused(self._dialect, refusals.undecodable(self._dialect, f"unknown request type: {payload[0]}"))
+            return Refused(self._dialect, errors.undecodable(self._dialect, f"unknown request type: {payload[0]}"))
         self._dialect = dialect
+        if self._defers_large and dialect is Dialect.JSON and len(payload) > RUSTLOG_DECODE_STEP_BYTES:
+            return Deferred(dialect, payload)
         try:
-            return Asked(dialect, _decode_request[dialect](payload))
+            return Received(dialect, _decode_request[dialect](payload))
         except Undecodable as error:
-            return Refused(dialect, refusals.undecodable(dialect, str(error)))
+            return Refused(dialect, errors.undecodable(dialect, str(error)))
+
+
+def decode_in_steps(deferred: Deferred) -> Generator[None, None, Received | Refused]:
+    """Decode a large payload, and yield after each bounded step."""
+    try:
+        request = yield from json.decode_request_in_steps(deferred.payload)
+    except Undecodable as error:
+        return Refused(Dialect.JSON, errors.undecodable(Dialect.JSON, str(error)))
+    return Received(Dialect.JSON, request)
 
 
 class ReplyDecoder:
-    """The client's side of a connection. Raises `Undecodable` for a reply that is none: nothing after it can be trusted."""
+    """Client side of a connection. Raises `Undecodable` for an invalid reply; the stream cannot be used after that."""
 
     __slots__ = ("_frames",)
 
@@ -125,7 +153,7 @@ class ReplyDecoder:
 
 
 def encode_request(dialect: Dialect, request: Request) -> bytes:
-    """One frame. Raises `InvalidRequest` for what the dialect cannot write, `LimitExceeded` for what fits no frame."""
+    """Return one frame. Raises `InvalidRequest` for a value that the dialect cannot express, `LimitExceeded` if it fits no frame."""
     payload = _encode_request[dialect](request)
     if len(payload) > RUSTLOG_FRAME_BYTES_MAX:
         raise LimitExceeded(f"{type(request).__name__} of {len(payload)} bytes exceeds the frame of {RUSTLOG_FRAME_BYTES_MAX} bytes")
@@ -133,28 +161,28 @@ def encode_request(dialect: Dialect, request: Request) -> bytes:
 
 
 def encode_reply(dialect: Dialect, reply: Reply) -> bytes:
-    """One frame. The text of an error is cut to its limit; every other reply must fit, see `fetch_reply`."""
+    """Return one frame. A long error text is truncated. Every other reply must fit, see `fetch_reply`."""
     if isinstance(reply, ErrorReply) and len(reply.message) > RUSTLOG_ERROR_CHARS_MAX:
         reply = ErrorReply(reply.message[: RUSTLOG_ERROR_CHARS_MAX - 1] + "…", reply.code)
     return frame(_encode_reply[dialect](reply))
 
 
-# How much goes into one frame.
+# Frame sizes.
 
 FETCH_BYTES_MAX: Final[dict[Dialect, int]] = {Dialect.JSON: RUSTLOG_FRAME_BYTES_MAX // 2, Dialect.BINARY: RUSTLOG_FRAME_BYTES_MAX}
-"""More payload than this never fits a reply: JSON spends at least a digit and a comma on each byte. Reading more would be in vain."""
+"""Maximum payload of a reply: JSON needs at least a digit and a comma for each byte. Reading more would be useless."""
 
 _BINARY_ACCOUNTED_OVERHEAD: Final = 12
-"""The original counts 12 bytes for each record beside its payload; the specification counts payloads only."""
+"""The original counts 12 bytes for each record in addition to its payload. The specification counts payloads only."""
 
 
 def fetch_reply(
     dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], max_bytes: int, reply_bytes_max: int = RUSTLOG_FRAME_BYTES_MAX
 ) -> FetchReply | ErrorReply:
-    """As many of these records as the reader wants and `reply_bytes_max` holds; at least one, or the error that says why not. A single
-    record may fill a frame.
+    """Return as many of these records as the reader wants and `reply_bytes_max` allows: at least one, or an error. A single record may
+    fill a frame.
 
-    The binary dialect sends no offsets, so there the reply also ends before the first gap.
+    The binary dialect sends no offsets, so a binary reply also ends before the first gap.
     """
     assert values, "an empty reply needs the log's end, which only the broker knows"
     count = _wanted(dialect, values, max_bytes)
@@ -163,7 +191,7 @@ def fetch_reply(
     count = _fitting(dialect, offsets, values, count, reply_bytes_max) or _fitting(dialect, offsets, values, 1, RUSTLOG_FRAME_BYTES_MAX)
     if count == 0:
         alone = len(values[0]) + binary.RECORD_OVERHEAD_BYTES + binary.FETCH_REPLY_OVERHEAD_BYTES
-        return refusals.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
+        return errors.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
     return FetchReply(offsets[:count], values[:count], offsets[count - 1] + 1)
 
 
@@ -172,7 +200,7 @@ def _wanted(dialect: Dialect, values: Sequence[bytes], max_bytes: int) -> int:
 
 
 def _within(values: Sequence[bytes], overhead: int, room: int) -> int:
-    """How many values fit, each with its overhead."""
+    """Return how many values fit, each with its overhead."""
     if sum(map(len, values)) + overhead * len(values) <= room:
         return len(values)
     return bisect_right(list(accumulate(map(overhead.__add__, map(len, values)))), room)
@@ -186,7 +214,7 @@ def _before_gap(offsets: Sequence[int], count: int) -> int:
 
 
 def _fitting(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], count: int, bytes_max: int) -> int:
-    """How many of the first `count` records a frame of `bytes_max` holds."""
+    """Return how many of the first `count` records fit a frame of `bytes_max`."""
     if dialect is Dialect.BINARY:
         return _within(values[:count], binary.RECORD_OVERHEAD_BYTES, bytes_max - binary.FETCH_REPLY_OVERHEAD_BYTES)
     room = bytes_max - json.FETCH_REPLY_OVERHEAD_BYTES
@@ -196,12 +224,12 @@ def _fitting(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], 
 
 
 def produce_requests(dialect: Dialect, topic: str, partition: int, records: Sequence[bytes]) -> list[Produce]:
-    """The records in as few requests as frames hold. Raises `LimitExceeded` for one that fits no frame, before any is sent."""
+    """Split the records into as few requests as possible. Raises `LimitExceeded` for a record that fits no frame, before any is sent."""
     room = RUSTLOG_FRAME_BYTES_MAX - len(_encode_request[dialect](Produce(topic, partition, ())))
     requests: list[Produce] = []
     start = used = 0
     for index, record in enumerate(records):
-        # What is larger as it is need not be counted in the dialect's own way, which may take seconds.
+        # A record above the limit needs no exact count, which may take seconds.
         size = _produced_record_bytes[dialect](record) if len(record) <= room else len(record)
         if size > room:
             raise LimitExceeded(

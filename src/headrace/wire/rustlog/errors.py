@@ -1,8 +1,7 @@
-"""Every error text RustLog knows, once for each dialect, and what a client makes of it.
+"""Error texts of RustLog in both dialects.
 
-The JSON dialect says what its specification says. The binary dialect repeats the original broker word for word, with its
-codes: its clients and its users' log searches know no other. Codes 403 and 503 are additions; the original never refuses for
-lack of permission and never says "later".
+The JSON texts are those of the specification. The binary texts and codes are those of the original broker, word for word, because clients
+and log searches depend on them. Codes 403 and 503 are additions: the original has no authorization and no retriable errors.
 """
 
 from __future__ import annotations
@@ -22,19 +21,20 @@ JSON_OUT_OF_RANGE: Final = "offset out of range: "
 BINARY_OUT_OF_RANGE: Final = "Fetch failed: offset out of range: "
 
 
-def bad_length(dialect: Dialect, length: int) -> ErrorReply:
-    """Sent once, then the connection is closed."""
+def bad_length(dialect: Dialect, length: int, length_max: int = RUSTLOG_FRAME_BYTES_MAX) -> ErrorReply:
+    """Return the error that is sent before the connection is closed."""
+    limit = f"{length_max}" if length_max == RUSTLOG_FRAME_BYTES_MAX else f"{length_max} for a peer without rights"
     if dialect is Dialect.JSON:
         if length == 0:
             return ErrorReply(f"{JSON_PARSE}empty frame", FRAME)
-        return ErrorReply(f"max frame size exceeded: {length} bytes (max {RUSTLOG_FRAME_BYTES_MAX})", FRAME)
+        return ErrorReply(f"max frame size exceeded: {length} bytes (max {limit})", FRAME)
     if length == 0:
         return ErrorReply("Frame error: invalid protocol: zero-length frame", FRAME)
-    return ErrorReply(f"Frame error: frame too large: {length} bytes (max: {RUSTLOG_FRAME_BYTES_MAX})", FRAME)
+    return ErrorReply(f"Frame error: frame too large: {length} bytes (max: {limit})", FRAME)
 
 
 def undecodable(dialect: Dialect, reason: str) -> ErrorReply:
-    """The connection stays: the frame was whole, only its content was not."""
+    """Return the error for a payload that is no request. The connection stays open."""
     return ErrorReply((JSON_PARSE if dialect is Dialect.JSON else "Decode error: ") + reason, DECODE)
 
 
@@ -53,7 +53,8 @@ def fetch_failed(dialect: Dialect, reason: str, *, retriable: bool = False) -> E
 
 
 def record_does_not_fit(dialect: Dialect, offset: int, size_bytes: int, *, fits_binary: bool) -> ErrorReply:
-    """A record may have come through another protocol, and the reader must learn which one to step over or to read otherwise."""
+    """Return the error for a record, written through another protocol, that fits no frame. It names the offset, so that the reader can skip
+    it."""
     way = "use the binary codec" if fits_binary else "read it through another protocol"
     return fetch_failed(dialect, f"the record at offset {offset} has {size_bytes} bytes and fits no {dialect.value} frame, {way}")
 
@@ -68,7 +69,7 @@ def commit_failed(dialect: Dialect, reason: str, *, retriable: bool = False) -> 
     return ErrorReply(f"{start} commit failed: {reason}", UNAVAILABLE if retriable else COMMIT_FAILED)
 
 
-# Only the original has the requests below; their texts are the same in both dialects.
+# Requests that only the original has. Their texts are the same in both dialects.
 
 
 def topic_exists(topic: str) -> ErrorReply:

@@ -1,44 +1,50 @@
-"""The JSON dialect: one object whose only key names the message, as Rust's serde writes an enum.
+"""JSON dialect: one object whose only key names the message, as Rust's serde encodes an enum.
 
     {"Produce":{"topic":"orders","partition":0,"records":[[10,20],[30,40]]}}     bytes are arrays of integers
     {"Produce":{"offsets":[0,1]}}
     "Ping"                                                                       a message without fields is a bare string
 
 Types are strict: a number is an integer without fraction or exponent, inside the range of its field; true is not 1. Unknown
-fields are ignored, missing ones are not. The key is cut off by hand and the rest decoded straight into its typed shape, which
-is the fastest way and also notices a second key: what follows the first one's value must be the closing brace.
+fields are ignored; missing fields are errors. The key is split off first and the value is decoded into its typed struct. This is the
+fastest way, and it also detects a second key: only the closing brace may follow the first value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from headrace.errors import InvalidRequest
-from headrace.limits import RUSTLOG_PRODUCE_RECORDS_MAX
+from headrace.limits import RUSTLOG_DECODE_STEP_BYTES, RUSTLOG_PRODUCE_RECORDS_MAX
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.messages import Undecodable
 
 _U64_MAX: Final = 2**64 - 1
 _U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-_U64 = Annotated[int, Meta(ge=0)]  # the upper bound does not fit a Meta: `_u64` looks at it
+_U64 = Annotated[int, Meta(ge=0)]  # the upper bound does not fit a Meta: `_u64` checks it
 
 _HEAD = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*("(?:[^"\\]|\\.){0,64}")[ \t\r\n]*:')
 _SPACE: Final = b" \t\r\n"
 _PRODUCE_BYTES_PLAIN: Final = 2 * RUSTLOG_PRODUCE_RECORDS_MAX
 """A shorter Produce cannot hold too many records."""
 _OTHER_ARRAYS_MAX: Final = 1_024
-"""Brackets that a counted payload may have beside its records: in names and in fields nobody reads."""
+"""Brackets in a payload that do not belong to records: in names and in unknown fields."""
 
 
 class _Produce(Struct):
     topic: str
     partition: _U32
     records: list[list[int]]
+
+
+class _ProduceHead(Struct):
+    topic: str
+    partition: _U32
+    records: Raw
 
 
 class _Fetch(Struct):
@@ -132,20 +138,24 @@ def _u64(value: int, field: str) -> int:
     return value
 
 
-def _bytes(arrays: list[list[int]], field: str) -> list[bytes]:
+def _bytes(arrays: list[list[int]], field: str, first_index: int = 0) -> list[bytes]:
     try:
         return list(map(bytes, arrays))
     except (ValueError, OverflowError):
-        wrong = next(index for index, array in enumerate(arrays) if array and not 0 <= min(array) <= max(array) <= 255)
+        wrong = next(index for index, array in enumerate(arrays, first_index) if array and not 0 <= min(array) <= max(array) <= 255)
         raise Undecodable(f"Expected bytes, integers from 0 to 255 - at `$.{field}[{wrong}]`") from None
 
 
 # Requests
 
 
+def _check_count(records: Sequence[object]) -> None:
+    if len(records) > RUSTLOG_PRODUCE_RECORDS_MAX:
+        raise Undecodable(f"too many records: {len(records)} (max {RUSTLOG_PRODUCE_RECORDS_MAX})")
+
+
 def _produce(body: _Produce) -> m.Produce:
-    if len(body.records) > RUSTLOG_PRODUCE_RECORDS_MAX:
-        raise Undecodable(f"too many records: {len(body.records)} (max {RUSTLOG_PRODUCE_RECORDS_MAX})")
+    _check_count(body.records)
     return m.Produce(body.topic, body.partition, _bytes(body.records, "records"))
 
 
@@ -181,9 +191,69 @@ _BARE_REQUESTS: Final[dict[str, Callable[[], m.Request]]] = {"ListTopics": m.Lis
 
 
 def decode_request(payload: bytes) -> m.Request:
-    """The request in a payload that is not empty. Raises `Undecodable`, whatever the payload."""
+    """Decode the request of a non-empty payload. Raises `Undecodable` for any other payload."""
     request: m.Request = _decode(payload, _NAMED_REQUESTS, _BARE_REQUESTS, "request")
     return request
+
+
+_PRODUCE_HEAD: Final[_Shapes] = {"Produce": _shape(_ProduceHead, lambda body: body)}
+_ARRAYS = msgspec.json.Decoder(list[list[int]])
+_PATH = re.compile(r"\$\[(\d+)\](?:\[(\d+)\])?")
+
+
+def decode_request_in_steps(payload: bytes, step_bytes: int = RUSTLOG_DECODE_STEP_BYTES) -> Generator[None, None, m.Request]:
+    """Decode as `decode_request` does, and yield after every `step_bytes` of the records of a Produce. Raises `Undecodable`."""
+    head = _HEAD.match(payload)
+    if head is None or head[1] != b'"Produce"':
+        return decode_request(payload)
+    body: _ProduceHead = _decode(payload, _PRODUCE_HEAD, {}, "request")
+    text = bytes(body.records).strip(_SPACE)
+    if not text.startswith(b"["):
+        return decode_request(payload)  # fails at the first byte of the records
+    yield
+    records = yield from _records_in_steps(text, step_bytes)
+    _check_count(records)
+    return m.Produce(body.topic, body.partition, records)
+
+
+def _records_in_steps(text: bytes, step_bytes: int) -> Generator[None, None, list[bytes]]:
+    """Decode a JSON array of arrays. Each step ends at a comma, between two records or inside one, and closes what is open there."""
+    records: list[bytes] = []
+    open_record: bytearray | None = None
+    start, stop = len(b"["), 0
+    while stop >= 0:
+        stop = text.find(b",", start + step_bytes)
+        chunk = text[start:stop].rstrip(_SPACE)  # without a comma it ends before the last bracket
+        is_cut = stop >= 0 and not chunk.endswith(b"]")
+        chunk = (b"[" if open_record is None else b"[[") + chunk + (b"]]" if is_cut else b"]")
+        arrays = _arrays(chunk, len(records), len(open_record or b""))
+        if open_record is not None:
+            open_record += arrays[0]
+            if is_cut and len(arrays) == 1:
+                start = stop + 1
+                yield
+                continue
+            arrays[0] = bytes(open_record)
+        open_record = bytearray(arrays.pop()) if is_cut else None
+        records += arrays
+        start = stop + 1
+        yield
+    return records
+
+
+def _arrays(chunk: bytes, records_before: int, bytes_before: int) -> list[bytes]:
+    """Decode records. `bytes_before` of the first one are in an earlier chunk."""
+    try:
+        return _bytes(_ARRAYS.decode(chunk), "records", records_before)
+    except msgspec.ValidationError as error:
+
+        def path(found: re.Match[str]) -> str:
+            record, byte = int(found[1]), f"[{int(found[2]) + bytes_before * (found[1] == '0')}]" if found[2] else ""
+            return f"$.records[{record + records_before}]{byte}"
+
+        raise Undecodable(_PATH.sub(path, str(error))) from None
+    except msgspec.DecodeError:  # the syntax of the whole is right: a string, an object or a deeper array is cut
+        raise Undecodable("Expected arrays of integers - at `$.records`") from None
 
 
 # Replies
@@ -236,7 +306,7 @@ _BARE_REPLIES: Final[dict[str, Callable[[], m.Reply]]] = {"Pong": m.Pong}
 
 
 def decode_reply(payload: bytes) -> m.Reply:
-    """The reply in a payload that is not empty. Raises `Undecodable`, whatever the payload."""
+    """Decode the reply of a non-empty payload. Raises `Undecodable` for any other payload."""
     reply: m.Reply = _decode(payload, _NAMED_REPLIES, _BARE_REPLIES, "response")
     return reply
 
@@ -245,7 +315,7 @@ def decode_reply(payload: bytes) -> m.Reply:
 
 
 class _AnyObject(Struct):
-    """Decoding into it checks the syntax of the whole payload and keeps nothing but the mark of another dialect."""
+    """Decoding into this type checks the syntax of the whole payload and keeps only the field of another dialect."""
 
     type: Raw = Raw()
 
@@ -257,13 +327,13 @@ _ANY_TEXT = msgspec.json.Decoder(str)
 def _decode(payload: bytes, named: _Shapes, bare: dict[str, Callable[[], Any]], role: str) -> Any:
     try:
         if not payload.isascii():
-            payload.decode()  # strings that nobody reads would otherwise go unchecked
+            payload.decode()  # strings in unknown fields would otherwise not be checked
         head = _HEAD.match(payload)
         if head is None:
             return _bare(payload, bare, role)
         name = _ANY_TEXT.decode(head[1])
         if name not in named:
-            _refuse_unknown(payload, name, role)
+            _raise_unknown(payload, name, role)
         decoder, build = named[name]
         return build(decoder.decode(_value(payload, head.end())))
     except Undecodable:
@@ -275,16 +345,16 @@ def _decode(payload: bytes, named: _Shapes, bare: dict[str, Callable[[], Any]], 
     except msgspec.ValidationError as error:
         raise Undecodable(str(error)) from None
     except msgspec.DecodeError as error:
-        _refuse_malformed(payload, str(error), role)
+        _raise_malformed(payload, str(error), role)
 
 
 def _value(payload: bytes, start: int) -> memoryview:
-    """What stands between the colon and the last closing brace."""
+    """Return the bytes between the colon and the last closing brace."""
     stop = len(payload.rstrip(_SPACE)) - 1
     if payload[stop] != 0x7D:
         raise msgspec.DecodeError("no closing brace")
     if stop - start > _PRODUCE_BYTES_PLAIN and payload.count(b"[") > RUSTLOG_PRODUCE_RECORDS_MAX + _OTHER_ARRAYS_MAX:
-        raise Undecodable(f"too many records: over {RUSTLOG_PRODUCE_RECORDS_MAX}")  # before a list is made for each
+        raise Undecodable(f"too many records: over {RUSTLOG_PRODUCE_RECORDS_MAX}")  # before a list is allocated for each
     return memoryview(payload)[start:stop]
 
 
@@ -298,14 +368,15 @@ def _bare(payload: bytes, bare: dict[str, Callable[[], Any]], role: str) -> Any:
     return bare[name]()
 
 
-def _refuse_unknown(payload: bytes, name: str, role: str) -> NoReturn:
+def _raise_unknown(payload: bytes, name: str, role: str) -> NoReturn:
     if bytes(_ANY_OBJECT.decode(payload).type).startswith(b'"'):
-        raise Undecodable(f'a {role} with a "type" member is not spoken here, write {{"Ping":{{}}}} for {{"type":"Ping"}}')
+        raise Undecodable(f'a {role} with a "type" member is not supported, write {{"Ping":{{}}}} for {{"type":"Ping"}}')
     raise Undecodable(f"unknown {role}: {name}")
 
 
-def _refuse_malformed(payload: bytes, reason: str, role: str) -> NoReturn:
-    """Look at the whole payload: `reason` counts positions from the first value, and takes a second member for litter."""
+def _raise_malformed(payload: bytes, reason: str, role: str) -> NoReturn:
+    """Raise the error for the whole payload: `reason` counts positions from the first value, and reports a second member as trailing
+    characters."""
     try:
         _ANY_OBJECT.decode(payload)
     except msgspec.ValidationError:
@@ -319,13 +390,13 @@ def _refuse_malformed(payload: bytes, reason: str, role: str) -> NoReturn:
     raise Undecodable(reason)
 
 
-# Encoding. Lists of small integers are encoded by msgspec about three times as fast as by joining a table of their texts.
+# Encoding. msgspec encodes lists of small integers about three times as fast as joining a table of texts.
 
 _ENCODER = msgspec.json.Encoder()
 
 
 def encode_request(request: m.Request) -> bytes:
-    """The payload. Raises `InvalidRequest` for a name that is no UTF-8."""
+    """Encode the payload. Raises `InvalidRequest` for a name that is not UTF-8."""
     try:
         return _ENCODER.encode(_request_object(request))
     except UnicodeEncodeError:
@@ -353,7 +424,7 @@ def _request_object(request: m.Request) -> Any:
 
 
 def encode_reply(reply: m.Reply) -> bytes:
-    """The payload."""
+    """Encode the payload."""
     return _ENCODER.encode(_reply_object(reply))
 
 
@@ -383,7 +454,7 @@ def _reply_object(reply: m.Reply) -> Any:
             return {"Error": _Error(message)}
 
 
-# Sizes, without encoding.
+# Sizes without encoding.
 
 _DIGITS_1: Final = bytes(range(10))
 _DIGITS_2: Final = bytes(range(100))
@@ -392,21 +463,21 @@ FETCH_REPLY_OVERHEAD_BYTES: Final = len(b'{"Fetch":{"records":[],"next_offset":1
 
 
 def array_bytes(value: bytes) -> int:
-    """The text between the brackets: one digit a byte, one more from 10 on and from 100 on, and the commas."""
+    """Return the size of the text between the brackets: one to three digits for each byte, and the commas."""
     size = len(value)
     return 2 * size - (size > 0) + len(value.translate(None, _DIGITS_1)) + len(value.translate(None, _DIGITS_2))
 
 
 def produced_record_bytes(value: bytes) -> int:
-    """A record of a Produce request with its brackets and comma."""
+    """Return the size of a record of a Produce request with its brackets and comma."""
     return 3 + array_bytes(value)
 
 
 def record_bytes(offset: int, value: bytes) -> int:
-    """A record of a Fetch reply with its comma."""
+    """Return the size of a record of a Fetch reply with its comma."""
     return _RECORD_FRAME_BYTES + len(str(offset)) + array_bytes(value)
 
 
 def records_bytes_at_most(values: Sequence[bytes]) -> int:
-    """An upper bound of `record_bytes` over all, from the lengths alone."""
+    """Return an upper bound of the sum of `record_bytes`, from the lengths alone."""
     return 4 * sum(map(len, values)) + (_RECORD_FRAME_BYTES + len(str(_U64_MAX))) * len(values)

@@ -1,7 +1,7 @@
-"""The messages of RustLog, the same in both dialects.
+"""Messages of RustLog, the same in both dialects.
 
-A request travels as JSON (`Dialect.JSON`, the published specification) or as big-endian fields (`Dialect.BINARY`, what the
-original client sends). Records are columns: one `Produce` or `FetchReply` holds many, and no object is made for a single one.
+A request is encoded as JSON (`Dialect.JSON`, the published specification) or as big-endian fields (`Dialect.BINARY`, used by the original
+client). Records are columns: one `Produce` or `FetchReply` holds many of them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from headrace.errors import WireError
 
 
 class Dialect(Enum):
-    """How a frame's payload is written. Every frame chooses; the reply follows its request."""
+    """Encoding of a payload. Every frame selects it; a reply uses that of its request."""
 
     JSON = "json"
     BINARY = "binary"
 
 
 class Undecodable(WireError):
-    """A frame whose payload is no message. The text is what the peer gets to read, without the dialect's prefix."""
+    """A payload that is no message. The peer gets the text after the dialect's prefix."""
 
 
 # Requests
@@ -50,7 +50,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class OffsetCommit:
-    """The group will read on at `offset`."""
+    """Commit `offset` as the next one to read."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class OffsetCommit:
 
 @dataclass(slots=True)
 class OffsetFetch:
-    """Where will the group read on?"""
+    """Return the group's committed offset."""
 
     topic: str
     partition: int
@@ -108,14 +108,14 @@ Request: TypeAlias = (
 
 @dataclass(slots=True)
 class ProduceReply:
-    """One offset a record, in the order of the request; a `range` wherever they are dense, which the binary dialect requires."""
+    """Offsets of the records, in the order of the request. A `range` if they are dense, which the binary dialect requires."""
 
     offsets: Sequence[int]
 
 
 @dataclass(slots=True)
 class FetchReply:
-    """Records and where to read on. The binary dialect sends no offsets: there they must be dense and end at `next_offset`."""
+    """Records and the next offset. The binary dialect sends no offsets: they must be dense and end at `next_offset`."""
 
     offsets: Sequence[int]
     values: Sequence[bytes]
@@ -129,7 +129,7 @@ class OffsetCommitReply:
 
 @dataclass(slots=True)
 class OffsetFetchReply:
-    """None: the group has never committed an offset there."""
+    """Committed offset. None: the group has never committed."""
 
     offset: int | None
 
@@ -148,7 +148,7 @@ class ListTopicsReply:
 
 @dataclass(slots=True)
 class DescribeTopicReply:
-    """`partitions` holds (partition, high watermark): the offset the next record will get."""
+    """`partitions` holds (partition, high watermark). The high watermark is the offset of the next record."""
 
     topic: str
     partition_count: int
@@ -164,7 +164,7 @@ class DescribePartitionReply:
 
 @dataclass(slots=True)
 class MetricsReply:
-    """Prometheus text."""
+    """Metrics as Prometheus text."""
 
     metrics: str
 
@@ -176,7 +176,7 @@ class Pong:
 
 @dataclass(slots=True)
 class ErrorReply:
-    """`code` travels in the binary dialect only; it is 0 when it came as JSON."""
+    """An error. Only the binary dialect transmits `code`; it is 0 in JSON."""
 
     message: str
     code: int = 0

@@ -1,13 +1,12 @@
-"""Is this RustLog? Answered from less than the first hundred bytes; whole frames are never waited for.
+"""Detection of RustLog from fewer than a hundred bytes. It never waits for a whole frame.
 
     JSON     length, white space, { or "
     binary   length, type, names and numbers whose sizes add up to the length exactly
 
-A BlipMQ frame also is a length and a small type byte, followed by an eight-byte correlation id where RustLog has the sizes of
-its names. Ids below 2³² read as empty names, and RustLog has no use for an empty topic, so such a frame is not taken; of any
-other the sizes would have to add up by chance. Figg has a zero in the place of the type, FlyMQ a first byte that no length
-reaches. A frame that is oversized or has something after its last field is only answered on a listener that accepts nothing
-but RustLog.
+A BlipMQ frame is also a length and a small type byte, followed by an eight-byte correlation id where RustLog has the sizes of its names.
+Ids below 2³² decode as empty names, which are invalid in RustLog, so such a frame does not match. For other ids the sizes would have to
+add up by chance. Figg has a zero in place of the type. The first byte of FlyMQ exceeds any length. A frame that is too large or has bytes
+after its last field is accepted only on a listener for RustLog alone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SPACE: Final = b" \t\r\n"
 _SPACE_BYTES_MAX: Final = 64
 _NAME_BYTES_MAX: Final = max(TOPIC_NAME_BYTES_MAX, GROUP_NAME_BYTES_MAX)
 _NAME_BYTES_PASSED: Final = 64
-"""What stands behind a longer name is not waited for, only room for it."""
+"""The check does not wait for the fields after a longer name. It only checks that the frame has room for them."""
 
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 
@@ -41,7 +40,7 @@ _ALONE: Final = frozenset((binary.LIST_TOPICS, binary.METRICS_FETCH, binary.PING
 
 
 def sniff(first: bytes) -> Sniff:
-    """YES, NO, or MORE bytes are needed. YES and NO are final."""
+    """Return YES, NO, or MORE if more bytes are needed. YES and NO are final."""
     if len(first) < LENGTH.size:
         return Sniff.NO if first[:1] not in (b"", b"\0") else Sniff.MORE
     (length,) = LENGTH.unpack_from(first)
@@ -86,7 +85,7 @@ def _fixed(head: bytes, length: int, has_group: bool, rest: int) -> Sniff:
 
 
 def _produce(head: bytes, length: int) -> Sniff:
-    """Exact up to the first record's size; the records after it are not waited for."""
+    """Check a Produce exactly up to the size of its first record."""
     topic = _number(_U16, head, length, 1)
     if isinstance(topic, Sniff):
         return topic
@@ -108,7 +107,7 @@ def _produce(head: bytes, length: int) -> Sniff:
 
 
 def _number(kind: struct.Struct, head: bytes, length: int, at: int) -> int | Sniff:
-    """The number at `at`, if the frame has room for it and its bytes are in."""
+    """Return the number at `at`, if the frame has room for it and its bytes are received."""
     if at + kind.size > length:
         return Sniff.NO
     if at + kind.size > len(head):

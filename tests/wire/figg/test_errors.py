@@ -1,4 +1,4 @@
-"""What a decoder refuses, when, and what it lets pass."""
+"""Invalid frames, the time of the error, and frames that are ignored."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ MALFORMED = {
 @pytest.mark.parametrize("stream", MALFORMED.values(), ids=MALFORMED.keys())
 def test_malformed_input_is_refused_after_the_good_messages_before_it(stream: bytes) -> None:
     good = streams.PING_12345 + streams.PUBLISH_FOO_0_BAR
-    for pieces in ([good + stream + streams.PING_12345], cut(good + stream + streams.PING_12345, 1)):
-        found = flat_messages(server_decoder(), pieces)
+    for chunks in ([good + stream + streams.PING_12345], cut(good + stream + streams.PING_12345, 1)):
+        found = flat_messages(server_decoder(), chunks)
         assert [entry[0] for entry in found] == ["Ping(timestamp=12345)", "PublishBatch", "refused"]
 
 
@@ -71,7 +71,7 @@ def test_a_client_refuses_malformed_answers(kind: int, payload: bytes) -> None:
     assert flat_messages(client_decoder(), [frame(kind, payload)])[-1][0] == "refused"
 
 
-def test_a_refusal_is_for_ever() -> None:
+def test_an_error_is_final() -> None:
     decoder = server_decoder()
     with pytest.raises(WireError, match="version"):
         list(decoder.feed(frame(8, bytes(8), version=2)))
@@ -79,7 +79,7 @@ def test_a_refusal_is_for_ever() -> None:
         list(decoder.feed(streams.PING_12345))
 
 
-def test_a_bad_frame_inside_a_run_comes_after_the_run() -> None:
+def test_a_bad_frame_inside_a_batch_comes_after_the_batch() -> None:
     good = encode.publish("foo", range(150), [b"bar"] * 150)
     found = flat_messages(server_decoder(), [good + MALFORMED["publish whose data is short"]])
     assert len(found) == 151 and found[-1][0] == "refused"
@@ -93,11 +93,11 @@ def test_other_versions_pass_when_told_so() -> None:
 def test_the_frame_limit_is_inclusive() -> None:
     at_limit = encode.publish("t", [1], [bytes(100 - 17)])
     assert len(at_limit) == 8 + 100
-    for pieces in ([at_limit], cut(at_limit, 1), [at_limit * 3]):
-        assert flat_messages(server_decoder(frame_bytes_max=100), pieces)[-1][0] == "PublishBatch"
+    for chunks in ([at_limit], cut(at_limit, 1), [at_limit * 3]):
+        assert flat_messages(server_decoder(frame_bytes_max=100), chunks)[-1][0] == "PublishBatch"
     above = encode.publish("t", [1], [bytes(100 - 16)])
-    for pieces in ([above], cut(above, 1), [at_limit + above], [above[:8]]):
-        assert flat_messages(server_decoder(frame_bytes_max=100), pieces)[-1][0] == "refused"
+    for chunks in ([above], cut(above, 1), [at_limit + above], [above[:8]]):
+        assert flat_messages(server_decoder(frame_bytes_max=100), chunks)[-1][0] == "refused"
 
 
 def test_a_frame_above_the_limit_is_refused_with_its_header_and_nothing_is_held() -> None:
@@ -136,8 +136,8 @@ def test_ten_thousand_mutated_streams_decode_alike_however_they_are_cut(proof: P
         stream = mutate(to_server[begin if chance.random() < 0.2 else 0 : begin + 300], chance)
         server = chance.random() < 0.5
         whole = flat_messages(server_decoder() if server else client_decoder(), [stream])
-        pieces = cut(stream, chance.randrange(1, 40))
-        assert whole == flat_messages(server_decoder() if server else client_decoder(), pieces)
+        chunks = cut(stream, chance.randrange(1, 40))
+        assert whole == flat_messages(server_decoder() if server else client_decoder(), chunks)
         refused += whole[-1:] != [] and whole[-1][0] == "refused"
     assert 1_000 < refused < 10_000, "the mutations should neither all pass nor all fail"
     proof("mutated Figg streams", 10_000)

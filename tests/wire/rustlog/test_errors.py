@@ -1,11 +1,11 @@
-"""What is wrong gets its documented answer, in its dialect, and what follows is answered as if nothing had happened."""
+"""Invalid input gets its documented error, in its dialect, and later requests are answered normally."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.wire.rustlog import Asked, Refused, ReplyDecoder, RequestDecoder, encode_reply
-from headrace.wire.rustlog import errors as refusals
+from headrace.wire.rustlog import Received, Refused, ReplyDecoder, RequestDecoder, encode_reply
+from headrace.wire.rustlog import errors as errors
 from headrace.wire.rustlog import messages as m
 from headrace.wire.rustlog.messages import Dialect, Undecodable
 from tests.wire.rustlog.vectors import BINARY, JSON, framed
@@ -62,9 +62,9 @@ MALFORMED_JSON = [
     # the other JSON dialect
     (
         '{"type":"Produce","topic":"t","partition":0,"records":["aGk="]}',
-        'a request with a "type" member is not spoken here, write {"Ping":{}} for {"type":"Ping"}',
+        'a request with a "type" member is not supported, write {"Ping":{}} for {"type":"Ping"}',
     ),
-    ('{"topic":"t","type":"Ping"}', 'a request with a "type" member is not spoken here, write {"Ping":{}} for {"type":"Ping"}'),
+    ('{"topic":"t","type":"Ping"}', 'a request with a "type" member is not supported, write {"Ping":{}} for {"type":"Ping"}'),
     ('{"type":7}', "unknown request: type"),
     # no JSON
     ('{"Ping"', "Input data was truncated"),
@@ -93,7 +93,7 @@ MALFORMED_JSON = [
 def test_json_that_is_no_request_is_refused_with_its_reason_and_the_connection_lives(text: str, reason: str) -> None:
     refused, pinged = RequestDecoder().feed(framed(text) + framed('"Ping"'))
     assert refused == Refused(JSON, m.ErrorReply(f"failed to parse request: {reason}", 2))
-    assert pinged == Asked(JSON, m.Ping())
+    assert pinged == Received(JSON, m.Ping())
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ MALFORMED_BINARY = [
 def test_binary_that_is_no_request_is_refused_in_the_words_of_the_original(payload: str, reason: str | None) -> None:
     answer, pinged = RequestDecoder().feed(framed(bytes.fromhex(payload)) + bytes.fromhex("00000001 ff"))
     if reason is None:
-        assert answer == Asked(BINARY, m.Produce("t", 0, [b"a", b""]))
+        assert answer == Received(BINARY, m.Produce("t", 0, [b"a", b""]))
     else:
         assert answer == Refused(BINARY, m.ErrorReply(f"Decode error: {reason}", 2))
-    assert pinged == Asked(BINARY, m.Ping())
+    assert pinged == Received(BINARY, m.Ping())
 
 
 def test_a_payload_that_begins_like_neither_dialect_is_refused_in_the_last_one() -> None:
@@ -180,8 +180,8 @@ def test_the_first_byte_alone_chooses_the_dialect(first: int) -> None:
 
 
 def test_a_lone_tab_byte_asks_for_metrics_and_a_longer_one_is_white_space() -> None:
-    assert RequestDecoder().feed(framed(b"\t")) == [Asked(BINARY, m.MetricsFetch())]
-    assert RequestDecoder().feed(framed(b'\t"Ping"')) == [Asked(JSON, m.Ping())]
+    assert RequestDecoder().feed(framed(b"\t")) == [Received(BINARY, m.MetricsFetch())]
+    assert RequestDecoder().feed(framed(b'\t"Ping"')) == [Received(JSON, m.Ping())]
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_a_wrong_length_is_answered_at_once_in_the_last_dialect_and_ends_the_str
 
 def test_requests_before_a_wrong_length_are_still_answered_first() -> None:
     answers = RequestDecoder().feed(framed('"Ping"') + bytes(4) + framed('"Ping"'))
-    assert answers == [Asked(JSON, m.Ping()), Refused(JSON, refusals.bad_length(JSON, 0), fatal=True)]
+    assert answers == [Received(JSON, m.Ping()), Refused(JSON, errors.bad_length(JSON, 0), fatal=True)]
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_the_text_of_an_error_that_quotes_a_huge_name_is_cut_to_fit(dialect: Dialect) -> None:
-    error = refusals.no_partition(dialect, "\U0001f600" * 3_000_000, 0)
+    error = errors.no_partition(dialect, "\U0001f600" * 3_000_000, 0)
     frame = encode_reply(dialect, error)
     assert len(frame) < 65_536
     (reply,) = ReplyDecoder().feed(frame)

@@ -1,4 +1,4 @@
-"""PRODUCE runs: the fast way reads exactly what the slow way reads."""
+"""Batches of PRODUCE: the fast path decodes exactly what the slow path decodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.wire.flymq.framing import HEADER
 from headrace.wire.flymq.messages import AUTO, Malformed, ProduceBatch, RecordMetadataBatch, RequestEvent
 from headrace.wire.flymq.produce import read_produce
 
-from .samples import decoded, flat, pieces, raw
+from .samples import chunks, decoded, flat, raw
 
 
 def slowly(stream: bytes) -> list[object]:
@@ -30,12 +30,12 @@ def slowly(stream: bytes) -> list[object]:
     return flat(events)
 
 
-def test_adjacent_records_for_one_topic_come_out_as_one_run() -> None:
+def test_adjacent_records_for_one_topic_come_out_as_one_batch() -> None:
     batch = ProduceBatch("orders", [b"%03d" % number for number in range(1000)])
     assert RequestDecoder().feed(encode_request(batch)) == [batch]
 
 
-def test_another_topic_begins_another_run() -> None:
+def test_another_topic_begins_another_batch() -> None:
     batches = [ProduceBatch("a", [b"1", b"2"]), ProduceBatch("b", [b"3"]), ProduceBatch("a", [b"4"])]
     assert RequestDecoder().feed(b"".join(map(encode_request, batches))) == batches
 
@@ -45,7 +45,7 @@ def test_a_topic_that_begins_like_another_is_another() -> None:
     assert RequestDecoder().feed(b"".join(map(encode_request, batches))) == batches
 
 
-def test_a_request_between_records_ends_the_run_and_keeps_its_place() -> None:
+def test_a_request_between_records_ends_the_batch_and_keeps_its_place() -> None:
     batch = ProduceBatch("a", [b"1"] * 40)
     events = RequestDecoder().feed(encode_request(batch) + raw(0x08, b"") + encode_request(batch))
     assert [type(event).__name__ for event in events] == ["ProduceBatch", "ListTopics", "ProduceBatch"]
@@ -54,7 +54,7 @@ def test_a_request_between_records_ends_the_run_and_keeps_its_place() -> None:
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 65, 79, 80, 81, 500])
 @pytest.mark.parametrize("partition", [AUTO, 0, 7])
-def test_runs_of_any_length_keep_every_record(count: int, partition: int) -> None:
+def test_batches_of_any_length_keep_every_record(count: int, partition: int) -> None:
     values = [b"%05d" % number for number in range(count)]
     batch = ProduceBatch("t", values, None, None if partition == AUTO else [partition] * count)
     assert RequestDecoder().feed(encode_request(batch)) == [batch]
@@ -113,7 +113,7 @@ def test_random_mixtures_are_read_as_the_slow_way_reads_them(seed: int) -> None:
             part = lied if frames_hold(lied) else part
         stream += part
     assert decoded([stream]) == slowly(stream)
-    assert decoded(pieces(stream, seed, longest=3000)) == slowly(stream)
+    assert decoded(chunks(stream, seed, longest=3000)) == slowly(stream)
 
 
 def frames_hold(stream: bytes) -> bool:
@@ -139,7 +139,7 @@ def test_flags_without_compression_bits_are_accepted_whatever_they_are(flags: in
     assert decoded([frame * 40]) == [("t", None, b"value", -1)] * 40
 
 
-def test_runs_take_over_each_others_columns_when_they_join() -> None:
+def test_batches_take_over_each_others_columns_when_they_join() -> None:
     batch = ProduceBatch("t", [b"1"])
     batch.extend(ProduceBatch("t", [b"2"], [b"k"]))
     batch.extend(ProduceBatch("t", [b"3"], None, [4]))
@@ -153,7 +153,7 @@ def test_topics_of_any_length_are_read(topic_bytes: int) -> None:
     assert RequestDecoder().feed(encode_request(batch)) == [batch]
 
 
-def test_an_empty_run_and_a_topic_too_long_are_refused_before_they_reach_the_wire() -> None:
+def test_an_empty_batch_and_a_topic_too_long_are_refused_before_they_reach_the_wire() -> None:
     with pytest.raises(InvalidRequest):
         encode_request(ProduceBatch("t", []))
     with pytest.raises(InvalidRequest):
@@ -161,7 +161,7 @@ def test_an_empty_run_and_a_topic_too_long_are_refused_before_they_reach_the_wir
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 80, 81, 1000])
-def test_replies_to_a_run_come_back_as_one_run(count: int) -> None:
+def test_replies_to_a_batch_come_back_as_one_batch(count: int) -> None:
     batch = RecordMetadataBatch("t", [2] * count, list(range(count)), [7] * count, [-1] * count, list(range(count)))
     assert ReplyDecoder().feed(encode_reply(Opcode.PRODUCE, batch)) == [batch]
 
