@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.spark.boundaries import Boundary
-from headrace.spark.offsets import Offsets, Place
+from headrace.spark.offsets import Offsets, TopicPartition
 from headrace.spark.options import Options
 
 FIRSTS: Offsets = {("t", 0): 5, ("t", 1): 0}
@@ -16,7 +16,7 @@ ENDS: Offsets = {("t", 0): 10, ("t", 1): 20}
 STAMPS = {("t", 0): 7, ("t", 1): None}
 
 
-def at(times: Mapping[Place, int]) -> dict[Place, int | None]:
+def at(times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
     return {place: STAMPS[place] for place in times}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.options import OPTIONS, REFUSED, Options
+from headrace.spark.options import OPTIONS, UNSUPPORTED, Options
 
 
 def test_names_are_unique_and_case_does_not_matter() -> None:
@@ -45,7 +45,7 @@ def test_what_tunes_a_kafka_client_or_belongs_to_spark_is_passed_over(name: str)
     assert list(Options({name: "1"})) == []
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
 def test_what_kafkas_source_refuses_is_refused_with_a_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not supported: ."):
         Options({name: "x"})

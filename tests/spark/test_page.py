@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import headrace.spark
 from headrace.flight.client import FlightClient
 from headrace.spark.columns import COLUMNS
-from headrace.spark.options import CONNECTION_OPTIONS, REFUSED, SINK_OPTIONS, SOURCE_OPTIONS, VALUE_OPTIONS, Option, option_table
+from headrace.spark.options import CONNECTION_OPTIONS, SINK_OPTIONS, SOURCE_OPTIONS, UNSUPPORTED, VALUE_OPTIONS, Option, option_table
 from headrace.spark.session import JAVA_VERSION_MIN, SETTINGS
 from tests.spark.rows import publish
 from tests.spark.serving import FlightBroker
@@ -32,7 +32,7 @@ def test_the_page_has_the_table_of_options_of_the_code(options: tuple[Option, ..
 
 
 def test_the_page_names_what_is_refused_with_kafka() -> None:
-    for name in REFUSED:
+    for name in UNSUPPORTED:
         kind = name.removeprefix("kafka.").split(".")[-1]
         assert name in PAGE or kind in ("serializer", "deserializer") or name.startswith("kafka.ssl."), name
 

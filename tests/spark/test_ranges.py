@@ -11,7 +11,7 @@ import pytest
 
 from headrace.flight.client import FlightClient, PartitionState, TopicState
 from headrace.spark.offsets import Offsets
-from headrace.spark.ranges import TASK_BYTES_TARGET, DataLost, Losses, Range, lost, present, split
+from headrace.spark.ranges import TASK_BYTES_TARGET, DataLost, Losses, Range, loss_message, present, split
 from tests.spark.fakes import FakeClient, state
 
 
@@ -81,10 +81,10 @@ def test_a_log_that_ends_before_the_plan_is_read_to_its_end() -> None:
 
 
 def test_a_task_has_the_same_words_for_what_is_gone() -> None:
-    assert lost(Range("t", 0, 2, 9), 4, 7, state("t", (7, 9))) == (
+    assert loss_message(Range("t", 0, 2, 9), 4, 7, state("t", (7, 9))) == (
         "topic t, partition 0: offsets 4 to 6 are gone, the log begins at 7 (retention 7d)"
     )
-    assert lost(Range("t", 0, 2, 9), 4, 5, None) == "topic t, partition 0: offset 4 is gone, the log begins at 5"
+    assert loss_message(Range("t", 0, 2, 9), 4, 5, None) == "topic t, partition 0: offset 4 is gone, the log begins at 5"
 
 
 def tasks(*ranges: Range, tasks_min: int | None = None, task_records_max: int | None = None, sizes: TopicState | None = None) -> list[int]:

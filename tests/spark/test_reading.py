@@ -36,7 +36,7 @@ def values(batches: list[pa.RecordBatch]) -> list[bytes]:
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     made = FakeClient({"t": state("t", (5, 9))})
     use(made, monkeypatch)
-    monkeypatch.setattr(reading, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(reading, "backoff", lambda *_: 0.001)
     return made
 
 

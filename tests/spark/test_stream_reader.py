@@ -290,7 +290,7 @@ def test_a_running_query_does_not_wait_for_its_progress_to_be_written() -> None:
     client.commit = commit  # type: ignore[method-assign]  # a broker that takes its time
     progress = Progress(cast(FlightClient, client), "g")
     for offset in range(100):
-        progress.tell({("t", 0): offset}, wait=False)
+        progress.report({("t", 0): offset}, wait=False)
     held.set()
     deadline = time.monotonic() + 60
     while not client.commits or client.commits[-1] != ("g", {"t": {0: 99}}):
@@ -304,7 +304,7 @@ def test_progress_that_nobody_may_see_does_not_stop_a_query(caplog: pytest.LogCa
     progress = Progress(cast(FlightClient, client), "g")
     with caplog.at_level(logging.WARNING, "headrace.spark"):
         for offset in range(4):
-            progress.tell({("t", 0): offset}, wait=True)
+            progress.report({("t", 0): offset}, wait=True)
     assert client.commits == [] and "ann may not commit group:g" in caplog.text
 
 
@@ -315,7 +315,7 @@ def test_progress_that_could_not_be_written_is_written_later(monkeypatch: pytest
         progress = Progress(cast(FlightClient, client), "g")
         deadline = time.monotonic() + 60
         while not client.commits:
-            progress.tell({("t", 0): 7}, wait=wait)
+            progress.report({("t", 0): 7}, wait=wait)
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert client.commits == [("g", {"t": {0: 7}})]

@@ -140,9 +140,9 @@ def check(file: Path, master: str, conf: dict[str, str], servers: str | None, ou
 @_output
 def list_pipelines(output: str) -> int:
     """List the pipelines that run or have run on this machine."""
-    from headrace.spark.pipelines.executions import runs
+    from headrace.spark.pipelines.executions import executions
 
-    rows = [_run_row(status) for status in runs()]
+    rows = [_run_row(status) for status in executions()]
     return show_rows(rows, output, columns=("name", "state", "pid", "sinks", "lag", "updated", "checkpoint"))
 
 
@@ -151,9 +151,9 @@ def list_pipelines(output: str) -> int:
 @_output
 def status(name: str | None, output: str) -> int:
     """Show how the queries of a pipeline are doing; of all that run if none is named."""
-    from headrace.spark.pipelines.executions import find, runs
+    from headrace.spark.pipelines.executions import executions, find
 
-    found = [find(name)] if name else [each for each in runs() if each["state"] in ("starting", "running", "stopping")]
+    found = [find(name)] if name else [each for each in executions() if each["state"] in ("starting", "running", "stopping")]
     rows: list[Row] = [
         {"pipeline": each["name"], "run": each["state"], "sink": query.pop("name"), **query} for each in found for query in each["queries"]
     ]
@@ -200,7 +200,7 @@ def _run(made: Pipeline, file: str, master: str, once: bool, conf: dict[str, str
     wanted = _Stop()
     with wanted, Watch(made.name, quiet=quiet) as watch:
         watch.say(f"{made.name}: starting Spark ({master}); what it says is in {made.checkpoint}/.headrace/spark.log")
-        outcome = run_pipeline(made, file=file, master=master, once=once, conf=conf, stop=wanted, tell=watch.show)
+        outcome = run_pipeline(made, file=file, master=master, once=once, conf=conf, stop=wanted, on_progress=watch.show)
         watch.say(f"{made.name}: {outcome.state}; " + ", ".join(f"{query.name} {query.rows_total:,} rows" for query in outcome.queries))
     return 0
 

@@ -44,10 +44,10 @@ def sql(
     Every topic that QUERY names is a table with the columns key, value, topic, partition, offset, timestamp and headers; where values have
     a schema, with their columns too. It is read as it is now.
     """
-    from headrace.spark.endurance import Endurance
     from headrace.spark.pipelines.model import SERVERS_DEFAULT
     from headrace.spark.pipelines.querying import Reading, answer, run_query
     from headrace.spark.pipelines.runner import bare_session, close_session, connected
+    from headrace.spark.retry import RetryPolicy
 
     options = {"servers": servers or SERVERS_DEFAULT}
     if user:
@@ -56,7 +56,7 @@ def sql(
         options |= {"tls": "true", "tls.ca": str(Path(tls_ca).absolute())}
     client = connected(options)
     # A broker that does not answer is told before Spark takes its seconds to start.
-    Endurance(retries=0).at_first(client.topics, (options["servers"],))
+    RetryPolicy(retries=0).before_start(client.topics, (options["servers"],))
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "spark.log"
         spark = bare_session("headrace sql", master, conf, log)

@@ -1,4 +1,4 @@
-"""The options of a write, with their values."""
+"""Options of a write, parsed."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import Final
 from headrace.errors import ConfigError
 from headrace.flight.client import Servers
 from headrace.spark.options import Options
+from headrace.spark.retry import TIMEOUT_SECONDS
 from headrace.spark.servers import servers_of
 
-APP_BYTES_MAX: Final = 200
-"""Of `txnAppId`: the topic is added to it."""
+APP_ID_BYTES_MAX: Final = 200
+"""Longest `txnAppId`; the topic is appended to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Taken from what Spark hands over. Raises `ConfigError` with the name of the option that is wrong."""
+    """Parsed options of a write. `of` raises `ConfigError` with the name of a wrong option."""
 
     servers: Servers
     topic: str = ""
-    """Empty: a column says."""
+    """Empty: each row has a column `topic`."""
     headers: bool = True
-    """As in Spark's Kafka sink, a column `headers` is written without being asked for; `includeHeaders=false` leaves it out."""
+    """Whether to write the column `headers`, as Spark's Kafka sink does by default; `includeHeaders=false` omits it."""
     writer: str = ""
     version: int | None = None
-    patience_seconds: float = 120.0
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SinkOptions:
         options = Options(given)
         writer, version = options.text("txnAppId"), options.count("txnVersion", None, least=0)
         if version is not None and not writer:
-            raise ConfigError("option txnVersion needs txnAppId beside it: whose version is it?")
-        if len(writer.encode()) > APP_BYTES_MAX:
-            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, and may have {APP_BYTES_MAX}")
+            raise ConfigError("option txnVersion needs txnAppId too: set the name of the writer")
+        if len(writer.encode()) > APP_ID_BYTES_MAX:
+            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, at most {APP_ID_BYTES_MAX} are allowed")
         return cls(
             servers=servers_of(options),
             topic=options.text("topic"),
             headers=options.flag("includeHeaders", True),
             writer=writer,
             version=version,
-            patience_seconds=options.duration_ms("kafka.delivery.timeout.ms", 120_000) / 1000,
+            timeout_seconds=options.duration_ms("kafka.delivery.timeout.ms", int(TIMEOUT_SECONDS * 1000)) / 1000,
         )

@@ -139,7 +139,7 @@ class TrappedSource(HeadraceSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         spring("planning")
-        return TrappedSink(stream_writer(self.options, schema, overwrite).outlet)
+        return TrappedSink(stream_writer(self.options, schema, overwrite).target)
 
 
 class TrappedSink(StreamSink):

@@ -11,7 +11,7 @@ from headrace.errors import ConfigError
 from headrace.spark.pipelines import Pipeline, load
 from headrace.spark.pipelines.archive import archive_pipeline
 from headrace.spark.pipelines.files import line_of
-from headrace.spark.pipelines.keys import Misfit, Watermark, duration, trigger
+from headrace.spark.pipelines.keys import InvalidKey, Watermark, duration, trigger
 from headrace.spark.pipelines.model import Restart
 
 WHOLE = """\
@@ -293,7 +293,7 @@ def test_two_things_of_one_name_are_refused() -> None:
     pipeline = Pipeline("p")
     pipeline.source("a", topic="a")
     pipeline.sink("out", "a", kind="console")
-    with pytest.raises(Misfit, match="sinks.out: there is a sink of that name already"):
+    with pytest.raises(InvalidKey, match="sinks.out: there is a sink of that name already"):
         pipeline.sink("out", "a", kind="console")
-    with pytest.raises(Misfit, match="sources.a: there is a source or step of that name already"):
+    with pytest.raises(InvalidKey, match="sources.a: there is a source or step of that name already"):
         pipeline.source("a", topic="b")

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import UnknownTopic
 from headrace.flight.client import FlightClient
-from headrace.spark.pipelines.querying import QueryFault, Reading, answer, quoted, relations, run_query
+from headrace.spark.pipelines.querying import QueryError, Reading, answer, quoted, relations, run_query
 from tests.spark.serving import FlightBroker
 from tests.spark.values.conftest import Desk
 
@@ -53,7 +53,7 @@ def test_the_tables_of_a_query_are_found_wherever_they_stand(spark: SparkSession
     query = """with mine as (select * from first) select *, (select max(x) from `sec-ond`) from mine
     join other.third on true where x in (select y from fourth) and exists (select 1 from mine)"""
     assert sorted(relations(spark, query)) == ["first", "fourth", "other.third", "sec-ond"]
-    with pytest.raises(QueryFault, match=r"Syntax error at or near 'selec'.*\(line 1, pos 0\)"):
+    with pytest.raises(QueryError, match=r"Syntax error at or near 'selec'.*\(line 1, pos 0\)"):
         relations(spark, "selec 1")
 
 
@@ -69,7 +69,7 @@ def test_the_tables_of_a_query_are_found_wherever_they_stand(spark: SparkSession
     ],
 )
 def test_a_query_that_would_change_a_topic_is_refused(spark: SparkSession, query: str) -> None:
-    with pytest.raises(QueryFault, match="a topic is only read here"):
+    with pytest.raises(QueryError, match="a topic is only read here"):
         relations(spark, query)
 
 
@@ -127,7 +127,7 @@ def test_a_topic_that_requires_a_schema_has_its_columns_unasked(
 def test_a_fault_has_its_place_in_the_text(
     query: str, fault: str, spark: SparkSession, flight_client: FlightClient, orders: str, reading: Reading
 ) -> None:
-    with pytest.raises(QueryFault, match=fault):
+    with pytest.raises(QueryError, match=fault):
         run_query(spark, flight_client, query.format(topic=orders), reading)
 
 
@@ -138,5 +138,5 @@ def test_a_topic_that_is_not_there_is_not_found(spark: SparkSession, flight_clie
 
 def test_a_fault_of_the_rows_is_one_line(spark: SparkSession, flight_client: FlightClient, orders: str, reading: Reading) -> None:
     frame = run_query(spark, flight_client, f"select raise_error('not this ' || key) as x from `{orders}` where key = 'k1'", reading)
-    with pytest.raises(QueryFault, match="^.*not this k1"):
+    with pytest.raises(QueryError, match="^.*not this k1"):
         rows_of(frame, 1)

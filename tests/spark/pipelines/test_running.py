@@ -20,7 +20,7 @@ from headrace.spark.pipelines.archive import archive_pipeline
 from headrace.spark.pipelines.checking import describe
 from headrace.spark.pipelines.executions import AlreadyRunning, Execution, find, status_in
 from headrace.spark.pipelines.model import Sink
-from headrace.spark.pipelines.plan import PlanFault, check_topics
+from headrace.spark.pipelines.plan import PlanError, check_topics
 from headrace.spark.pipelines.progress import QueryState
 from headrace.spark.pipelines.rejection import each, reject
 from headrace.spark.pipelines.runner import PipelineFailed
@@ -240,7 +240,7 @@ def test_a_failure_that_passes_is_survived(
 
     monkeypatch.setattr(Parquet, "commit", stuttering)
     seen: list[QueryState] = []
-    outcome = run(pipeline, tell=seen.extend)
+    outcome = run(pipeline, on_progress=seen.extend)
     assert (outcome.state, outcome.queries[0].failures) == ("finished", 1)
     assert "OSError: the disk stutters" in {state.error for state in seen}
     assert [row["id"] for row in rows_of("parquet", tmp_path / "rows")] == [1, 2]
@@ -249,7 +249,7 @@ def test_a_failure_that_passes_is_survived(
 def test_a_run_is_seen_and_stopped_from_outside(
     flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
-    from headrace.spark.pipelines.executions import ask_to_stop, runs
+    from headrace.spark.pipelines.executions import ask_to_stop, executions
 
     source, target = fresh_topic(), fresh_topic("-out")
     pipeline.source("lines", topic=source, format="string")
@@ -260,7 +260,7 @@ def test_a_run_is_seen_and_stopped_from_outside(
     def watch() -> None:
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
-            known = runs()
+            known = executions()
             if known and known[0]["queries"] and known[0]["queries"][0]["rows_total"] == 1:
                 outside.append(known[0]["state"])
                 with pytest.raises(AlreadyRunning, match="pipeline p runs already"):
@@ -314,7 +314,7 @@ def test_a_check_names_the_step_and_the_place_in_its_text(
     pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
     pipeline.step("s", sql=sql)
     pipeline.sink("out", "s", kind="topic", topic="out", **sink)
-    with pytest.raises(PlanFault, match=fault):
+    with pytest.raises(PlanError, match=fault):
         describe(spark, pipeline)
 
 
@@ -331,7 +331,7 @@ def test_a_check_finds_a_column_that_nothing_can_be_merged_by(
 ) -> None:
     pipeline.source("orders", topic=fresh_topic(), format="json", schema="id long, place struct<city: string>, tags array<string>")
     pipeline.sink("out", "orders", kind=kind, path="t", mode="update", merge=[key])
-    with pytest.raises(PlanFault) as caught:
+    with pytest.raises(PlanError) as caught:
         describe(spark, pipeline)
     assert str(caught.value) == f"sinks.out.merge: {fault}"
 
@@ -343,7 +343,7 @@ def test_a_check_finds_a_type_that_a_table_does_not_have(
     pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
     pipeline.step("s", sql="select id, null as nothing from orders")
     pipeline.sink("out", "s", kind=kind, path="t")
-    with pytest.raises(PlanFault, match=rf"sinks\.out: column nothing: {kind.capitalize()} has no type for null; cast it in the step"):
+    with pytest.raises(PlanError, match=rf"sinks\.out: column nothing: {kind.capitalize()} has no type for null; cast it in the step"):
         describe(spark, pipeline)
     assert not (tmp_path / "t").exists()
 
@@ -358,7 +358,7 @@ def test_what_a_function_raises_is_told_with_its_step_and_line(
         raise ConnectionRefusedError("no rates today")
 
     pipeline.sink("out", "priced", kind="console")
-    with pytest.raises(PlanFault, match=r"steps\.priced: ConnectionRefusedError: no rates today \(test_running\.py:\d+\)"):
+    with pytest.raises(PlanError, match=r"steps\.priced: ConnectionRefusedError: no rates today \(test_running\.py:\d+\)"):
         describe(spark, pipeline)
 
 
@@ -382,7 +382,7 @@ def test_a_broker_that_does_not_answer_is_told_with_its_address() -> None:
 def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
     there = fresh_topic()
     pipeline.source("orders", topic=there[:-1] + "x")
-    with pytest.raises(PlanFault) as caught:
+    with pytest.raises(PlanError) as caught:
         check_topics(pipeline)
     assert caught.value.kind == "unknown_topic"
     assert str(caught.value) == f"sources.orders: there is no topic {there[:-1] + 'x'!r}; did you mean {there}?"
@@ -391,7 +391,7 @@ def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipelin
 def test_a_source_without_a_schema_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic()
     pipeline.source("orders", topic=topic, format="json")
-    with pytest.raises(PlanFault, match=f"sources.orders: topic '{topic}' requires no schema, so say what its values hold: schema = "):
+    with pytest.raises(PlanError, match=f"sources.orders: topic '{topic}' requires no schema, so say what its values hold: schema = "):
         check_topics(pipeline)
 
 

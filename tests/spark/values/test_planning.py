@@ -139,7 +139,7 @@ def test_topics_may_differ_in_the_version_and_the_highest_gives_the_types(regist
     assert schema["value"].dataType == struct(id=LONG, name=STRING)
 
 
-REFUSED: list[tuple[dict[str, str], str]] = [
+UNSUPPORTED: list[tuple[dict[str, str], str]] = [
     ({"value_format": "xml"}, "option value.format is raw or json or avro or protobuf or string"),
     ({"value_format": "json", "badRecords": "drop"}, "option badRecords is fail or dlq or null"),
     ({"badRecords": "dlq"}, "option badRecords needs value.format"),
@@ -159,7 +159,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), REFUSED, ids=[str(given) for given, _ in REFUSED])
+@pytest.mark.parametrize(("given", "words"), UNSUPPORTED, ids=[str(given) for given, _ in UNSUPPORTED])
 def test_what_cannot_be_meant_is_refused_on_the_driver(registry: Registry, given: dict[str, str], words: str) -> None:
     registry.names.append("plain")
     registry.require("other", "json", ORDER, name="o")
@@ -189,7 +189,7 @@ def test_the_arrow_schema_is_the_one_spark_expects(registry: Registry) -> None:
     decoder = plan(given, typed_schema(given, registry.client), registry.client)
     assert decoder.schema.field("value").type.field("id").type == pa.int32()
     assert decoder.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-    assert decoder.asks_again
+    assert decoder.refreshes_schema
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,14 @@ def test_what_a_task_reads_is_what_it_needs(bad_records: str, schema: StructType
 
 def test_a_users_type_decides_for_json() -> None:
     decoder = plan(options(value_format="json"), struct(value=struct(a=LONG)), Registry(names=["t"]).client)
-    assert decoder.recipe.shape == Record((Field("a", Kind.INT64),))
-    assert not decoder.asks_again
+    assert decoder.spec.shape == Record((Field("a", Kind.INT64),))
+    assert not decoder.refreshes_schema
 
 
 def test_a_users_type_wins_over_the_registry_for_json(registry: Registry) -> None:
-    assert plan(options(value_format="json"), struct(value=struct(id=STRING)), registry.client).recipe.shape is not None
+    assert plan(options(value_format="json"), struct(value=struct(id=STRING)), registry.client).spec.shape is not None
     same = plan(options(value_format="json"), struct(value=struct(id=LONG, name=STRING)), registry.client)
-    assert same.recipe.shape is None and same.asks_again, "the same type is no reason to forget what is required"
+    assert same.spec.shape is None and same.refreshes_schema, "the same type is no reason to forget what is required"
 
 
 def test_a_users_type_may_leave_fields_of_avro_out_and_not_change_them(registry: Registry) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import BrokerError, InvalidRequest, Unavailable
-from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
+from headrace.spark.retry import RetryPolicy
 
 
 class ServedProtocol:
@@ -23,29 +23,29 @@ class ServedProtocol:
         return "here"
 
 
-QUICK = Endurance(retries=3, pause_seconds=0.0001, away_seconds=0.2)
+QUICK = RetryPolicy(retries=3, pause_seconds=0.0001, timeout_seconds=0.2)
 
 
 def test_the_first_question_is_asked_a_few_times() -> None:
-    assert QUICK.at_first(ServedProtocol(3), ("a:1",)) == "here"
+    assert QUICK.before_start(ServedProtocol(3), ("a:1",)) == "here"
     protocol = ServedProtocol(4)
     with pytest.raises(
         Unavailable, match=r"no broker answers at a:1,b:2: is its Flight endpoint open there \(headrace serve --listen-flight\)\? away"
     ):
-        QUICK.at_first(protocol, ("a:1", "b:2"))
+        QUICK.before_start(protocol, ("a:1", "b:2"))
     assert protocol.calls == 4
 
 
 def test_a_running_query_goes_on_asking_for_a_while() -> None:
     protocol = ServedProtocol(10**9)
     with pytest.raises(Unavailable, match="away"):
-        QUICK.throughout(protocol)
+        QUICK.while_running(protocol)
     assert protocol.calls > 4
-    assert QUICK.throughout(ServedProtocol(5)) == "here"
+    assert QUICK.while_running(ServedProtocol(5)) == "here"
 
 
 def test_a_refusal_is_not_asked_again() -> None:
-    for ask in (QUICK.throughout, lambda protocol: QUICK.at_first(protocol, ())):
+    for ask in (QUICK.while_running, lambda protocol: QUICK.before_start(protocol, ())):
         protocol = ServedProtocol(1, InvalidRequest("no"))
         with pytest.raises(InvalidRequest):
             ask(protocol)
@@ -53,6 +53,6 @@ def test_a_refusal_is_not_asked_again() -> None:
 
 
 def test_the_options_have_kafkas_names_and_defaults() -> None:
-    assert Endurance.of(Options({})) == Endurance(3, 0.01, 120.0)
+    assert RetryPolicy.of(Options({})) == RetryPolicy(3, 0.01, 120.0)
     given = {"fetchOffset.numRetries": "0", "fetchOffset.retryIntervalMs": "5", "kafkaConsumer.pollTimeoutMs": "700"}
-    assert Endurance.of(Options(given)) == Endurance(0, 0.005, 0.7)
+    assert RetryPolicy.of(Options(given)) == RetryPolicy(0, 0.005, 0.7)

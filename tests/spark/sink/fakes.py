@@ -11,9 +11,9 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from headrace.errors import StaleEpoch, Unavailable, UnknownStage, UnknownTopic
 from headrace.flight.client import Publication, StageSize
-from headrace.spark.publishing import TaskPlace
+from headrace.spark.publishing import TaskId
 
-QUERY, RUN = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+QUERY, EPOCH = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 SCHEMA = StructType().add("key", StringType()).add("value", StringType()).add("topic", StringType()).add("partition", IntegerType())
 VALUES = StructType().add("value", BinaryType())
 
@@ -22,12 +22,12 @@ def rows(*values: bytes | str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(values)})
 
 
-def task(*, batch: int | None = 0, partition: int = 0, attempt: int = 0, run: str = RUN) -> TaskPlace:
-    return TaskPlace(QUERY if batch is not None else "", run if batch is not None else "", batch, partition, attempt)
+def task(*, batch: int | None = 0, partition: int = 0, attempt: int = 0, epoch: str = EPOCH) -> TaskId:
+    return TaskId(QUERY if batch is not None else "", epoch if batch is not None else "", batch, partition, attempt)
 
 
 @dataclass
-class StandIn:
+class FakeBroker:
     """Takes the place of `FlightClient`."""
 
     topics: set[str] = field(default_factory=lambda: {"orders"})
