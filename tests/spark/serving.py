@@ -20,20 +20,20 @@ main()
 
 
 class FlightBroker(BrokerProcess):
-    """A broker on free ports with the Flight endpoint open; `bulk="127.0.0.1:PORT"` opens it where an earlier life had it."""
+    """A broker on free ports with the Flight endpoint open; `listen_flight="127.0.0.1:PORT"` reuses the address of an earlier process."""
 
     def __init__(
         self,
         directory: Path,
         *arguments: str,
-        client: str = "127.0.0.1:0",
+        listen_flight: str = "127.0.0.1:0",
         data: Path | None = None,
         code: str = HURRIED,
         **environment: str,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / "broker.log"
-        super().__init__(directory, "--listen-flight", client, *arguments, data=data, code=code, log=log, **environment)  # type: ignore[arg-type]  # texts
+        super().__init__(directory, "--listen-flight", listen_flight, *arguments, data=data, code=code, log=log, **environment)  # type: ignore[arg-type]  # texts
 
     def __enter__(self) -> FlightBroker:
         super().__enter__()

@@ -33,10 +33,10 @@ def test_a_schema_picks_columns_in_any_order() -> None:
 @pytest.mark.parametrize(
     "field, told",
     [
-        (StructField("ofset", LongType()), "the schema has a column ofset, and a topic has key, value, topic"),
-        (StructField("Value", BinaryType()), "the schema has a column Value"),
-        (StructField("value", StringType()), "the schema has value as string, and it is binary; cast it after load"),
-        (StructField("key", BinaryType(), nullable=False), "the schema has key as not null, and a record may have none"),
+        (StructField("ofset", LongType()), "the schema has an unknown column ofset; a topic has key, value, topic"),
+        (StructField("Value", BinaryType()), "the schema has an unknown column Value"),
+        (StructField("value", StringType()), "the schema has value as string, expected binary; cast it after load"),
+        (StructField("key", BinaryType(), nullable=False), "the schema has key as not null, but it may be null in a record"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused(field: StructField, told: str) -> None:

@@ -53,7 +53,7 @@ def test_a_user_writes_offsets_as_for_kafka() -> None:
     ],
 )
 def test_anything_else_is_refused_with_an_example(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=f'option startingOffsets: JSON such as {{"orders":{{"0":23,"1":7}}}} is expected.*{told}'):
+    with pytest.raises(ConfigError, match=f'option startingOffsets: expected JSON such as {{"orders":{{"0":23,"1":7}}}}.*{told}'):
         parse_offsets("startingOffsets", text, least=-2)
 
 
@@ -63,5 +63,5 @@ def test_an_assignment_lists_partitions() -> None:
 
 @pytest.mark.parametrize("text", ["t", "{}", '{"t":[]}', '{"t":0}', '{"t":["0"]}', '{"t":[-1]}', '{"t":[true]}'])
 def test_an_assignment_of_nothing_or_of_no_numbers_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match='option assign: JSON such as {"orders":\\[0,1\\]} is expected'):
+    with pytest.raises(ConfigError, match='option assign: expected JSON such as {"orders":\\[0,1\\]}'):
         parse_assignment(text)

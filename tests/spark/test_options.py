@@ -83,17 +83,17 @@ def test_a_value_of_the_wrong_kind_is_named_with_its_option() -> None:
             "startingOffsetsByTimestampStrategy": "guess",
         }
     )
-    with pytest.raises(ConfigError, match='failOnDataLoss is true or false, not "maybe"'):
+    with pytest.raises(ConfigError, match='failOnDataLoss: expected true or false, got "maybe"'):
         wrong.flag("failOnDataLoss", True)
-    with pytest.raises(ConfigError, match='minPartitions is a number of at least 1, not "0"'):
+    with pytest.raises(ConfigError, match='minPartitions: expected a number of at least 1, got "0"'):
         wrong.count("minPartitions", None)
-    with pytest.raises(ConfigError, match='maxOffsetsPerTrigger is a number of at least 1, not "many"'):
+    with pytest.raises(ConfigError, match='maxOffsetsPerTrigger: expected a number of at least 1, got "many"'):
         wrong.count("maxOffsetsPerTrigger", None)
-    with pytest.raises(ConfigError, match="maxTriggerDelay is a duration such as 15m"):
+    with pytest.raises(ConfigError, match="maxTriggerDelay: expected a duration such as 15m"):
         wrong.duration_ms("maxTriggerDelay", 1)
-    with pytest.raises(ConfigError, match="maxBytesPerTrigger is a size such as 64m"):
+    with pytest.raises(ConfigError, match="maxBytesPerTrigger: expected a size such as 64m"):
         wrong.size_bytes("maxBytesPerTrigger")
-    with pytest.raises(ConfigError, match='is error or latest, not "guess"'):
+    with pytest.raises(ConfigError, match=': expected error or latest, got "guess"'):
         wrong.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
 
 

@@ -46,8 +46,8 @@ def test_a_broker_that_does_not_answer_is_told_by_load(spark: SparkSession) -> N
 @pytest.mark.parametrize(
     "schema, told",
     [
-        ("ofset bigint", "the schema has a column ofset, and a topic has key, value"),
-        ("value string", "the schema has value as string, and it is binary; cast it after load"),
+        ("ofset bigint", "the schema has an unknown column ofset; a topic has key, value"),
+        ("value string", "the schema has value as string, expected binary; cast it after load"),
         ("value binary not null", "the schema has value as not null"),
     ],
 )
@@ -69,9 +69,9 @@ def test_a_schema_that_does_not_fit_is_told_before_any_task(
             {"endingOffsets": {"0": 4}},
             "option endingOffsets: offset 4 of topic TOPIC, partition 0 is out of range, the log holds offsets 0 to 2",
         ),
-        ({"startingOffsets": {"1": 0}}, "option startingOffsets leaves out partition 0 of TOPIC"),
-        ({"startingOffsets": "latest"}, "a batch query cannot start at the latest"),
-        ({"startingTimestamp": 99_999_999_999_999}, "has no record of 99999999999999 or later"),
+        ({"startingOffsets": {"1": 0}}, "option startingOffsets does not name partition 0 of TOPIC"),
+        ({"startingOffsets": "latest"}, "a batch query cannot start at latest"),
+        ({"startingTimestamp": 99_999_999_999_999}, "has no record at 99999999999999 or later"),
         ({"kafka.auto.offset.reset": "earliest"}, "kafka.auto.offset.reset is not supported: use startingOffsets"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_task_outlives_the_death_of_the_broker_in_the_middle_of_a_read(tmp_pat
         seen = next(task).column("offset").to_pylist()
         broker.process.kill()
         broker.process.wait(30)
-        with FlightBroker(tmp_path / "second", data=broker.data, flight_client=address):
+        with FlightBroker(tmp_path / "second", data=broker.data, listen_flight=address):
             for batch in task:
                 seen += batch.column("offset").to_pylist()
     assert seen == list(range(rows)), "every row once, in order"

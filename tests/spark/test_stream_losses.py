@@ -89,7 +89,7 @@ def test_a_topic_that_is_deleted_under_a_query_fails_it(
     query = stream.start(available_now=False)
     until(lambda: len(stream.values) == 5, "the records are read")
     broker.command("topic", "delete", topic, "--yes")
-    with pytest.raises(StreamingQueryException, match=f"topic {topic} has been deleted while it was read"):
+    with pytest.raises(StreamingQueryException, match=f"topic {topic} has been deleted while the query was reading it"):
         query.awaitTermination(60)
 
 
@@ -109,7 +109,9 @@ def test_a_topic_that_was_made_anew_fails_the_query_or_is_read_from_the_front(
     broker.command("topic", "delete", topic, "--yes")
     flight_client.create_topic(topic)
     publish(flight_client, topic, [b"new"])
-    with pytest.raises(StreamingQueryException, match="has read up to offset 5, and the log ends at 1: it was deleted and made anew"):
+    with pytest.raises(
+        StreamingQueryException, match="has read up to offset 5, but the log ends at 1: the topic was deleted and recreated"
+    ):
         stream.run()
     tolerant = Collected(spark, broker, tmp_path, subscribe=topic, failOnDataLoss=False)
     tolerant.run()

@@ -174,7 +174,7 @@ def test_a_restart_of_the_broker_is_only_a_pause(spark: SparkSession, tmp_path: 
                 until(lambda: len(stream.batches) >= 2, "the query is under way")
                 broker.process.kill() if signal == "kill" else broker.process.terminate()
                 broker.process.wait(30)
-                with FlightBroker(tmp_path / "second", data=broker.data, flight_client=address) as again:
+                with FlightBroker(tmp_path / "second", data=broker.data, listen_flight=address) as again:
                     publish(flight_client, "t", range(1000, 1100), partition=1)
                     until(lambda: len(stream.values) >= 1100, f"the query goes on: {query.exception()}")
                     assert query.isActive and again.address == address

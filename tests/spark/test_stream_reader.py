@@ -58,9 +58,9 @@ def test_the_initial_offset_stays_what_it_was(client: FakeClient) -> None:
 def test_the_checkpoint_of_another_source_is_refused(client: FakeClient, options: dict[str, str]) -> None:
     client.put(state("other", 5))
     reader, other = stream(**options), {"other": {"0": 3}}
-    with pytest.raises(ConfigError, match="the checkpoint is not of this source: it has read other, and t"):
+    with pytest.raises(ConfigError, match="the checkpoint belongs to another source: it holds offsets of other, but the query reads t"):
         reader.latestOffset(other, ALL)
-    with pytest.raises(ConfigError, match="the checkpoint is not of this source"):
+    with pytest.raises(ConfigError, match="the checkpoint belongs to another source"):
         reader.partitions(other, {"other": {"0": 5}})
     assert reader.latestOffset({**other, **at(10, 20)}, ALL) == at(10, 20)
 
@@ -203,7 +203,7 @@ def test_a_deleted_topic_ends_the_query_when_its_batch_is_planned(client: FakeCl
     client.states.clear()
     end = reader.latestOffset(at(10, 20), ALL)
     assert end == {}
-    with pytest.raises(DataLost, match="topic t has been deleted while it was read"):
+    with pytest.raises(DataLost, match="topic t has been deleted while the query was reading it"):
         reader.partitions(at(10, 20), end)
 
 
@@ -221,7 +221,7 @@ def test_a_topic_that_was_made_anew_is_noticed(client: FakeClient) -> None:
     client.put(state("t", 4, 20))
     end = stream().latestOffset(at(10, 20), ALL)
     assert end == at(4, 20)
-    with pytest.raises(DataLost, match="made anew"):
+    with pytest.raises(DataLost, match="deleted and recreated"):
         stream().partitions(at(10, 20), end)
     assert stream(failOnDataLoss="false").partitions(at(10, 20), end) == [Range("t", 0, 0, 4)]
 
@@ -329,10 +329,10 @@ def test_only_the_reader_of_ranges_travels_to_tasks(client: FakeClient) -> None:
 
 
 def test_an_end_is_refused_for_a_stream() -> None:
-    with pytest.raises(ConfigError, match="option endingOffsets is for batch queries: a stream has no end"):
+    with pytest.raises(ConfigError, match="option endingOffsets is for batch queries only: a stream has no end"):
         stream(endingOffsets="latest")
 
 
 def test_a_minimum_above_the_maximum_is_refused() -> None:
-    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is 5, more than maxOffsetsPerTrigger of 4"):
+    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is 5, more than maxOffsetsPerTrigger, which is 4"):
         stream(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4")

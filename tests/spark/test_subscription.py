@@ -29,13 +29,13 @@ def test_topics_are_separated_by_commas() -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({}, "none of them is given"),
-        ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe and assign are given"),
-        ({"subscribe": "a", "subscribePattern": "a"}, "subscribe and subscribePattern are given"),
+        ({}, "none"),
+        ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe and assign"),
+        ({"subscribe": "a", "subscribePattern": "a"}, "subscribe and subscribePattern"),
     ],
 )
 def test_exactly_one_way_of_saying_what_to_read(options: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=f"exactly one of the options subscribe, subscribePattern and assign .*{told}"):
+    with pytest.raises(ConfigError, match=f"exactly one of the options subscribe, subscribePattern and assign; got {told}"):
         subscription(**options)
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_topic_is_refused_with_names_like_it() -> None:
 def test_an_unknown_topic_like_no_other_is_refused_with_some_that_exist() -> None:
     with pytest.raises(ConfigError, match="there is no topic zzz; there are a1, b2, c3, d4, e5 and others"):
         subscription(subscribe="zzz").states(client("f6", "e5", "d4", "c3", "b2", "a1"))
-    with pytest.raises(ConfigError, match="there is no topic zzz, nor any other"):
+    with pytest.raises(ConfigError, match="there is no topic zzz; the broker has none"):
         subscription(subscribe="zzz").states(client())
 
 
@@ -84,7 +84,7 @@ def test_assigned_partitions_alone_are_read() -> None:
 
 
 def test_an_assigned_partition_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="option assign: topic a has partitions 0 to 1, and no 2"):
+    with pytest.raises(ConfigError, match="option assign: topic a has partitions 0 to 1, but not 2"):
         subscription(assign='{"a":[0,2]}').states(client("a"))
 
 

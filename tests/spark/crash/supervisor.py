@@ -131,7 +131,7 @@ class Supervisor:
         self.outcome = Outcome()
 
     def _new_broker(self, address: str) -> FlightBroker:
-        broker = FlightBroker(self._directory / "broker", flight_client=address)
+        broker = FlightBroker(self._directory / "broker", listen_flight=address)
         broker.wait_ready()
         return broker
 

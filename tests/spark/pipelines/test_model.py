@@ -138,7 +138,7 @@ def test_the_command_line_overrides_both_kinds_of_file(tmp_path: Path) -> None:
             ':2: pipeline.trigger: expected a duration such as "1 second", or "available-now", not \'now\'',
         ),
         ("[pipeline]\n[pipeline.restart]\nattemps = 1\n", ":3: pipeline.restart.attemps: unknown key; did you mean attempts?"),
-        ("[pipeline]\nuser = 'a'\n", ":1: pipeline: user and password belong together; only one of them is set"),
+        ("[pipeline]\nuser = 'a'\n", ":1: pipeline: user and password must be set together; only one of them is set"),
         (
             "[pipeline]\nuser = 'a'\npassword = 'geheim'\n",
             ':3: pipeline.password: expected "file:PATH" or "env:NAME"',
@@ -152,7 +152,7 @@ def test_the_command_line_overrides_both_kinds_of_file(tmp_path: Path) -> None:
         ),
         (
             "[sources.a]\ntopic = 'a'\nschema = 'id long'\n",
-            ':3: sources.a.schema: format = "raw" has no columns of its own: say what the values are',
+            ':3: sources.a.schema: format = "raw" has no columns: set format to json, avro or protobuf',
         ),
         ("[sources.a-b]\ntopic = 'a'\n", ":1: sources.a-b: expected a name that SQL takes without quotes: letters, digits and _"),
         ("[sources]\na = 1\n", ":2: sources.a: expected a section [sources.NAME]"),
@@ -169,18 +169,18 @@ def test_the_command_line_overrides_both_kinds_of_file(tmp_path: Path) -> None:
             ":5: sinks.out.from: there is no source or step 'ordres'; did you mean orders?",
         ),
         (SMALL.replace('from = "orders"\n', ""), ":4: sinks.out: from is missing: the name of a step or source"),
-        (SMALL + "path = 'x'\n", ":8: sinks.out.path: means nothing to kind = 'topic'; there is topic, partitions, key, value"),
+        (SMALL + "path = 'x'\n", ":8: sinks.out.path: not supported by kind = 'topic'; there is topic, partitions, key, value"),
         (
             SMALL + "mode = 'complete'\n",
-            ':8: sinks.out.mode: the records of a topic are only ever added to: use "append" or "update"',
+            ':8: sinks.out.mode: a topic cannot be overwritten: use "append" or "update"',
         ),
         (
             SMALL.replace('kind = "topic"\ntopic = "out"', 'kind = "delta"\npath = "x"\nmode = "update"'),
-            ':4: sinks.out: mode = "update" needs merge: the columns by which a changed row finds the one it replaces',
+            ':4: sinks.out: mode = "update" needs merge: the key columns by which a changed row replaces the old one',
         ),
         (
             SMALL.replace('kind = "topic"\ntopic = "out"', 'kind = "parquet"\npath = "x"\nmode = "complete"'),
-            ':8: sinks.out.mode: files are only added: mode = "complete" needs kind = "delta" or "iceberg"',
+            ':8: sinks.out.mode: parquet supports append only: mode = "complete" needs kind = "delta" or "iceberg"',
         ),
         (SMALL.replace('kind = "topic"\ntopic = "out"', 'kind = "delta"'), ":4: sinks.out: path is missing: the directory of the table"),
         ("[sources.a]\ntopic = 'a'\n", ": sinks: there is none: add [sinks.NAME] with from and kind"),
@@ -201,7 +201,7 @@ def test_a_fault_in_a_python_file_has_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "fault"),
     [
-        ("pipeline = 1\n", "defines no pipeline: expected pipeline = Pipeline(...)"),
+        ("pipeline = 1\n", "no pipeline found: expected pipeline = Pipeline(...)"),
         ("pipeline = (\n", "'(' was never closed"),
         ("import no_such_module\n", "No module named 'no_such_module'"),
         ("import os\nwhere = os.environ['NOWHERE_AT_ALL']\n", "p.py:2: KeyError: 'NOWHERE_AT_ALL'"),

@@ -391,7 +391,7 @@ def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipelin
 def test_a_source_without_a_schema_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic()
     pipeline.source("orders", topic=topic, format="json")
-    with pytest.raises(PlanError, match=f"sources.orders: topic '{topic}' requires no schema, so say what its values hold: schema = "):
+    with pytest.raises(PlanError, match=f"sources.orders: topic '{topic}' has no required schema: set schema = "):
         check_topics(pipeline)
 
 

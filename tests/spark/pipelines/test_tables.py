@@ -165,7 +165,7 @@ def test_a_column_of_another_type_is_refused_with_both_types(kind: str, tmp_path
     table = table_at(kind, tmp_path)
     put(table, 0, batch_of(1))
     other = pa.RecordBatch.from_pydict({"id": ["one"], "name": ["n1"]})
-    with pytest.raises(TableError, match="column id of the .* is int64, and the rows have string"):
+    with pytest.raises(TableError, match="column id of the .* is int64, but the rows have string"):
         put(table, 1, other)
 
 

@@ -115,8 +115,8 @@ def test_a_value_of_the_largest_size_arrives_and_one_byte_more_does_not(
 @pytest.mark.parametrize(
     ("query", "text"),
     [
-        ("SELECT 1 AS value", "column 'value' is of type int, and has to be string or binary"),
-        ("SELECT 'x' AS value, 1L AS partition", "column 'partition' is of type bigint, and has to be int"),
+        ("SELECT 1 AS value", "column 'value' has type int, expected string or binary"),
+        ("SELECT 'x' AS value, 1L AS partition", "column 'partition' has type bigint, expected int"),
         ("SELECT 1 AS id", "no column 'value' of type string or binary among the columns ('id')"),
     ],
 )

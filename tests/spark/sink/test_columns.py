@@ -62,11 +62,11 @@ def refusal(fields: Mapping[str, DataType], *, topic: str = "orders") -> str:
 def test_a_column_of_the_wrong_type_is_refused_with_its_name_its_type_and_the_right_one(
     column: str, kind: DataType, found: str, wanted: str
 ) -> None:
-    assert refusal({"value": TEXT, column: kind}) == f"column '{column}' is of type {found}, and has to be {wanted}"
+    assert refusal({"value": TEXT, column: kind}) == f"column '{column}' has type {found}, expected {wanted}: cast it before the write"
 
 
 def test_a_topic_column_has_to_be_text_unless_the_option_overrides_it() -> None:
-    assert refusal({"value": TEXT, "topic": INT}, topic="") == "column 'topic' is of type int, and has to be string"
+    assert refusal({"value": TEXT, "topic": INT}, topic="") == "column 'topic' has type int, expected string: cast it before the write"
     assert columns({"value": TEXT, "topic": INT}).names == ("value",)
 
 

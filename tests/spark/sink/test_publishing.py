@@ -37,9 +37,9 @@ def test_a_stream_may_be_given_a_name_which_holds_for_its_topic() -> None:
 
 
 def test_a_stream_without_the_names_of_its_query_is_refused_rather_than_written_twice() -> None:
-    with pytest.raises(ConfigError, match="query and batch"):
+    with pytest.raises(ConfigError, match="query id, run id and batch id"):
         Versions("orders").of_stream(task(batch=None))
-    with pytest.raises(ConfigError, match="query and batch"):
+    with pytest.raises(ConfigError, match="query id, run id and batch id"):
         Versions("orders").of_stream(task(batch=3, epoch=""))
 
 

@@ -45,7 +45,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Place:
     """Run what follows as this task."""
-    return lambda place: monkeypatch.setattr(TaskId, "here", lambda: place)
+    return lambda place: monkeypatch.setattr(TaskId, "current", lambda: place)
 
 
 def pickled(sent: T) -> T:
@@ -76,7 +76,7 @@ def test_overwriting_is_refused_in_words_for_each_kind_of_write(broker: FakeBrok
 
 
 def test_a_wrong_schema_is_refused_before_the_broker_is_asked(broker: FakeBroker) -> None:
-    with pytest.raises(ConfigError, match="column 'value' is of type int"):
+    with pytest.raises(ConfigError, match="column 'value' has type int"):
         batch_writer(ORDERS, StructType().add("value", IntegerType()), False)
     assert broker.calls == []
 
@@ -85,10 +85,10 @@ def test_a_wrong_schema_is_refused_before_the_broker_is_asked(broker: FakeBroker
     ("options", "text"),
     [
         ({"txnVersion": "1"}, "txnVersion needs txnAppId"),
-        ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion is a number of at least 0"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: expected a number of at least 0"),
         ({"txnAppId": "x" * 201}, "txnAppId has 201 bytes"),
-        ({"includeHeaders": "perhaps"}, "includeHeaders is true or false"),
-        ({"kafka.delivery.timeout.ms": "soon"}, "kafka.delivery.timeout.ms is a duration"),
+        ({"includeHeaders": "perhaps"}, "includeHeaders: expected true or false"),
+        ({"kafka.delivery.timeout.ms": "soon"}, "kafka.delivery.timeout.ms: expected a duration"),
         ({"topik": "orders"}, "did you mean topic"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_broker_that_has_lost_the_stages_fails_the_batch_whole(broker: FakeBro
     broker.restart()
     with pytest.raises(UnknownStage) as failure:
         writer.commit(messages, 0)
-    assert "Nothing of this write is visible" in failure.value.__notes__[0]
+    assert "No row of this write is visible" in failure.value.__notes__[0]
     assert broker.values == [] and broker.versions == {}
 
 
@@ -226,7 +226,7 @@ def test_messages_that_do_not_belong_together_are_refused(broker: FakeBroker, at
     with pytest.raises(InvalidRequest, match="1 of 2 tasks"):
         writer.commit([*messages, None], 0)
     _, others = stream(at, "b", batch=0, txnAppId="other")
-    with pytest.raises(InvalidRequest, match="disagree"):
+    with pytest.raises(InvalidRequest, match="different versions"):
         writer.commit([*messages, *others], 0)
     assert broker.values == []
 

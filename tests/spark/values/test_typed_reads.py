@@ -138,7 +138,7 @@ def test_bad_records_of_a_stream_lie_among_the_dead_letters_once(
 
 def test_mistakes_are_told_by_load(load: Load, fresh_topic: Fresh) -> None:
     topic = fresh_topic()
-    with pytest.raises(PySparkException, match=f"topic {topic} requires no schema"):
+    with pytest.raises(PySparkException, match=f"topic {topic} has no required schema"):
         load(topic, **{"value.format": "avro"})
     with pytest.raises(PySparkException, match="option badRecords needs value.format"):
         load(topic, badRecords="dlq")

@@ -215,9 +215,7 @@ RESTART: Final[Mapping[str, Key]] = {
     "window": Key(duration, _WAIT, "Period in which failures are counted. Default: 10 minutes."),
     "backoff": Key(duration, _WAIT, "The pause before the first restart, doubled each time. Default: 1 second."),
     "backoff_max": Key(duration, _WAIT, "The longest pause. Default: 1 minute."),
-    "same_batch": Key(
-        count(1), "a whole number from 1", "Number of equal failures of one batch that ends the pipeline. Default: 3."
-    ),
+    "same_batch": Key(count(1), "a whole number from 1", "Number of equal failures of one batch that ends the pipeline. Default: 3."),
 }
 SOURCE: Final[Mapping[str, Key]] = {
     "topic": Key(text, _TOPIC, "The topic to read."),
@@ -268,9 +266,7 @@ SINK: Final[Mapping[str, Key]] = {
         "`append`: final rows (the default). `update`: changed rows. `complete`: the whole result, every time.",
     ),
     "trigger": Key(trigger, 'a duration, or "available-now"', "Trigger of this sink. Default: that of the pipeline."),
-    "topic": Key(
-        text, _TOPIC, "kind topic: the topic, created if it does not exist. Default: the column `topic` of each row."
-    ),
+    "topic": Key(text, _TOPIC, "kind topic: the topic, created if it does not exist. Default: the column `topic` of each row."),
     "partitions": Key(count(1), "a whole number from 1", "kind topic: number of partitions of a created topic. Default: 1."),
     "key": Key(text, "a column or SQL expression", "kind topic: the key of a record."),
     "value": Key(text, "a column or SQL expression", "kind topic: the value of a record. Default: the row as a JSON object."),
