@@ -233,7 +233,7 @@ class Comparison:
     def _unevaluated(self, ws: Conditions, reader: dict[str, Any], path: str) -> Iterator[str]:
         """Compare unevaluated keywords, which depend on all their neighbours."""
         if not any(self._same(w, reader) for w in ws):
-            yield f"{path}/unevaluated: the schemas around it are not the same, and so not proven compatible"
+            yield f"{path}/unevaluated: the enclosing schemas are not the same, and so not proven compatible"
 
     def _pattern(self, ws: Conditions, reader: dict[str, Any], path: str) -> Iterator[str]:
         if not any(w.get("pattern") == reader["pattern"] for w in ws):

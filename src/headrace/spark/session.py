@@ -92,7 +92,7 @@ def _java() -> Path | None:
 
 
 def _java_version(java: Path) -> int | None:
-    """From the file every Java carries, which takes no time to read; else by asking it. None: it does not say."""
+    """Read the version from Java's `release` file, which is fast, or else from `java -version`. None if neither has it."""
     release = java.resolve().parent.parent / "release"
     text = release.read_text("utf-8", errors="replace") if release.is_file() else ""
     if 'JAVA_VERSION="' not in text:

@@ -27,15 +27,18 @@ from headrace.errors import ConfigError, InvalidRequest, UnknownStage
 from headrace.flight.client import Publication, Servers
 from headrace.spark import publishing
 from headrace.spark.connection import connect
+from headrace.spark.options import Options
 from headrace.spark.publishing import TaskId, Version, Versions
-from headrace.spark.retry import retry_until
+from headrace.spark.retry import TIMEOUT_SECONDS, retry_until
+from headrace.spark.servers import servers_of
 from headrace.spark.sink_columns import SinkColumns
-from headrace.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+APP_ID_BYTES_MAX: Final = 200
+"""Longest `txnAppId`; the topic is appended to it."""
 CHECK_SECONDS_MAX: Final = 15.0
 """Time limit for the driver to reach the broker before the query starts: a user is waiting."""
 SENT_BYTES_MAX: Final = 16 << 20
@@ -45,6 +48,37 @@ TOPIC_SECONDS_MAX: Final = 10.0
 
 _log = logging.getLogger("headrace.spark")
 _seen_topics: dict[tuple[Servers, str], float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Parsed options of a write. `of` raises `ConfigError` with the name of a wrong option."""
+
+    servers: Servers
+    topic: str = ""
+    """Empty: each row has a column `topic`."""
+    headers: bool = True
+    """Whether to write the column `headers`, as Spark's Kafka sink does by default; `includeHeaders=false` omits it."""
+    writer: str = ""
+    version: int | None = None
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> SinkOptions:
+        options = Options(given)
+        writer, version = options.text("txnAppId"), options.count("txnVersion", None, least=0)
+        if version is not None and not writer:
+            raise ConfigError("option txnVersion needs txnAppId too: set the name of the writer")
+        if len(writer.encode()) > APP_ID_BYTES_MAX:
+            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, at most {APP_ID_BYTES_MAX} are allowed")
+        return cls(
+            servers=servers_of(options),
+            topic=options.text("topic"),
+            headers=options.flag("includeHeaders", True),
+            writer=writer,
+            version=version,
+            timeout_seconds=options.duration_ms("kafka.delivery.timeout.ms", int(TIMEOUT_SECONDS * 1000)) / 1000,
+        )
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:

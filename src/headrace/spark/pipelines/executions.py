@@ -142,7 +142,7 @@ def find(what: str) -> dict[str, Any]:
         raise UnknownExecution(f"no pipeline {what} has run here{f'; there is {names}' if names else ''}")
     if len({status["checkpoint"] for status in matching}) > 1:
         places = ", ".join(status["checkpoint"] for status in matching)
-        raise AlreadyRunning(f"there are several pipelines {what}: name one by its checkpoint ({places})")
+        raise AlreadyRunning(f"several pipelines are called {what}: select one by its checkpoint ({places})")
     return matching[0]
 
 

@@ -111,12 +111,12 @@ def shaped(frame: DataFrame, sink: Sink) -> DataFrame:
 
 def _check_merge(frame: DataFrame, sink: Sink) -> None:
     # Delta can compare structs, such as a window; neither format can compare arrays and maps.
-    refused = (ArrayType, MapType) if sink.kind == "delta" else (ArrayType, MapType, StructType)
+    unsupported = (ArrayType, MapType) if sink.kind == "delta" else (ArrayType, MapType, StructType)
     for key in sink.merge:
         if key not in frame.columns:
             raise PlanError(f"sinks.{sink.name}.merge", f"{sink.source} has no column {key!r}{nearest(key, frame.columns)}")
         kind = frame.schema[key].dataType
-        if isinstance(kind, refused):
+        if isinstance(kind, unsupported):
             raise PlanError(f"sinks.{sink.name}.merge", f"{key} is {kind.simpleString()}, which cannot be a merge key of {sink.kind}")
 
 

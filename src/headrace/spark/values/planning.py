@@ -117,13 +117,13 @@ def _required(options: Options, client: FlightClient, format: str) -> TopicSchem
 
 
 def _schemas(options: Options, client: FlightClient, version: int) -> list[tuple[str, TopicSchema | None]]:
-    """What each topic requires. A name that does not exist is refused with those that look like it."""
+    """Return the required schema of each topic. Raises `ConfigError` with similar names for a topic that does not exist."""
 
-    def ask() -> list[tuple[str, TopicSchema | None]]:
+    def request() -> list[tuple[str, TopicSchema | None]]:
         return [(topic, client.schema(topic, version)) for topic in Subscription.of(options).states(client)]
 
     try:
-        return RetryPolicy.of(options).before_start(ask, servers_of(options).addresses)
+        return RetryPolicy.of(options).before_start(request, servers_of(options).addresses)
     except UnknownSchema as error:
         raise ConfigError(f"option value.version: {error}") from None
 
