@@ -1,4 +1,4 @@
-"""How a limit is shared out, and when a batch is held back."""
+"""Division of a limit among partitions, and delay of small batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_limit_is_met_exactly_and_no_partition_gives_more_than_it_has(availabl
 
 
 @given(AVAILABLE, st.integers(1, 10**9))
-def test_shares_are_in_proportion_to_within_one_record(available: dict[tuple[str, int], int], limit: int) -> None:
+def test_parts_are_in_proportion_to_within_one_record(available: dict[tuple[str, int], int], limit: int) -> None:
     total = sum(available.values())
     for place, count in apportion(available, limit).items():
         assert total <= limit or abs(count - limit * available[place] / total) <= 1

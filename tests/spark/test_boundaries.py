@@ -1,4 +1,4 @@
-"""Starting and ending offsets in all their forms, and which form wins."""
+"""Starting and ending offsets in all forms, and their precedence."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_many_forgotten_partitions_are_counted() -> None:
 
 
 @pytest.mark.parametrize("text", ["first", "23", "[1]"])
-def test_any_other_word_is_refused(text: str) -> None:
+def test_any_other_word_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="option startingOffsets: expected earliest, latest or offsets such as"):
         start(startingOffsets=text)
 

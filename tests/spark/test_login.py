@@ -1,4 +1,4 @@
-"""A broker that wants to know who comes, over TLS; and the password, which nobody gets to see."""
+"""A broker with authentication and TLS, and secrecy of the password."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def login(keys: Path) -> dict[str, str]:
     return {"user": "admin", "password": PASSWORD, "tls.ca": str(keys / "ca.pem"), "tls.serverName": "localhost"}
 
 
-def test_whoever_logs_in_reads(spark: SparkSession, guarded: FlightBroker, keys: Path, login: dict[str, str]) -> None:
+def test_a_user_who_logs_in_reads(spark: SparkSession, guarded: FlightBroker, keys: Path, login: dict[str, str]) -> None:
     assert values_of(load(spark, guarded, subscribe="secrets", **login)) == ["0", "1", "2"]
     from_file = {**login, "password": f"file:{keys / 'password'}"}
     assert values_of(load(spark, guarded, subscribe="secrets", **from_file)) == ["0", "1", "2"]
@@ -64,7 +64,7 @@ def test_whoever_logs_in_reads(spark: SparkSession, guarded: FlightBroker, keys:
     assert values_of(load(spark, guarded, subscribe="secrets", **kafka)) == ["0", "1", "2"]
 
 
-def test_whoever_does_not_is_told_so(spark: SparkSession, guarded: FlightBroker, login: dict[str, str]) -> None:
+def test_a_user_who_does_not_gets_an_error(spark: SparkSession, guarded: FlightBroker, login: dict[str, str]) -> None:
     with pytest.raises(PySparkException, match="invalid username or password") as told:
         load(spark, guarded, subscribe="secrets", **{**login, "password": "marlin-99"})
     assert "marlin" not in str(told.value)

@@ -1,4 +1,4 @@
-"""The names, the kinds and the refusals of options."""
+"""Names, types and errors of options."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_two_names_for_one_option_must_not_disagree() -> None:
 @pytest.mark.parametrize(
     "wrong, right", [("maxOffsetPerTrigger", "maxOffsetsPerTrigger"), ("subcribe", "subscribe"), ("failondatalos", "failOnDataLoss")]
 )
-def test_a_misspelt_option_is_refused_with_the_nearest_name(wrong: str, right: str) -> None:
+def test_a_misspelt_option_is_rejected_with_the_nearest_name(wrong: str, right: str) -> None:
     with pytest.raises(ConfigError, match=f"no option {wrong}; did you mean {right}\\?"):
         Options({wrong: "1"})
 
 
-def test_an_option_like_no_other_is_refused_with_the_page_that_lists_them() -> None:
+def test_an_option_like_no_other_is_rejected_with_the_page_that_lists_them() -> None:
     with pytest.raises(ConfigError, match="no option colour; docs/spark.md"):
         Options({"colour": "red"})
 
@@ -46,7 +46,7 @@ def test_what_tunes_a_kafka_client_or_belongs_to_spark_is_passed_over(name: str)
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-def test_what_kafkas_source_refuses_is_refused_with_a_reason(name: str) -> None:
+def test_what_kafkas_source_rejects_is_rejected_with_a_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not supported: ."):
         Options({name: "x"})
 

@@ -1,4 +1,4 @@
-"""docs/spark.md: its examples run, in their order, and its tables are those of the code."""
+"""docs/spark.md: its examples run in order, and its tables equal those of the code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_page_has_the_table_of_options_of_the_code(options: tuple[Option, ..
     assert option_table(options) in PAGE, f"the table in docs/spark.md should be:\n{option_table(options)}"
 
 
-def test_the_page_names_what_is_refused_with_kafka() -> None:
+def test_the_page_names_what_is_rejected_with_kafka() -> None:
     for name in UNSUPPORTED:
         kind = name.removeprefix("kafka.").split(".")[-1]
         assert name in PAGE or kind in ("serializer", "deserializer") or name.startswith("kafka.ssl."), name

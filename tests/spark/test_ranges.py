@@ -1,4 +1,4 @@
-"""What is planned, what is said about what is gone, and how ranges become tasks."""
+"""Planned ranges, reports of data loss, and split of ranges into tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_retention_ahead_of_the_reader_is_named_with_its_numbers() -> None:
 @pytest.mark.parametrize(
     "retention_ms, words", [(90_000, "90s"), (3_600_000, "1h"), (1_500, "1500ms"), (-1, "cleanup delete, no retention time")]
 )
-def test_retention_is_told_as_people_say_it(retention_ms: int, words: str) -> None:
+def test_retention_is_shown_in_the_largest_unit(retention_ms: int, words: str) -> None:
     with pytest.raises(DataLost, match=words):
         planned({("t", 0): 0}, {("t", 0): 9}, state("t", (7, 9), retention_ms=retention_ms))
 
@@ -67,7 +67,7 @@ def test_a_topic_that_the_batch_does_without_is_reported_if_it_is_gone() -> None
     assert planned({("t", 0): 2}, {}, state("t", 5)) == [], "no longer subscribed to, but there"
 
 
-def test_a_topic_that_was_made_anew_is_read_from_the_front() -> None:
+def test_a_topic_that_was_recreated_is_read_from_the_front() -> None:
     with pytest.raises(DataLost, match="has read up to offset 50, but the log ends at 3: the topic was deleted and recreated"):
         planned({("t", 0): 50}, {("t", 0): 3}, state("t", 3))
     assert planned({("t", 0): 50}, {("t", 0): 3}, state("t", 3), fatal=False) == [(0, 0, 3)]
@@ -110,7 +110,7 @@ def test_no_task_has_more_records_than_allowed() -> None:
     assert tasks(Range("t", 0, 0, 10), Range("t", 1, 0, 31), task_records_max=10) == [10, 7, 8, 8, 8]
 
 
-def test_a_large_range_is_several_tasks_without_being_asked() -> None:
+def test_a_large_range_is_several_tasks_by_default() -> None:
     large = TopicState("t", (PartitionState(0, 100, 4 * TASK_BYTES_TARGET),), 0, "delete")
     assert tasks(Range("t", 0, 0, 100), sizes=large) == [25, 25, 25, 25]
     assert tasks(Range("t", 0, 50, 60), sizes=large) == [10]

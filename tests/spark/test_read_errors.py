@@ -1,4 +1,4 @@
-"""What a user is told, on the driver and before any task; and what is never told."""
+"""Errors on the driver before any task starts; none contains a secret."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.spark.serving import FlightBroker
 Fresh = Callable[..., str]
 
 
-def test_a_missing_address_is_told_by_load(spark: SparkSession) -> None:
+def test_a_missing_address_is_reported_by_load(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="ConfigError: option kafka.bootstrap.servers is missing"):
         spark.read.format("headrace").option("subscribe", "orders").load()
 
 
-def test_a_misspelt_option_is_told_by_load(spark: SparkSession, broker: FlightBroker) -> None:
+def test_a_misspelt_option_is_reported_by_load(spark: SparkSession, broker: FlightBroker) -> None:
     with pytest.raises(PySparkException, match="there is no option subscibe; did you mean subscribe"):
         load(spark, broker, subscibe="orders")
 
 
-def test_an_unknown_topic_is_told_by_load_with_names_like_it(spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh) -> None:
+def test_an_unknown_topic_is_reported_by_load_with_names_like_it(spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh) -> None:
     topic = fresh_topic()
     with pytest.raises(PySparkException, match=f"there is no topic {topic}x; did you mean {topic}"):
         load(spark, broker, subscribe=topic + "x")
@@ -35,7 +35,7 @@ def test_an_unknown_topic_is_told_by_load_with_names_like_it(spark: SparkSession
         spark.readStream.format("headrace").option("servers", broker.address).option("subscribe", topic + "x").load()
 
 
-def test_a_broker_that_does_not_answer_is_told_by_load(spark: SparkSession) -> None:
+def test_a_broker_that_does_not_answer_is_reported_by_load(spark: SparkSession) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -51,7 +51,7 @@ def test_a_broker_that_does_not_answer_is_told_by_load(spark: SparkSession) -> N
         ("value binary not null", "the schema has value as not null"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_told_before_any_task(
+def test_a_schema_that_does_not_fit_is_reported_before_any_task(
     spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh, schema: str, told: str
 ) -> None:
     with pytest.raises(PySparkException, match=told):
@@ -75,7 +75,7 @@ def test_a_schema_that_does_not_fit_is_told_before_any_task(
         ({"kafka.auto.offset.reset": "earliest"}, "kafka.auto.offset.reset is not supported: use startingOffsets"),
     ],
 )
-def test_offsets_that_are_not_there_are_told_before_any_task(
+def test_offsets_that_are_not_there_are_reported_before_any_task(
     spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, options: dict[str, object], told: str
 ) -> None:
     topic = fresh_topic()

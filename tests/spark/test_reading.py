@@ -1,4 +1,4 @@
-"""The read of a task, without Spark: exact schemas, and going on after interruptions."""
+"""The read of a task, without Spark: exact schemas, and resumption after interruptions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_partition_that_stands_for_nothing_reads_nothing(client: FakeClient)
     assert client.reads == []
 
 
-def test_a_read_goes_on_behind_the_last_row_when_the_broker_comes_back(client: FakeClient) -> None:
+def test_a_read_resumes_after_the_last_row_when_the_broker_comes_back(client: FakeClient) -> None:
     client.answers = [[0, 1, 4], Unavailable("away"), Unavailable("away"), [5, 6], Unavailable("away"), [7]]
     assert values(list(reader().read(Range("t", 0, 0, 8)))) == [b"0", b"1", b"4", b"5", b"6", b"7"]
     assert [start for start, _, _ in client.reads] == [0, 5, 5, 7]

@@ -1,4 +1,4 @@
-"""Asking again, and when to give up."""
+"""The retry policy: retries and their limits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from headrace.spark.options import Options
 from headrace.spark.retry import RetryPolicy
 
 
-class ServedProtocol:
-    """Fails so many times, then answers."""
+class Flaky:
+    """Request that fails `failures` times, then succeeds."""
 
     def __init__(self, failures: int, error: BrokerError | None = None) -> None:
         self.failures, self.calls = failures, 0
@@ -26,30 +26,30 @@ class ServedProtocol:
 QUICK = RetryPolicy(retries=3, pause_seconds=0.0001, timeout_seconds=0.2)
 
 
-def test_the_first_question_is_asked_a_few_times() -> None:
-    assert QUICK.before_start(ServedProtocol(3), ("a:1",)) == "here"
-    protocol = ServedProtocol(4)
+def test_the_first_request_is_retried_a_few_times() -> None:
+    assert QUICK.before_start(Flaky(3), ("a:1",)) == "here"
+    request = Flaky(4)
     with pytest.raises(
         Unavailable, match=r"no broker answers at a:1,b:2: is its Flight endpoint open there \(headrace serve --listen-flight\)\? away"
     ):
-        QUICK.before_start(protocol, ("a:1", "b:2"))
-    assert protocol.calls == 4
+        QUICK.before_start(request, ("a:1", "b:2"))
+    assert request.calls == 4
 
 
-def test_a_running_query_goes_on_asking_for_a_while() -> None:
-    protocol = ServedProtocol(10**9)
+def test_a_running_query_retries_for_a_while() -> None:
+    request = Flaky(10**9)
     with pytest.raises(Unavailable, match="away"):
-        QUICK.while_running(protocol)
-    assert protocol.calls > 4
-    assert QUICK.while_running(ServedProtocol(5)) == "here"
+        QUICK.while_running(request)
+    assert request.calls > 4
+    assert QUICK.while_running(Flaky(5)) == "here"
 
 
-def test_a_refusal_is_not_asked_again() -> None:
-    for ask in (QUICK.while_running, lambda protocol: QUICK.before_start(protocol, ())):
-        protocol = ServedProtocol(1, InvalidRequest("no"))
+def test_a_error_is_not_retried() -> None:
+    for retried in (QUICK.while_running, lambda request: QUICK.before_start(request, ())):
+        request = Flaky(1, InvalidRequest("no"))
         with pytest.raises(InvalidRequest):
-            ask(protocol)
-        assert protocol.calls == 1
+            retried(request)
+        assert request.calls == 1
 
 
 def test_the_options_have_kafkas_names_and_defaults() -> None:

@@ -82,7 +82,7 @@ def test_an_empty_topic_makes_the_one_batch_by_which_spark_keeps_the_start(
     assert stream.batches == [[]]
 
 
-def test_a_stream_starts_at_the_latest_unless_told_and_sees_what_comes(
+def test_a_stream_starts_at_the_latest_by_default_and_sees_what_comes(
     spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, tmp_path: Path
 ) -> None:
     topic = fresh_topic()

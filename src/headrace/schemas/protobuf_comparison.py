@@ -1,6 +1,6 @@
 """Protobuf comparison: conflicts between a writer's and a reader's message, whose fields are identified by number.
 
-Fields may be added and removed. A field in both must have types that decode the same bytes to the same meaning. Its name may change, because
+Fields may be added and removed. A field in both must have types that decode the same bytes to the same meaning. Its name may change:
 the wire does not carry it. A change of both name and type is a reused number, which is a conflict.
 """
 

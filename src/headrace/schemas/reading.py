@@ -30,7 +30,7 @@ class Reader(Protocol):
     def shape(self) -> Shape: ...
 
     def read(self, values: Sequence[bytes | None]) -> tuple[list[Any], dict[int, str]]:
-        """Return a plain object for each value, and the faults by index. Tombstones and unreadable values are None. This is the hot path."""
+        """Return a plain object for each value, and the faults by index. Tombstones and unreadable values are None. Hot path."""
 
 
 def reader_of(type: SchemaType, definition: bytes, others: Sequence[bytes] = ()) -> Reader:

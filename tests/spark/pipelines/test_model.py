@@ -1,4 +1,4 @@
-"""The model and its two ways in, TOML and Python: what is wrong is refused with its name, its place, and what would be right."""
+"""The model of pipelines in TOML and Python: an error names the key, its line and the expected value."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_fault_in_a_python_file_has_its_line(tmp_path: Path) -> None:
         ("import os\nwhere = os.environ['NOWHERE_AT_ALL']\n", "p.py:2: KeyError: 'NOWHERE_AT_ALL'"),
     ],
 )
-def test_a_python_file_without_a_pipeline_is_refused(tmp_path: Path, script: str, fault: str) -> None:
+def test_a_python_file_without_a_pipeline_is_rejected(tmp_path: Path, script: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, script, "p.py"))
     assert fault in str(caught.value)
@@ -220,7 +220,7 @@ def test_spark_is_not_there_while_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent.toml", "orders.yaml"])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_none_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / "orders.yaml").touch()
     with pytest.raises(ConfigError, match=r"no such file|a \.toml or a \.py file"):
         load(tmp_path / name)
@@ -247,7 +247,7 @@ def test_durations_are_written_as_spark_users_write_them(text: str, ms: int) -> 
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 fortnight", "-1 s", 5, None])
-def test_what_is_no_duration_is_refused(text: object) -> None:
+def test_what_is_no_duration_is_rejected(text: object) -> None:
     with pytest.raises(ValueError):
         duration(text)
 
@@ -289,7 +289,7 @@ def test_no_two_topics_share_the_checkpoint_of_an_archive(tmp_path: Path) -> Non
     assert len({each.checkpoint for each in made}) == len({each.name for each in made}) == len(topics)
 
 
-def test_two_things_of_one_name_are_refused() -> None:
+def test_two_things_of_one_name_are_rejected() -> None:
     pipeline = Pipeline("p")
     pipeline.source("a", topic="a")
     pipeline.sink("out", "a", kind="console")

@@ -1,4 +1,4 @@
-"""Topics as tables of a query."""
+"""SQL queries over topics."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_tables_of_a_query_are_found_wherever_they_stand(spark: SparkSession
         "merge into a using b on a.key = b.key when matched then delete",
     ],
 )
-def test_a_query_that_would_change_a_topic_is_refused(spark: SparkSession, query: str) -> None:
+def test_a_query_that_would_change_a_topic_is_rejected(spark: SparkSession, query: str) -> None:
     with pytest.raises(QueryError, match="a topic is only read here"):
         relations(spark, query)
 
@@ -87,7 +87,7 @@ def test_columns_of_json_are_guessed_or_given(spark: SparkSession, flight_client
     assert rows_of(run_query(spark, flight_client, query, guessed), 10).to_pylist() == expected
     given = Reading(reading.options, "json", "id long, who string")
     assert rows_of(run_query(spark, flight_client, query, given), 10).to_pylist() == expected
-    # A field that is called like a column of the record is reached through the value.
+    # A field with the name of a record column is available as a field of the value.
     frame = run_query(
         spark, flight_client, f"select max(value.timestamp) as m, max(timestamp) > '2020-01-01' as y from `{orders}`", guessed
     )
@@ -107,7 +107,7 @@ def test_values_that_a_query_could_not_read_are_counted(
     assert answer(run_query(spark, flight_client, "select 1 as n", typed), 10).unread == {}
 
 
-def test_a_topic_that_requires_a_schema_has_its_columns_unasked(
+def test_a_topic_that_requires_a_schema_has_its_columns_by_default(
     spark: SparkSession, flight_client: FlightClient, broker: FlightBroker, orders: str, reading: Reading
 ) -> None:
     desk = Desk(broker, flight_client)

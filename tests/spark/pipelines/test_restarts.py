@@ -1,4 +1,4 @@
-"""When a query is started again, and when not; and what a failure of Spark comes down to."""
+"""Restart decisions, and diagnosis of Spark failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_same_batch_failing_in_the_same_way_is_poison() -> None:
     assert decision == Decision(give_up="it failed 3 times in the same way", is_poison=True)
 
 
-def test_another_failure_or_another_batch_begins_the_count_anew() -> None:
+def test_another_failure_or_another_batch_resets_the_count() -> None:
     restarts = Restarts(POLICY)
     for now, (batch, text) in enumerate([("4", "a"), ("4", "a"), ("4", "b"), ("5", "b"), ("5", "b")]):
         assert not restarts.failed(now, batch, Diagnosis(text)).is_poison
@@ -146,7 +146,7 @@ def test_the_unfinished_batch_of_a_checkpoint_names_its_records(tmp_path: Path) 
     assert unfinished(tmp_path) is None
 
 
-def test_lag_is_what_the_topics_hold_and_nobody_has_read() -> None:
+def test_lag_is_what_the_topics_hold_and_the_query_has_not_read() -> None:
     sources: list[dict[str, object]] = [
         {"latestOffset": {"a": {"0": 10, "1": 5}}, "endOffset": {"a": {"0": 7}}},
         {"latestOffset": '{"b": {"0": 4}}', "endOffset": '{"b": {"0": 4}}'},

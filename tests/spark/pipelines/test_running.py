@@ -1,4 +1,4 @@
-"""Pipelines that run, in the session and against the broker that all tests of Spark share."""
+"""Pipelines in the shared session with the shared broker."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_functions_take_what_their_parameters_name_and_travel_to_the_tasks(
     assert sorted((row["name"], row["amount"]) for row in records(flight_client, target)) == [("anna", 3.0), ("ben", 6.0)]
 
 
-def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
+def test_rows_that_a_function_rejects_are_dead_letters_with_their_reason(
     flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
@@ -172,7 +172,7 @@ def test_the_columns_come_from_the_schema_that_the_topic_requires(
     fields = {"id": {"type": "integer"}, "topic": {"type": "string"}}
     desk.register(source, "json", {"type": "object", "properties": fields, "required": ["id"]})
     desk.require(source, source)
-    # A field that is called like a column of the record keeps its name; the record's has another.
+    # A field with the name of a record column keeps its name, and the record column is renamed.
     pipeline.source("orders", topic=source, format="json", expect={"the id is positive": "id > 0"})
     pipeline.step("named", sql="select id, topic as of_value, record_topic = topic as same from orders")
     pipeline.sink("out", "named", kind="topic", topic=target)
@@ -246,7 +246,7 @@ def test_a_failure_that_passes_is_survived(
     assert [row["id"] for row in rows_of("parquet", tmp_path / "rows")] == [1, 2]
 
 
-def test_a_run_is_seen_and_stopped_from_outside(
+def test_an_execution_is_seen_and_stopped_from_outside(
     flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
     from headrace.spark.pipelines.executions import ask_to_stop, executions
@@ -348,7 +348,7 @@ def test_a_check_finds_a_type_that_a_table_does_not_have(
     assert not (tmp_path / "t").exists()
 
 
-def test_what_a_function_raises_is_told_with_its_step_and_line(
+def test_what_a_function_raises_is_reported_with_its_step_and_line(
     fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
 ) -> None:
     pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
@@ -372,14 +372,14 @@ def test_a_field_that_differs_from_a_column_of_the_record_in_case_alone_has_its_
     assert [column["type"] for column in step["columns"]] == ["bigint", "string", "timestamp", "string"]
 
 
-def test_a_broker_that_does_not_answer_is_told_with_its_address() -> None:
+def test_a_broker_that_does_not_answer_is_reported_with_its_address() -> None:
     pipeline = Pipeline("p", servers="127.0.0.1:1")
     pipeline.source("orders", pattern="orders.*")
     with pytest.raises(Unavailable, match=r"no broker answers at 127\.0\.0\.1:1: is its Flight endpoint open there"):
         check_topics(pipeline)
 
 
-def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
+def test_a_topic_that_is_not_there_is_reported_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
     there = fresh_topic()
     pipeline.source("orders", topic=there[:-1] + "x")
     with pytest.raises(PlanError) as caught:
@@ -388,7 +388,7 @@ def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipelin
     assert str(caught.value) == f"sources.orders: there is no topic {there[:-1] + 'x'!r}; did you mean {there}?"
 
 
-def test_a_source_without_a_schema_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
+def test_a_source_without_a_schema_is_reported_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic()
     pipeline.source("orders", topic=topic, format="json")
     with pytest.raises(PlanError, match=f"sources.orders: topic '{topic}' has no required schema: set schema = "):

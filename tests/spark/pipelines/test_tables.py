@@ -1,4 +1,4 @@
-"""Each kind of table takes a batch once, whichever way it comes again; other readers see exactly the committed rows."""
+"""Tables commit a repeated batch once, and other readers see exactly the committed rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table_at(kind: str, path: Path) -> Table:
 
 
 def rows_of(kind: str, path: Path) -> list[dict[str, object]]:
-    """As somebody reads them who has never heard of us."""
+    """Read the table with an independent reader."""
     if kind == "delta":
         rows = DeltaTable(path).to_pyarrow_table().to_pylist()
     elif kind == "iceberg":
@@ -43,7 +43,7 @@ def batch_of(*ids: int) -> pa.RecordBatch:
 
 
 def staged(table: Table, batch: pa.RecordBatch, query_id: str = "query", version: int = 0) -> tuple[list[Part], pa.Schema]:
-    """What the tasks do."""
+    """Write the files that tasks would write."""
     schema = table.schema(batch.schema)
     directory = table.parts_directory(query_id)
     Path(directory).mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def test_two_queries_into_one_table_do_not_hide_each_others_batches(kind: str, t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_were_written_but_not_committed_are_seen_by_nobody(kind: str, tmp_path: Path) -> None:
+def test_files_that_were_written_but_not_committed_are_invisible(kind: str, tmp_path: Path) -> None:
     table = table_at(kind, tmp_path)
     put(table, 0, batch_of(1))
     staged(table, batch_of(7), version=1)
@@ -161,7 +161,7 @@ def test_a_column_that_is_new_is_added(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_column_of_another_type_is_refused_with_both_types(kind: str, tmp_path: Path) -> None:
+def test_a_column_of_another_type_is_rejected_with_both_types(kind: str, tmp_path: Path) -> None:
     table = table_at(kind, tmp_path)
     put(table, 0, batch_of(1))
     other = pa.RecordBatch.from_pydict({"id": ["one"], "name": ["n1"]})
@@ -191,7 +191,7 @@ def test_every_type_of_spark_survives(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_type_without_a_name_in_tables_is_refused_with_the_column(kind: str, tmp_path: Path) -> None:
+def test_a_type_without_a_name_in_tables_is_rejected_with_the_column(kind: str, tmp_path: Path) -> None:
     with pytest.raises(TableError, match="column gap: .* has no type for duration"):
         table_at(kind, tmp_path).schema(pa.schema([("gap", pa.duration("us"))]))
 

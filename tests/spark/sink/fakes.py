@@ -1,4 +1,4 @@
-"""A broker of a few lines, for tests of the writers alone: it stages, publishes and forgets as the real one does, and fails on demand."""
+"""Fake broker for tests of the writers: it stages, publishes and drops like the real one, and fails on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def task(*, batch: int | None = 0, partition: int = 0, attempt: int = 0, epoch: 
 
 @dataclass
 class FakeBroker:
-    """Takes the place of `FlightClient`."""
+    """Replacement of `FlightClient`."""
 
     topics: set[str] = field(default_factory=lambda: {"orders"})
     auto_create: bool = False
@@ -39,16 +39,16 @@ class FakeBroker:
     log: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
-    """Names of verbs whose next call fails; with a `!` the call is carried out, and its answer is lost."""
+    """Names of methods whose next call fails; with a `!` the call is executed and its reply is lost."""
 
-    def _call(self, verb: str) -> bool:
-        """Whether the answer is to be lost."""
-        self.calls.append(verb)
-        if verb in self.trouble:
-            self.trouble.remove(verb)
-            raise Unavailable(f"{verb}: nobody answers")
-        if f"{verb}!" in self.trouble:
-            self.trouble.remove(f"{verb}!")
+    def _call(self, method: str) -> bool:
+        """Count a call; return whether its reply is lost."""
+        self.calls.append(method)
+        if method in self.trouble:
+            self.trouble.remove(method)
+            raise Unavailable(f"{method}: nobody answers")
+        if f"{method}!" in self.trouble:
+            self.trouble.remove(f"{method}!")
             return True
         return False
 
@@ -105,7 +105,7 @@ class FakeBroker:
         return self.versions.get(writer)
 
     def restart(self) -> None:
-        """What is staged goes; what is published stays."""
+        """Drop staged rows and keep published rows."""
         self.staged.clear()
 
     @property

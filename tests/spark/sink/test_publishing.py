@@ -1,4 +1,4 @@
-"""The names of writes, and the patience with a broker that goes away."""
+"""The names of writes, and retries while the broker is unavailable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_stream_may_be_given_a_name_which_holds_for_its_topic() -> None:
     assert Versions("", writer="billing").of_stream(task(batch=7)) == Version("billing", 7, EPOCH)
 
 
-def test_a_stream_without_the_names_of_its_query_is_refused_rather_than_written_twice() -> None:
+def test_a_stream_without_the_names_of_its_query_is_rejected_rather_than_written_twice() -> None:
     with pytest.raises(ConfigError, match="query id, run id and batch id"):
         Versions("orders").of_stream(task(batch=None))
     with pytest.raises(ConfigError, match="query id, run id and batch id"):
@@ -59,7 +59,7 @@ def test_a_plain_batch_job_has_a_name_of_its_own() -> None:
     assert Versions("a", job="7f").of_batch(task(batch=None)) == Version("spark/job/7f", 0)
 
 
-def test_an_application_without_a_version_is_refused_outside_of_foreach_batch() -> None:
+def test_a_writer_without_a_version_is_rejected_outside_of_foreach_batch() -> None:
     with pytest.raises(ConfigError, match="'txnAppId' needs 'txnVersion'"):
         Versions("a", writer="import").of_batch(task(batch=None))
 
@@ -72,7 +72,7 @@ def test_the_longest_names_fit_and_stay_apart(writer: str) -> None:
     assert len(Version("x" * WRITER_BYTES_MAX, 1, EPOCH).mark) <= WRITER_BYTES_MAX
 
 
-def test_a_job_group_that_a_user_has_named_is_no_run() -> None:
+def test_a_job_group_that_a_user_has_named_is_no_epoch() -> None:
     def epoch(**named: str) -> str:
         return publishing._epoch(lambda name: named.get(name.replace(".", "_")))
 
@@ -82,7 +82,7 @@ def test_a_job_group_that_a_user_has_named_is_no_run() -> None:
     assert epoch() == ""
 
 
-def test_a_broker_that_comes_back_is_asked_again() -> None:
+def test_a_broker_that_comes_back_is_retried() -> None:
     failures = [Unavailable("away"), Unavailable("away")]
 
     def ask() -> str:
@@ -93,7 +93,7 @@ def test_a_broker_that_comes_back_is_asked_again() -> None:
     assert retry_until(ask, until=soon()) == "here"
 
 
-def test_patience_ends_at_the_deadline_and_with_what_will_not_change() -> None:
+def test_retries_end_at_the_deadline_and_with_what_will_not_change() -> None:
     asked = itertools.count()
 
     def away() -> None:

@@ -1,4 +1,4 @@
-"""The writers as Spark calls them, without Spark: what they refuse, what travels, what a replay does."""
+"""The writers without Spark: errors, pickling, replays."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Run what follows as this task."""
+    """Set the identity of the current task."""
     return lambda place: monkeypatch.setattr(TaskId, "current", lambda: place)
 
 
 def pickled(sent: T) -> T:
-    """As it arrives: Spark pickles writers with its own pickler, and messages with that of Python."""
+    """Pickle and unpickle: Spark pickles writers with cloudpickle, and messages with pickle."""
     arrived: T = pickle.loads(cloudpickle.dumps(sent))  # type: ignore[no-untyped-call]  # Spark's copy has no types
     return arrived
 
@@ -57,7 +57,7 @@ def pickled(sent: T) -> T:
 def stream(
     at: Place, *partitions: str, batch: int, epoch: str = EPOCH, attempt: int | None = None, **options: str
 ) -> tuple[StreamSink, list[WriterCommitMessage | None]]:
-    """Stage one row in each task, as Spark does: with a writer that was made for this batch and came by pickle."""
+    """Stage one row in each task like Spark, with an unpickled writer created for this batch."""
     writer = stream_writer({**ORDERS, **options}, VALUES, False)
     messages: list[WriterCommitMessage | None] = []
     for number, value in enumerate(partitions):
@@ -67,7 +67,7 @@ def stream(
     return stream_writer({**ORDERS, **options}, VALUES, False), messages
 
 
-def test_overwriting_is_refused_in_words_for_each_kind_of_write(broker: FakeBroker) -> None:
+def test_overwriting_is_rejected_with_a_message_for_each_kind_of_write(broker: FakeBroker) -> None:
     with pytest.raises(ConfigError, match="mode\\('append'\\)"):
         batch_writer(ORDERS, VALUES, True)
     with pytest.raises(ConfigError, match="output mode 'complete'"):
@@ -75,7 +75,7 @@ def test_overwriting_is_refused_in_words_for_each_kind_of_write(broker: FakeBrok
     assert broker.calls == []
 
 
-def test_a_wrong_schema_is_refused_before_the_broker_is_asked(broker: FakeBroker) -> None:
+def test_a_wrong_schema_is_rejected_before_any_request(broker: FakeBroker) -> None:
     with pytest.raises(ConfigError, match="column 'value' has type int"):
         batch_writer(ORDERS, StructType().add("value", IntegerType()), False)
     assert broker.calls == []
@@ -92,7 +92,7 @@ def test_a_wrong_schema_is_refused_before_the_broker_is_asked(broker: FakeBroker
         ({"topik": "orders"}, "did you mean topic"),
     ],
 )
-def test_a_wrong_option_is_refused_by_its_name(broker: FakeBroker, options: dict[str, str], text: str) -> None:
+def test_a_wrong_option_is_rejected_by_its_name(broker: FakeBroker, options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         batch_writer({**ORDERS, **options}, VALUES, False)
 
@@ -102,7 +102,7 @@ def test_the_version_of_a_stream_is_not_for_the_user_to_say(broker: FakeBroker) 
         stream_writer({**ORDERS, "txnAppId": "a", "txnVersion": "1"}, VALUES, False)
 
 
-def test_an_unknown_topic_is_refused_on_the_driver_unless_the_broker_makes_it(broker: FakeBroker) -> None:
+def test_an_unknown_topic_is_rejected_on_the_driver_unless_the_broker_makes_it(broker: FakeBroker) -> None:
     with pytest.raises(UnknownTopic, match="'new' not found"):
         batch_writer({**SERVERS, "topic": "new"}, VALUES, False)
     broker.auto_create = True
@@ -110,7 +110,7 @@ def test_an_unknown_topic_is_refused_on_the_driver_unless_the_broker_makes_it(br
     assert "new" in broker.topics
 
 
-def test_a_topic_that_was_there_a_moment_ago_is_not_asked_for_again(broker: FakeBroker) -> None:
+def test_a_topic_that_was_there_a_moment_ago_is_not_checked_again(broker: FakeBroker) -> None:
     for _ in range(3):
         stream_writer(ORDERS, VALUES, False)
     assert broker.calls == ["ensure_topic"]
@@ -143,7 +143,7 @@ def test_a_message_says_whose_rows_it_stands_for(broker: FakeBroker, at: Place) 
     assert message.handle == f"{QUERY}/{EPOCH}/5/0/17" and message.records == 1
 
 
-def test_a_replayed_batch_is_skipped_and_said_to_be(broker: FakeBroker, at: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_replayed_batch_is_skipped_and_logged(broker: FakeBroker, at: Place, caplog: pytest.LogCaptureFixture) -> None:
     for epoch in (EPOCH, EPOCH.replace("2", "3")):
         writer, messages = stream(at, "a", "b", batch=0, epoch=epoch)
         with caplog.at_level(logging.WARNING):
@@ -184,7 +184,7 @@ def test_an_aborted_batch_leaves_nothing_and_its_late_writers_are_fenced(broker:
     writer.abort([*messages, None], 0)
     assert broker.staged == {} and broker.values == []
     with pytest.raises(UnknownStage):
-        stream(at, "a", batch=0, attempt=7)  # the same attempt of the same task, still at work
+        stream(at, "a", batch=0, attempt=7)  # the same attempt of the same task, still running
 
 
 def test_aborting_without_a_broker_is_no_error(broker: FakeBroker, at: Place) -> None:
@@ -219,7 +219,7 @@ def test_a_batch_without_tasks_is_committed_in_silence(broker: FakeBroker) -> No
     assert broker.versions == {}
 
 
-def test_messages_that_do_not_belong_together_are_refused(broker: FakeBroker, at: Place) -> None:
+def test_messages_that_do_not_belong_together_are_rejected(broker: FakeBroker, at: Place) -> None:
     writer, messages = stream(at, "a", batch=0)
     with pytest.raises(InvalidRequest, match="Spark commits batch 1"):
         writer.commit(messages, 1)
@@ -252,7 +252,7 @@ def test_an_unknown_topic_of_a_column_fails_the_task_by_its_name(broker: FakeBro
 
 
 def batch(at: Place, value: str, *, number: int | None = None, epoch: str = EPOCH, **options: str) -> None:
-    """A whole batch write: one task, and the commit in another process."""
+    """Run a batch write with one task, and the commit in another process."""
     writer = batch_writer({**ORDERS, **options}, VALUES, False)
     at(task(batch=number, epoch=epoch, attempt=next(_attempts)))
     message = pickled(writer).write(iter([rows(value.encode())]))
@@ -265,14 +265,14 @@ def test_each_plain_batch_write_counts(broker: FakeBroker, at: Place) -> None:
     assert broker.values == [b"a", b"a"]
 
 
-def test_a_batch_write_with_application_and_version_is_published_once(broker: FakeBroker, at: Place) -> None:
+def test_a_batch_write_with_writer_and_version_is_published_once(broker: FakeBroker, at: Place) -> None:
     batch(at, "monday", txnAppId="import", txnVersion="1")
     batch(at, "monday", txnAppId="import", txnVersion="1")
     batch(at, "tuesday", txnAppId="import", txnVersion="2")
     assert broker.values == [b"monday", b"tuesday"]
 
 
-def test_one_application_may_write_the_same_version_to_several_topics(broker: FakeBroker, at: Place) -> None:
+def test_one_writer_may_write_the_same_version_to_several_topics(broker: FakeBroker, at: Place) -> None:
     broker.topics.add("copies")
     batch(at, "a", txnAppId="import", txnVersion="1")
     batch(at, "a", txnAppId="import", txnVersion="1", topic="copies")
@@ -289,7 +289,7 @@ def test_a_replayed_foreach_batch_writes_only_what_is_missing(broker: FakeBroker
     assert [(row["topic"], row["value"]) for row in broker.log] == [("orders", b"a"), ("copies", b"a")]
 
 
-def test_a_second_write_of_one_foreach_batch_to_one_topic_is_refused_not_lost(broker: FakeBroker, at: Place) -> None:
+def test_a_second_write_of_one_foreach_batch_to_one_topic_is_rejected_not_lost(broker: FakeBroker, at: Place) -> None:
     batch(at, "a", number=0)
     with pytest.raises(InvalidRequest, match="batch 0 is written to topic 'orders' for the second time .* txnAppId"):
         batch(at, "b", number=0)
@@ -303,6 +303,6 @@ def test_two_writes_of_one_foreach_batch_at_the_same_time_are_found_out(
     broker: FakeBroker, at: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch(at, "a", number=0)
-    monkeypatch.setattr(broker, "last_version", lambda writer: None)  # the other one's mark came after this one looked
+    monkeypatch.setattr(broker, "last_version", lambda writer: None)  # the marker of the other write came after this check
     with pytest.raises(InvalidRequest, match="second time"):
         batch(at, "b", number=0)

@@ -1,4 +1,4 @@
-"""Schemas and dead letters of the broker of the tests, and typed reads as a user types them."""
+"""Fixtures for typed reads: schemas and dead letters of the shared broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass
 class Desk:
-    """What an operator does through the FlyMQ protocol."""
+    """Operate the registry through the FlyMQ protocol."""
 
     broker: FlightBroker
     client: FlightClient
@@ -61,7 +61,7 @@ Load = Callable[..., "DataFrame"]
 
 @pytest.fixture
 def load(spark: SparkSession, broker: FlightBroker) -> Load:
-    """`load(topic, **{"value.format": "json"})`, a batch; with `schema=` as a user gives it."""
+    """Return `load(topic, **{"value.format": "json"})`, a batch read with an optional `schema=`."""
 
     def load(topic: str, schema: Any = None, **options: str) -> DataFrame:
         reader = spark.read.format("headrace").options(servers=broker.address, subscribe=topic, **options)

@@ -1,4 +1,4 @@
-"""The driver's part of typed values: types from schemas, and errors before any task."""
+"""The driver side of typed values: types from schemas, and errors before any task starts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_value_is_a_struct_among_the_other_columns(registry: Registry) -> No
     assert all(field.nullable for field in value.fields)
 
 
-def test_headers_and_errors_are_columns_where_they_are_asked_for(registry: Registry) -> None:
+def test_headers_and_errors_are_columns_when_requested(registry: Registry) -> None:
     schema = typed_schema(options(value_format="json", includeHeaders="true", badRecords="null"), registry.client)
     assert schema.fieldNames()[-2:] == ["headers", ERROR_COLUMN]
 
@@ -139,7 +139,7 @@ def test_topics_may_differ_in_the_version_and_the_highest_gives_the_types(regist
     assert schema["value"].dataType == struct(id=LONG, name=STRING)
 
 
-UNSUPPORTED: list[tuple[dict[str, str], str]] = [
+REJECTED: list[tuple[dict[str, str], str]] = [
     ({"value_format": "xml"}, "option value.format: expected raw or json or avro or protobuf or string"),
     ({"value_format": "json", "badRecords": "drop"}, "option badRecords: expected fail or dlq or null"),
     ({"badRecords": "dlq"}, "option badRecords needs value.format"),
@@ -159,8 +159,8 @@ UNSUPPORTED: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), UNSUPPORTED, ids=[str(given) for given, _ in UNSUPPORTED])
-def test_what_cannot_be_meant_is_refused_on_the_driver(registry: Registry, given: dict[str, str], words: str) -> None:
+@pytest.mark.parametrize(("given", "words"), REJECTED, ids=[str(given) for given, _ in REJECTED])
+def test_what_cannot_be_meant_is_rejected_on_the_driver(registry: Registry, given: dict[str, str], words: str) -> None:
     registry.names.append("plain")
     registry.require("other", "json", ORDER, name="o")
     registry.require("loop", "avro", {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]})
@@ -245,12 +245,12 @@ def test_parts_are_looked_for_inside_lists_and_maps() -> None:
         (columns(value="string", _error="string"), "badRecords=null"),
     ],
 )
-def test_a_users_schema_that_cannot_be_given_is_refused(schema: StructType, words: str) -> None:
+def test_a_users_schema_that_cannot_be_given_is_rejected(schema: StructType, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan(options(value_format="string"), schema, Registry().client)
 
 
-def test_a_type_that_json_has_no_values_for_is_refused() -> None:
+def test_a_type_that_json_has_no_values_for_is_rejected() -> None:
     from pyspark.sql.types import DayTimeIntervalType
 
     with pytest.raises(ConfigError, match="column value.a: JSON cannot be read as interval"):

@@ -126,7 +126,7 @@ def test_bad_records_of_a_stream_lie_among_the_dead_letters_once(
         "value.schema": json.dumps(ORDER),
         "badRecords": "dlq",
     }
-    for run in range(2):  # the second begins anew, without a checkpoint: it finds the same bad records again
+    for run in range(2):  # the second has a new checkpoint and finds the same bad records again
         frame = spark.readStream.format("headrace").options(**options).load().select("value.id")
         query = frame.writeStream.format("memory").queryName(f"typed_{run}").option("checkpointLocation", str(tmp_path / str(run)))
         query.trigger(availableNow=True).start().awaitTermination()
@@ -136,7 +136,7 @@ def test_bad_records_of_a_stream_lie_among_the_dead_letters_once(
     assert all(letter.reason.startswith("unreadable: as json: not JSON") for letter in letters)
 
 
-def test_mistakes_are_told_by_load(load: Load, fresh_topic: Fresh) -> None:
+def test_mistakes_are_reported_by_load(load: Load, fresh_topic: Fresh) -> None:
     topic = fresh_topic()
     with pytest.raises(PySparkException, match=f"topic {topic} has no required schema"):
         load(topic, **{"value.format": "avro"})
