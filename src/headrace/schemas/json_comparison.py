@@ -1,8 +1,8 @@
 """JSON Schema comparison: prove, keyword by keyword, that a reader's schema accepts all values of a writer's.
 
 The writer's schema becomes a list of conditions that all hold (`allOf` and `$ref` unfolded). Each keyword of the reader must follow from
-one of them, or be irrelevant because the writer's values have another type. Alternatives of the writer (`anyOf`, `oneOf`, several types) are
-examined one by one if the whole cannot be proven. A keyword without a rule here (`not`, `if`, …) must be identical in the writer's schema.
+one of them, or be irrelevant because the writer's values have another type. Alternatives of the writer (`anyOf`, `oneOf`, several types)
+are examined one by one if the whole cannot be proven. A keyword without a rule here (`not`, `if`, …) must be the same in the writer's.
 """
 
 from __future__ import annotations

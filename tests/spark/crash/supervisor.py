@@ -3,8 +3,8 @@
     python -m tests.spark.crash.supervisor --kills 100 [--seed 1] [--directory DIR]
 
 Each kill happens at a trap (see `traps.py`) and counts only when the trap was triggered and the process has ended. Between two kills the
-copy must progress, so each kill hits a running query. After some kills of the driver its successor is killed too, before it has caught up. Only
-the kill of a driver needs a new JVM: a query survives the loss of a worker, and retries or restarts after the loss of a broker.
+copy must progress, so each kill hits a running query. After some kills of the driver its successor is killed too, before it has caught up.
+Only the kill of a driver needs a new JVM: a query survives the loss of a worker, and retries or restarts after the loss of a broker.
 """
 
 from __future__ import annotations
