@@ -45,7 +45,7 @@ def sql(
     a schema, with their columns too. It is read as it is now.
     """
     from headrace.spark.pipelines.model import SERVERS_DEFAULT
-    from headrace.spark.pipelines.querying import Reading, answer, run_query
+    from headrace.spark.pipelines.querying import ReadOptions, answer, run_query
     from headrace.spark.pipelines.runner import bare_session, close_session, connected
     from headrace.spark.retry import RetryPolicy
 
@@ -61,7 +61,7 @@ def sql(
         log = Path(scratch) / "spark.log"
         spark = bare_session("headrace sql", master, conf, log)
         try:
-            frame = run_query(spark, client, query, Reading(options, value_format or "", schema or ""))
+            frame = run_query(spark, client, query, ReadOptions(options, value_format or "", schema or ""))
             found = answer(frame, limit + 1)
         finally:
             close_session(spark, log)

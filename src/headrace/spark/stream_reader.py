@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WAIT_MS: Final = 50
-"""How long the broker may hold one request for new offsets. The query cannot stop meanwhile."""
+"""Time the broker may hold one request for new offsets. The query cannot stop meanwhile."""
 PATTERN_SECONDS: Final = 1.0
 """Interval of the search for new topics, for a pattern and for a query without topics."""
 

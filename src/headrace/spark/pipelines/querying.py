@@ -41,7 +41,7 @@ class QueryError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """Options for reading topics in a query."""
 
     options: Mapping[str, str]
@@ -66,7 +66,7 @@ def relations(spark: SparkSession, query: str) -> list[str]:
     return list(dict.fromkeys(name for name in found if name not in defined))
 
 
-def run_query(spark: SparkSession, client: FlightClient, query: str, reading: Reading) -> DataFrame:
+def run_query(spark: SparkSession, client: FlightClient, query: str, reading: ReadOptions) -> DataFrame:
     """Plan a query over topics. Raises `QueryError` and `UnknownTopic`."""
     topics = client.topics()
     named = relations(spark, query)
@@ -119,7 +119,7 @@ def quoted(query: str, names: list[str]) -> str:
     return "".join([*parts, pattern.sub(r"`\1`", query[place:])])
 
 
-def _view(spark: SparkSession, client: FlightClient, topic: str, reading: Reading) -> None:
+def _view(spark: SparkSession, client: FlightClient, topic: str, reading: ReadOptions) -> None:
     """Register a topic as a view: key and value as strings, with a schema also the fields of the values as columns."""
     try:
         _frame(spark, client, topic, reading).createOrReplaceTempView(f"`{topic}`")
@@ -127,7 +127,7 @@ def _view(spark: SparkSession, client: FlightClient, topic: str, reading: Readin
         raise QueryError(explained(failure), diagnose(failure).kind) from None
 
 
-def _frame(spark: SparkSession, client: FlightClient, topic: str, reading: Reading) -> DataFrame:
+def _frame(spark: SparkSession, client: FlightClient, topic: str, reading: ReadOptions) -> DataFrame:
     options = {**reading.options, "subscribe": topic, "includeHeaders": "true", **reading.more}
     required = client.schema(topic)
     form = reading.format or (required.kind if required is not None else "")

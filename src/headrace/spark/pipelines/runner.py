@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 0.2
 STATUS_SECONDS: Final = 1.0
 STOP_SECONDS_MAX: Final = 60.0
-"""How long a stop waits for running batches."""
+"""Time limit of a stop for running batches."""
 
 START_SECONDS_MAX: Final = 15.0
-"""How long the start of a query waits until the previous query has read its first offsets."""
+"""Time limit for a query to read its first offsets before the next query starts."""
 
 SHUFFLE_PARTITIONS_LOCAL: Final = "4"
 """With Spark's default of 200, a micro-batch of a few rows takes seconds. A cluster keeps the default."""

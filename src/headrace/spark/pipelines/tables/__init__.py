@@ -24,7 +24,7 @@ class TableError(HeadraceError):
 
 
 class Table(Protocol):
-    """What the three kinds of table have in common. `query_id` is the id of a query, `version` that of its batch."""
+    """Interface of the three kinds of table. `query_id` is the id of a query, `version` that of its batch."""
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
         """Return the columns in the types of this kind of table. Raises `TableError` for an unsupported type."""
