@@ -31,7 +31,7 @@ def test_a_schema_picks_columns_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "field, told",
+    "field, message",
     [
         (StructField("ofset", LongType()), "the schema has an unknown column ofset; a topic has key, value, topic"),
         (StructField("Value", BinaryType()), "the schema has an unknown column Value"),
@@ -39,8 +39,8 @@ def test_a_schema_picks_columns_in_any_order() -> None:
         (StructField("key", BinaryType(), nullable=False), "the schema has key as not null, but it may be null in a record"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_rejected(field: StructField, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_schema_that_does_not_fit_is_rejected(field: StructField, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_columns(StructType([field]))
 
 

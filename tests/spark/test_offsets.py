@@ -39,7 +39,7 @@ def test_a_user_writes_offsets_as_for_kafka() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, message",
     [
         ("[1]", "not \\[1\\]"),
         ("{}", "not {}"),
@@ -52,8 +52,8 @@ def test_a_user_writes_offsets_as_for_kafka() -> None:
         ('{"t":{"0":-3}}', "has -3"),
     ],
 )
-def test_anything_else_is_rejected_with_an_example(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=f'option startingOffsets: expected JSON such as {{"orders":{{"0":23,"1":7}}}}.*{told}'):
+def test_anything_else_is_rejected_with_an_example(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f'option startingOffsets: expected JSON such as {{"orders":{{"0":23,"1":7}}}}.*{message}'):
         parse_offsets("startingOffsets", text, least=-2)
 
 

@@ -36,15 +36,15 @@ def test_an_unknown_topic_is_reported_by_load_with_names_like_it(spark: SparkSes
 
 
 def test_a_broker_that_does_not_answer_is_reported_by_load(spark: SparkSession) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(PySparkException, match=f"no broker answers at {address}: is its Flight endpoint open there"):
             spark.read.format("headrace").options(**{"servers": address, "subscribe": "t", "fetchOffset.numRetries": "0"}).load()
 
 
 @pytest.mark.parametrize(
-    "schema, told",
+    "schema, message",
     [
         ("ofset bigint", "the schema has an unknown column ofset; a topic has key, value"),
         ("value string", "the schema has value as string, expected binary; cast it after load"),
@@ -52,14 +52,14 @@ def test_a_broker_that_does_not_answer_is_reported_by_load(spark: SparkSession) 
     ],
 )
 def test_a_schema_that_does_not_fit_is_reported_before_any_task(
-    spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh, schema: str, told: str
+    spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh, schema: str, message: str
 ) -> None:
-    with pytest.raises(PySparkException, match=told):
+    with pytest.raises(PySparkException, match=message):
         load(spark, broker, schema, subscribe=fresh_topic()).collect()
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         (
             {"startingOffsets": {"0": 99}},
@@ -76,10 +76,10 @@ def test_a_schema_that_does_not_fit_is_reported_before_any_task(
     ],
 )
 def test_offsets_that_are_not_there_are_reported_before_any_task(
-    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, options: dict[str, object], told: str
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, options: dict[str, object], message: str
 ) -> None:
     topic = fresh_topic()
     publish(flight_client, topic, range(3))
     given = {name: json.dumps({topic: value}) if isinstance(value, dict) else value for name, value in options.items()}
-    with pytest.raises(PySparkException, match=told.replace("TOPIC", topic)):
+    with pytest.raises(PySparkException, match=message.replace("TOPIC", topic)):
         load(spark, broker, subscribe=topic, **given).collect()

@@ -69,9 +69,9 @@ def test_the_login_of_a_kafka_job_is_understood() -> None:
 def test_a_login_that_cannot_be_honoured_is_rejected() -> None:
     with pytest.raises(ConfigError, match="kafka.sasl.mechanism: expected PLAIN or SCRAM-… .user and password., got GSSAPI"):
         servers(**{"kafka.sasl.mechanism": "GSSAPI"})
-    with pytest.raises(ConfigError, match='jaas.config needs username="…" and password="…"') as told:
+    with pytest.raises(ConfigError, match='jaas.config needs username="…" and password="…"') as message:
         servers(**{"kafka.sasl.jaas.config": 'password="swordfish"'})
-    assert "swordfish" not in str(told.value)
+    assert "swordfish" not in str(message.value)
     with pytest.raises(ConfigError, match="kafka.security.protocol: expected PLAINTEXT, SSL, .* got QUIC"):
         servers(**{"kafka.security.protocol": "QUIC"})
 

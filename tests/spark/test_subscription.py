@@ -27,15 +27,15 @@ def test_topics_are_separated_by_commas() -> None:
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         ({}, "none"),
         ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe and assign"),
         ({"subscribe": "a", "subscribePattern": "a"}, "subscribe and subscribePattern"),
     ],
 )
-def test_exactly_one_way_of_saying_what_to_read(options: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=f"exactly one of the options subscribe, subscribePattern and assign; got {told}"):
+def test_exactly_one_way_of_saying_what_to_read(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"exactly one of the options subscribe, subscribePattern and assign; got {message}"):
         subscription(**options)
 
 

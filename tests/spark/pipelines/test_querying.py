@@ -13,7 +13,7 @@ from headrace.errors import UnknownTopic
 from headrace.flight.client import FlightClient
 from headrace.spark.pipelines.querying import QueryError, ReadOptions, answer, quoted, relations, run_query
 from tests.spark.serving import FlightBroker
-from tests.spark.values.conftest import Desk
+from tests.spark.values.conftest import SchemaAdmin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,7 +69,7 @@ def test_the_tables_of_a_query_are_found_wherever_they_stand(spark: SparkSession
     ],
 )
 def test_a_query_that_would_change_a_topic_is_rejected(spark: SparkSession, query: str) -> None:
-    with pytest.raises(QueryError, match="a topic is only read here"):
+    with pytest.raises(QueryError, match="queries cannot change a topic"):
         relations(spark, query)
 
 
@@ -112,9 +112,9 @@ def test_values_that_a_query_could_not_read_are_counted(
 def test_a_topic_that_requires_a_schema_has_its_columns_by_default(
     spark: SparkSession, flight_client: FlightClient, broker: FlightBroker, orders: str, reading: ReadOptions
 ) -> None:
-    desk = Desk(broker, flight_client)
-    desk.register(orders, "json", {"type": "object", "properties": {"id": {"type": "integer"}, "who": {"type": "string"}}})
-    desk.require(orders, orders)
+    schema_admin = SchemaAdmin(broker, flight_client)
+    schema_admin.register(orders, "json", {"type": "object", "properties": {"id": {"type": "integer"}, "who": {"type": "string"}}})
+    schema_admin.require(orders, orders)
     frame = run_query(spark, flight_client, f"select who, max(id) as top from `{orders}` group by 1 order by 1 limit 1", reading)
     assert rows_of(frame, 10).to_pylist() == [{"who": "a", "top": 6}]
 

@@ -17,7 +17,7 @@ from headrace.spark.pipelines.progress import QueryState, lag_of, moment_of
 from headrace.spark.pipelines.restarts import Decision, Restarts
 
 POLICY = Restart(attempts=5, window=60_000, backoff=100, backoff_max=1_000, same_batch=3)
-AWAY = Diagnosis("nobody answers", "unavailable", retriable=True)
+AWAY = Diagnosis("no answer", "unavailable", retriable=True)
 
 
 def test_pauses_double_up_to_the_longest() -> None:

@@ -28,7 +28,7 @@ from headrace.spark.pipelines.tables.parquet import Parquet
 from tests.spark.pipelines.conftest import Runs
 from tests.spark.pipelines.test_tables import rows_of
 from tests.spark.serving import FlightBroker
-from tests.spark.values.conftest import Desk
+from tests.spark.values.conftest import SchemaAdmin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -159,7 +159,7 @@ def test_rows_that_a_function_rejects_are_dead_letters_with_their_reason(
     publish(flight_client, source, *orders(1, 2, 3, 4, 5, 6))
     run(pipeline)
     assert sorted((row["id"], row["inverse"]) for row in records(flight_client, target)) == [(2, -1.0), (5, 0.5)]
-    reasons = {json.loads(letter.value)["id"]: letter.reason for letter in Desk(broker, flight_client).dead_letters(source)}
+    reasons = {json.loads(letter.value)["id"]: letter.reason for letter in SchemaAdmin(broker, flight_client).dead_letters(source)}
     assert "six" in reasons.pop(6)
     assert reasons == {1: "pipeline: the first is refused", 3: "pipeline: ZeroDivisionError: division by zero"}
 
@@ -168,10 +168,10 @@ def test_the_columns_come_from_the_schema_that_the_topic_requires(
     flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
-    desk = Desk(broker, flight_client)
+    schema_admin = SchemaAdmin(broker, flight_client)
     fields = {"id": {"type": "integer"}, "topic": {"type": "string"}}
-    desk.register(source, "json", {"type": "object", "properties": fields, "required": ["id"]})
-    desk.require(source, source)
+    schema_admin.register(source, "json", {"type": "object", "properties": fields, "required": ["id"]})
+    schema_admin.require(source, source)
     # A field with the name of a record column keeps its name, and the record column is renamed.
     pipeline.source("orders", topic=source, format="json", expect={"the id is positive": "id > 0"})
     pipeline.step("named", sql="select id, topic as of_value, record_topic = topic as same from orders")
@@ -179,7 +179,7 @@ def test_the_columns_come_from_the_schema_that_the_topic_requires(
     publish(flight_client, source, {"id": 1, "topic": "mine"}, {"id": -1, "topic": "mine"})
     run(pipeline)
     assert records(flight_client, target) == [{"id": 1, "of_value": "mine", "same": False}]
-    assert [letter.reason for letter in desk.dead_letters(source)] == ["pipeline: not met: the id is positive"]
+    assert [letter.reason for letter in schema_admin.dead_letters(source)] == ["pipeline: not met: the id is positive"]
 
 
 def test_columns_that_are_those_of_a_record_are_written_as_they_are(
@@ -208,7 +208,7 @@ def test_a_batch_that_always_fails_ends_the_pipeline_with_its_name_and_its_recor
         run(pipeline)
     text = str(caught.value)
     assert "seven is right out" in text
-    assert f"batch 1 holds {source}[0] 1–1; it failed 3 times in the same way. Nothing is lost" in text
+    assert f"batch 1 holds {source}[0] 1–1; it failed 3 times in the same way. No record is lost" in text
     status = status_in(tmp_path / "state" / ".headrace")
     assert status is not None
     assert (status["state"], status["queries"][0]["failures"]) == ("failed", 3)
@@ -322,8 +322,8 @@ def test_a_check_names_the_step_and_the_place_in_its_text(
     ("kind", "key", "fault"),
     [
         ("delta", "idd", "orders has no column 'idd'; did you mean id?"),
-        ("iceberg", "place", "place is struct<city:string>, by which iceberg finds no row"),
-        ("delta", "tags", "tags is array<string>, by which delta finds no row"),
+        ("iceberg", "place", "place is struct<city:string>, which cannot be a merge key of iceberg"),
+        ("delta", "tags", "tags is array<string>, which cannot be a merge key of delta"),
     ],
 )
 def test_a_check_finds_a_column_that_nothing_can_be_merged_by(

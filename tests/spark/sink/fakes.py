@@ -46,7 +46,7 @@ class FakeBroker:
         self.calls.append(method)
         if method in self.trouble:
             self.trouble.remove(method)
-            raise Unavailable(f"{method}: nobody answers")
+            raise Unavailable(f"{method}: no answer")
         if f"{method}!" in self.trouble:
             self.trouble.remove(f"{method}!")
             return True
@@ -68,7 +68,7 @@ class FakeBroker:
         if handle in self.dead:
             raise UnknownStage(handle)
         if self._call("stage"):
-            raise Unavailable("stage: nobody answers")
+            raise Unavailable("stage: no answer")
         assert handle not in self.staged, "no two attempts share a handle"
         self.staged[handle] = (writer, order, taken)
         return StageSize(len(taken), 0)
@@ -79,7 +79,7 @@ class FakeBroker:
             raise StaleEpoch(writer=writer, epoch=epoch, current="another")
         answer = self._publish(writer, version, handles)
         if lost:
-            raise Unavailable("publish: nobody answers")
+            raise Unavailable("publish: no answer")
         return answer
 
     def _publish(self, writer: str, version: int, handles: Sequence[str]) -> Publication:

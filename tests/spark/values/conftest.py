@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Desk:
+class SchemaAdmin:
     """Operate the registry through the FlyMQ protocol."""
 
     broker: FlightBroker
@@ -52,8 +52,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(broker: FlightBroker, flight_client: FlightClient) -> Desk:
-    return Desk(broker, flight_client)
+def schema_admin(broker: FlightBroker, flight_client: FlightClient) -> SchemaAdmin:
+    return SchemaAdmin(broker, flight_client)
 
 
 Load = Callable[..., "DataFrame"]
