@@ -1,4 +1,4 @@
-"""Two streams joined: a payment from another country than the login of the same user, within ten minutes of it, is worth a look.
+"""Join of two streams: payments from another country than the login of the same user, within ten minutes of it.
 
 headrace pipeline check examples/fraud/pipeline.py
 headrace pipeline run examples/fraud/pipeline.py
@@ -29,7 +29,7 @@ pipeline.source(
 
 @pipeline.step
 def suspects(logins: DataFrame, payments: DataFrame) -> DataFrame:
-    """The watermarks say how long each side is remembered, so that the state does not grow for ever."""
+    """Return suspicious payments. The watermarks limit how long each side is kept, so that the state does not grow without limit."""
     login, payment = logins.alias("login"), payments.alias("payment")
     is_near = F.expr("payment.at between login.at and login.at + interval 10 minutes")
     return (

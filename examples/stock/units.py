@@ -1,4 +1,4 @@
-"""What a unit holds."""
+"""Sizes of units."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -7,7 +7,7 @@ PIECES = {"piece": 1, "box": 12, "pallet": 480}
 
 
 def pieces(movements: DataFrame) -> DataFrame:
-    """Every movement in pieces: what goes out counts below zero."""
+    """Return every movement as a number of items, negative for outgoing goods."""
     size = F.create_map(*(F.lit(word) for pair in PIECES.items() for word in pair))
     sign = F.when(F.col("direction") == "out", -1).otherwise(1)
     return movements.select("item", (F.col("quantity") * size[F.col("unit")] * sign).cast("long").alias("pieces"))

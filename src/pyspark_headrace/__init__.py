@@ -1,4 +1,4 @@
-"""Spark looks into every module whose name begins so, and finds the format `headrace` here."""
+"""Discovery of the format `headrace`: Spark imports every module whose name begins with `pyspark_`."""
 
 from headrace.spark import DefaultSource
 

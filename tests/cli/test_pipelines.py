@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from headrace.cli import WRONG_USAGE, cli, exit_code
 from headrace.cli.sql import plain
 from headrace.cli.watching import Watch, line_of, size_text
-from headrace.spark.pipelines.executions import AlreadyRunning, Execution, UnknownExecution, ask_to_stop, find, process_birth, runs
+from headrace.spark.pipelines.executions import AlreadyRunning, Execution, UnknownExecution, ask_to_stop, executions, find, process_birth
 from headrace.spark.pipelines.progress import QueryState
 
 SMALL = '[sources.a]\ntopic = "a"\n[sinks.b]\nfrom = "a"\nkind = "console"\n'
@@ -162,7 +162,7 @@ def test_a_checkpoint_elsewhere_has_its_status_here(entries: Path) -> None:
     with Execution("far", "hdfs://somewhere/far", file="", now_ms=0) as run:
         run.write("running", [], now_ms=0)
         assert run.directory.parent == entries
-        assert [status["name"] for status in runs()] == ["far"]
+        assert [status["name"] for status in executions()] == ["far"]
         ask_to_stop(find("far"))
         assert run.is_stop_wanted
 

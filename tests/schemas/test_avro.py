@@ -112,7 +112,7 @@ def test_a_fault_says_at_which_byte(definition: Any, value: bytes, fault: str) -
     assert avro(definition).faults(value)[0].startswith(fault) and not avro(definition).accepts([value])
 
 
-def test_a_value_nested_a_million_levels_deep_is_refused() -> None:
+def test_a_value_nested_a_million_levels_deep_is_rejected() -> None:
     schema = avro(record(("next", ["null", "R"])))
     deepest = SCHEMA_VALUE_DEPTH_MAX // 2 - 1
     assert schema.accepts([b"\x02" * deepest + b"\x00"])
@@ -137,12 +137,12 @@ def test_a_value_nested_a_million_levels_deep_is_refused() -> None:
     ],
     ids=repr,
 )
-def test_a_definition_that_is_wrong_or_unbounded_is_refused(definition: Any) -> None:
+def test_a_definition_that_is_wrong_or_unbounded_is_rejected(definition: Any) -> None:
     with pytest.raises(InvalidSchema):
         avro(definition)
 
 
-def test_a_definition_nested_too_deeply_is_refused_at_once() -> None:
+def test_a_definition_nested_too_deeply_is_rejected_at_once() -> None:
     begin = time.process_time()
     for text in (b"[" * 100_000, b'{"type":"array","items":' * 100 + b'"int"' + b"}" * 100):
         with pytest.raises(InvalidSchema, match="deep"):

@@ -1,4 +1,4 @@
-"""Avro values as plain objects, held against fastavro."""
+"""Avro values as plain objects, compared with fastavro."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_named_type_may_be_used_again() -> None:
         record(("inner", record(("outer", {"type": "map", "values": "R"}), name="S"))),
     ],
 )
-def test_a_schema_that_contains_itself_is_refused_with_its_name(schema: Any) -> None:
+def test_a_schema_that_contains_itself_is_rejected_with_its_name(schema: Any) -> None:
     with pytest.raises(InvalidSchema, match="R contains itself"):
         reader(schema)
 
@@ -199,7 +199,7 @@ def test_a_version_that_does_not_resolve_leaves_the_value_unreadable() -> None:
     assert rows == [None] and "another version" in faults[0]
 
 
-# Against fastavro, which writes, and against the walk that judges.
+# Comparison with values that fastavro writes, and with the validating walk.
 
 NAMES = st.from_regex("[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
 PLAIN: dict[str, st.SearchStrategy[Any]] = {
@@ -226,7 +226,7 @@ def schemas() -> st.SearchStrategy[Any]:
 
 
 def _named(plan: Any, path: str = "R") -> Any:
-    """Records get a name of their own each."""
+    """Give each record a unique name."""
     if isinstance(plan, tuple):
         return record(*((name, _named(kind, f"{path}_{index}")) for index, (name, kind) in enumerate(plan[1].items())), name=path)
     if isinstance(plan, dict):
@@ -247,7 +247,7 @@ def values_of(schema: Any) -> st.SearchStrategy[Any]:
 
 
 def _with_maps(schema: Any, value: Any) -> Any:
-    """As it is read: maps are lists of pairs."""
+    """Return the expected object: maps are lists of pairs."""
     if isinstance(schema, list):
         return None if value is None else _with_maps(schema[1], value)
     if isinstance(schema, str):

@@ -1,4 +1,4 @@
-"""Judging a value costs a bounded amount of work, whatever the value and the schema."""
+"""Validation costs a bounded amount of work for any value and schema."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_value_that_is_wrong_everywhere_costs_no_more_than_one_that_is_wrong_o
     assert 1 <= len(faults) <= SCHEMA_FAULTS_MAX and all(len(fault) <= 200 for fault in faults)
 
 
-def test_a_small_value_is_told_several_faults() -> None:
+def test_a_small_value_gets_several_faults() -> None:
     assert len(json_schema({"items": {"type": "string"}}).faults(b"[1,2,3]")) == 3
 
 

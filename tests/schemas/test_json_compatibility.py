@@ -1,4 +1,4 @@
-"""Compatibility of JSON Schemas: a table of pairs, and a model that looks for a counterexample to every proof."""
+"""Compatibility of JSON Schemas: a table of pairs, and a model that searches a counterexample to every proof."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_another_language_is_no_successor() -> None:
     assert conflicts(json_schema(INT), avro, Compatibility.NONE) == []
 
 
-def test_a_comparison_that_would_not_end_soon_is_refused() -> None:
+def test_a_comparison_that_would_not_end_soon_is_rejected() -> None:
     wide = {"anyOf": [{"properties": {f"p{number}": {"enum": [number]}}, "required": [f"p{number}"]} for number in range(300)]}
     other = {"anyOf": wide["anyOf"][::-1]}
     assert gaps(wide, other) == ["/: proving the two compatible takes more than 20000 comparisons"]

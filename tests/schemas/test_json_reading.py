@@ -1,4 +1,4 @@
-"""JSON values as plain objects: the shape a schema gives them, and what is said about those that do not have it."""
+"""JSON values as plain objects: shapes of schemas, and faults of values."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_the_unreadable_are_named_by_their_index_and_the_others_read() -> None:
     assert sorted(faults) == [1, 4]
 
 
-def test_a_shape_that_somebody_asked_for_reads_other_types_too() -> None:
+def test_a_shape_from_a_user_reads_other_types_too() -> None:
     wanted = Record(
         (
             Field("price", Decimal(10, 2)),
@@ -238,7 +238,7 @@ def test_a_value_of_another_version_whose_types_do_not_fit_is_unreadable() -> No
     assert faults == {0: "Expected `str | null`, got `int` - at `$.id`"}
 
 
-def test_a_schema_that_is_none_is_refused() -> None:
+def test_a_schema_that_is_none_is_rejected() -> None:
     for definition in (b"{", b"[]", b'{"$ref":"http://example.com"}', b" " * 300_000):
         with pytest.raises(InvalidSchema):
             reader_of(SchemaType.JSON, definition)

@@ -1,4 +1,4 @@
-"""JSON Schema: what values fit, which definitions are refused, and that none of them can take the broker's time."""
+"""JSON Schema: valid values, rejected definitions, and bounded time."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ SELF = {"$ref": "#"}
     ],
     ids=repr,
 )
-def test_a_hostile_or_wrong_schema_is_refused_at_once(definition: Any, because: str) -> None:
+def test_a_hostile_or_wrong_schema_is_rejected_at_once(definition: Any, because: str) -> None:
     begin = time.process_time()
     with pytest.raises(InvalidSchema, match=because.replace("$", r"\$")):
         json_schema(definition)
@@ -124,7 +124,7 @@ def test_a_hostile_or_wrong_schema_is_refused_at_once(definition: Any, because: 
     ],
     ids=lambda text: str(text[:10]),
 )
-def test_what_is_no_definition_is_refused(definition: bytes) -> None:
+def test_what_is_no_definition_is_rejected(definition: bytes) -> None:
     with pytest.raises(InvalidSchema):
         compile_schema(SchemaType.JSON, definition)
 
@@ -159,7 +159,7 @@ def test_a_pattern_that_backtracks_elsewhere_is_matched_in_linear_time() -> None
 
 
 @pytest.mark.parametrize("depth", [JSON_VALUE_DEPTH_MAX + 1, 5_000])
-def test_a_value_is_judged_down_to_the_greatest_depth_and_refused_beyond_it(depth: int) -> None:
+def test_a_value_is_judged_down_to_the_greatest_depth_and_rejected_beyond_it(depth: int) -> None:
     schema = json_schema({"properties": {"a": SELF}})
     deepest = b'{"a":' * JSON_VALUE_DEPTH_MAX + b"1" + b"}" * JSON_VALUE_DEPTH_MAX
     assert schema.accepts([deepest, b"[" + b"[]," * JSON_VALUE_DEPTH_MAX + b"[]]"])

@@ -107,14 +107,14 @@ def test_a_serialized_set_is_as_good_as_its_source() -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_a_source_that_is_wrong_or_too_large_is_refused(source: str, because: str) -> None:
+def test_a_source_that_is_wrong_or_too_large_is_rejected(source: str, because: str) -> None:
     with pytest.raises(InvalidSchema, match=because):
         proto(source)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=80) | st.lists(st.sampled_from(FULL.split()), max_size=30).map(" ".join))
-def test_no_text_can_do_more_than_be_refused(text: str) -> None:
+def test_no_text_can_do_more_than_be_rejected(text: str) -> None:
     try:
         proto(text)
     except InvalidSchema:

@@ -93,7 +93,7 @@ def test_an_enumeration_knows_its_first_name_and_shows_what_it_does_not_know() -
     assert one(definition, message(definition, e=9)) == {"e": "9"}
 
 
-def test_a_message_that_contains_itself_is_refused_with_its_name() -> None:
+def test_a_message_that_contains_itself_is_rejected_with_its_name() -> None:
     for definition in (
         b'syntax = "proto3"; message M { M next = 1; }',
         b'syntax = "proto3"; message M { N n = 1; } message N { map<string, M> all = 1; }',
@@ -102,7 +102,7 @@ def test_a_message_that_contains_itself_is_refused_with_its_name() -> None:
             ProtobufReader(definition)
 
 
-def test_keys_without_a_sign_are_refused() -> None:
+def test_keys_without_a_sign_are_rejected() -> None:
     with pytest.raises(InvalidSchema, match="keys"):
         ProtobufReader(b'syntax = "proto3"; message M { map<uint64, string> m = 1; }')
 

@@ -1,6 +1,6 @@
-"""One broker and one Spark session for all tests of a process: starting them takes seconds, using them milliseconds.
+"""Fixtures: one broker and one Spark session for all tests of a process, because their start takes seconds.
 
-A test that takes `spark` is put into one group, so that `pytest -n 2 --dist loadgroup` runs all of them in the same process.
+All tests that use `spark` are in one xdist group, so that `pytest -n 2 --dist loadgroup` runs them in the same process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlightBroker]:
-    """A broker as a process of its own; `broker.address` is its Flight endpoint. Its data directory is verified at the end."""
+    """Start a broker process; `broker.address` is its Flight endpoint. Its data directory is verified at the end."""
     with FlightBroker(tmp_path_factory.mktemp("broker")) as running:
         yield running
 
@@ -49,13 +49,13 @@ def flight_client(broker: FlightBroker) -> Iterator[FlightClient]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses; the topic is not made."""
+    """Return a unique topic name without creating the topic."""
     return f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower())[:60]}-{next(_numbers)}"
 
 
 @pytest.fixture
 def fresh_topic(flight_client: FlightClient, topic: str) -> Callable[..., str]:
-    """Make a topic: `fresh_topic(partitions=3)`; with a name added if a test needs several."""
+    """Create a topic: `fresh_topic(partitions=3)`; a suffix distinguishes several topics of one test."""
 
     def make(suffix: str = "", *, partitions: int = 1) -> str:
         flight_client.create_topic(topic + suffix, partitions)
@@ -66,7 +66,7 @@ def fresh_topic(flight_client: FlightClient, topic: str) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The Spark session of this process, `local[2]`, with the format `headrace` registered."""
+    """Return the Spark session of this process, `local[2]`, with the format `headrace` registered."""
     from headrace.spark import session
 
     directory = tmp_path_factory.mktemp("spark")

@@ -1,4 +1,4 @@
-"""A bulk client without a broker, for the parts that plan: topics are lists of sizes."""
+"""Fake Flight client without a broker, for tests of planning: topics are lists of sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORD_BYTES = 100
 
 
 def state(name: str, *bounds: int | tuple[int, int], retention_ms: int = 604_800_000) -> TopicState:
-    """`state("orders", 10, (3, 8))`: two partitions, [0, 10) and [3, 8)."""
+    """Return a topic state: `state("orders", 10, (3, 8))` has two partitions, [0, 10) and [3, 8)."""
     pairs = [(0, bound) if isinstance(bound, int) else bound for bound in bounds]
     held = tuple(PartitionState(first, end, (end - first) * RECORD_BYTES) for first, end in pairs)
     return TopicState(name, held, retention_ms, "delete")
@@ -30,7 +30,7 @@ def state(name: str, *bounds: int | tuple[int, int], retention_ms: int = 604_800
 
 @dataclass
 class FakeClient:
-    """Answers from `states`; `failures` are raised first, one per call."""
+    """Fake client that answers from `states` and raises `failures` first, one per call."""
 
     states: dict[str, TopicState] = field(default_factory=dict)
     failures: list[BrokerError] = field(default_factory=list)
@@ -87,7 +87,7 @@ class FakeClient:
         rows_max: int,
         reached: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
-        """Plays `answers`: a range is a batch of these offsets, an error is raised."""
+        """Replay `answers`: a range is a batch of these offsets, an error is raised."""
         self.reads.append((start, stop, tuple(columns)))
         while self.answers:
             answer = self.answers.pop(0)
@@ -100,7 +100,7 @@ class FakeClient:
 
 
 def use(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever connects gets this one."""
+    """Make all connections return this client."""
     for module in (batch_reader, reading, stream_reader):
         monkeypatch.setattr(module, "connect", lambda servers: cast(FlightClient, client))
 

@@ -1,4 +1,4 @@
-"""Rows into topics, and DataFrames out of them, in one line each."""
+"""Helpers to publish rows to topics and to read DataFrames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 def publish(
     flight_client: FlightClient, topic: str, values: Sequence[bytes | None] | range, *, partition: int = 0, **columns: pa.Array
 ) -> None:
-    """A range is published as its numbers."""
+    """Publish values; a range publishes its numbers."""
     texts = [b"%d" % value for value in values] if isinstance(values, range) else list(values)
     flight_client.append(topic, [pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary()), **columns})], partition=partition)
 
@@ -38,13 +38,13 @@ def load_stream(spark: SparkSession, broker: FlightBroker, **options: object) ->
 
 
 def values_of(frame: DataFrame) -> list[str]:
-    """The values in the order of their places."""
+    """Return the values by partition and offset."""
     ordered = frame.orderBy("topic", "partition", "offset").selectExpr("CAST(value AS STRING)").collect()
     return [row[0] for row in ordered]
 
 
 class Collected:
-    """A stream into a table in memory; `run()` reads what is there and ends."""
+    """A stream into a table in memory; `run()` reads the available records and ends."""
 
     def __init__(self, spark: SparkSession, broker: FlightBroker, directory: Path, **options: object) -> None:
         self._spark, self._broker = spark, broker

@@ -1,4 +1,4 @@
-"""What tests of Spark run against: a broker process with its Flight endpoint, and a home for Spark that starts in half the time."""
+"""Broker process with a Flight endpoint, and a SPARK_HOME that starts in half the time."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ EmbeddedEngine.__init__.__kwdefaults__["maintain_interval_seconds"] = 0.1
 from headrace.cli import main
 main()
 """
-"""A broker that looks after retention ten times a second."""
+"""A broker that applies retention ten times a second."""
 
 
 class FlightBroker(BrokerProcess):
-    """A broker on free ports with the Flight endpoint open; `bulk="127.0.0.1:PORT"` opens it where an earlier life had it."""
+    """A broker on free ports with the Flight endpoint open; `listen_flight="127.0.0.1:PORT"` reuses the address of an earlier process."""
 
     def __init__(
         self,
         directory: Path,
         *arguments: str,
-        client: str = "127.0.0.1:0",
+        listen_flight: str = "127.0.0.1:0",
         data: Path | None = None,
         code: str = HURRIED,
         **environment: str,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / "broker.log"
-        super().__init__(directory, "--listen-flight", client, *arguments, data=data, code=code, log=log, **environment)  # type: ignore[arg-type]  # texts
+        super().__init__(directory, "--listen-flight", listen_flight, *arguments, data=data, code=code, log=log, **environment)  # type: ignore[arg-type]  # texts
 
     def __enter__(self) -> FlightBroker:
         super().__enter__()
@@ -41,16 +41,16 @@ class FlightBroker(BrokerProcess):
 
     @property
     def address(self) -> str:
-        """Of the Flight endpoint, as the option `kafka.bootstrap.servers` wants it."""
+        """Address of the Flight endpoint, for the option `kafka.bootstrap.servers`."""
         return self.protocol("flight")
 
     @property
     def tcp(self) -> str:
-        """Of the TCP protocol, as the command line wants it."""
+        """Address of the TCP listener, for the command line."""
         return self.protocol("tcp")
 
     def command(self, *arguments: str) -> str:
-        """What `headrace ARGUMENTS` prints, asked of this broker."""
+        """Run `headrace ARGUMENTS` against this broker; return its output."""
         command = [sys.executable, "-m", "headrace", *arguments, "--server", self.tcp]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ class FlightBroker(BrokerProcess):
 
 
 def shadow_home(directory: Path) -> Path:
-    """A SPARK_HOME whose Python is the installed package, not a zip of it.
+    """Create a SPARK_HOME whose Python is the installed package instead of a zip.
 
     Each of the four to seven Python processes of a session imports pyspark; from the zip, which holds no compiled code, that takes
     a second of CPU each.
@@ -78,7 +78,7 @@ def shadow_home(directory: Path) -> Path:
 
 
 def session_settings(directory: Path) -> dict[str, object]:
-    """For a session that is started often and computes little: a small heap, no compiler for long runs, no web pages."""
+    """Return settings for frequent starts and little computation: a small heap, no optimizing compiler, no web UI."""
     return {
         "spark.driver.memory": "768m",
         "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Dderby.system.home={directory}",

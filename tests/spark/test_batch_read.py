@@ -37,9 +37,7 @@ def test_all_columns_of_kafkas_source_arrive(
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=5)
 
 
-def test_headers_arrive_when_they_are_asked_for(
-    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh
-) -> None:
+def test_headers_arrive_when_requested(spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh) -> None:
     topic = fresh_topic()
     headers = pa.array([[{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}], None], HEADERS)
     publish(flight_client, topic, [b"with", b"without"], headers=headers)

@@ -56,7 +56,7 @@ def test_every_part_gives_its_figures(stage: Workload) -> None:
     assert figures["micro-batch topic → noop"].notes["oldest row p50 ms"]
 
 
-def test_shares_are_taken_within_a_turn() -> None:
+def test_parts_are_taken_within_a_turn() -> None:
     pair = Pair("p", None, ours=[1.0, 30.0], ceiling=[2.0, 40.0])
     assert pair.figures()[2].runs == [0.5, 0.75]
 

@@ -1,4 +1,4 @@
-"""The columns of the source, and which schemas of a user's pick from them."""
+"""The columns of the source, and their selection by a schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_columns_are_those_of_kafkas_source_in_its_order() -> None:
     assert raw_schema(headers=True)["headers"].dataType.simpleString() == "array<struct<key:string,value:binary>>"
 
 
-def test_what_the_bulk_lane_sends_is_what_spark_expects() -> None:
+def test_what_the_flight_endpoint_sends_is_what_spark_expects() -> None:
     expected: pa.Schema = to_arrow_schema(raw_schema(headers=True), timezone="UTC")
     assert expected.equals(READ_SCHEMA)
 
@@ -31,16 +31,16 @@ def test_a_schema_picks_columns_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "field, told",
+    "field, message",
     [
-        (StructField("ofset", LongType()), "the schema has a column ofset, and a topic has key, value, topic"),
-        (StructField("Value", BinaryType()), "the schema has a column Value"),
-        (StructField("value", StringType()), "the schema has value as string, and it is binary; cast it after load"),
-        (StructField("key", BinaryType(), nullable=False), "the schema has key as not null, and a record may have none"),
+        (StructField("ofset", LongType()), "the schema has an unknown column ofset; a topic has key, value, topic"),
+        (StructField("Value", BinaryType()), "the schema has an unknown column Value"),
+        (StructField("value", StringType()), "the schema has value as string, expected binary; cast it after load"),
+        (StructField("key", BinaryType(), nullable=False), "the schema has key as not null, but it may be null in a record"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_refused(field: StructField, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_schema_that_does_not_fit_is_rejected(field: StructField, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_columns(StructType([field]))
 
 

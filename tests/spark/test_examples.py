@@ -1,4 +1,4 @@
-"""Every pipeline in `examples/` is run on its input and held against its expected results, twice: a second run must change nothing."""
+"""Every pipeline in `examples/` runs twice on its input and must give the expected results; the second execution changes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_there_are_at_least_four_examples_and_each_says_what_to_expect() -> None
 
 @pytest.fixture
 def own_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlightBroker]:
-    """A broker of the example's own: its topics have plain names."""
+    """Start a separate broker, because the examples use fixed topic names."""
     monkeypatch.setenv("HEADRACE_PIPELINES", str(tmp_path / "entries"))
     with FlightBroker(tmp_path / "broker") as broker:
         yield broker
@@ -75,7 +75,7 @@ def run(spark: SparkSession, place: Path, servers: str) -> None:
 
 
 def found(flight_client: FlightClient, place: Path, expected: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What there is, where something is expected."""
+    """Return the actual results for the expected keys."""
     there: dict[str, dict[str, Any]] = {}
     for kind, wanted in expected.items():
         for name in wanted:
@@ -99,7 +99,7 @@ def values(flight_client: FlightClient, topic: str) -> list[dict[str, Any]]:
 
 
 def latest(flight_client: FlightClient, topic: str) -> list[Any]:
-    """The last record of each key, by key."""
+    """Return the last record of each key, by key."""
     by_key = {row["key"]: json.loads(row["value"]) for row in values(flight_client, topic)}
     return [by_key[key] for key in sorted(by_key)]
 

@@ -1,4 +1,4 @@
-"""A job that was written for Kafka runs after two texts in it were changed: the format and the address."""
+"""A Kafka job runs after changing the format and the address."""
 
 from __future__ import annotations
 

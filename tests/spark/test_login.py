@@ -1,4 +1,4 @@
-"""A broker that wants to know who comes, over TLS; and the password, which nobody gets to see."""
+"""A broker with authentication and TLS, and secrecy of the password."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def login(keys: Path) -> dict[str, str]:
     return {"user": "admin", "password": PASSWORD, "tls.ca": str(keys / "ca.pem"), "tls.serverName": "localhost"}
 
 
-def test_whoever_logs_in_reads(spark: SparkSession, guarded: FlightBroker, keys: Path, login: dict[str, str]) -> None:
+def test_a_user_who_logs_in_reads(spark: SparkSession, guarded: FlightBroker, keys: Path, login: dict[str, str]) -> None:
     assert values_of(load(spark, guarded, subscribe="secrets", **login)) == ["0", "1", "2"]
     from_file = {**login, "password": f"file:{keys / 'password'}"}
     assert values_of(load(spark, guarded, subscribe="secrets", **from_file)) == ["0", "1", "2"]
@@ -64,13 +64,13 @@ def test_whoever_logs_in_reads(spark: SparkSession, guarded: FlightBroker, keys:
     assert values_of(load(spark, guarded, subscribe="secrets", **kafka)) == ["0", "1", "2"]
 
 
-def test_whoever_does_not_is_told_so(spark: SparkSession, guarded: FlightBroker, login: dict[str, str]) -> None:
-    with pytest.raises(PySparkException, match="invalid username or password") as told:
+def test_a_user_who_does_not_gets_an_error(spark: SparkSession, guarded: FlightBroker, login: dict[str, str]) -> None:
+    with pytest.raises(PySparkException, match="invalid username or password") as texts:
         load(spark, guarded, subscribe="secrets", **{**login, "password": "marlin-99"})
-    assert "marlin" not in str(told.value)
-    nobody = {name: value for name, value in login.items() if name not in ("user", "password")}
+    assert "marlin" not in str(texts.value)
+    anonymous = {name: value for name, value in login.items() if name not in ("user", "password")}
     with pytest.raises(PySparkException, match="LoginFailed|NotAuthorized|may not"):
-        load(spark, guarded, subscribe="secrets", **nobody)
+        load(spark, guarded, subscribe="secrets", **anonymous)
 
 
 def test_the_password_is_in_no_plan_no_error_no_log_and_no_checkpoint(
@@ -79,18 +79,18 @@ def test_the_password_is_in_no_plan_no_error_no_log_and_no_checkpoint(
     frame = load(spark, guarded, subscribe="secrets", **login)
     for mode in ("extended", "formatted", "cost", "codegen"):
         frame.explain(mode)
-    told: list[str] = [str(frame.schema), repr(frame)]
+    texts: list[str] = [str(frame.schema), repr(frame)]
     for options in ({"subscribe": "secretz"}, {"subscribe": "secrets", "startingOffsets": '{"secrets":{"0":77}}'}):
         with pytest.raises(PySparkException) as failure:
             load(spark, guarded, **login, **options).collect()
-        told.append(str(failure.value))
+        texts.append(str(failure.value))
     Collected(spark, guarded, tmp_path / "good", subscribe="secrets", **login).run()
     with pytest.raises(StreamingQueryException) as failed:
         Collected(spark, guarded, tmp_path / "bad", subscribe="secrets", **{**login, "startingOffsets": '{"secrets":{"0":77}}'}).run()
-    told.append(str(failed.value))
+    texts.append(str(failed.value))
     out, errors = capfd.readouterr()
     assert "BatchScan headrace" in out
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert any(b'{"secrets": {"0": 3}}' in content for content in files)
-    assert not [text for text in [out, errors, *told] if PASSWORD in text]
+    assert not [text for text in [out, errors, *texts] if PASSWORD in text]
     assert not [content for content in files if PASSWORD.encode() in content]

@@ -30,7 +30,7 @@ def test_partitions_are_in_the_order_of_their_numbers() -> None:
     assert json.dumps(to_json({("b", 10): 1, ("b", 9): 2, ("a", 0): 3})) == '{"a": {"0": 3}, "b": {"9": 2, "10": 1}}'
 
 
-def test_the_bulk_lane_gets_numbers() -> None:
+def test_the_flight_endpoint_gets_numbers() -> None:
     assert nested({("b", 10): 1, ("a", 0): 3, ("b", 9): 2}) == {"b": {10: 1, 9: 2}, "a": {0: 3}}
 
 
@@ -39,7 +39,7 @@ def test_a_user_writes_offsets_as_for_kafka() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, message",
     [
         ("[1]", "not \\[1\\]"),
         ("{}", "not {}"),
@@ -52,8 +52,8 @@ def test_a_user_writes_offsets_as_for_kafka() -> None:
         ('{"t":{"0":-3}}', "has -3"),
     ],
 )
-def test_anything_else_is_refused_with_an_example(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=f'option startingOffsets: JSON such as {{"orders":{{"0":23,"1":7}}}} is expected.*{told}'):
+def test_anything_else_is_rejected_with_an_example(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f'option startingOffsets: expected JSON such as {{"orders":{{"0":23,"1":7}}}}.*{message}'):
         parse_offsets("startingOffsets", text, least=-2)
 
 
@@ -62,6 +62,6 @@ def test_an_assignment_lists_partitions() -> None:
 
 
 @pytest.mark.parametrize("text", ["t", "{}", '{"t":[]}', '{"t":0}', '{"t":["0"]}', '{"t":[-1]}', '{"t":[true]}'])
-def test_an_assignment_of_nothing_or_of_no_numbers_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match='option assign: JSON such as {"orders":\\[0,1\\]} is expected'):
+def test_an_assignment_of_nothing_or_of_no_numbers_is_rejected(text: str) -> None:
+    with pytest.raises(ConfigError, match='option assign: expected JSON such as {"orders":\\[0,1\\]}'):
         parse_assignment(text)

@@ -1,11 +1,11 @@
-"""The names, the kinds and the refusals of options."""
+"""Names, types and errors of options."""
 
 from __future__ import annotations
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.options import OPTIONS, REFUSED, Options
+from headrace.spark.options import OPTIONS, UNSUPPORTED, Options
 
 
 def test_names_are_unique_and_case_does_not_matter() -> None:
@@ -28,12 +28,12 @@ def test_two_names_for_one_option_must_not_disagree() -> None:
 @pytest.mark.parametrize(
     "wrong, right", [("maxOffsetPerTrigger", "maxOffsetsPerTrigger"), ("subcribe", "subscribe"), ("failondatalos", "failOnDataLoss")]
 )
-def test_a_misspelt_option_is_refused_with_the_nearest_name(wrong: str, right: str) -> None:
+def test_a_misspelt_option_is_rejected_with_the_nearest_name(wrong: str, right: str) -> None:
     with pytest.raises(ConfigError, match=f"no option {wrong}; did you mean {right}\\?"):
         Options({wrong: "1"})
 
 
-def test_an_option_like_no_other_is_refused_with_the_page_that_lists_them() -> None:
+def test_an_option_like_no_other_is_rejected_with_the_page_that_lists_them() -> None:
     with pytest.raises(ConfigError, match="no option colour; docs/spark.md"):
         Options({"colour": "red"})
 
@@ -45,8 +45,8 @@ def test_what_tunes_a_kafka_client_or_belongs_to_spark_is_passed_over(name: str)
     assert list(Options({name: "1"})) == []
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_kafkas_source_refuses_is_refused_with_a_reason(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_what_kafkas_source_rejects_is_rejected_with_a_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not supported: ."):
         Options({name: "x"})
 
@@ -83,17 +83,17 @@ def test_a_value_of_the_wrong_kind_is_named_with_its_option() -> None:
             "startingOffsetsByTimestampStrategy": "guess",
         }
     )
-    with pytest.raises(ConfigError, match='failOnDataLoss is true or false, not "maybe"'):
+    with pytest.raises(ConfigError, match='failOnDataLoss: expected true or false, got "maybe"'):
         wrong.flag("failOnDataLoss", True)
-    with pytest.raises(ConfigError, match='minPartitions is a number of at least 1, not "0"'):
+    with pytest.raises(ConfigError, match='minPartitions: expected a number of at least 1, got "0"'):
         wrong.count("minPartitions", None)
-    with pytest.raises(ConfigError, match='maxOffsetsPerTrigger is a number of at least 1, not "many"'):
+    with pytest.raises(ConfigError, match='maxOffsetsPerTrigger: expected a number of at least 1, got "many"'):
         wrong.count("maxOffsetsPerTrigger", None)
-    with pytest.raises(ConfigError, match="maxTriggerDelay is a duration such as 15m"):
+    with pytest.raises(ConfigError, match="maxTriggerDelay: expected a duration such as 15m"):
         wrong.duration_ms("maxTriggerDelay", 1)
-    with pytest.raises(ConfigError, match="maxBytesPerTrigger is a size such as 64m"):
+    with pytest.raises(ConfigError, match="maxBytesPerTrigger: expected a size such as 64m"):
         wrong.size_bytes("maxBytesPerTrigger")
-    with pytest.raises(ConfigError, match='is error or latest, not "guess"'):
+    with pytest.raises(ConfigError, match=': expected error or latest, got "guess"'):
         wrong.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
 
 

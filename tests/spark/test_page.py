@@ -1,4 +1,4 @@
-"""docs/spark.md: its examples run, in their order, and its tables are those of the code."""
+"""docs/spark.md: its examples run in order, and its tables equal those of the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import headrace.spark
 from headrace.flight.client import FlightClient
 from headrace.spark.columns import COLUMNS
-from headrace.spark.options import CONNECTION_OPTIONS, REFUSED, SINK_OPTIONS, SOURCE_OPTIONS, VALUE_OPTIONS, Option, option_table
+from headrace.spark.options import CONNECTION_OPTIONS, SINK_OPTIONS, SOURCE_OPTIONS, UNSUPPORTED, VALUE_OPTIONS, Option, option_table
 from headrace.spark.session import JAVA_VERSION_MIN, SETTINGS
 from tests.spark.rows import publish
 from tests.spark.serving import FlightBroker
@@ -31,8 +31,8 @@ def test_the_page_has_the_table_of_options_of_the_code(options: tuple[Option, ..
     assert option_table(options) in PAGE, f"the table in docs/spark.md should be:\n{option_table(options)}"
 
 
-def test_the_page_names_what_is_refused_with_kafka() -> None:
-    for name in REFUSED:
+def test_the_page_names_what_is_rejected_with_kafka() -> None:
+    for name in UNSUPPORTED:
         kind = name.removeprefix("kafka.").split(".")[-1]
         assert name in PAGE or kind in ("serializer", "deserializer") or name.startswith("kafka.ssl."), name
 

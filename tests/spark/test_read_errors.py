@@ -1,4 +1,4 @@
-"""What a user is told, on the driver and before any task; and what is never told."""
+"""Errors on the driver before any task starts; none contains a secret."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.spark.serving import FlightBroker
 Fresh = Callable[..., str]
 
 
-def test_a_missing_address_is_told_by_load(spark: SparkSession) -> None:
+def test_a_missing_address_is_reported_by_load(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match="ConfigError: option kafka.bootstrap.servers is missing"):
         spark.read.format("headrace").option("subscribe", "orders").load()
 
 
-def test_a_misspelt_option_is_told_by_load(spark: SparkSession, broker: FlightBroker) -> None:
+def test_a_misspelt_option_is_reported_by_load(spark: SparkSession, broker: FlightBroker) -> None:
     with pytest.raises(PySparkException, match="there is no option subscibe; did you mean subscribe"):
         load(spark, broker, subscibe="orders")
 
 
-def test_an_unknown_topic_is_told_by_load_with_names_like_it(spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh) -> None:
+def test_an_unknown_topic_is_reported_by_load_with_names_like_it(spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh) -> None:
     topic = fresh_topic()
     with pytest.raises(PySparkException, match=f"there is no topic {topic}x; did you mean {topic}"):
         load(spark, broker, subscribe=topic + "x")
@@ -35,31 +35,31 @@ def test_an_unknown_topic_is_told_by_load_with_names_like_it(spark: SparkSession
         spark.readStream.format("headrace").option("servers", broker.address).option("subscribe", topic + "x").load()
 
 
-def test_a_broker_that_does_not_answer_is_told_by_load(spark: SparkSession) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+def test_a_broker_that_does_not_answer_is_reported_by_load(spark: SparkSession) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(PySparkException, match=f"no broker answers at {address}: is its Flight endpoint open there"):
             spark.read.format("headrace").options(**{"servers": address, "subscribe": "t", "fetchOffset.numRetries": "0"}).load()
 
 
 @pytest.mark.parametrize(
-    "schema, told",
+    "schema, message",
     [
-        ("ofset bigint", "the schema has a column ofset, and a topic has key, value"),
-        ("value string", "the schema has value as string, and it is binary; cast it after load"),
+        ("ofset bigint", "the schema has an unknown column ofset; a topic has key, value"),
+        ("value string", "the schema has value as string, expected binary; cast it after load"),
         ("value binary not null", "the schema has value as not null"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_told_before_any_task(
-    spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh, schema: str, told: str
+def test_a_schema_that_does_not_fit_is_reported_before_any_task(
+    spark: SparkSession, broker: FlightBroker, fresh_topic: Fresh, schema: str, message: str
 ) -> None:
-    with pytest.raises(PySparkException, match=told):
+    with pytest.raises(PySparkException, match=message):
         load(spark, broker, schema, subscribe=fresh_topic()).collect()
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         (
             {"startingOffsets": {"0": 99}},
@@ -69,17 +69,17 @@ def test_a_schema_that_does_not_fit_is_told_before_any_task(
             {"endingOffsets": {"0": 4}},
             "option endingOffsets: offset 4 of topic TOPIC, partition 0 is out of range, the log holds offsets 0 to 2",
         ),
-        ({"startingOffsets": {"1": 0}}, "option startingOffsets leaves out partition 0 of TOPIC"),
-        ({"startingOffsets": "latest"}, "a batch query cannot start at the latest"),
-        ({"startingTimestamp": 99_999_999_999_999}, "has no record of 99999999999999 or later"),
+        ({"startingOffsets": {"1": 0}}, "option startingOffsets does not name partition 0 of TOPIC"),
+        ({"startingOffsets": "latest"}, "a batch query cannot start at latest"),
+        ({"startingTimestamp": 99_999_999_999_999}, "has no record at 99999999999999 or later"),
         ({"kafka.auto.offset.reset": "earliest"}, "kafka.auto.offset.reset is not supported: use startingOffsets"),
     ],
 )
-def test_offsets_that_are_not_there_are_told_before_any_task(
-    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, options: dict[str, object], told: str
+def test_offsets_that_are_not_there_are_reported_before_any_task(
+    spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, options: dict[str, object], message: str
 ) -> None:
     topic = fresh_topic()
     publish(flight_client, topic, range(3))
     given = {name: json.dumps({topic: value}) if isinstance(value, dict) else value for name, value in options.items()}
-    with pytest.raises(PySparkException, match=told.replace("TOPIC", topic)):
+    with pytest.raises(PySparkException, match=message.replace("TOPIC", topic)):
         load(spark, broker, subscribe=topic, **given).collect()

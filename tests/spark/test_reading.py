@@ -1,4 +1,4 @@
-"""The read of a task, without Spark: exact schemas, and going on after interruptions."""
+"""The read of a task, without Spark: exact schemas, and resumption after interruptions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def values(batches: list[pa.RecordBatch]) -> list[bytes]:
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     made = FakeClient({"t": state("t", (5, 9))})
     use(made, monkeypatch)
-    monkeypatch.setattr(reading, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(reading, "backoff", lambda *_: 0.001)
     return made
 
 
@@ -52,7 +52,7 @@ def test_the_partition_that_stands_for_nothing_reads_nothing(client: FakeClient)
     assert client.reads == []
 
 
-def test_a_read_goes_on_behind_the_last_row_when_the_broker_comes_back(client: FakeClient) -> None:
+def test_a_read_resumes_after_the_last_row_when_the_broker_comes_back(client: FakeClient) -> None:
     client.answers = [[0, 1, 4], Unavailable("away"), Unavailable("away"), [5, 6], Unavailable("away"), [7]]
     assert values(list(reader().read(Range("t", 0, 0, 8)))) == [b"0", b"1", b"4", b"5", b"6", b"7"]
     assert [start for start, _, _ in client.reads] == [0, 5, 5, 7]
@@ -107,7 +107,7 @@ def test_a_task_outlives_the_death_of_the_broker_in_the_middle_of_a_read(tmp_pat
         seen = next(task).column("offset").to_pylist()
         broker.process.kill()
         broker.process.wait(30)
-        with FlightBroker(tmp_path / "second", data=broker.data, flight_client=address):
+        with FlightBroker(tmp_path / "second", data=broker.data, listen_flight=address):
             for batch in task:
                 seen += batch.column("offset").to_pylist()
     assert seen == list(range(rows)), "every row once, in order"

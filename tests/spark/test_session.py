@@ -1,4 +1,4 @@
-"""The session helper: what it sets, and what it says when Java is not what Spark needs."""
+"""The session: its settings, and errors for a missing or old Java."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_old_java_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, 
         check_java()
 
 
-def test_a_java_without_a_release_file_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_java_without_a_release_file_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = java_home(tmp_path, "", script="""echo 'openjdk version "21.0.1" 2023-10-17' >&2""")
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert check_java() == 21

@@ -1,4 +1,4 @@
-"""The format itself: how Spark finds it, and what importing it costs."""
+"""Discovery of the format, and the cost of its import."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyspark_headrace
 from headrace.spark.source import HeadraceSource
 
 
-def test_spark_finds_the_format_by_itself() -> None:
-    """As its discovery does: every module whose name begins so, and in it this name."""
+def test_spark_discovers_the_format() -> None:
+    """Discover the source like Spark: by module prefix and class name."""
     assert "pyspark_headrace" in [module.name for module in pkgutil.iter_modules()]
     assert pyspark_headrace.DefaultSource is headrace.spark.DefaultSource is HeadraceSource
     assert HeadraceSource.name() == "headrace"
@@ -32,5 +32,5 @@ def test_pyspark_is_imported_only_when_it_is_needed() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_what_the_package_does_not_have_is_told_as_usual() -> None:
+def test_what_the_package_does_not_have_is_an_attribute_error() -> None:
     assert not hasattr(headrace.spark, "DefaultSink")

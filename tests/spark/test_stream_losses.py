@@ -1,4 +1,4 @@
-"""Streams whose records go away before they are read."""
+"""Streams whose records are removed before they are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fresh = Callable[..., str]
 
 
 def let_retention_take_all(broker: FlightBroker, flight_client: FlightClient, topic: str) -> int:
-    """The first offset after that."""
+    """Wait for retention; return the first offset afterwards."""
     broker.command("topic", "alter", topic, "--retention", "1ms")
     end = flight_client.describe([topic])[topic].partitions[0].end
     until(lambda: flight_client.describe([topic])[topic].partitions[0].first == end, "retention takes the records")
@@ -30,7 +30,7 @@ def let_retention_take_all(broker: FlightBroker, flight_client: FlightClient, to
 def half_read(
     spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, tmp_path: Path
 ) -> Callable[..., Collected]:
-    """A stream that has read 5 records of `topic`; what is published afterwards it has not."""
+    """Return a stream that has read 5 records of `topic`."""
 
     def make(**options: object) -> Collected:
         topic = fresh_topic()
@@ -89,11 +89,11 @@ def test_a_topic_that_is_deleted_under_a_query_fails_it(
     query = stream.start(available_now=False)
     until(lambda: len(stream.values) == 5, "the records are read")
     broker.command("topic", "delete", topic, "--yes")
-    with pytest.raises(StreamingQueryException, match=f"topic {topic} has been deleted while it was read"):
+    with pytest.raises(StreamingQueryException, match=f"topic {topic} has been deleted while the query was reading it"):
         query.awaitTermination(60)
 
 
-def test_a_topic_that_is_deleted_between_two_runs_is_told_by_load(
+def test_a_topic_that_is_deleted_between_two_executions_is_reported_by_load(
     broker: FlightBroker, topic: str, half_read: Callable[..., Collected]
 ) -> None:
     stream = half_read()
@@ -102,14 +102,16 @@ def test_a_topic_that_is_deleted_between_two_runs_is_told_by_load(
         stream.run()
 
 
-def test_a_topic_that_was_made_anew_fails_the_query_or_is_read_from_the_front(
+def test_a_topic_that_was_recreated_fails_the_query_or_is_read_from_the_front(
     broker: FlightBroker, flight_client: FlightClient, topic: str, half_read: Callable[..., Collected], spark: SparkSession, tmp_path: Path
 ) -> None:
     stream = half_read()
     broker.command("topic", "delete", topic, "--yes")
     flight_client.create_topic(topic)
     publish(flight_client, topic, [b"new"])
-    with pytest.raises(StreamingQueryException, match="has read up to offset 5, and the log ends at 1: it was deleted and made anew"):
+    with pytest.raises(
+        StreamingQueryException, match="has read up to offset 5, but the log ends at 1: the topic was deleted and recreated"
+    ):
         stream.run()
     tolerant = Collected(spark, broker, tmp_path, subscribe=topic, failOnDataLoss=False)
     tolerant.run()

@@ -82,7 +82,7 @@ def test_an_empty_topic_makes_the_one_batch_by_which_spark_keeps_the_start(
     assert stream.batches == [[]]
 
 
-def test_a_stream_starts_at_the_latest_unless_told_and_sees_what_comes(
+def test_a_stream_starts_at_the_latest_by_default_and_sees_what_comes(
     spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, fresh_topic: Fresh, tmp_path: Path
 ) -> None:
     topic = fresh_topic()
@@ -174,7 +174,7 @@ def test_a_restart_of_the_broker_is_only_a_pause(spark: SparkSession, tmp_path: 
                 until(lambda: len(stream.batches) >= 2, "the query is under way")
                 broker.process.kill() if signal == "kill" else broker.process.terminate()
                 broker.process.wait(30)
-                with FlightBroker(tmp_path / "second", data=broker.data, flight_client=address) as again:
+                with FlightBroker(tmp_path / "second", data=broker.data, listen_flight=address) as again:
                     publish(flight_client, "t", range(1000, 1100), partition=1)
                     until(lambda: len(stream.values) >= 1100, f"the query goes on: {query.exception()}")
                     assert query.isActive and again.address == address

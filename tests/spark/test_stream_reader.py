@@ -1,4 +1,4 @@
-"""The driver's part of a stream, without Spark: what it answers to which call."""
+"""The driver side of a stream, without Spark."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_the_initial_offset_stays_what_it_was(client: FakeClient) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"subscribePattern": "t.*"}])
-def test_the_checkpoint_of_another_source_is_refused(client: FakeClient, options: dict[str, str]) -> None:
+def test_the_checkpoint_of_another_source_is_rejected(client: FakeClient, options: dict[str, str]) -> None:
     client.put(state("other", 5))
     reader, other = stream(**options), {"other": {"0": 3}}
-    with pytest.raises(ConfigError, match="the checkpoint is not of this source: it has read other, and t"):
+    with pytest.raises(ConfigError, match="the checkpoint belongs to another source: it holds offsets of other, but the query reads t"):
         reader.latestOffset(other, ALL)
-    with pytest.raises(ConfigError, match="the checkpoint is not of this source"):
+    with pytest.raises(ConfigError, match="the checkpoint belongs to another source"):
         reader.partitions(other, {"other": {"0": 5}})
     assert reader.latestOffset({**other, **at(10, 20)}, ALL) == at(10, 20)
 
@@ -110,7 +110,7 @@ def test_the_same_offsets_are_the_same_text_whatever_spark_hands_in(client: Fake
     assert json.dumps(stream().latestOffset(disordered, ALL)) == json.dumps(at(*range(12)))
 
 
-def test_a_limit_is_shared_out_and_ends_exactly(client: FakeClient) -> None:
+def test_a_limit_is_divided_and_ends_exactly(client: FakeClient) -> None:
     reader = stream(maxOffsetsPerTrigger="12")
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxRows(12)
@@ -151,7 +151,7 @@ def test_a_batch_is_held_back_until_enough_is_there_or_the_delay_is_over(client:
     assert reader.latestOffset(at(15, 25), limit) == at(16, 25), "waited long enough"
 
 
-def test_a_run_that_ends_by_itself_waits_for_nothing_and_stops_where_it_found_the_end(client: FakeClient) -> None:
+def test_available_now_waits_for_nothing_and_stops_where_it_found_the_end(client: FakeClient) -> None:
     reader = stream(minOffsetsPerTrigger="1000", maxOffsetsPerTrigger="1000")
     reader.prepareForTriggerAvailableNow()
     client.put(state("t", 50, 60, 70))
@@ -160,7 +160,7 @@ def test_a_run_that_ends_by_itself_waits_for_nothing_and_stops_where_it_found_th
     assert client.waits == []
 
 
-def test_the_broker_is_asked_to_wait_only_when_there_is_nothing_to_do(client: FakeClient) -> None:
+def test_the_broker_waits_only_when_there_is_nothing_to_do(client: FakeClient) -> None:
     reader = stream()
     reader.latestOffset(reader.initialOffset(), ALL)
     reader.latestOffset(at(10, 20), ALL)
@@ -203,11 +203,11 @@ def test_a_deleted_topic_ends_the_query_when_its_batch_is_planned(client: FakeCl
     client.states.clear()
     end = reader.latestOffset(at(10, 20), ALL)
     assert end == {}
-    with pytest.raises(DataLost, match="topic t has been deleted while it was read"):
+    with pytest.raises(DataLost, match="topic t has been deleted while the query was reading it"):
         reader.partitions(at(10, 20), end)
 
 
-def test_without_failing_a_deleted_topic_is_left_behind_and_taken_up_again_when_it_is_made_anew(client: FakeClient) -> None:
+def test_without_failing_a_deleted_topic_is_left_behind_and_taken_up_again_when_it_is_recreated(client: FakeClient) -> None:
     reader = stream(failOnDataLoss="false")
     reader.latestOffset(reader.initialOffset(), ALL)
     client.states.clear()
@@ -217,11 +217,11 @@ def test_without_failing_a_deleted_topic_is_left_behind_and_taken_up_again_when_
     assert end == at(2) and reader.partitions({}, end) == [Range("t", 0, 0, 2)]
 
 
-def test_a_topic_that_was_made_anew_is_noticed(client: FakeClient) -> None:
+def test_a_topic_that_was_recreated_is_noticed(client: FakeClient) -> None:
     client.put(state("t", 4, 20))
     end = stream().latestOffset(at(10, 20), ALL)
     assert end == at(4, 20)
-    with pytest.raises(DataLost, match="made anew"):
+    with pytest.raises(DataLost, match="deleted and recreated"):
         stream().partitions(at(10, 20), end)
     assert stream(failOnDataLoss="false").partitions(at(10, 20), end) == [Range("t", 0, 0, 4)]
 
@@ -290,7 +290,7 @@ def test_a_running_query_does_not_wait_for_its_progress_to_be_written() -> None:
     client.commit = commit  # type: ignore[method-assign]  # a broker that takes its time
     progress = Progress(cast(FlightClient, client), "g")
     for offset in range(100):
-        progress.tell({("t", 0): offset}, wait=False)
+        progress.report({("t", 0): offset}, wait=False)
     held.set()
     deadline = time.monotonic() + 60
     while not client.commits or client.commits[-1] != ("g", {"t": {0: 99}}):
@@ -299,12 +299,12 @@ def test_a_running_query_does_not_wait_for_its_progress_to_be_written() -> None:
     assert len(client.commits) <= 3, "what came in between is passed over"
 
 
-def test_progress_that_nobody_may_see_does_not_stop_a_query(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_without_permission_does_not_stop_a_query(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient(failures=[Unavailable("away"), NotAuthorized(principal="ann", action="commit", resource="group:g")])
     progress = Progress(cast(FlightClient, client), "g")
     with caplog.at_level(logging.WARNING, "headrace.spark"):
         for offset in range(4):
-            progress.tell({("t", 0): offset}, wait=True)
+            progress.report({("t", 0): offset}, wait=True)
     assert client.commits == [] and "ann may not commit group:g" in caplog.text
 
 
@@ -315,7 +315,7 @@ def test_progress_that_could_not_be_written_is_written_later(monkeypatch: pytest
         progress = Progress(cast(FlightClient, client), "g")
         deadline = time.monotonic() + 60
         while not client.commits:
-            progress.tell({("t", 0): 7}, wait=wait)
+            progress.report({("t", 0): 7}, wait=wait)
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert client.commits == [("g", {"t": {0: 7}})]
@@ -328,11 +328,11 @@ def test_only_the_reader_of_ranges_travels_to_tasks(client: FakeClient) -> None:
     assert isinstance(copy, StreamReader) and copy.__dict__["_states"] == {}
 
 
-def test_an_end_is_refused_for_a_stream() -> None:
-    with pytest.raises(ConfigError, match="option endingOffsets is for batch queries: a stream has no end"):
+def test_an_end_is_rejected_for_a_stream() -> None:
+    with pytest.raises(ConfigError, match="option endingOffsets is for batch queries only: a stream has no end"):
         stream(endingOffsets="latest")
 
 
-def test_a_minimum_above_the_maximum_is_refused() -> None:
-    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is 5, more than maxOffsetsPerTrigger of 4"):
+def test_a_minimum_above_the_maximum_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is 5, more than maxOffsetsPerTrigger, which is 4"):
         stream(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4")

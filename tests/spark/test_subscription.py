@@ -1,4 +1,4 @@
-"""Which topics are read, and what is said when they are not there."""
+"""Topics of a query, and errors for missing topics."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_topics_are_separated_by_commas() -> None:
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
-        ({}, "none of them is given"),
-        ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe and assign are given"),
-        ({"subscribe": "a", "subscribePattern": "a"}, "subscribe and subscribePattern are given"),
+        ({}, "none"),
+        ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe and assign"),
+        ({"subscribe": "a", "subscribePattern": "a"}, "subscribe and subscribePattern"),
     ],
 )
-def test_exactly_one_way_of_saying_what_to_read(options: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=f"exactly one of the options subscribe, subscribePattern and assign .*{told}"):
+def test_exactly_one_way_of_saying_what_to_read(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"exactly one of the options subscribe, subscribePattern and assign; got {message}"):
         subscription(**options)
 
 
-def test_a_subscription_to_nothing_is_refused() -> None:
+def test_a_subscription_to_nothing_is_rejected() -> None:
     with pytest.raises(ConfigError, match="names no topic"):
         subscription(subscribe=" , ")
 
@@ -59,20 +59,20 @@ def test_a_pattern_that_matches_nothing_yet_is_fine() -> None:
     assert subscription(subscribePattern="nothing").states(client("orders")) == {}
 
 
-def test_a_broken_pattern_is_refused() -> None:
+def test_a_broken_pattern_is_rejected() -> None:
     with pytest.raises(ConfigError, match='subscribePattern: "\\(" is not a regular expression'):
         subscription(subscribePattern="(")
 
 
-def test_an_unknown_topic_is_refused_with_names_like_it() -> None:
+def test_an_unknown_topic_is_rejected_with_names_like_it() -> None:
     with pytest.raises(ConfigError, match=r"there is no topic ordres; did you mean orders or orders.eu\?"):
         subscription(subscribe="ordres").states(client("orders", "orders.eu", "payments"))
 
 
-def test_an_unknown_topic_like_no_other_is_refused_with_some_that_exist() -> None:
+def test_an_unknown_topic_like_no_other_is_rejected_with_some_that_exist() -> None:
     with pytest.raises(ConfigError, match="there is no topic zzz; there are a1, b2, c3, d4, e5 and others"):
         subscription(subscribe="zzz").states(client("f6", "e5", "d4", "c3", "b2", "a1"))
-    with pytest.raises(ConfigError, match="there is no topic zzz, nor any other"):
+    with pytest.raises(ConfigError, match="there is no topic zzz; the broker has none"):
         subscription(subscribe="zzz").states(client())
 
 
@@ -83,8 +83,8 @@ def test_assigned_partitions_alone_are_read() -> None:
     assert assigned.firsts(states) == {("a", 1): 0}
 
 
-def test_an_assigned_partition_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="option assign: topic a has partitions 0 to 1, and no 2"):
+def test_an_assigned_partition_that_is_not_there_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="option assign: topic a has partitions 0 to 1, but not 2"):
         subscription(assign='{"a":[0,2]}').states(client("a"))
 
 

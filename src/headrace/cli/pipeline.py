@@ -140,9 +140,9 @@ def check(file: Path, master: str, conf: dict[str, str], servers: str | None, ou
 @_output
 def list_pipelines(output: str) -> int:
     """List running and ended pipelines of this machine."""
-    from headrace.spark.pipelines.executions import runs
+    from headrace.spark.pipelines.executions import executions
 
-    rows = [_execution_row(status) for status in runs()]
+    rows = [_execution_row(status) for status in executions()]
     return show_rows(rows, output, columns=("name", "state", "pid", "sinks", "lag", "updated", "checkpoint"))
 
 
@@ -151,9 +151,9 @@ def list_pipelines(output: str) -> int:
 @_output
 def status(name: str | None, output: str) -> int:
     """Show the queries of a pipeline; default: of all running pipelines."""
-    from headrace.spark.pipelines.executions import find, runs
+    from headrace.spark.pipelines.executions import executions, find
 
-    found = [find(name)] if name else [each for each in runs() if each["state"] in ("starting", "running", "stopping")]
+    found = [find(name)] if name else [each for each in executions() if each["state"] in ("starting", "running", "stopping")]
     rows: list[Row] = [
         {"pipeline": each["name"], "execution": each["state"], "sink": query.pop("name"), **query}
         for each in found
@@ -202,7 +202,7 @@ def _run(made: Pipeline, file: str, master: str, once: bool, conf: dict[str, str
     wanted = _Stop()
     with wanted, Watch(made.name, quiet=quiet) as watch:
         watch.message(f"{made.name}: starting Spark ({master}); its log is {made.checkpoint}/.headrace/spark.log")
-        outcome = run_pipeline(made, file=file, master=master, once=once, conf=conf, stop=wanted, tell=watch.show)
+        outcome = run_pipeline(made, file=file, master=master, once=once, conf=conf, stop=wanted, on_progress=watch.show)
         watch.message(f"{made.name}: {outcome.state}; " + ", ".join(f"{query.name} {query.rows_total:,} rows" for query in outcome.queries))
     return 0
 

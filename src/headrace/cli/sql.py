@@ -44,10 +44,10 @@ def sql(
     Every topic in QUERY is a table with the columns key, value, topic, partition, offset, timestamp and headers, plus the columns of its
     schema if it has one. The query reads the records present at its start.
     """
-    from headrace.spark.endurance import Endurance
     from headrace.spark.pipelines.model import SERVERS_DEFAULT
-    from headrace.spark.pipelines.querying import Reading, answer, run_query
+    from headrace.spark.pipelines.querying import ReadOptions, answer, run_query
     from headrace.spark.pipelines.runner import bare_session, close_session, connected
+    from headrace.spark.retry import RetryPolicy
 
     options = {"servers": servers or SERVERS_DEFAULT}
     if user:
@@ -56,12 +56,12 @@ def sql(
         options |= {"tls": "true", "tls.ca": str(Path(tls_ca).absolute())}
     client = connected(options)
     # Report an unreachable broker before Spark takes seconds to start.
-    Endurance(retries=0).at_first(client.topics, (options["servers"],))
+    RetryPolicy(retries=0).before_start(client.topics, (options["servers"],))
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "spark.log"
         spark = bare_session("headrace sql", master, conf, log)
         try:
-            frame = run_query(spark, client, query, Reading(options, value_format or "", schema or ""))
+            frame = run_query(spark, client, query, ReadOptions(options, value_format or "", schema or ""))
             found = answer(frame, limit + 1)
         finally:
             close_session(spark, log)

@@ -1,7 +1,7 @@
-"""Schemas without a broker: definitions are compiled, values judged, versions compared.
+"""Schemas: compile definitions, validate values, compare versions.
 
-Read `contract` first; then `compile_schema` below is all that the broker uses. Those who want the values themselves go on with `reading`.
-Each language has its own modules, imported when a schema of that language is met: their libraries are the extra `schemas`.
+Read `contract` first. The broker uses `compile_schema`; `reading` decodes values. Each language has its own modules, imported on first use,
+because their libraries are in the extra `schemas`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOMES: Final[Mapping[SchemaType, tuple[str, str]]] = {
 
 
 def type_named(word: str) -> SchemaType:
-    """Raises `InvalidSchema`."""
+    """Return the schema type of a name. Raises `InvalidSchema`."""
     try:
         return SchemaType("protobuf" if word.lower() == "proto" else word.lower())
     except ValueError:
@@ -33,13 +33,13 @@ def type_named(word: str) -> SchemaType:
 
 
 def check_size(definition: bytes) -> None:
-    """Raises `InvalidSchema`."""
+    """Check the size of a definition. Raises `InvalidSchema`."""
     if len(definition) > SCHEMA_BYTES_MAX:
         raise InvalidSchema(f"a schema of {len(definition)} bytes exceeds the limit of {SCHEMA_BYTES_MAX} bytes")
 
 
 def compile_schema(type: SchemaType, definition: bytes) -> Schema:
-    """Raises `InvalidSchema`, also where the library for the language is not installed."""
+    """Compile a definition. Raises `InvalidSchema`, also if the library of the language is not installed."""
     check_size(definition)
     if not definition.strip():
         raise InvalidSchema("the schema is empty")
@@ -53,7 +53,7 @@ def compile_schema(type: SchemaType, definition: bytes) -> Schema:
 
 
 def conflicts(old: Schema, new: Schema, mode: Compatibility) -> list[str]:
-    """Why `new` must not follow `old` in this mode; empty if it may."""
+    """Return the conflicts that prevent `new` from following `old` in this mode."""
     if mode is Compatibility.NONE:
         return []
     if old.type is not new.type:

@@ -1,8 +1,8 @@
-"""Avro: definitions are parsed by fastavro, values are walked here.
+"""Avro schemas: fastavro parses definitions, this module walks values.
 
-A value is the binary encoding of one datum, with nothing before it and nothing behind it. It is walked, not decoded: no object is made
-of it, a length is checked before it is believed, and nesting is bounded. (A decoder in C that follows a hostile value of some
-thousand levels takes the whole process with it.) Logical types are annotations here: a date is an int.
+A value is the binary encoding of exactly one datum. It is walked, not decoded: no objects are created, each length is checked before it is
+used, and nesting is bounded. (A C decoder crashes the process on a hostile value of some thousand levels.) Logical types are annotations:
+a date is an int.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from headrace.schemas.avro_resolution import Resolution
 from headrace.schemas.contract import Schema, SchemaType
 
 Walk: TypeAlias = Callable[[bytes, int, int], int]
-"""(value, position, depth left) → the position behind the datum. Raises `_Fault`."""
+"""(value, position, depth left) → the position after the datum. Raises `_Fault`."""
 
 PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _VARINT_BYTES_MAX: Final = 10
 _WALK_STEPS: Final = 10
-"""Steps of about 5 ns that a byte takes: a byte of text takes fewer, a byte that is a datum of its own some more."""
+"""Cost of a byte in steps of about 5 ns: less for a byte of text, more for a byte that is a datum."""
 
 
 class _Fault(Exception):
-    """Where a value stops being what the schema says."""
+    """Position and reason of a mismatch between value and schema."""
 
     def __init__(self, position: int, text: str) -> None:
         super().__init__(f"byte {position}: {text}")
 
 
 class AvroSchema:
-    """Raises `InvalidSchema`."""
+    """Compiled Avro schema. The constructor raises `InvalidSchema`."""
 
     type = SchemaType.AVRO
 
@@ -103,17 +103,17 @@ def _without_logical_types(plain: Any) -> Any:
 
 
 def kind_of(schema: Any) -> str:
-    """`union`, the name of a primitive or complex type, or the full name of a named one."""
+    """Return `union`, the name of a primitive or complex type, or the full name of a named type."""
     if isinstance(schema, list):
         return "union"
     return str(schema["type"]) if isinstance(schema, dict) else str(schema)
 
 
 def _collect(schema: Any, named: dict[str, dict[str, Any]], depth: int, count: list[int]) -> None:
-    """The named types by their full names; fastavro has written the full names into the schema. `count`: of all parts, and of those that
-    may take no bytes."""
+    """Collect the named types by full name, which fastavro has written into the schema. `count` holds the number of all parts and of those
+    that may take no bytes."""
     count[0] += 1
-    count[1] += kind_of(schema) in ("null", "fixed", "record", "error")  # may take no bytes, so that one byte pays for all of them
+    count[1] += kind_of(schema) in ("null", "fixed", "record", "error")  # may take no bytes, so one byte of a value may cost all of them
     if count[0] > SCHEMA_PARTS_MAX or depth > SCHEMA_DEPTH_MAX:
         raise InvalidSchema(f"the schema has more than {SCHEMA_PARTS_MAX} parts or {SCHEMA_DEPTH_MAX} levels")
     match kind_of(schema):
@@ -133,7 +133,7 @@ def _collect(schema: Any, named: dict[str, dict[str, Any]], depth: int, count: l
 
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:
-    """A zig-zag number and the position behind it."""
+    """Decode a zig-zag number; return it and the position after it."""
     number, shift = 0, 0
     for index in range(at, min(at + _VARINT_BYTES_MAX, len(value))):
         byte = value[index]
@@ -210,7 +210,7 @@ _PRIMITIVE_WALKS: Final[Mapping[str, Walk]] = {
 
 
 class _Walks:
-    """A schema as functions."""
+    """Functions that walk the values of a schema."""
 
     def __init__(self, named: Mapping[str, dict[str, Any]]) -> None:
         self._named = named
@@ -256,7 +256,7 @@ class _Walks:
 
     def _item(self, schema: Any) -> Walk:
         if not _takes_bytes(schema, self._named, frozenset()):
-            # A few bytes could announce more items than there are atoms, and none of them would ever end the value.
+            # A few bytes could announce any number of items, and the walk would not end.
             raise InvalidSchema("an array of items without any bytes is not supported")
         return self.of(schema)
 
@@ -316,7 +316,7 @@ def _enum(count: int) -> Walk:
 
 
 def _takes_bytes(schema: Any, named: Mapping[str, dict[str, Any]], inside: frozenset[str]) -> bool:
-    """Whether every datum has at least one byte."""
+    """Return whether every datum has at least one byte."""
     kind = kind_of(schema)
     match kind:
         case "null":
@@ -324,7 +324,7 @@ def _takes_bytes(schema: Any, named: Mapping[str, dict[str, Any]], inside: froze
         case "fixed":
             return int(schema["size"]) > 0
         case "record" | "error":
-            # A record that contains itself directly has no finite datum, so whatever is said of it there is true.
+            # A record that directly contains itself has no finite datum, so the result does not matter.
             return any(_takes_bytes(field["type"], named, inside | {schema["name"]}) for field in schema["fields"])
     if kind in named:
         return kind in inside or _takes_bytes(named[kind], named, inside)

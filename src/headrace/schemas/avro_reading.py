@@ -1,8 +1,7 @@
-"""Avro values as plain objects.
+"""Avro reader: values as plain objects.
 
-The same walk as in `avro.py`, one that makes objects on its way: a length is checked before it is believed, and what lies behind the datum
-makes the value unreadable. Here logical types count, unless they do not fit what they are written on: then they are ignored, as the
-specification has it.
+Like the walk in `avro.py`, but it creates objects. Each length is checked before it is used, and bytes after the datum make the value
+unreadable. Logical types are applied; one that does not match its underlying type is ignored, as the specification requires.
 
 | Avro | shape |
 |---|---|
@@ -15,7 +14,7 @@ specification has it.
 | `decimal` up to 38 digits · `date` | decimal · date |
 | `timestamp-millis`, `timestamp-micros` · `local-timestamp-…` | timestamp · timestamp without zone |
 | `uuid` | string |
-| other logical types | what they are written on |
+| other logical types | their underlying type |
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from headrace.schemas.avro import AvroSchema, kind_of
 from headrace.schemas.shapes import Decimal, Field, Kind, ListOf, MapOf, Record, Shape
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
-"""(value, position) → the object and the position behind it. Raises `ValueError`, `IndexError` or `struct.error`."""
+"""(value, position) → the object and the position after it. Raises `ValueError`, `IndexError` or `struct.error`."""
 
 _DECIMAL_DIGITS_MAX: Final = 38
 _READ_ERRORS: Final = (ValueError, IndexError, struct.error, OverflowError)
@@ -49,7 +48,7 @@ class _Part(NamedTuple):
 
 
 class AvroReader:
-    """Raises `InvalidSchema`, also for a schema that contains itself: a column cannot."""
+    """Reader of Avro values. The constructor raises `InvalidSchema`, also for a recursive schema, which has no column type."""
 
     def __init__(self, definition: bytes, others: Sequence[bytes] = ()) -> None:
         schema = AvroSchema(definition)
@@ -76,7 +75,7 @@ class AvroReader:
         return rows, faults
 
     def _read_other(self, value: bytes, fault: str, index: int, faults: dict[int, str]) -> Any:
-        """What another version accepts is written again as the wanted version has it, by the rules of schema resolution."""
+        """Decode a value of another version and encode it in the wanted version, by the rules of schema resolution."""
         for old in self._others:
             if not old.accepts([value]):
                 continue
@@ -100,7 +99,7 @@ def _with_logical_types(definition: bytes, schema: AvroSchema) -> Any:
         plain = msgspec.json.decode(definition)
         return parse_schema(plain, _write_hint=False)
     except (msgspec.DecodeError, SchemaParseException, UnknownType, KeyError, TypeError, ValueError, AttributeError):
-        return schema.root  # a bare word, or a logical type that fits nothing
+        return schema.root  # a type name, or a logical type that does not match
 
 
 # Primitive types
@@ -179,11 +178,11 @@ _WIDENED: Final = {frozenset({Kind.INT32, Kind.INT64}): Kind.INT64, frozenset({K
 
 
 class _Parts:
-    """A schema as shapes and functions. Knows the named types it has met."""
+    """Shapes and functions of a schema, with its named types."""
 
     def __init__(self) -> None:
         self._named: dict[str, _Part | None] = {}
-        """None while the type is being looked at."""
+        """None while the type is being converted."""
 
     def of(self, schema: Any) -> _Part:
         kind = kind_of(schema)

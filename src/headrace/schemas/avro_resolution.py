@@ -1,7 +1,7 @@
-"""Whether a reader's Avro schema can read what a writer's has written: the resolution rules of Avro's specification.
+"""Avro schema resolution: conflicts between a writer's and a reader's schema, by the rules of the Avro specification.
 
-Numbers may grow (int → long → float → double), strings and bytes stand for each other, a field the writer does not have needs a
-default, names and aliases must agree, a symbol the reader does not know needs an enumeration with a default.
+Numbers may be promoted (int → long → float → double), strings and bytes are interchangeable, a field missing in the writer needs a default,
+names and aliases must agree, and a symbol unknown to the reader needs an enumeration with a default.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CONFLICTS_MAX: Final = 8
 
 
 class _TooLarge(Exception):
-    """More comparisons than a schema is worth."""
+    """The comparison exceeds `SCHEMA_COMPARISONS_MAX`."""
 
 
 class Resolution:
-    """Of a writer's and a reader's named types."""
+    """Resolution between a writer's and a reader's named types."""
 
     def __init__(self, written: Mapping[str, dict[str, Any]], read: Mapping[str, dict[str, Any]]) -> None:
         self._written, self._read = written, read
@@ -59,7 +59,7 @@ class Resolution:
     def _fits(self, writer: Any, reader: Any, path: str) -> bool:
         assumed = set(self._assumed)
         if any(True for _ in self._gaps(writer, reader, path)):
-            self._assumed = assumed  # what was proven under this assumption is not proven
+            self._assumed = assumed  # discard what was proven under this assumption
             return False
         return True
 
@@ -114,5 +114,5 @@ def _named(schema: Any) -> str:
 
 
 def _last(name: str) -> str:
-    """Names are compared without their namespace, as the specification allows."""
+    """Return a name without its namespace, for comparison as the specification allows."""
     return name.rpartition(".")[2]

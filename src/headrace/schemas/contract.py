@@ -1,6 +1,6 @@
-"""What a schema is to the rest of Headrace: something that says what is wrong with a value, and whether it can take another's place.
+"""Interface of compiled schemas, for all three languages: validate values, and compare with another version.
 
-Three languages, one contract. A schema is compiled once, when it is registered or loaded; values are then checked by the column.
+A schema is compiled once, when it is registered or loaded. Values are then checked in columns.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class SchemaType(StrEnum):
 
 
 class Compatibility(StrEnum):
-    """What a new version must promise to the older ones."""
+    """Compatibility of a new version with older ones."""
 
     NONE = "none"
     BACKWARD = "backward"
-    """Readers of the new version can read what was written with the last one."""
+    """Readers of the new version can read values of the last one."""
     FORWARD = "forward"
-    """Readers of the last version can read what is written with the new one."""
+    """Readers of the last version can read values of the new one."""
     FULL = "full"
     """Both."""
 
@@ -42,24 +42,20 @@ class Schema(Protocol):
 
     @property
     def steps_per_byte(self) -> int:
-        """What a byte of a value costs at most, in steps of about 5 ns."""
+        """Maximum cost of a byte of a value, in steps of about 5 ns."""
 
     def accepts(self, values: Sequence[bytes | None]) -> bool:
-        """Whether every value fits; a tombstone (None) has nothing that could be wrong. This is the hot path."""
+        """Return whether every value is valid. A tombstone (None) is valid. This is the hot path."""
 
     def faults(self, value: bytes) -> list[str]:
-        """What is wrong with a value, each fault with its place; empty if it fits. At most `SCHEMA_FAULTS_MAX` of them, each of bounded
-        length; no more than those are looked for."""
+        """Return the first faults of a value with their positions: at most `SCHEMA_FAULTS_MAX`, each of bounded length."""
 
     def conflicts(self, written: Schema) -> list[str]:
-        """Why a reader with this schema might not understand a value that `written` accepts; empty if it surely does.
-
-        Conservative: what cannot be proven is a conflict. `written` is of the same type.
-        """
+        """Return why a reader with this schema may fail on values of `written`, which has the same type. Unproven is a conflict."""
 
 
 def present(values: Sequence[bytes | None]) -> Sequence[bytes]:
-    """The values without tombstones; the same list where there are none, which is nearly always."""
+    """Return the values without tombstones; the same list if there are none, which is the usual case."""
     if None in values:
         return [value for value in values if value is not None]
     return cast(Sequence[bytes], values)

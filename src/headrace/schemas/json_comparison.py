@@ -1,9 +1,8 @@
-"""Does a reader's JSON Schema accept everything a writer's accepts? Proven keyword by keyword, or refused with the place.
+"""JSON Schema comparison: prove, keyword by keyword, that a reader's schema accepts all values of a writer's.
 
-The writer's schema is taken as a list of conditions that all hold (`allOf` and `$ref` unfolded). Each keyword of the reader must follow
-from one of them, or must not matter because the writer's values are of another type. Alternatives of the writer (`anyOf`, `oneOf`, several
-types) are gone through one by one, where the whole cannot be proven at once. A keyword that this cannot reason about (`not`, `if`, …) must
-stand in the writer's schema word for word.
+The writer's schema becomes a list of conditions that all hold (`allOf` and `$ref` unfolded). Each keyword of the reader must follow from
+one of them, or be irrelevant because the writer's values have another type. Alternatives of the writer (`anyOf`, `oneOf`, several types)
+are examined one by one if the whole cannot be proven. A keyword without a rule here (`not`, `if`, …) must be the same in the writer's.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from headrace.schemas.json_document import Document, Node
 
 P = TypeVar("P")
 Conditions: TypeAlias = list[dict[str, Any]]
-"""What the writer promises; all of it holds. `_NOTHING` among them: no value at all."""
+"""Conditions of the writer that all hold. With `_NOTHING` among them, there is no value."""
 
 _TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
 _NONE_MISSING: Final = object()
@@ -61,16 +60,16 @@ _WORD_FOR_WORD: Final[Mapping[str, tuple[str, ...]]] = {
     "dependentSchemas": ("dependentSchemas",),
 }
 _IGNORED: Final = frozenset({"minContains", "maxContains"})
-"""They mean nothing without `contains`, and are compared with it."""
+"""Keywords that have no effect without `contains`, and are compared with it."""
 _CONFLICTS_MAX: Final = 8
 
 
 class _TooLarge(Exception):
-    """More comparisons than a schema is worth."""
+    """The comparison exceeds `SCHEMA_COMPARISONS_MAX`."""
 
 
 class _Trail(Generic[P]):
-    """What is taken as proven, in the order it was. A proof that fails takes back all that may have leaned on it."""
+    """Assumptions taken as proven, in order. A failed proof discards all later assumptions, which may depend on it."""
 
     def __init__(self) -> None:
         self._known: dict[P, None] = {}
@@ -79,7 +78,7 @@ class _Trail(Generic[P]):
         return pair in self._known
 
     def add(self, pair: P) -> int:
-        """Returns the mark to go back to."""
+        """Add an assumption; return the mark to roll back to."""
         self._known[pair] = None
         return len(self._known) - 1
 
@@ -89,7 +88,7 @@ class _Trail(Generic[P]):
 
 
 class Comparison:
-    """Of a writer's and a reader's schema."""
+    """Comparison of a writer's and a reader's schema."""
 
     def __init__(self, writer: Document, reader: Document) -> None:
         self._writer, self._reader = writer, reader
@@ -97,7 +96,7 @@ class Comparison:
         self._proven = _Trail[tuple[frozenset[int], int]]()
         self._alike = _Trail[tuple[int, int]]()
         self._made: dict[tuple[int, str], dict[str, Any]] = {}
-        """Conditions made up on the way, by what they were made of: parts are known by their identity, so each is made once and kept."""
+        """Derived conditions by their origin. Parts are identified by object identity, so each is created once and kept."""
         self._checks: dict[str, Callable[[Conditions, dict[str, Any], str], Iterator[str]]] = {
             "enum": self._enum,
             "const": self._enum,
@@ -125,7 +124,7 @@ class Comparison:
     # The writer's side.
 
     def _conditions(self, node: Node) -> Conditions:
-        """The node unfolded: conditions that all hold."""
+        """Unfold the node to conditions that all hold."""
         if node is True:
             return []
         if node is False:
@@ -144,10 +143,10 @@ class Comparison:
     def _make(self, source: object, how: str, condition: dict[str, Any]) -> dict[str, Any]:
         return self._made.setdefault((id(source), how), condition)
 
-    # One part of the reader's against the writer's conditions.
+    # One part of the reader's schema against the writer's conditions.
 
     def _gaps(self, ws: Conditions, reader: Node, path: str) -> list[str]:
-        """What the reader does not take of what the writer may write."""
+        """Return what the writer may write and the reader does not accept."""
         self._comparisons += 1
         if self._comparisons > SCHEMA_COMPARISONS_MAX:
             raise _TooLarge
@@ -159,7 +158,7 @@ class Comparison:
         assert isinstance(reader, dict)
         pair = (frozenset(map(id, ws)), id(reader))
         if pair in self._proven:
-            return []  # proven, or a cycle: if there is a gap, it is found where the cycle was entered
+            return []  # proven, or a cycle, whose gaps are found where the cycle was entered
         mark = self._proven.add(pair)
         gaps = self._direct_gaps(ws, types, reader, path)
         if gaps and self._holds_for_each_alternative(ws, types, reader, path):
@@ -232,9 +231,9 @@ class Comparison:
         yield f"{path}/{keyword}: not the same in both schemas, and so not proven compatible"
 
     def _unevaluated(self, ws: Conditions, reader: dict[str, Any], path: str) -> Iterator[str]:
-        """They depend on all their neighbours."""
+        """Compare unevaluated keywords, which depend on all their neighbours."""
         if not any(self._same(w, reader) for w in ws):
-            yield f"{path}/unevaluated: the schemas around it are not the same, and so not proven compatible"
+            yield f"{path}/unevaluated: the enclosing schemas are not the same, and so not proven compatible"
 
     def _pattern(self, ws: Conditions, reader: dict[str, Any], path: str) -> Iterator[str]:
         if not any(w.get("pattern") == reader["pattern"] for w in ws):
@@ -288,7 +287,7 @@ class Comparison:
             yield from gaps
 
     def _property(self, ws: Conditions, name: str) -> Conditions:
-        """What the writer promises for the property, if it is there."""
+        """Return the writer's conditions for the property, if present."""
         found: Conditions = []
         for w in ws:
             named = w.get("properties", {})
@@ -299,7 +298,7 @@ class Comparison:
         return found
 
     def _others(self, ws: Conditions) -> Iterator[tuple[dict[str, Any], list[Node]]]:
-        """For each condition that says something about properties of any name: what such a property may be."""
+        """Return the conditions on properties of any name."""
         for w in ws:
             if "additionalProperties" in w:
                 yield w, [w["additionalProperties"], *w.get("patternProperties", {}).values()]
@@ -323,7 +322,7 @@ class Comparison:
         yield f"{path or '/'}: the writer's object is open to properties of any name, the reader's is not"
 
     def _pattern_properties(self, ws: Conditions, reader: dict[str, Any], path: str) -> Iterator[str]:
-        """No pattern is run here: either the writer has the same one, or everything it can name fits."""
+        """Compare pattern properties without running a pattern: the writer has the same pattern, or all its properties are accepted."""
         for pattern, part in reader["patternProperties"].items():
             same = [w["patternProperties"][pattern] for w in ws if pattern in w.get("patternProperties", {})]
             if any(not self._gaps(self._conditions(one), part, path) for one in same):
@@ -338,7 +337,7 @@ class Comparison:
         return not any(self._gaps(self._property(ws, name), part, path) for name in w.get("properties", {}))
 
     def _same(self, written: Any, read: Any) -> bool:
-        """Word for word, references followed on both sides."""
+        """Return whether two parts are identical, with references resolved on both sides."""
         self._comparisons += 1
         if self._comparisons > SCHEMA_COMPARISONS_MAX:
             raise _TooLarge
@@ -362,7 +361,7 @@ class Comparison:
 
 
 def _types(ws: Conditions) -> frozenset[str]:
-    """What the writer's values may be; `integer` stands for itself only where `number` does not."""
+    """Return the types of the writer's values; `integer` is included only without `number`."""
     types = frozenset(_TYPES)
     for w in ws:
         if "type" in w:
@@ -390,7 +389,7 @@ def _type_gaps(types: frozenset[str], reader: dict[str, Any], path: str) -> Iter
 
 
 def _values(node: dict[str, Any]) -> list[Any] | None:
-    """The values of an enumeration; None: it is none."""
+    """Return the values of an enumeration; None if it is not one."""
     if "const" in node:
         return [node["const"]]
     values = node.get("enum")
@@ -398,13 +397,13 @@ def _values(node: dict[str, Any]) -> list[Any] | None:
 
 
 def _first_missing(values: Sequence[Any], allowed: Sequence[Any]) -> Any:
-    """The first of the values that is not among the allowed ones, as JSON has it: 1 is 1.0, but not true. In linear time."""
+    """Return the first value that is not allowed, in linear time. As in JSON Schema, 1 equals 1.0 and differs from true."""
     known = {_hashable(one) for one in allowed}
     return next((value for value in values if _hashable(value) not in known), _NONE_MISSING)
 
 
 def _hashable(value: Any) -> Hashable:
-    """Equal for values that are equal in JSON."""
+    """Return a key that is equal for values that are equal in JSON."""
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, dict):
@@ -415,7 +414,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def _summary(values: list[Any]) -> dict[str, Any]:
-    """What holds for all of some values, in keywords."""
+    """Return keywords that hold for all these values."""
     found: dict[str, Any] = {"type": sorted({_type_of(value) for value in values})}
     numbers = [value for value in values if _type_of(value) in ("number", "integer")]
     if numbers:
@@ -480,7 +479,7 @@ def _item(node: dict[str, Any], index: int) -> Node:
 
 
 def _has_patterns(w: dict[str, Any], kept: Mapping[str, Any]) -> bool:
-    """Whether what the condition says about further properties is said about exactly those that match none of these patterns."""
+    """Return whether the condition's `additionalProperties` apply to exactly the properties that match none of these patterns."""
     return "additionalProperties" in w and w.get("patternProperties", {}).keys() == kept.keys()
 
 

@@ -1,8 +1,8 @@
-"""Estimate the cost of judging a JSON value by a schema.
+"""Cost estimate for validating a JSON value.
 
-A validator evaluates every part of the schema that applies to a place of the value. `steps_per_place` bounds how many that are at one
-place, whatever the value: the parts that are joined in place (`allOf`, `anyOf`, `$ref`, …) and those that are reached by the same name or
-number. A value of N bytes has fewer than N places.
+A validator evaluates every part of the schema that applies to a location in the value. `steps_per_place` is an upper bound for one location
+of any value: the parts joined in place (`allOf`, `anyOf`, `$ref`, …) and those with the same property name or index. A value of N bytes has
+fewer than N locations.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Final
 from headrace.schemas.json_document import Document, Node
 
 _NUMBER_STEPS: Final = 150
-"""Comparing a number with a number of an enumeration, or dividing by one, takes the library as long as so many other steps."""
+"""Cost of comparing a number with an enumeration, or of a division, in other steps."""
 _SETS_MAX: Final = 2_000
-"""Sets of parts that are looked at; a schema with more of them counts as if all its parts applied everywhere."""
+"""Maximum number of sets of parts to examine. A schema with more counts as if all its parts applied everywhere."""
 
 
 def steps_per_place(document: Document) -> int:
-    """The steps that judging one place of a value takes at most."""
+    """Return the maximum number of steps for one location of a value."""
     pending = [_in_place(document, [document.root])]
     seen: set[frozenset[int]] = set()
     widest = 1
@@ -36,7 +36,7 @@ def steps_per_place(document: Document) -> int:
 
 
 def _in_place(document: Document, nodes: list[Node]) -> list[dict[str, Any]]:
-    """These parts and all that judge the same place, each as often as it is evaluated; the document bounds how often that is."""
+    """Return these parts and all that apply to the same location, as often as they are evaluated, which the document bounds."""
     found: list[dict[str, Any]] = []
     pending = list(nodes)
     while pending:
@@ -48,7 +48,7 @@ def _in_place(document: Document, nodes: list[Node]) -> list[dict[str, Any]]:
 
 
 def _inside(document: Document, parts: list[dict[str, Any]]) -> list[list[Node]]:
-    """The parts that judge what is inside the value, by place."""
+    """Return the parts that apply inside the value, by location."""
     named: dict[tuple[str, str], list[Node]] = {}
     wide: dict[str, list[Node]] = {"name": [], "number": []}
     for part in {id(part): part for part in parts}.values():

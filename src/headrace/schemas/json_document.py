@@ -1,9 +1,9 @@
-"""What a JSON Schema may be here: one document, with references inside itself only, that costs every value a bounded time.
+"""JSON Schema documents: one document with internal references only, whose validation time is bounded for every value.
 
-A validator follows references and tries alternatives, and a small schema can make that explode: `allOf` of two references to a part that
-is again `allOf` of two references doubles the work at every step. So the parts are counted as often as they would be evaluated
-(`SCHEMA_PARTS_MAX`), a reference must not lead back to itself at the same place of the value, and where a schema is recursive, each
-place of the value must be reached in one way only. What is left costs time in proportion to the value.
+A validator follows references and tries alternatives, which a small schema can make exponential: `allOf` of two references to a part that
+is again `allOf` of two references doubles the work at every step. So parts are counted as often as they would be evaluated
+(`SCHEMA_PARTS_MAX`), a reference must not lead back to itself at the same location of the value, and in a recursive schema each location of
+the value must be reached in one way only. Validation time is then proportional to the size of the value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Node: TypeAlias = dict[str, Any] | bool
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 _REFUSED: Final = ("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary")
 
-# Where parts of a schema lie. "In place" parts judge the same value, the others judge what is inside it.
+# Keywords that hold parts of a schema. "In place" parts apply to the same value, the others to values inside it.
 _IN_PLACE: Final = ("not", "if", "then", "else")
 _IN_PLACE_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _IN_PLACE_MAPS: Final = ("dependentSchemas",)
@@ -32,11 +32,11 @@ _ANY_NUMBER: Final = ("items", "contains", "unevaluatedItems")
 _UNUSED_MAPS: Final = ("$defs", "definitions")
 _UNEVALUATED: Final = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 _STEPS_MAX: Final = 20 * SCHEMA_PARTS_MAX
-"""What finding out about recursion may cost."""
+"""Maximum steps of the recursion check."""
 
 
 class Edge(NamedTuple):
-    """From one part to another. `place` is None in place, else where in the value: ("name", n), ("number", i) or a keyword."""
+    """Edge from one part to another. `place` is None in place, else the location in the value: ("name", n), ("number", i) or a keyword."""
 
     place: tuple[str, str] | None
     target: Node
@@ -44,7 +44,7 @@ class Edge(NamedTuple):
 
 
 class Document:
-    """A definition and its parts by their JSON pointers. Raises `InvalidSchema`."""
+    """A definition and its parts by JSON pointer. The constructor raises `InvalidSchema`."""
 
     def __init__(self, root: Any) -> None:
         if not isinstance(root, dict | bool):
@@ -57,7 +57,7 @@ class Document:
         self._check_cost()
 
     def resolve(self, reference: str) -> Node:
-        """The part a `$ref` means."""
+        """Return the part that a `$ref` points to."""
         if not reference.startswith("#"):
             raise InvalidSchema(f"$ref {reference[:80]!r}: only references inside the schema are followed")
         fragment = unquote(reference[1:])
@@ -80,7 +80,7 @@ class Document:
 
     def _collect(self, node: Any, pointer: str, depth: int) -> None:
         if not isinstance(node, dict):
-            return  # what is no schema at all is found by the meta-schema
+            return  # the meta-schema reports what is not a schema
         if depth > SCHEMA_DEPTH_MAX:
             raise InvalidSchema(f"the schema is nested more than {SCHEMA_DEPTH_MAX} levels deep")
         if len(self._pointers) >= SCHEMA_PARTS_MAX:
@@ -105,7 +105,7 @@ class Document:
             self._anchors[anchor] = node
 
     def edges(self, node: Node) -> Iterator[Edge]:
-        """The parts that are evaluated with this one."""
+        """Return the parts that are evaluated with this one."""
         if not isinstance(node, dict):
             return
         pointer = self._pointers.get(id(node), "/")
@@ -116,7 +116,7 @@ class Document:
         if isinstance(reference, str):
             yield Edge(None, self.resolve(reference), f"{pointer}/$ref")
 
-    # What a value costs.
+    # Cost of a value.
 
     def _check_cost(self) -> None:
         for part in Components(self, in_place_only=True).recursive:
@@ -132,13 +132,13 @@ class Document:
                 raise InvalidSchema("the schema contains itself in too many ways")
 
     def _cost(self, node: dict[str, Any], component_of: dict[int, int], known: dict[int, int]) -> int:
-        """How many parts are evaluated with this one; those of its own cycle count once, `_check_recursion` looks at them."""
+        """Return how many parts are evaluated with this one. Parts of its own cycle count once; `_check_recursion` checks them."""
         parts = 1
         for edge in self.edges(node):
             if isinstance(edge.target, dict):
                 parts += 1 if component_of[id(edge.target)] == component_of[id(node)] else known[id(edge.target)]
         if _UNEVALUATED & node.keys():
-            parts *= 2  # what was evaluated has to be found out by evaluating it once more
+            parts *= 2  # the validator evaluates the parts again to find the evaluated properties
         self._check_parts(node, parts)
         return parts
 
@@ -147,9 +147,9 @@ class Document:
             raise InvalidSchema(f"{self._pointers[id(node)]}: with its references, the schema has more than {SCHEMA_PARTS_MAX} parts")
 
     def _check_recursion(self, node: dict[str, Any], component_of: dict[int, int], costs: dict[int, int]) -> int:
-        """Each place inside the value must lead back into the cycle in one way only: two ways double the work at every level.
+        """Check that each location inside the value leads back into the cycle in one way only; two ways double the work at every level.
 
-        Returns the steps it took.
+        Return the number of steps.
         """
         ways = _Ways()
         pending, steps, parts = [node], 0, 0
@@ -173,14 +173,14 @@ class Document:
 
 
 class _Ways:
-    """The places of a value that lead back into a cycle, and the part each was named by."""
+    """Locations of a value that lead back into a cycle, with the part that names each."""
 
     def __init__(self) -> None:
         self._owners: dict[tuple[str, str], int] = {}
         self._wide: list[tuple[tuple[str, str], int]] = []
 
     def add(self, place: tuple[str, str], owner: int) -> bool:
-        """False if another way may lead to the same place."""
+        """Add a location; return False if another way may lead to it."""
         is_wide = place[0] in ("names", "numbers")
         rivals = self._owners.items() if is_wide else self._wide
         if place in self._owners or any(_overlap(other, place, same_part=its == owner) for other, its in rivals):
@@ -195,7 +195,7 @@ _KINDS: Final = {"name": "object", "names": "object", "number": "array", "number
 
 
 def _overlap(one: tuple[str, str], other: tuple[str, str], *, same_part: bool) -> bool:
-    """Whether the two may judge the same place of a value. `additionalProperties` judges what its neighbours leave, `items` too."""
+    """Return whether both may apply to the same location. `additionalProperties` and `items` apply to what their neighbours leave."""
     if _KINDS[one[0]] != _KINDS[other[0]]:
         return False
     if one[0] == other[0] and one[0] in ("name", "number"):
@@ -205,7 +205,7 @@ def _overlap(one: tuple[str, str], other: tuple[str, str], *, same_part: bool) -
 
 
 def _parts(node: dict[str, Any], *, with_definitions: bool = False) -> Iterator[tuple[str, tuple[str, str] | None, Any]]:
-    """(keyword path, place, part) of everything directly inside."""
+    """Yield (keyword path, location, part) of everything directly inside."""
     for keyword in _IN_PLACE:
         if keyword in node:
             yield keyword, None, node[keyword]
@@ -229,12 +229,12 @@ def _parts(node: dict[str, Any], *, with_definitions: bool = False) -> Iterator[
 
 
 class Components:
-    """The cycles of a document (its strongly connected components, by Tarjan), and its parts in the order in which they are finished."""
+    """Cycles of a document (its strongly connected components, by Tarjan), and its parts in the order of completion."""
 
     def __init__(self, document: Document, *, in_place_only: bool = False) -> None:
         self.component_of: dict[int, int] = {}
         self.finished: list[dict[str, Any]] = []
-        """A part comes after everything it refers to outside its own cycle."""
+        """Parts in an order where each follows everything it refers to outside its own cycle."""
         self.recursive: list[dict[str, Any]] = []
         self._document = document
         self._in_place_only = in_place_only

@@ -1,7 +1,7 @@
-"""JSON Schema, draft 2020-12: compiled by jsonschema-rs, which matches patterns in linear time and is told to fetch nothing.
+"""JSON Schema, draft 2020-12, compiled by jsonschema-rs, which matches patterns in linear time and is configured to fetch nothing.
 
-A value is decoded by msgspec and judged by the compiled schema: about a microsecond for a hundred bytes. `format` is an annotation, as
-the draft has it by default.
+msgspec decodes a value and the compiled schema validates it, in about a microsecond per hundred bytes. `format` is an annotation, which is
+the default of the draft.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from headrace.schemas.json_cost import steps_per_place
 from headrace.schemas.json_document import Document
 
 _PATTERN_BYTES_MAX: Final = 256 * KIB
-"""What a compiled pattern may take: repetitions of repetitions grow without end otherwise."""
+"""Maximum size of a compiled pattern, because nested repetitions grow without limit."""
 _FAULT_CHARACTERS_MAX: Final = 200
 _ERRORS_MAX: Final = 4_096
-"""The library builds every error before it gives the first. Where there may be more than this, only the first is asked for."""
+"""The library builds all errors before it returns the first. If there may be more than this, only the first is requested."""
 _ERROR_BYTES_MAX: Final = 16 * MIB
-"""The same for the size of all errors: each holds a copy of what it blames, and of what would have been allowed there."""
+"""The same for the size of all errors. Each holds a copy of the wrong part of the value and of the allowed values."""
 _ALTERNATIVES: Final = ("anyOf", "oneOf", "contains", "if", "not")
-"""Even the first error of these holds all errors of their branches."""
+"""Keywords whose first error already holds all errors of their branches."""
 _DECODING_STEPS: Final = 4
 _DOES_NOT_FIT: Final = "/: the value does not fit the schema; it is too large to say where"
 _TOO_DEEP: Final = "invalid JSON message: nested too deeply"
@@ -39,7 +39,7 @@ _decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 def _decode_value(value: bytes) -> Any:
     """Decode a value. Raises `RecursionError` for one nested deeper than `JSON_VALUE_DEPTH_MAX`, whatever the parser allows."""
     plain = _decode(value)
-    # Nearly every value has fewer brackets than levels are allowed, and counting them costs next to nothing.
+    # Most values have fewer brackets than allowed levels, and counting brackets is cheap.
     if value.count(b"{") + value.count(b"[") > JSON_VALUE_DEPTH_MAX and _is_too_deep(plain):
         raise RecursionError
     return plain
@@ -57,7 +57,7 @@ def _is_too_deep(plain: Any) -> bool:
 
 
 class JsonSchema:
-    """Raises `InvalidSchema`."""
+    """Compiled JSON Schema. The constructor raises `InvalidSchema`."""
 
     type = SchemaType.JSON
 

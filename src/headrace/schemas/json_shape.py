@@ -1,19 +1,19 @@
-"""The shape that a JSON Schema gives its values.
+"""Shape of the values of a JSON Schema.
 
 | schema | shape |
 |---|---|
 | `integer` · `number` · `boolean` | int64 · float64 · boolean |
 | `string` | string; with `format` `date-time` a timestamp, with `date` a date |
-| `object` with `properties` | record; other properties are left out |
+| `object` with `properties` | record; other properties are omitted |
 | `object` with `additionalProperties` alone | map |
 | `array` with `items` | list |
 | `enum`, `const` | the type that all the values have |
 | null beside one of these (`type`, `anyOf`, `oneOf`, `enum`) | the same, null allowed |
-| `$ref` | what it leads to |
+| `$ref` | the shape of its target |
 | `allOf` of objects | one record of all their properties |
 | anything else | JSON text |
 
-JSON text stands for what has no single type: alternatives, tuples, objects of which nothing is said, and a schema inside itself.
+JSON text is used for values without a single type: alternatives, tuples, objects without keywords, and recursive schemas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORMATS: Final = {"date-time": Kind.TIMESTAMP, "date": Kind.DATE}
 
 
 class Found(NamedTuple):
-    """The shape of one place, and whether null may stand there."""
+    """Shape of one location, and whether null is allowed."""
 
     shape: Shape
     is_nullable: bool
@@ -47,7 +47,7 @@ class _Shapes:
         self._document = document
 
     def of(self, node: Node, inside: tuple[int, ...]) -> Found:
-        """`inside`: the parts that lead here, so that a circle is noticed."""
+        """Return the shape of a part. `inside` holds the enclosing parts, to detect recursion."""
         if not isinstance(node, dict) or id(node) in inside:
             return _ANYTHING
         inside = (*inside, id(node))
@@ -106,7 +106,7 @@ class _Shapes:
         return Found(shapes.pop(), is_nullable) if len(shapes) == 1 else _ANYTHING
 
     def _together(self, parts: Iterable[Node], inside: tuple[int, ...]) -> Found:
-        """All of them hold. Several that say something must be records, whose fields are then those of one."""
+        """Return the shape of parts that all hold. Several parts with a shape must be records, whose fields are merged."""
         found = [self.of(part, inside) for part in parts if isinstance(part, dict) and _says_type(part)]
         if len(found) == 1:
             return found[0]

@@ -1,6 +1,6 @@
-"""From the text of a .proto file to a descriptor: what messages and enumerations need, in proto2 and proto3.
+"""Parser of .proto files to descriptors: messages and enumerations of proto2 and proto3.
 
-Services and options are read over; imports, extensions and groups are refused by name: a schema is one file that stands for itself.
+Services and options are skipped. Imports, extensions and groups are errors: a schema is one self-contained file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Parser:
         return sign * int(text, 16 if text[:2].lower() == "0x" else 8 if len(text) > 1 and text[0] == "0" and text.isdigit() else 10)
 
     def _skip_statement(self) -> None:
-        """To the next `;`, or over a block."""
+        """Skip to the next `;`, or over a block."""
         depth = 0
         while True:
             token = self._next()
@@ -96,7 +96,7 @@ class _Parser:
                 return
 
     def _skip_options(self) -> bool:
-        """`[ … ]` behind a field. Returns whether a number of fields is to be packed; we do not need to know."""
+        """Skip the options `[ … ]` after a field."""
         if self._peek() != "[":
             return False
         depth = 0
@@ -206,7 +206,7 @@ class _Parser:
         if name in SCALARS:
             field.type = SCALARS[name]
         else:
-            field.type_name = name  # the pool finds out which message or enumeration is meant
+            field.type_name = name  # the pool resolves it to a message or an enumeration
 
     def _oneof(self, message: DescriptorProto) -> None:
         self._next()
@@ -223,7 +223,7 @@ class _Parser:
         self._next()
 
     def _map(self, message: DescriptorProto) -> None:
-        """A map is a repeated message of key and value."""
+        """Parse a map, which is a repeated message of key and value."""
         self._count()
         self._next()
         self._expect("<")
@@ -283,7 +283,7 @@ class _Parser:
         self._next()
 
     def _name_optionals(self, message: DescriptorProto) -> None:
-        """In proto3 an optional field is the only one of a oneof of its own, and those come last."""
+        """Add a oneof for each optional field of proto3, after the declared ones."""
         for field in message.field:
             if field.proto3_optional:
                 field.oneof_index = len(message.oneof_decl)
@@ -291,5 +291,5 @@ class _Parser:
 
 
 def parse_source(source: str) -> FileDescriptorProto:
-    """Raises `InvalidSchema`. Names of types are not resolved yet."""
+    """Parse a .proto source. Names of types are not resolved yet. Raises `InvalidSchema`."""
     return _Parser(source).parse()

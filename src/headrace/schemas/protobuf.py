@@ -1,7 +1,7 @@
-"""Protobuf: a .proto source or a serialized FileDescriptorSet. Values are parsed by the protobuf runtime (upb), which bounds nesting.
+"""Protobuf schemas: a .proto source or a serialized FileDescriptorSet. The protobuf runtime (upb) parses values and bounds their nesting.
 
-The message meant is the first one of the file (of the last file, in a set). Unknown fields are no fault: that is how messages grow. Every
-schema has a pool of its own, so that two versions of one message never meet.
+The message of the values is the first one of the file (of the last file in a set). Unknown fields are valid, because newer versions add
+fields. Every schema has its own descriptor pool, so that two versions of one message do not collide.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAULT_CHARACTERS_MAX: Final = 200
 
 
 class ProtobufSchema:
-    """Raises `InvalidSchema`."""
+    """Compiled Protobuf schema. The constructor raises `InvalidSchema`."""
 
     type = SchemaType.PROTOBUF
     steps_per_byte = 4
@@ -67,7 +67,7 @@ class ProtobufSchema:
 
 
 def missing_fields(message: Any, path: str = "") -> Iterator[str]:
-    """The paths of required fields that are not set, found one by one: `FindInitializationErrors` builds all of them."""
+    """Yield the paths of missing required fields one by one; `FindInitializationErrors` would build all of them."""
     if message.IsInitialized():
         return
     for field in message.DESCRIPTOR.fields:
@@ -89,7 +89,7 @@ def missing_fields(message: Any, path: str = "") -> Iterator[str]:
 
 
 def _files(definition: bytes) -> list[FileDescriptorProto]:
-    """A serialized set starts with the tag of its first file (0x0A), which in a text could only be a line end before a length."""
+    """Decode the definition. A serialized set starts with the tag of its first file (0x0A), which in a source would be a line end."""
     found = FileDescriptorSet()
     if definition[:1] == b"\n":
         try:

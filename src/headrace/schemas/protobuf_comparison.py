@@ -1,7 +1,7 @@
-"""Whether a reader's Protobuf message can read what a writer's has written: fields are known by their numbers.
+"""Protobuf comparison: conflicts between a writer's and a reader's message, whose fields are identified by number.
 
-A field may come and go; one that stays must keep a type that reads the same bytes to the same meaning. A name may change, the wire
-does not carry it; but a number whose field changes both name and type is a number used again, and is refused as such.
+Fields may be added and removed. A field in both must have types that decode the same bytes to the same meaning. Its name may change:
+the wire does not carry it. A change of both name and type is a reused number, which is a conflict.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _GROWS_TO: Final = {
     _F.TYPE_ENUM: {_F.TYPE_INT32, _F.TYPE_INT64},
     _F.TYPE_STRING: {_F.TYPE_BYTES},
 }
-"""What reads the same bytes without loss. A uint64 read as int64 may turn negative, a fixed32 is no uint32 on the wire."""
+"""Types that decode the same bytes without loss. A uint64 read as int64 may become negative; fixed32 and uint32 differ on the wire."""
 _NAMES: Final = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _CONFLICTS_MAX: Final = 8
 
 
 class _TooLarge(Exception):
-    """More comparisons than a schema is worth."""
+    """The comparison exceeds `SCHEMA_COMPARISONS_MAX`."""
 
 
 def conflicts(writer: Descriptor, reader: Descriptor) -> list[str]:
@@ -83,7 +83,7 @@ class _Comparison:
 
 
 def _oneof_gaps(written: FieldDescriptor, read: FieldDescriptor, path: str) -> Iterator[str]:
-    """Fields that may stand together must not become alternatives: the reader would keep one of them."""
+    """Yield fields that the writer may set together and that are alternatives for the reader, which would keep only one."""
     oneof = read.containing_oneof
     if oneof is None or len(oneof.fields) < 2:
         return

@@ -1,17 +1,17 @@
-"""Protobuf messages as plain objects.
+"""Protobuf reader: messages as plain objects.
 
 | Protobuf | shape |
 |---|---|
 | bool · string · bytes · float · double | boolean · string · binary · float32 · float64 |
 | int32, sint32, sfixed32 · int64, sint64, sfixed64 | int32 · int64 |
 | uint32, fixed32 · uint64, fixed64 | int64 · decimal of 20 digits |
-| enum | string: the name, or the number where the schema has no name for it |
+| enum | string: the name, or the number if the schema has no name for it |
 | message · repeated · map | record · list · map |
 | `google.protobuf.Timestamp` | timestamp, cut to microseconds |
 | message without fields | string, always null |
 
-A field that knows whether it was set is null where it was not; one that does not has its default. Older versions need no help: a message
-is read by the numbers of its fields, and those that the wanted version does not know are left out.
+A field with presence is null if not set; a field without presence has its default. Other versions need no conversion: fields are identified
+by number, and fields unknown to the wanted version are dropped.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _TIMESTAMP: Final = "google.protobuf.Timestamp"
 class _Part(NamedTuple):
     shape: Shape
     change: Change | None
-    """From what the runtime gives to a plain object; None where they are the same."""
+    """Conversion of a runtime value to a plain object; None if they are the same."""
 
 
 class ProtobufReader:
-    """Raises `InvalidSchema`, also for a message that contains itself: a column cannot."""
+    """Reader of Protobuf values. The constructor raises `InvalidSchema`, also for a recursive message, which has no column type."""
 
     def __init__(self, definition: bytes, others: Sequence[bytes] = ()) -> None:
         schema = ProtobufSchema(definition)
@@ -109,7 +109,7 @@ def _row(names: list[str], reads: list[Change], message: Any) -> dict[str, Any]:
 
 
 def _field(field: FieldDescriptor, inside: frozenset[str]) -> _Part:
-    """The part of the whole field, with its repetitions."""
+    """Return the part of the whole field, including repetition."""
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
         key, value = _key(message.fields_by_name["key"]), _single(message.fields_by_name["value"], inside)

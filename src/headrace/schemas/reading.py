@@ -1,7 +1,7 @@
-"""Values become plain objects: what a schema is to those who want to work with the values and not only judge them.
+"""Readers: decode values to plain objects.
 
-Values carry no number of the version they were written with. A reader therefore knows the version that is wanted, and others: a value
-is read with the wanted one, and where that fails with the others one after the other, and is then brought into the wanted shape.
+Values do not carry the version of their schema. So a reader has the wanted version and others. It decodes a value with the wanted version
+first, then with the others in turn, and converts the result to the wanted shape.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ _HOMES: Final = {
 
 
 class Reader(Protocol):
-    """Reads the values of one schema."""
+    """Reader of the values of one schema."""
 
     @property
     def shape(self) -> Shape: ...
 
     def read(self, values: Sequence[bytes | None]) -> tuple[list[Any], dict[int, str]]:
-        """A plain object of the shape for each value, None for a tombstone, and None for each value that cannot be read: what is
-        wrong with those stands in the dictionary, by index. This is the hot path."""
+        """Return a plain object for each value, and the faults by index. Tombstones and unreadable values are None. Hot path."""
 
 
 def reader_of(type: SchemaType, definition: bytes, others: Sequence[bytes] = ()) -> Reader:
-    """`others`: the definitions of other versions, in the order in which they are to be tried. Raises `InvalidSchema`."""
+    """Return the reader of a definition. `others` are other versions, in the order of trial. Raises `InvalidSchema`."""
     for one in (definition, *others):
         if len(one) > SCHEMA_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(one)} bytes exceeds the limit of {SCHEMA_BYTES_MAX} bytes")

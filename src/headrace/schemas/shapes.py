@@ -1,7 +1,7 @@
-"""The shape of values: what a schema says about types, without its language.
+"""Shapes: types of values, independent of the schema language.
 
-Readers of values (see `reading.py`) turn bytes into plain objects of a shape; whoever wants columns turns the shape into the types of
-their own world. A shape is finite: a schema that contains itself has none.
+Readers (`reading.py`) decode bytes to plain objects of a shape; a consumer such as Spark converts the shape to its own types. A shape is
+finite: a recursive schema has none.
 
 | shape | plain object |
 |---|---|
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     TIMESTAMP = "timestamp"
     TIMESTAMP_NTZ = "timestamp_ntz"
     JSON = "json"
-    """A string that holds JSON text: what has no type that fits."""
+    """A string of JSON text, for values without a matching type."""
 
 
 INT_BITS: Final = {Kind.INT8: 8, Kind.INT16: 16, Kind.INT32: 32, Kind.INT64: 64}
@@ -61,9 +61,9 @@ class Field:
     name: str
     shape: Shape
     is_required: bool = False
-    """A value without it is unreadable."""
+    """Whether a value without this field is unreadable."""
     is_nullable: bool = True
-    """It may be there and null."""
+    """Whether the field may be null."""
 
 
 @dataclass(frozen=True, slots=True)

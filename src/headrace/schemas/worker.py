@@ -1,10 +1,10 @@
-"""The process that does expensive schema checks, so that the broker can limit and kill it.
+"""Worker process for expensive schema checks, which the broker can limit and kill.
 
     python -m headrace.schemas.worker
 
-Each message on stdin is answered by one on stdout; both are a length (u32, big-endian) and MessagePack. The process limits its own
-memory, and its processor time anew for each job: the kernel ends a job that takes more (SIGXCPU), and with it the process.
-It ends when stdin ends, so it does not outlive its broker.
+Each request on stdin has one reply on stdout; both are a length (u32, big-endian) and MessagePack. The process limits its memory, and its
+CPU time for each job: the kernel ends the process when a job exceeds it (SIGXCPU). It ends when stdin ends, so it does not outlive its
+broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPILED_MAX: Final = 8
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Judge the values; or, with `mode`, compile the definition and compare it with `old`, if there is one."""
+    """Request: validate the values; or with `mode`, compile the definition and compare it with `old`, if given."""
 
     type: SchemaType
     definition: bytes
@@ -39,7 +39,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`faults`: of each value; or the conflicts. `invalid`: the definition is not a schema, and why."""
+    """Reply: `faults` of each value, or the conflicts. `invalid` is the reason why the definition is not a schema."""
 
     faults: list[list[str]] = []
     invalid: str = ""
@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def answer(job: Job, compiled: dict[tuple[SchemaType, bytes], Schema]) -> Verdict:
-    """Do the job. `compiled` remembers the latest schemas."""
+    """Run the job. `compiled` caches the latest schemas."""
     before = _cpu_seconds()
     try:
         schema = _schema(job.type, job.definition, compiled)
@@ -92,14 +92,14 @@ def _limit_memory() -> None:
 
 
 def _limit_time() -> None:
-    """The soft limit counts from the start of the process, in whole seconds: the job has at least what is promised."""
+    """Set the CPU limit of the job. It counts whole seconds from the start of the process, so the job has at least its limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     wanted = int(_cpu_seconds()) + 1 + SCHEMA_CHECK_CPU_SECONDS_MAX
     resource.setrlimit(resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer until there are no more requests."""
+    """Reply to requests until stdin ends."""
     compiled: dict[tuple[SchemaType, bytes], Schema] = {}
     decoder = msgspec.msgpack.Decoder(Job)
     while head := requests.read(LENGTH.size):
@@ -112,7 +112,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def main() -> None:
     with contextlib.suppress(OSError):
-        os.nice(5)  # the broker itself goes first
+        os.nice(5)  # give the broker priority
     _limit_memory()
     with contextlib.suppress(KeyboardInterrupt):
         serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,12 +1,12 @@
-"""Spark reads topics and writes them: the format `headrace`, with the columns and options of Spark's Kafka source.
+"""Spark data source and sink: the format `headrace`, with the columns and options of Spark's Kafka source.
 
     import headrace.spark
 
     spark = headrace.spark.session()
     orders = spark.readStream.format("headrace").option("servers", "127.0.0.1:8815").option("subscribe", "orders").load()
 
-A session of your own learns the format by `register(spark)`, or by itself if this package is installed beside pyspark.
-pyspark is imported when it is needed: looking at options, or at what a machine has, takes no second of start-up.
+`register(spark)` adds the format to an existing session. Spark also discovers it if this package is installed beside pyspark.
+pyspark is imported only when it is used, because its import takes a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DefaultSource", "HeadraceSource", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Teach this session the format `headrace`, whatever discovery finds or fails to find."""
+    """Register the format `headrace` in this session, whether or not Spark has discovered it."""
     with needs("headrace.spark", "pyspark", "pyarrow"):
         from headrace.spark.source import HeadraceSource
 
@@ -34,7 +34,7 @@ def register(spark: SparkSession) -> None:
 
 
 def __getattr__(name: str) -> object:
-    """`DefaultSource` is the name by which Spark's discovery finds a source in a module `pyspark_…`."""
+    """Import the source on first use. Spark's discovery looks for the name `DefaultSource` in modules called `pyspark_…`."""
     if name in ("DefaultSource", "HeadraceSource"):
         with needs("headrace.spark", "pyspark", "pyarrow"):
             from headrace.spark.source import HeadraceSource

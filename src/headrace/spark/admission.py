@@ -1,20 +1,20 @@
-"""How much of what is there goes into the next micro-batch.
+"""Admission: the number of records that the next micro-batch reads.
 
-Limits are shared out in proportion to what each partition has to give, so that all of them reach the end at the same time.
+Limits are divided in proportion to the backlog of each partition, so that all partitions catch up at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.spark.offsets import Place
+from headrace.spark.offsets import TopicPartition
 
 
-def share(available: Mapping[Place, int], records_max: int) -> dict[Place, int]:
-    """As much of each as its part of the whole, `records_max` together, or everything if that is less.
+def apportion(available: Mapping[TopicPartition, int], records_max: int) -> dict[TopicPartition, int]:
+    """Divide `records_max` among the partitions in proportion to `available`.
 
-    Rounded down, and what is left over goes to those that lost most by the rounding: the sum is exact, so a backlog of
-    n records takes ceil(n / records_max) batches, and a partition with little is never passed over twice.
+    Counts are rounded down, and the remainder goes to the partitions with the largest rounding loss. The sum is exact, so a backlog of
+    n records takes ceil(n / records_max) batches, and a small partition is never skipped twice.
     """
     total = sum(available.values())
     if total <= records_max:
@@ -26,17 +26,17 @@ def share(available: Mapping[Place, int], records_max: int) -> dict[Place, int]:
     return taken
 
 
-def records_within(available: Mapping[Place, int], record_bytes: Mapping[Place, float], bytes_max: int) -> int:
-    """How many of these records, taken in proportion, make up about `bytes_max`; one at least, or nothing would move."""
+def records_within(available: Mapping[TopicPartition, int], record_bytes: Mapping[TopicPartition, float], bytes_max: int) -> int:
+    """Return how many of these records, taken in proportion, have about `bytes_max` bytes; at least one, so that the query advances."""
     total = sum(available.values())
     total_bytes = sum(count * record_bytes[place] for place, count in available.items())
     return total if total_bytes <= bytes_max else max(1, int(total * (bytes_max / total_bytes)))
 
 
-class Patience:
-    """`minOffsetsPerTrigger` with `maxTriggerDelay`: hold a batch back until it is worth it, or has waited long enough.
+class TriggerDelay:
+    """Minimum batch size: `minOffsetsPerTrigger` with `maxTriggerDelay`.
 
-    The first batch of a run is not held back: nobody knows how long its records have been waiting.
+    The first batch of an execution is not delayed, because the age of its records is unknown.
     """
 
     def __init__(self, records_min: int | None, delay_ms: int) -> None:
@@ -44,7 +44,7 @@ class Patience:
         self._last_ms: float | None = None
 
     def enough(self, records: int, *, now_ms: float) -> bool:
-        """Whether to go on with so many; the clock starts again if so."""
+        """Return whether to start a batch of this size; if so, restart the delay."""
         if not records:
             return False
         few = self._records_min is not None and records < self._records_min

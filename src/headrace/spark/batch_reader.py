@@ -1,7 +1,7 @@
-"""`spark.read.format("headrace")`: offsets are resolved once, on the driver, and every action on the DataFrame reads the same rows.
+"""Reader for `spark.read.format("headrace")`. The driver resolves offsets once, and every action on the DataFrame reads the same rows.
 
-Filters are not pushed down, although Spark could ask for it: Spark 4.3 keeps the partitions that were planned for one filter and
-uses them for the next query on the same DataFrame, which then misses rows (docs/decisions/pyspark.md).
+Filters are not pushed down: Spark 4.3 reuses the partitions planned for one filter in the next query on the same DataFrame, which then
+misses rows (docs/decisions/pyspark.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from headrace.flight.client import FlightClient
 from headrace.spark.boundaries import Boundary
 from headrace.spark.connection import connect
-from headrace.spark.offsets import Offsets, Place, nested
+from headrace.spark.offsets import Offsets, TopicPartition, nested
 from headrace.spark.ranges import Losses, present, split
 from headrace.spark.reading import RangeReader
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """Made, asked for its partitions and pickled in one process of the driver."""
+    """Reader of one batch query. The driver creates it, plans its partitions and pickles it in one process."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
@@ -31,7 +31,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         settings = self._reader.settings
         client = connect(settings.servers)
-        states = settings.endurance.at_first(lambda: settings.subscription.states(client), settings.servers.addresses)
+        states = settings.retry.before_start(lambda: settings.subscription.states(client), settings.servers.addresses)
         firsts, ends = settings.subscription.firsts(states), settings.subscription.ends(states)
         start = resolved(settings.start, firsts, ends, client, fatal=settings.fail_on_data_loss)
         stop = resolved(settings.end, firsts, ends, client, fatal=settings.fail_on_data_loss)
@@ -44,9 +44,9 @@ class BatchReader(DataSourceReader):
 
 
 def resolved(boundary: Boundary, firsts: Offsets, ends: Offsets, client: FlightClient, *, fatal: bool) -> Offsets:
-    """Offsets within what the log holds; one that a user gave and that lies outside is an error, or moved with a warning."""
+    """Resolve a boundary to offsets that the log holds. An offset outside it is an error if `fatal`, else it is moved with a warning."""
 
-    def offset_for_time(times: Mapping[Place, int]) -> dict[Place, int | None]:
+    def offset_for_time(times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         return {
             (topic, partition): offset
             for topic, by_partition in nested(times).items()

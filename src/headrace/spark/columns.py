@@ -1,7 +1,6 @@
-"""The columns of the source: those of Spark's Kafka source, in its order. A schema given by the user picks some of them.
+"""Columns of the source: those of Spark's Kafka source, in the same order. A schema from the user selects some of them.
 
-Spark does not tell a Python source which columns a query uses, so `.schema("value binary")` is how a job says it: only those columns
-leave the broker.
+Spark does not pass the columns that a query uses to a Python source. With `.schema("value binary")` the broker sends only that column.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ _MAY_BE_NULL: Final = ("key", "value", "headers")
 
 
 def raw_schema(*, headers: bool) -> StructType:
-    """What `load()` gives without a schema of the user's."""
+    """Return the schema of `load()` when the user gives none."""
     return StructType([StructField(name, kind) for name, kind in COLUMNS.items() if headers or name != "headers"])
 
 
 def check_columns(schema: StructType) -> tuple[str, ...]:
-    """The names to read. Raises `ConfigError` for a column that is not there, or is of another type."""
+    """Return the names to read. Raises `ConfigError` for an unknown column or a wrong type."""
     for field in schema.fields:
         kind = COLUMNS.get(field.name)
         if kind is None:
-            raise ConfigError(f"the schema has a column {field.name}, and a topic has {', '.join(COLUMNS)}")
+            raise ConfigError(f"the schema has an unknown column {field.name}; a topic has {', '.join(COLUMNS)}")
         if field.dataType != kind:
             raise ConfigError(
-                f"the schema has {field.name} as {field.dataType.simpleString()}, and it is {kind.simpleString()}; cast it after load()"
+                f"the schema has {field.name} as {field.dataType.simpleString()}, expected {kind.simpleString()}; cast it after load()"
             )
         if not field.nullable and field.name in _MAY_BE_NULL:
-            raise ConfigError(f"the schema has {field.name} as not null, and a record may have none")
+            raise ConfigError(f"the schema has {field.name} as not null, but it may be null in a record")
     return tuple(schema.fieldNames())

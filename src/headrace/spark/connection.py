@@ -1,7 +1,7 @@
-"""One connection to a broker per process: Spark's Python workers serve many tasks, and logging in costs more than a small batch.
+"""Connection cache: one connection per process. Spark's Python workers run many tasks, and a login costs more than a small batch.
 
-A worker that forks takes the memory of its parent with it, but not the threads that a connection lives by; so a connection belongs to
-the process that made it. Nobody closes it: it ends with its process, and Spark ends idle workers after a minute.
+A forked worker inherits the memory of its parent but not the threads of a connection, so the cache key includes the process id.
+Connections are not closed: they end with the process, and Spark ends idle workers after a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _clients: dict[tuple[int, Servers], FlightClient] = {}
 
 
 def connect(servers: Servers) -> FlightClient:
-    """The connection of this process to these servers; it may be used by several threads."""
+    """Return the connection of this process to these servers. It is thread-safe."""
     with _lock:
         found = _clients.get((os.getpid(), servers))
         if found is None:

@@ -1,7 +1,6 @@
-"""How far a stream has come, told to the broker: a group whose lag everybody can see (`headrace group lag`).
+"""Progress of a stream, committed to a group of the broker for monitoring (`headrace group lag`).
 
-It is for people. The checkpoint decides where a query goes on, so a commit that fails is a warning, and a query never waits for one
-unless it is about to end.
+The checkpoint decides where a query resumes. So a failed commit is only a warning, and a query waits for a commit only before it ends.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ _log = logging.getLogger("headrace.spark")
 
 
 class Progress:
-    """Commits the latest offsets it was told, by a thread of its own; what came in between is passed over."""
+    """Background commits of the latest reported offsets. Offsets that newer ones replace are not committed."""
 
     def __init__(self, client: FlightClient, group: str) -> None:
         self._client, self._group = client, group
-        self._told: Offsets = {}
-        self._news = threading.Condition()
+        self._latest: Offsets = {}
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._allowed = True
 
-    def tell(self, offsets: Offsets, *, wait: bool) -> None:
-        """With `wait` it is durable on return. Telling the same again costs nothing."""
-        with self._news:
-            if offsets == self._told or not self._allowed:
+    def report(self, offsets: Offsets, *, wait: bool) -> None:
+        """Commit these offsets in the background, or with `wait` before returning. Unchanged offsets are not committed again."""
+        with self._changed:
+            if offsets == self._latest or not self._allowed:
                 return
-            self._told = dict(offsets)
-            self._news.notify()
+            self._latest = dict(offsets)
+            self._changed.notify()
             if wait:
-                self._told = self._told if self._commit(self._told) else {}
+                self._latest = self._latest if self._commit(self._latest) else {}
             elif self._thread is None:
                 self._thread = threading.Thread(target=self._follow, name="headrace-progress", daemon=True)
                 self._thread.start()
@@ -46,10 +45,10 @@ class Progress:
     def _follow(self) -> None:
         done: Offsets = {}
         while self._allowed:
-            with self._news:
-                while self._told == done:
-                    self._news.wait()
-                latest = self._told
+            with self._changed:
+                while self._latest == done:
+                    self._changed.wait()
+                latest = self._latest
             if self._commit(latest):
                 done = latest
             else:
@@ -61,7 +60,7 @@ class Progress:
             return True
         except NotAuthorized as failure:
             self._allowed = False
-            _log.warning("the progress of this query will not be shown: %s", failure)
+            _log.warning("the progress of this query is not committed to group %s: %s", self._group, failure)
         except BrokerError as failure:
-            _log.warning("the progress of this query is not shown in group %s for now: %s", self._group, failure)
+            _log.warning("cannot commit the progress of this query to group %s, will retry: %s", self._group, failure)
         return False

@@ -1,22 +1,21 @@
-"""What a write is known by at the broker, and the patience to get it through.
+"""Exactly-once publishing: names of writes, and staging with retries.
 
-Spark may run a task twice, and a whole batch again after a crash. Each attempt of a task stages its rows under a handle of its own,
-which nobody sees; the driver then publishes the handles of the attempts that count, as one transaction under an application and a
-version. The broker remembers the last version of each application and takes no version twice.
+Spark may run a task twice, and a whole batch again after a crash. Each attempt of a task stages its rows under its own handle, where no
+consumer sees them. The driver then publishes the handles of the successful attempts as one transaction under a writer and a version. The
+broker remembers the last version of each writer and accepts no version twice.
 
-    written by                       application                  version          run
+    written by                       writer                       version          epoch
     a streaming query                spark/<query id>             batch id         run id of the query
     foreachBatch, to a topic         spark/<query id>/<topic>     batch id         run id of the query
     options txnAppId + txnVersion    <txnAppId>/<topic>           txnVersion       –
     any other batch job              spark/job/<random>           0                –
 
-`txnAppId` alone takes the place of `spark/<query id>`, as `<txnAppId>/<topic>`, in a stream and in foreachBatch. `<topic>` is the option
-`topic`; a write whose topics come from a column has no such part. A query keeps its id in its checkpoint, so a batch that Spark runs
-again comes with the same application and version; the run is new at each start, and a broker that has seen it refuses the runs
-before it.
+`txnAppId` alone replaces `spark/<query id>`, as `<txnAppId>/<topic>`, in a stream and in foreachBatch. `<topic>` is the option `topic`; a
+write whose topics come from a column has no such part. A query keeps its id in its checkpoint, so a batch that Spark runs again has the
+same writer and version. The epoch is new at each start, and the broker rejects older epochs once it has seen a newer one.
 
-Two writes of one foreachBatch call to the same topic would have one name, and the second would be taken for a replay of the first. So a
-run leaves a mark of its own behind each such write, and one that finds the mark already there is refused (`Version.mark`).
+Two writes of one foreachBatch call to the same topic would have the same name, and the broker would take the second for a replay of the
+first. So each such write is followed by a marker for its epoch, and a write that finds the marker fails (`Version.mark`).
 """
 
 from __future__ import annotations
@@ -26,25 +25,23 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.errors import BrokerError, ConfigError
+from headrace.spark.retry import retry
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RETRY_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses between attempts; the last one repeats. The client has tried a few times by itself before each."""
-APP_BYTES_MAX: Final = 249
-"""What the name of an application may have."""
+WRITER_BYTES_MAX: Final = 249
+"""Longest name of a writer."""
 KEPT_BYTES_MAX: Final = 32 << 20
-"""What a task keeps of the rows it has sent, to send them again when the broker goes away and comes back."""
-
-Answer = TypeVar("Answer")
+"""Size of the sent rows that a task keeps, to send them again after a restart of the broker."""
 
 
 class StageSize(Protocol):
-    """What the broker has taken under a handle."""
+    """Size of the rows that the broker holds under a handle."""
 
     @property
     def records(self) -> int: ...
@@ -53,7 +50,7 @@ class StageSize(Protocol):
 
 
 class StagingClient(Protocol):
-    """What a task needs of `FlightClient`."""
+    """The methods of `FlightClient` that a task uses."""
 
     def stage(
         self, handle: str, batches: Iterable[pa.RecordBatch], *, topic: str | None, writer: str, epoch: str = "", order: int = 0
@@ -62,38 +59,38 @@ class StagingClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPlace:
-    """Where in Spark a task runs. Outside of a streaming query `query` and `run` are empty and `batch` is None."""
+class TaskId:
+    """Identity of a Spark task. Outside a streaming query, `query` and `epoch` are empty and `batch` is None."""
 
     query: str
-    run: str
+    epoch: str
     batch: int | None
     partition: int
     attempt: int
-    """No two attempts of a Spark application share it."""
+    """Unique within a Spark application."""
 
     @classmethod
-    def here(cls) -> TaskPlace:
-        """Of the task that runs this code. The names of the properties are those that Spark itself sets for each batch of a query."""
+    def current(cls) -> TaskId:
+        """Return the identity of the running task, from the properties that Spark sets for each batch of a query."""
         from pyspark import TaskContext
 
         task = TaskContext.get()
         if task is None:
-            raise ConfigError("this is not a Spark task")
+            raise ConfigError("no Spark task is running in this process")
         query, batch = (task.getLocalProperty(name) or "" for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
         in_query = bool(query and batch)
         return cls(
             query=query if in_query else "",
-            run=_run(task.getLocalProperty) if in_query else "",
+            epoch=_epoch(task.getLocalProperty) if in_query else "",
             batch=int(batch) if in_query else None,
             partition=task.partitionId(),
             attempt=task.taskAttemptId(),
         )
 
 
-def _run(get_property: Callable[[str], str | None]) -> str:
-    """Up to Spark 4.2 a run is told only by the name of the job group. A user may set another in foreachBatch, that is the same in
-    every run: a name that is no UUID says nothing."""
+def _epoch(get_property: Callable[[str], str | None]) -> str:
+    """Return the run id of the query. Up to Spark 4.2 only the name of the job group carries it, and foreachBatch code may set another
+    name there, which is the same in every execution: a name that is not a UUID is ignored."""
     named = get_property("sql.streaming.runId") or get_property("spark.jobGroup.id") or ""
     return named if _UUID.fullmatch(named) else ""
 
@@ -105,26 +102,26 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What the broker knows a write by: the same for every attempt at it, and for nothing else."""
+    """Identity of a write at the broker: the same for every attempt at this write, and unique to it."""
 
     writer: str
-    version: int
-    run: str = ""
+    number: int
+    epoch: str = ""
 
     @property
     def remember_ms(self) -> int:
-        """A job with a random name comes back only to ask again what became of its one write; 0: the others may come back any time."""
+        """Retention of the version at the broker. A job with a random name only retries its one write; 0 means no limit."""
         return JOB_REMEMBERED_MS if self.writer.startswith(JOB) else 0
 
     @property
     def mark(self) -> str:
-        """The application under which a run notes that it has written this, in a foreachBatch; see the top of this page."""
-        return f"spark/mark/{_digest(self.writer)}/{_digest(self.run)}"
+        """The writer name of the marker for a write in foreachBatch; see the module docstring."""
+        return f"spark/mark/{_digest(self.writer)}/{_digest(self.epoch)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """How a writer names what it writes; see the table above."""
+    """Names of the writes of one sink, by the table in the module docstring."""
 
     topic: str
     writer: str = ""
@@ -134,67 +131,47 @@ class Versions:
     job: str = ""
     """A random name, the same in all tasks of a batch write."""
 
-    def of_stream(self, task: TaskPlace) -> Version:
-        if task.batch is None or not task.query or not task.run:
-            raise ConfigError("Spark has not told this task its query and batch, without which it cannot be written exactly once")
-        return Version(self._named() or f"spark/{task.query}", task.batch, task.run)
+    def of_stream(self, task: TaskId) -> Version:
+        if task.batch is None or not task.query or not task.epoch:
+            raise ConfigError("Spark has not passed the query id, run id and batch id to this task; exactly-once writes need all three")
+        return Version(self._named() or f"spark/{task.query}", task.batch, task.epoch)
 
-    def of_batch(self, task: TaskPlace) -> Version:
+    def of_batch(self, task: TaskId) -> Version:
         if self.version is not None:
             return Version(self._named(), self.version)
         if task.batch is not None:
-            return Version(self._named() or self._scoped(f"spark/{task.query}"), task.batch, task.run)
+            return Version(self._named() or self._scoped(f"spark/{task.query}"), task.batch, task.epoch)
         if self.writer:
-            raise ConfigError(
-                "outside of foreachBatch the option 'txnAppId' needs 'txnVersion' beside it: a number that grows with each write"
-            )
+            raise ConfigError("outside foreachBatch the option 'txnAppId' needs 'txnVersion' too: a number that grows with each write")
         return Version(JOB + self.job, 0)
 
     def _named(self) -> str:
         return self._scoped(self.writer) if self.writer else ""
 
     def _scoped(self, writer: str) -> str:
-        """A long name of a topic is replaced by its digest: it has to be the same each time, not to be read."""
+        """Append the topic; a digest replaces a topic name that is too long."""
         if not self.topic:
             return writer
         named = f"{writer}/{self.topic}"
-        return named if len(named.encode()) <= APP_BYTES_MAX else f"{writer}/{_digest(self.topic)}"
+        return named if len(named.encode()) <= WRITER_BYTES_MAX else f"{writer}/{_digest(self.topic)}"
 
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def patiently(ask: Callable[[], Answer], *, until: float) -> Answer:
-    """Ask again while the broker is away, until that time of the monotonic clock. Only for what may be asked twice."""
-    for pause in _pauses():
-        try:
-            return ask()
-        except BrokerError as failure:
-            if not failure.retriable or time.monotonic() + pause > until:
-                raise
-        time.sleep(pause)
-    raise AssertionError("the pauses have no end")
-
-
-def _pauses() -> Iterator[float]:
-    yield from RETRY_SECONDS
-    while True:
-        yield RETRY_SECONDS[-1]
-
-
 class Replay:
-    """Batches on their way out, from the first again for each iteration, as long as they have been few."""
+    """Iterable of record batches that starts again from the first one, while the batches sent so far fit in `bytes_max`."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], *, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._rest = iter(batches)
         self._kept: list[pa.RecordBatch] = []
         self._room = bytes_max
         self.whole = True
-        """Nothing has been forgotten, so the rows can be sent again."""
+        """Whether all sent rows are kept and can be sent again."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        assert self.whole, "part of the rows is gone"
+        assert self.whole, "all sent rows are kept"
         yield from self._kept
         for batch in self._rest:
             self._keep(batch)
@@ -215,31 +192,31 @@ def stage(
     batches: Iterable[pa.RecordBatch],
     *,
     topic: str,
-    edition: Version,
+    version: Version,
     order: int,
     until: float,
 ) -> tuple[str, StageSize]:
-    """The handle under which the rows were staged, and what the broker counted.
+    """Stage the rows; return their handle and the size that the broker counted.
 
-    A broker that has restarted knows nothing of a handle that was being filled: each attempt takes a new one, because rows of
-    the old one may still be under way.
+    A restarted broker does not know a handle that was being filled. Each attempt uses a new handle, because rows of the old one may still
+    be in flight.
     """
-    replay = Replay(batches)
-    for attempt, pause in enumerate(_pauses()):
+    replay, attempts = Replay(batches), count()
+
+    def request() -> tuple[str, StageSize]:
+        attempt = next(attempts)
         named = f"{handle}.{attempt}" if attempt else handle
         try:
-            return named, client.stage(named, replay, topic=topic or None, writer=edition.writer, epoch=edition.run, order=order)
-        except BaseException as failure:
+            return named, client.stage(named, replay, topic=topic or None, writer=version.writer, epoch=version.epoch, order=order)
+        except BaseException:
             drop(client, [named])
-            transient = isinstance(failure, BrokerError) and failure.retriable
-            if not transient or not replay.whole or time.monotonic() + pause > until:
-                raise
-        time.sleep(pause)
-    raise AssertionError("the pauses have no end")
+            raise
+
+    return retry(request, give_up=lambda _, pause: not replay.whole or time.monotonic() + pause > until)
 
 
 def drop(client: StagingClient, handles: Sequence[str]) -> None:
-    """At once if the broker is there; otherwise they go when their time is over."""
+    """Drop staged rows. The broker expires those it cannot drop now."""
     try:
         client.drop(handles)
     except BrokerError:

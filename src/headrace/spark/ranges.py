@@ -1,7 +1,7 @@
-"""What a query is to read: ranges of offsets, one per task, and what to say when some of it is gone.
+"""Offset ranges of a query, one per task, and reports of data loss.
 
-Records can be gone before they are read: retention has taken them, the topic was deleted, or deleted and made anew. `failOnDataLoss`
-decides whether that ends the query or is only a warning; either names the topic, the partition, the offsets and the retention.
+Records may disappear before they are read: retention removes them, or the topic is deleted or recreated. `failOnDataLoss` decides
+whether this ends the query or logs a warning. Both messages name the topic, the partition, the offsets and the retention.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from pyspark.sql.datasource import InputPartition
 
 from headrace.errors import HeadraceError
 from headrace.flight.client import FlightClient, TopicState
-from headrace.spark.offsets import Offsets, Place
+from headrace.spark.offsets import Offsets, TopicPartition
 
 TASK_BYTES_TARGET: Final = 128 << 20
-"""Above it a range becomes several tasks, as a file of that size does in Spark: one partition should not keep one core busy for hours."""
+"""Size above which a range is split into several tasks, as Spark splits files."""
 SPLIT_PARTS_MAX: Final = 4096
 
 _log = logging.getLogger("headrace.spark")
 
 
 class DataLost(HeadraceError):
-    """Records that should have been read are not there any more."""
+    """Unread records no longer exist."""
 
 
 class Losses:
-    """What is gone: with `fatal` it ends the query, else it is a warning and the rest is read."""
+    """Reports of data loss: an error if `fatal`, else a warning."""
 
     def __init__(self, *, fatal: bool) -> None:
         self._fatal = fatal
 
     def report(self, what: str) -> None:
         if self._fatal:
-            raise DataLost(f"{what}. With the option failOnDataLoss=false the query goes on with what is left")
-        _log.warning("%s. The query goes on, failOnDataLoss is false", what)
+            raise DataLost(f"{what}. With the option failOnDataLoss=false the query continues with the remaining records")
+        _log.warning("%s. The query continues because failOnDataLoss is false", what)
 
 
 @dataclass(frozen=True, slots=True)
 class Range(InputPartition):
-    """The records of one partition with start <= offset < stop: the work of one task."""
+    """The records of one partition with start <= offset < stop, read by one task."""
 
     topic: str
     partition: int
@@ -54,24 +54,24 @@ class Range(InputPartition):
 
 
 def present(start: Offsets, stop: Offsets, states: Mapping[str, TopicState], losses: Losses) -> list[Range]:
-    """What is between `start` and `stop` and still there. A partition that `start` does not know is read from its first record."""
+    """Return the ranges between `start` and `stop` that still exist. A partition missing in `start` is read from its first record."""
     for topic in sorted({topic for topic, _ in start.keys() - stop.keys()} - states.keys()):
-        losses.report(f"topic {topic} has been deleted while it was read")
+        losses.report(f"topic {topic} has been deleted while the query was reading it")
     found = (_present(place, start.get(place, 0), stop[place], states.get(place[0]), losses) for place in sorted(stop))
     return [one for one in found if one is not None]
 
 
-def _present(place: Place, start: int, stop: int, state: TopicState | None, losses: Losses) -> Range | None:
+def _present(place: TopicPartition, start: int, stop: int, state: TopicState | None, losses: Losses) -> Range | None:
     topic, partition = place
     where = f"topic {topic}, partition {partition}"
     if state is None or partition >= len(state.partitions):
         if start < stop:
-            losses.report(f"{where}: {_span(start, stop)} cannot be read, the topic has been deleted")
+            losses.report(f"{where}: cannot read {_span(start, stop)}, the topic has been deleted")
         return None
     first, end = state.partitions[partition].first, state.partitions[partition].end
     if stop < start or stop > end:
         losses.report(
-            f"{where}: the query has read up to offset {max(start, stop)}, and the log ends at {end}: it was deleted and made anew"
+            f"{where}: the query has read up to offset {max(start, stop)}, but the log ends at {end}: the topic was deleted and recreated"
         )
         begin, stop = first if start > min(stop, end) else max(start, first), min(stop, end)
         return Range(topic, partition, begin, stop) if begin < stop else None
@@ -81,10 +81,10 @@ def _present(place: Place, start: int, stop: int, state: TopicState | None, loss
     return Range(topic, partition, start, stop) if start < stop else None
 
 
-def lost(asked: Range, position: int, first: int, state: TopicState | None) -> str:
-    """The words for a task that finds retention ahead of it."""
+def loss_message(wanted: Range, position: int, first: int, state: TopicState | None) -> str:
+    """Return the message for a task whose next records retention has removed."""
     kept = f" ({_retention(state)})" if state is not None else ""
-    where, what = f"topic {asked.topic}, partition {asked.partition}", _gone(position, min(first, asked.stop))
+    where, what = f"topic {wanted.topic}, partition {wanted.partition}", _gone(position, min(first, wanted.stop))
     return f"{where}: {what}, the log begins at {first}{kept}"
 
 
@@ -107,7 +107,7 @@ def _retention(state: TopicState) -> str:
 def split(
     ranges: Iterable[Range], states: Mapping[str, TopicState], client: FlightClient, *, tasks_min: int | None, task_records_max: int | None
 ) -> list[Range]:
-    """The same records as more tasks, in the same order: that order is what a sink keeps within a partition."""
+    """Split ranges into more tasks, in the same order: a sink keeps that order within a partition."""
     ranges = list(ranges)
     tasks: list[Range] = []
     for one, parts in zip(ranges, _parts(ranges, states, tasks_min), strict=True):
@@ -118,7 +118,7 @@ def split(
             tasks.append(one)
     if task_records_max is None:
         return tasks
-    return [piece for one in tasks for piece in _evenly(one, -(-len(one) // task_records_max))]
+    return [chunk for one in tasks for chunk in _evenly(one, -(-len(one) // task_records_max))]
 
 
 def _parts(ranges: list[Range], states: Mapping[str, TopicState], tasks_min: int | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""The options of a read, understood: everything a reader asks for, checked before any broker is."""
+"""Options of a read, parsed and checked before the first request to the broker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 from headrace.flight.client import Servers
 from headrace.spark.boundaries import Boundary
-from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
+from headrace.spark.retry import RetryPolicy
 from headrace.spark.servers import servers_of
 from headrace.spark.subscription import Subscription
 
@@ -17,13 +17,13 @@ ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """Plain values: they are pickled to the tasks."""
+    """Parsed options of a read. Spark pickles them to the tasks."""
 
     servers: Servers
     subscription: Subscription
     start: Boundary
     end: Boundary
-    endurance: Endurance
+    retry: RetryPolicy
     group: str
     fail_on_data_loss: bool = True
     records_max: int | None = None
@@ -37,18 +37,18 @@ class ReadSettings:
     def of(cls, options: Options, *, streaming: bool) -> ReadSettings:
         given = [name for name in ENDING if name in options]
         if streaming and given:
-            raise ConfigError(f"option {given[0]} is for batch queries: a stream has no end")
+            raise ConfigError(f"option {given[0]} is for batch queries only: a stream has no end")
         records_max = options.count("maxOffsetsPerTrigger", None)
         records_min = options.count("minOffsetsPerTrigger", None)
         if records_max is not None and records_min is not None and records_min > records_max:
-            raise ConfigError(f"option minOffsetsPerTrigger is {records_min}, more than maxOffsetsPerTrigger of {records_max}")
+            raise ConfigError(f"option minOffsetsPerTrigger is {records_min}, more than maxOffsetsPerTrigger, which is {records_max}")
         subscription = Subscription.of(options)
         return cls(
             servers=servers_of(options),
             subscription=subscription,
             start=Boundary.start(options, streaming=streaming),
             end=Boundary.end(options),
-            endurance=Endurance.of(options),
+            retry=RetryPolicy.of(options),
             group=options.text("kafka.group.id") or subscription.group(options.text("groupIdPrefix", "spark-headrace")),
             fail_on_data_loss=options.flag("failOnDataLoss", True),
             records_max=records_max,

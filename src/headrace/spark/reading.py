@@ -1,8 +1,8 @@
-"""The read of one task: a range of offsets becomes record batches with exactly the columns Spark was promised.
+"""Task side of a read: a range of offsets becomes record batches with the columns of the planned schema.
 
     broker ── Arrow Flight ── RecordBatch ── (typed values) ── Spark
 
-No record is touched in Python on the way. A read goes on behind the last row that came when the broker has been away.
+Rows without typed values stay in Arrow buffers. After a connection loss a read resumes after the last row received.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import BrokerError, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from headrace.spark.connection import connect
-from headrace.spark.ranges import Losses, Range, lost
+from headrace.spark.ranges import Losses, Range, loss_message
 from headrace.spark.read_settings import ReadSettings
+from headrace.spark.retry import backoff
 
 if TYPE_CHECKING:
     from headrace.flight.client import FlightClient, TopicState
     from headrace.spark.values import Decoder
 
 ROWS_MAX: Final = 65_536
-"""Rows of one batch: more of them gain nothing."""
-_PAUSE_SECONDS: Final = 0.25
+"""Rows of one batch. Larger batches are not faster."""
 
 
 @dataclass(frozen=True)
 class RangeReader:
-    """Pickled to every task of a query. `columns` are those to fetch; `schema` is what Spark gets, the same unless values are typed."""
+    """Reader that Spark pickles to every task. It fetches `columns` and returns rows of `schema`, which differs only for typed values."""
 
     settings: ReadSettings
     columns: tuple[str, ...]
     schema: StructType
     decoder: Decoder | None = None
 
-    def read(self, asked: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Spark turns an empty list of partitions into one that is no range; there is nothing to read then."""
-        if isinstance(asked, Range):
-            for batch in self._fetched(asked):
-                shaped = self._shaped(batch, asked.topic)
+    def read(self, wanted: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range. Spark replaces an empty list of partitions by one that is not a `Range` and has no rows."""
+        if isinstance(wanted, Range):
+            for batch in self._fetched(wanted):
+                shaped = self._shaped(batch, wanted.topic)
                 if shaped.num_rows:
                     yield shaped
 
@@ -58,37 +58,40 @@ class RangeReader:
             return self.decoder.decode(batch, topic)
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._target)
 
-    def _fetched(self, asked: Range) -> Iterator[pa.RecordBatch]:
-        """The rows of the range, whatever happens to the broker meanwhile."""
-        client, position = connect(self.settings.servers), asked.start
-        away_since: float | None = None
+    def _fetched(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the range, with retries while the broker is unavailable."""
+        client, position = connect(self.settings.servers), wanted.start
+        failing_since, failures = 0.0, 0
 
         def reached(offset: int) -> None:
-            nonlocal position, away_since
-            position, away_since = offset, None
+            nonlocal position, failures
+            position, failures = offset, 0
 
-        while position < asked.stop:
+        while position < wanted.stop:
             try:
                 yield from client.read(
-                    asked.topic, asked.partition, position, asked.stop, columns=self.columns, rows_max=ROWS_MAX, reached=reached
+                    wanted.topic, wanted.partition, position, wanted.stop, columns=self.columns, rows_max=ROWS_MAX, reached=reached
                 )
                 return
             except (OffsetOutOfRange, UnknownTopic, UnknownPartition) as failure:
-                position = self._skipped(asked, position, failure, client)
+                position = self._skipped(wanted, position, failure, client)
             except BrokerError as failure:
-                away_since = away_since or time.monotonic()
-                if not failure.retriable or time.monotonic() - away_since > self.settings.endurance.away_seconds:
+                failures += 1
+                failing_since = time.monotonic() if failures == 1 else failing_since
+                if not failure.retriable or time.monotonic() - failing_since > self.settings.retry.timeout_seconds:
                     raise
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(backoff(failures))
 
-    def _skipped(self, asked: Range, position: int, failure: BrokerError, client: FlightClient) -> int:
-        """Where to go on when what was planned is gone since."""
+    def _skipped(self, wanted: Range, position: int, failure: BrokerError, client: FlightClient) -> int:
+        """Return the next offset to read after records of the range were removed."""
         losses = Losses(fatal=self.settings.fail_on_data_loss)
         if isinstance(failure, OffsetOutOfRange) and position < failure.first:
-            losses.report(lost(asked, position, failure.first, self._state(client, asked.topic)))
+            losses.report(loss_message(wanted, position, failure.first, self._state(client, wanted.topic)))
             return failure.first
-        losses.report(f"topic {asked.topic}, partition {asked.partition}: offsets {position} to {asked.stop - 1} cannot be read, {failure}")
-        return asked.stop
+        losses.report(
+            f"topic {wanted.topic}, partition {wanted.partition}: offsets {position} to {wanted.stop - 1} cannot be read, {failure}"
+        )
+        return wanted.stop
 
     def _state(self, client: FlightClient, topic: str) -> TopicState | None:
         try:

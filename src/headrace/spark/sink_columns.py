@@ -1,17 +1,16 @@
-"""The columns a written DataFrame may have, and their way into the Flight endpoint.
+"""Columns of a written DataFrame, and their conversion for the Flight endpoint.
 
-    column      Spark type                                   what it becomes
+    column      Spark type                                   meaning
     value       string | binary, required                    the value; null is a tombstone
-    key         string | binary                              the key, and with it the partition
-    headers     array<struct<key: string, value: binary>>    the headers, in their order
-    topic       string, unless the option `topic` is set     where the record goes
-    partition   int                                          where in the topic; null leaves it to the key
+    key         string | binary                              the key, which selects the partition
+    headers     array<struct<key: string, value: binary>>    the headers, in order
+    topic       string, unless the option `topic` is set     the topic
+    partition   int                                          the partition; null: the key selects it
 
-They are those of Spark's Kafka sink, and so is the rest of the rule: what else a DataFrame holds is ignored, a `timestamp` too
-(a record has the time of its publication; consumers and retention rely on times that never run ahead of the log).
+Names, types and rules are those of Spark's Kafka sink. Other columns are ignored, including `timestamp`: a record has the time of its
+publication, because consumers and retention rely on times that never exceed the time of the append.
 
-The schema is checked on the driver, before any task exists. A task only looks at what no schema can promise: that each row has
-a topic, and each header a name.
+The driver checks the schema before any task starts. A task checks only that each row has a topic and each header a name.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Which columns of the DataFrame are written, by name; in the order of `COLUMNS`."""
+    """Names of the columns to write, in the order of `COLUMNS`."""
 
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, schema: StructType, *, topic: str, headers: bool = True) -> SinkColumns:
-        """Check the schema. `topic` is the option, which overrides the column; without `headers` that column is left out."""
+        """Check the schema. The option `topic` overrides the column; without `headers` that column is omitted."""
         found = _written_fields(schema)
         if "value" not in found:
             raise ConfigError(_no_value(schema))
@@ -51,11 +50,11 @@ class SinkColumns:
         for name, kind in found.items():
             wanted, fits = _RULES[name]
             if not fits(kind):
-                raise ConfigError(f"column '{name}' is of type {kind.simpleString()}, and has to be {wanted}")
+                raise ConfigError(f"column '{name}' has type {kind.simpleString()}, expected {wanted}: cast it before the write")
         return cls(tuple(name for name in COLUMNS if name in found))
 
     def shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows with only these columns, in the types of the Flight endpoint. Texts become bytes without a copy."""
+        """Return the rows with only these columns, in the types of the Flight endpoint. Strings become bytes without a copy."""
         import pyarrow as pa
 
         types = _arrow_types()
@@ -71,17 +70,15 @@ def _written_fields(schema: StructType) -> dict[str, DataType]:
     found: dict[str, DataType] = {}
     for field in schema.fields:
         if field.name in found:
-            raise ConfigError(f"there are two columns '{field.name}'")
+            raise ConfigError(f"the DataFrame has two columns '{field.name}'")
         if field.name in COLUMNS:
             found[field.name] = field.dataType
     return found
 
 
 def _no_value(schema: StructType) -> str:
-    names = ", ".join(f"'{name}'" for name in schema.fieldNames()) or "none at all"
-    return (
-        f"no column 'value' of type string or binary among the columns ({names}); to_json(struct(*)) AS value makes one of all the others"
-    )
+    names = ", ".join(f"'{name}'" for name in schema.fieldNames()) or "none"
+    return f"no column 'value' of type string or binary among the columns ({names}); to_json(struct(*)) AS value makes one from the others"
 
 
 def _is_text_or_bytes(kind: DataType) -> bool:
@@ -103,7 +100,7 @@ def _is_int(kind: DataType) -> bool:
 
 
 def _is_headers(kind: DataType) -> bool:
-    """Whether its parts may be null is a question for the rows: few plans can prove that theirs are not."""
+    """Ignore nullability: few plans can prove that header names are not null, so tasks check the rows."""
     from pyspark.sql.types import ArrayType, StructType
 
     return isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType) and kind.simpleString() == HEADERS_TYPE

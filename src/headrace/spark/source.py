@@ -1,8 +1,8 @@
-"""The format `headrace`: what Spark asks for when a job says `spark.read|readStream|write|writeStream.format("headrace")`.
+"""Data source for `spark.read|readStream|write|writeStream.format("headrace")`.
 
-Spark makes one object of this class per `load()` or `start()`, in a process of its own, and pickles it to others. So it holds the
-options and nothing else; readers and writers connect where they run. Everything is imported when it is asked for: each of Spark's
-processes needs only a part, and each of them starts with this module.
+Spark creates one object of this class per `load()` or `start()`, in a separate process, and pickles it to other processes. So it holds only
+the options; readers and writers connect in the process that uses them. Each of Spark's processes imports this module and needs only a part
+of the package, so the methods import what they use.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class HeadraceSource(DataSource):
-    """Topics of a broker as rows."""
+    """The data source `headrace`: records of topics as rows."""
 
     @classmethod
     def name(cls) -> str:
         return "headrace"
 
     def schema(self) -> StructType:
-        """Asked for by `load()`, so this is where a mistake in the options, an unknown topic or a silent broker is told first."""
+        """Return the schema. `load()` calls this first, so it reports wrong options, unknown topics and an unavailable broker."""
         from headrace.spark.connection import connect
-        from headrace.spark.endurance import Endurance
         from headrace.spark.options import Options
+        from headrace.spark.retry import RetryPolicy
         from headrace.spark.servers import servers_of
         from headrace.spark.subscription import Subscription
         from headrace.spark.values import typed_schema
@@ -39,9 +39,9 @@ class HeadraceSource(DataSource):
         options = Options(self.options)
         servers, subscription = servers_of(options), Subscription.of(options)
         client = connect(servers)
-        # A stream that may lose records must be able to start again without a topic that is gone.
+        # With failOnDataLoss=false a stream must restart after one of its topics was deleted.
         look: Callable[[], object] = client.topics if not options.flag("failOnDataLoss", True) else partial(subscription.states, client)
-        Endurance.of(options).at_first(look, servers.addresses)
+        RetryPolicy.of(options).before_start(look, servers.addresses)
         return typed_schema(options, client)
 
     def reader(self, schema: StructType) -> DataSourceReader:

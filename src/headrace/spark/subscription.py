@@ -1,4 +1,4 @@
-"""Which topics and partitions a query reads: `subscribe`, `subscribePattern` or `assign`, exactly one of them."""
+"""Topics and partitions of a query: exactly one of `subscribe`, `subscribePattern` and `assign`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from headrace.errors import ConfigError, UnknownTopic
 from headrace.flight.client import FlightClient, TopicState
 from headrace.limits import GROUP_NAME_BYTES_MAX
-from headrace.spark.offsets import Offsets, Place, parse_assignment
+from headrace.spark.offsets import Offsets, TopicPartition, parse_assignment
 from headrace.spark.options import Options
 
 WAYS = ("subscribe", "subscribePattern", "assign")
@@ -20,7 +20,7 @@ _DEAD_LETTERS = "dlq"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The topics of one query; `names` is empty for a pattern, whose topics come and go."""
+    """Topics of one query. For a pattern `names` is empty, because its topics change."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
@@ -30,8 +30,8 @@ class Subscription:
     def of(cls, options: Options) -> Subscription:
         given = [way for way in WAYS if options.text(way)]
         if len(given) != 1:
-            found = f"{' and '.join(given)} are given" if given else "none of them is given"
-            raise ConfigError(f"exactly one of the options subscribe, subscribePattern and assign says what to read; {found}")
+            found = " and ".join(given) if given else "none"
+            raise ConfigError(f"set exactly one of the options subscribe, subscribePattern and assign; got {found}")
         text = options.text(given[0])
         if given[0] == "assign":
             assigned = parse_assignment(text)
@@ -51,18 +51,18 @@ class Subscription:
         return self.pattern or ", ".join(self.names)
 
     def topics(self, client: FlightClient) -> list[str]:
-        """Their names as of now."""
+        """Return the current names of the topics."""
         return [name for name in client.topics() if self.reads(name)] if self.pattern else list(self.names)
 
     def reads(self, topic: str) -> bool:
-        """Whether it is one of these. A pattern means dead letters only if it names them: a query that moves what it cannot read to
-        `orders.dlq` would find it there, move it to `orders.dlq.dlq`, and so on for ever."""
+        """Return whether the query reads this topic. A pattern matches dead letters only if it contains `dlq`: otherwise a query that moves
+        bad records to `orders.dlq` would read them there and move them to `orders.dlq.dlq` without end."""
         if not self.pattern:
             return topic in self.names
         return re.fullmatch(self.pattern, topic) is not None and (not topic.endswith(f".{_DEAD_LETTERS}") or _DEAD_LETTERS in self.pattern)
 
     def states(self, client: FlightClient) -> dict[str, TopicState]:
-        """The topics as they are now. A name that does not exist is refused with those that look like it."""
+        """Return the current states of the topics. Raises `ConfigError` with similar names for a topic that does not exist."""
         names = self.topics(client)
         if not names:
             return {}
@@ -73,11 +73,11 @@ class Subscription:
         for topic, partitions in self.assigned.items():
             if partitions[-1] >= len(states[topic].partitions):
                 there = len(states[topic].partitions)
-                raise ConfigError(f"option assign: topic {topic} has partitions 0 to {there - 1}, and no {partitions[-1]}")
+                raise ConfigError(f"option assign: topic {topic} has partitions 0 to {there - 1}, but not {partitions[-1]}")
         return states
 
-    def places(self, states: Mapping[str, TopicState]) -> list[Place]:
-        """The partitions to read of these topics."""
+    def places(self, states: Mapping[str, TopicState]) -> list[TopicPartition]:
+        """Return the partitions to read."""
         return [
             (topic, partition)
             for topic, state in states.items()
@@ -92,7 +92,7 @@ class Subscription:
         return {(topic, partition): states[topic].partitions[partition].end for topic, partition in self.places(states)}
 
     def group(self, prefix: str) -> str:
-        """The same for every run of the query, and readable: `spark-headrace-orders`."""
+        """Return the group name, such as `spark-headrace-orders`: readable, and the same for every execution of the query."""
         label = self.pattern or ",".join(self.names)
         name = f"{prefix}-{label}"
         if len(name.encode()) > GROUP_NAME_BYTES_MAX or not label.isprintable() or " " in label:
@@ -105,4 +105,6 @@ def _unknown(topic: str, known: list[str]) -> str:
     if near:
         return f"there is no topic {topic}; did you mean {' or '.join(near)}?"
     some = ", ".join(sorted(known)[:5])
-    return f"there is no topic {topic}" + (f"; there are {some}{' and others' if len(known) > 5 else ''}" if known else ", nor any other")
+    return f"there is no topic {topic}" + (
+        f"; there are {some}{' and others' if len(known) > 5 else ''}" if known else "; the broker has none"
+    )

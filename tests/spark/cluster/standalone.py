@@ -1,4 +1,4 @@
-"""A Spark standalone cluster from the installed package: a master and workers as processes, each executor a process of its own."""
+"""Spark standalone cluster from the installed package: master, workers and executors are separate processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Standalone:
-    """`with Standalone(directory) as cluster`: `cluster.master` is what a session connects to."""
+    """Cluster: `with Standalone(directory) as cluster`; a session connects to `cluster.master`."""
 
     def __init__(self, directory: Path, *, workers: int = 2) -> None:
         self._directory, self._workers = directory, workers
@@ -52,7 +52,7 @@ class Standalone:
 
     @property
     def conf(self) -> dict[str, str]:
-        """What a session on this cluster needs beside the address."""
+        """Settings of a session on this cluster."""
         return {
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -64,7 +64,7 @@ class Standalone:
         environment = {**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": SMALL}
         environment["SPARK_DAEMON_MEMORY"] = "256m"
         with log.open("wb") as output:
-            # A group of its own: a worker's executors belong to it, and end with it.
+            # A separate process group, which includes the executors of a worker.
             process = subprocess.Popen(
                 [str(self._home / "bin" / "spark-class"), *command],
                 env=environment,

@@ -1,4 +1,4 @@
-"""A pipeline runs on a cluster as it runs here: the same file, another `--master`."""
+"""A pipeline runs on a cluster with the same file and another `--master`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def priced(orders):
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.xdist_group("cluster")
-def test_a_pipeline_runs_on_a_cluster_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_pipeline_runs_on_a_cluster_and_resumes(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text(PIPELINE, encoding="utf-8")
     (tmp_path / "prices.py").write_text(STEP, encoding="utf-8")
@@ -71,7 +71,7 @@ def test_a_pipeline_runs_on_a_cluster_and_goes_on_where_it_was(tmp_path: Path) -
 
 
 def run(file: Path, cluster: Standalone, broker: FlightBroker) -> None:
-    """As somebody types it, in a shell where no virtual environment is active."""
+    """Run a command in an environment without an active virtual environment."""
     conf = [argument for key, value in cluster.conf.items() for argument in ("--conf", f"{key}={value}")]
     command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file), "--once", "--master", cluster.master, *conf]
     environment = {**os.environ, "HEADRACE_PIPELINES": str(file.parent / "entries"), "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -1,4 +1,4 @@
-"""The same query on a real cluster: master, two workers, an executor on each, and executors that die in the middle of a batch."""
+"""A query on a standalone cluster with two workers, whose executors die in the middle of a batch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The job that is killed: copies one topic to another, for as long as it lives.
+"""Job that the supervisor kills: it copies one topic to another.
 
     python -m tests.spark.crash.driver SETTINGS.json
 
-A query that fails (its broker went away for too long, or came back without the stages) is started again, as an operator or a pipeline
-would. When the file `finish` appears, what is left is copied to its end and the process leaves with 0.
+A failed query (the broker was unavailable for too long, or restarted without the stages) is restarted, as a pipeline would. When the file
+`finish` appears, the job copies the remaining records and exits with 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def copy(spark: SparkSession, settings: dict[str, Any], *, to_the_end: bool) -> 
 
 
 def watch(query: StreamingQuery, finish: Path | None) -> bool:
-    """Whether it has ended well: to finish with it, or because it was through."""
+    """Return whether the query has ended without an error."""
     while query.isActive:
         if finish is not None and finish.exists():
             query.stop()

@@ -2,9 +2,9 @@
 
     python -m tests.spark.crash.supervisor --kills 100 [--seed 1] [--directory DIR]
 
-Each kill is aimed by a trap (see `traps.py`) and counted only when the trap has sprung and the process is gone. Between two kills the
-copy has to move on, so each finds a query at work; after some kills of the driver its successor is killed as well, before it
-has caught up. Workers die inside a query that goes on, brokers under one that waits or is started again: only a driver costs a new JVM.
+Each kill happens at a trap (see `traps.py`) and counts only when the trap was triggered and the process has ended. Between two kills the
+copy must progress, so each kill hits a running query. After some kills of the driver its successor is killed too, before it has caught up.
+Only the kill of a driver needs a new JVM: a query survives the loss of a worker, and retries or restarts after the loss of a broker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCE, TARGET = "crash.source", "crash.target"
 PARTITIONS: Final = 2
 ROWS_PER_BATCH: Final = 100
 BATCHES_AHEAD: Final = 60
-"""What is fed before each kill: more than a query can copy before the trap springs."""
+"""Rows fed before each kill: more than a query can copy before the trap is triggered."""
 SECONDS_MAX: Final = 120.0
 
 IN_PLACE: Final = (
@@ -53,20 +53,20 @@ IN_PLACE: Final = (
     ("planning", "broker"),
 )
 OF_DRIVERS: Final = ("published", "staging", "zombie", "recovery", "committing", "staged", "publishing", "planning")
-"""`recovery` kills twice: after its publication, and the successor while it prepares the same batch again."""
+"""`recovery` kills twice: the driver after its publication, and its successor while it prepares the same batch."""
 
 
 @dataclass
 class Outcome:
-    """What a run did."""
+    """Summary of an execution."""
 
     kills: collections.Counter[str] = field(default_factory=collections.Counter)
     during_publication: int = 0
     fenced: list[str] = field(default_factory=list)
-    """How publications of drivers that were dead already ended."""
+    """Results of publications of drivers that were already dead."""
     rows: int = 0
     restarts: int = 0
-    """Of queries that failed, inside a driver that lived on."""
+    """Errors of queries that failed in a surviving driver."""
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -78,11 +78,11 @@ class Outcome:
 
 
 class NotExactlyOnce(AssertionError):
-    """A row is missing, there twice, or out of order."""
+    """A row is missing, duplicated or out of order."""
 
 
 class Driver:
-    """One life of the job."""
+    """One process of the job."""
 
     def __init__(self, directory: Path, settings: dict[str, object]) -> None:
         path = directory / "settings.json"
@@ -90,7 +90,7 @@ class Driver:
         self._log: IO[bytes] = (directory / "driver.log").open("ab")
         environment = {**os.environ, VARIABLE: str(directory / "traps"), "SPARK_HOME": str(directory / "home")}
         environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[3]), "PYSPARK_PYTHON": sys.executable}
-        # A group of its own: the JVM belongs to it, the Python workers have one of theirs and outlive the driver for a moment.
+        # A separate process group with the JVM. The Python workers have another group and briefly outlive the driver.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.crash.driver", str(path)],
             env=environment,
@@ -113,7 +113,7 @@ class Driver:
 
 
 class Supervisor:
-    """Arms the traps, buries the dead, feeds the source, and counts the rows at the end."""
+    """Supervisor: sets traps, restarts processes, feeds the source, and checks the rows at the end."""
 
     def __init__(self, directory: Path, *, seed: int, master: str = "local[2,4]", conf: Mapping[str, str] | None = None) -> None:
         self._directory = directory
@@ -131,12 +131,12 @@ class Supervisor:
         self.outcome = Outcome()
 
     def _new_broker(self, address: str) -> FlightBroker:
-        broker = FlightBroker(self._directory / "broker", flight_client=address)
+        broker = FlightBroker(self._directory / "broker", listen_flight=address)
         broker.wait_ready()
         return broker
 
     def run(self, planned: Iterable[tuple[str, str]]) -> Outcome:
-        """Kill as planned: (target, point)."""
+        """Kill according to the plan of (target, point)."""
         started = time.monotonic()
         for topic in (SOURCE, TARGET):
             self._client.create_topic(topic, PARTITIONS)
@@ -159,7 +159,7 @@ class Supervisor:
     # Life
 
     def _feed(self) -> None:
-        """Only while nobody is about to kill the broker: what is appended is appended once."""
+        """Feed the source. No kill of the broker may be pending, so that each row is appended once."""
         behind = sum(self._ends(SOURCE)) - sum(self._ends(TARGET))
         missing = ROWS_PER_BATCH * BATCHES_AHEAD - behind
         if missing <= 0:
@@ -225,7 +225,7 @@ class Supervisor:
                 self._kill_worker(target, point, MYSELF)
 
     def _kill_worker(self, target: str, point: str, whom: int) -> None:
-        """The query goes on: Spark runs the task again."""
+        """Kill a worker. The query survives, because Spark repeats the task."""
         self._moving()
         self._spring(point, Orders(processes=(whom,)))
         self._count(target, point)
@@ -246,12 +246,12 @@ class Supervisor:
         self._spring(point, Orders(processes=(self._broker.process.pid,)))
         code = self._broker.process.wait(SECONDS_MAX)
         assert code == -signal.SIGKILL, f"the broker left with {code}"
-        time.sleep(self._rng.choice((0.0, 0.0, 0.5)))  # at once, or after clients have given up a few times
+        time.sleep(self._rng.choice((0.0, 0.0, 0.5)))  # at once, or after some retries of the clients
         self._broker = self._new_broker(self._address)
         self._count("broker", point)
 
     def _bury_zombie(self) -> None:
-        """Its successor is at work; now it may try to publish, and must not succeed."""
+        """Let the old driver publish while its successor runs; the publication must fail."""
         self._moving()
         (self._directory / "traps" / "zombie.going").unlink()
         report = self._until(lambda: self._told("zombie"), "the zombie to publish")
@@ -271,7 +271,7 @@ class Supervisor:
         self.outcome.kills[f"{target} {point}"] += 1
 
     def _moving(self) -> None:
-        """The query copies: it has recovered from the last kill."""
+        """Wait until the query copies again after the last kill."""
         before = self._patient_end()
         self._until(lambda: self._patient_end() > before or None, "the copy to move on")
 
@@ -293,10 +293,10 @@ class Supervisor:
                 raise AssertionError(f"waited {SECONDS_MAX} s for {what}; {self.outcome}; {self.log()[-3000:]}")
             time.sleep(0.02)
 
-    # Judgement
+    # Verification
 
     def _compare(self) -> None:
-        """Both topics, row by row: what was fed is in the source, and the target is the source."""
+        """Compare row by row: the source equals the fed rows, and the target equals the source."""
         for partition in range(PARTITIONS):
             wanted = [f"{partition}:{number}".encode() for number in range(self._fed[partition])]
             source, target = self._values(SOURCE, partition), self._values(TARGET, partition)
@@ -323,7 +323,7 @@ def _difference(partition: int, source: list[bytes], target: list[bytes]) -> str
 
 
 def schedule(kills: int) -> Iterator[tuple[str, str]]:
-    """(target, point), so many that they make `kills` kills: two in place, then one of a driver."""
+    """Return (target, point) pairs for `kills` kills: two without a new driver, then one of a driver."""
     places, drivers = 0, 0
     while kills > 0:
         for _ in range(min(2, kills)):
@@ -339,7 +339,7 @@ def schedule(kills: int) -> Iterator[tuple[str, str]]:
 
 
 def kill_repeatedly(directory: Path, *, kills: int, seed: int) -> Outcome:
-    """Raises `NotExactlyOnce`, or another `AssertionError` if the run itself did not work."""
+    """Run the supervisor. Raises `NotExactlyOnce`, or another `AssertionError` if the execution itself failed."""
     supervisor = Supervisor(directory, seed=seed)
     try:
         return supervisor.run(schedule(kills))

@@ -1,4 +1,4 @@
-"""Bad records under kill -9 of the broker: whoever asks again after a crash adds nothing twice, and nothing is missing."""
+"""Moves of bad records while the broker is killed: retries duplicate no dead letter and lose none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def letters(start: int) -> pa.RecordBatch:
 
 
 def move_until_it_dies(client: FlightClient, done: set[int]) -> None:
-    """From the first record on in every life, as a replayed batch does."""
+    """Move from the first record in every process, like a repeated batch."""
     try:
         for start in range(0, RECORDS, STEP):
             moved = client.dead_letters("t", letters(start))
@@ -44,7 +44,7 @@ def move_until_it_dies(client: FlightClient, done: set[int]) -> None:
 
 
 def kept(client: FlightClient) -> list[tuple[int, int]]:
-    """(value, offset it came from) of every dead letter."""
+    """Return (value, original offset) of every dead letter."""
     end = client.describe(["t.dlq"])["t.dlq"].partitions[0].end
     found = [row for batch in client.read("t.dlq", 0, 0, end, columns=["value", "headers"]) for row in batch.to_pylist()]
     origins = [{header["key"]: header["value"] for header in row["headers"]}["x-headrace-source-offset"] for row in found]

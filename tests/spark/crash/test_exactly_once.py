@@ -1,4 +1,4 @@
-"""Every row exactly once, whoever is killed and when. HEADRACE_KILLS=100 makes it a longer run; so does `tests.spark.crash.supervisor`."""
+"""Every row exactly once under kills of any process. HEADRACE_KILLS=100 makes the test longer; so does `tests.spark.crash.supervisor`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_row_arrives_once_and_in_order_however_often_driver_broker_and_wor
 
 
 @pytest.mark.parametrize("kills", [1, 12, 16, 100])
-def test_a_schedule_has_as_many_kills_as_asked_for(kills: int) -> None:
+def test_a_schedule_has_as_many_kills_as_requested(kills: int) -> None:
     planned = list(schedule(kills))
     assert sum(2 if point == "recovery" else 1 for _, point in planned) in (kills, kills + 1)
 

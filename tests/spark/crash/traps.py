@@ -1,16 +1,15 @@
-"""Traps: a process that passes a named point of a write kills whom it was told to, or itself.
+"""Traps: a process that reaches a named point of a write kills another process, or itself.
 
-The supervisor arms a point by a file of that name in the directory HEADRACE_TRAPS. Whoever passes the point first takes the file away
-(a rename, so one trap springs once however many tasks pass) and kills at that very moment. The file that is left says what happened:
-a kill that nobody can show has not been one.
+The supervisor sets a trap with a file of that name in the directory HEADRACE_TRAPS. The first process that reaches the point renames the
+file, so one trap is triggered once, and kills at that moment. The renamed file is the report; a kill without a report does not count.
 
     planning     the driver prepares the write of a batch
     staging      a task has sent its first rows
-    staged       a task has sealed its stage, and Spark does not know
+    staged       a task has completed its stage, and Spark has no report yet
     committing   the driver is about to publish
-    publishing   the broker is at it: a moment after it was asked
-    published    all is visible, and Spark does not know
-    zombie       as `committing`, but the publishing process outlives its driver, and publishes when a new one is at work
+    publishing   the broker is publishing: a moment after the request
+    published    all rows are visible, and Spark has not committed the batch
+    zombie       as `committing`, but the publishing process outlives its driver, and publishes while a new driver runs
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ POINTS: Final = ("planning", "staging", "staged", "committing", "publishing", "p
 MYSELF: Final = 0
 MY_EXECUTOR: Final = -1
 PUBLISH_SECONDS: Final = 0.004
-"""About what a small publication takes."""
+"""Approximate duration of a small publication."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Whom to kill: processes by their ids, or whole groups; `MYSELF` is whoever springs the trap, `MY_EXECUTOR` the JVM it works for."""
+    """Targets: process ids or groups; `MYSELF` is the process that triggers the trap, `MY_EXECUTOR` its JVM."""
 
     processes: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
@@ -54,7 +53,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a sprung trap leaves behind."""
+    """Report of a triggered trap."""
 
     point: str
     by: int
@@ -62,7 +61,7 @@ class Report:
 
 
 class Traps:
-    """A directory of them, as both sides see it."""
+    """Directory of traps, shared by both sides."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -77,7 +76,7 @@ class Traps:
         self._write(self._directory / point, asdict(orders))
 
     def take(self, point: str) -> Orders | None:
-        """Whoever gets the orders carries them out."""
+        """Trigger the trap if it is set, in the process that renames the file first."""
         taken = self._directory / f"{point}.{os.getpid()}.{threading.get_ident()}"
         try:
             (self._directory / point).rename(taken)
@@ -103,7 +102,7 @@ class Traps:
         return self._directory / f"{point}.sprung"
 
     def _write(self, path: Path, content: object) -> None:
-        """There whole or not at all."""
+        """Write the file atomically."""
         new = path.with_name(f"{path.name}.new{os.getpid()}")
         new.write_text(json.dumps(content))
         new.rename(path)
@@ -125,13 +124,13 @@ def kill(orders: Orders) -> None:
 
 
 def executor() -> int:
-    """A task's Python is a child of a daemon, which is a child of the JVM."""
+    """Return the JVM of a task, whose Python process is a child of a daemon, which is a child of the JVM."""
     daemon = os.getppid()
     return int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class TrappedSource(HeadraceSource):
-    """The format `headrace` with traps on its way out."""
+    """The format `headrace` with traps in its writers."""
 
     @classmethod
     def name(cls) -> str:
@@ -139,11 +138,11 @@ class TrappedSource(HeadraceSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         spring("planning")
-        return TrappedSink(stream_writer(self.options, schema, overwrite).outlet)
+        return TrappedSink(stream_writer(self.options, schema, overwrite).target)
 
 
 class TrappedSink(StreamSink):
-    """Spark makes it of `TrappedSource` where `headrace` would make its parent."""
+    """Stream writer with traps, created by `TrappedSource`."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         staged = super().write(_trapped(iterator))
@@ -169,7 +168,7 @@ class TrappedSink(StreamSink):
 
 
 def _trapped(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """When the second batch is asked for, the first is on its way."""
+    """Trigger a trap at the second batch, when the first has been sent."""
     for batch in rows:
         half = batch.num_rows // 2
         yield batch.slice(0, half)

@@ -1,4 +1,4 @@
-"""What tests of pipelines share: an empty list of runs, a pipeline to fill in, and running it in the shared session."""
+"""Fixtures of pipeline tests: an empty list of executions, an empty pipeline, and its execution in the shared session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Runs = Callable[..., Outcome]
 
 @pytest.fixture(autouse=True)
 def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where `list` looks, for this test alone."""
+    """Use a separate directory of executions for this test."""
     monkeypatch.setenv("HEADRACE_PIPELINES", str(tmp_path / "entries"))
     return tmp_path / "entries"
 

@@ -1,4 +1,4 @@
-"""The model and its two ways in, TOML and Python: what is wrong is refused with its name, its place, and what would be right."""
+"""The model of pipelines in TOML and Python: an error names the key, its line and the expected value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.errors import ConfigError
 from headrace.spark.pipelines import Pipeline, load
 from headrace.spark.pipelines.archive import archive_pipeline
 from headrace.spark.pipelines.files import line_of
-from headrace.spark.pipelines.keys import Misfit, Watermark, duration, trigger
+from headrace.spark.pipelines.keys import InvalidKey, Watermark, duration, trigger
 from headrace.spark.pipelines.model import Restart
 
 WHOLE = """\
@@ -138,7 +138,7 @@ def test_the_command_line_overrides_both_kinds_of_file(tmp_path: Path) -> None:
             ':2: pipeline.trigger: expected a duration such as "1 second", or "available-now", not \'now\'',
         ),
         ("[pipeline]\n[pipeline.restart]\nattemps = 1\n", ":3: pipeline.restart.attemps: unknown key; did you mean attempts?"),
-        ("[pipeline]\nuser = 'a'\n", ":1: pipeline: user and password belong together; only one of them is set"),
+        ("[pipeline]\nuser = 'a'\n", ":1: pipeline: user and password must be set together; only one of them is set"),
         (
             "[pipeline]\nuser = 'a'\npassword = 'geheim'\n",
             ':3: pipeline.password: expected "file:PATH" or "env:NAME"',
@@ -152,7 +152,7 @@ def test_the_command_line_overrides_both_kinds_of_file(tmp_path: Path) -> None:
         ),
         (
             "[sources.a]\ntopic = 'a'\nschema = 'id long'\n",
-            ':3: sources.a.schema: format = "raw" has no columns of its own: say what the values are',
+            ':3: sources.a.schema: format = "raw" has no columns: set format to json, avro or protobuf',
         ),
         ("[sources.a-b]\ntopic = 'a'\n", ":1: sources.a-b: expected a name that SQL takes without quotes: letters, digits and _"),
         ("[sources]\na = 1\n", ":2: sources.a: expected a section [sources.NAME]"),
@@ -169,18 +169,18 @@ def test_the_command_line_overrides_both_kinds_of_file(tmp_path: Path) -> None:
             ":5: sinks.out.from: there is no source or step 'ordres'; did you mean orders?",
         ),
         (SMALL.replace('from = "orders"\n', ""), ":4: sinks.out: from is missing: the name of a step or source"),
-        (SMALL + "path = 'x'\n", ":8: sinks.out.path: means nothing to kind = 'topic'; there is topic, partitions, key, value"),
+        (SMALL + "path = 'x'\n", ":8: sinks.out.path: not supported by kind = 'topic'; there is topic, partitions, key, value"),
         (
             SMALL + "mode = 'complete'\n",
-            ':8: sinks.out.mode: the records of a topic are only ever added to: use "append" or "update"',
+            ':8: sinks.out.mode: a topic cannot be overwritten: use "append" or "update"',
         ),
         (
             SMALL.replace('kind = "topic"\ntopic = "out"', 'kind = "delta"\npath = "x"\nmode = "update"'),
-            ':4: sinks.out: mode = "update" needs merge: the columns by which a changed row finds the one it replaces',
+            ':4: sinks.out: mode = "update" needs merge: the key columns by which a changed row replaces the old one',
         ),
         (
             SMALL.replace('kind = "topic"\ntopic = "out"', 'kind = "parquet"\npath = "x"\nmode = "complete"'),
-            ':8: sinks.out.mode: files are only added: mode = "complete" needs kind = "delta" or "iceberg"',
+            ':8: sinks.out.mode: parquet supports append only: mode = "complete" needs kind = "delta" or "iceberg"',
         ),
         (SMALL.replace('kind = "topic"\ntopic = "out"', 'kind = "delta"'), ":4: sinks.out: path is missing: the directory of the table"),
         ("[sources.a]\ntopic = 'a'\n", ": sinks: there is none: add [sinks.NAME] with from and kind"),
@@ -201,13 +201,13 @@ def test_a_fault_in_a_python_file_has_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "fault"),
     [
-        ("pipeline = 1\n", "defines no pipeline: expected pipeline = Pipeline(...)"),
+        ("pipeline = 1\n", "no pipeline found: expected pipeline = Pipeline(...)"),
         ("pipeline = (\n", "'(' was never closed"),
         ("import no_such_module\n", "No module named 'no_such_module'"),
         ("import os\nwhere = os.environ['NOWHERE_AT_ALL']\n", "p.py:2: KeyError: 'NOWHERE_AT_ALL'"),
     ],
 )
-def test_a_python_file_without_a_pipeline_is_refused(tmp_path: Path, script: str, fault: str) -> None:
+def test_a_python_file_without_a_pipeline_is_rejected(tmp_path: Path, script: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, script, "p.py"))
     assert fault in str(caught.value)
@@ -220,7 +220,7 @@ def test_spark_is_not_there_while_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent.toml", "orders.yaml"])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_none_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / "orders.yaml").touch()
     with pytest.raises(ConfigError, match=r"no such file|a \.toml or a \.py file"):
         load(tmp_path / name)
@@ -247,7 +247,7 @@ def test_durations_are_written_as_spark_users_write_them(text: str, ms: int) -> 
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 fortnight", "-1 s", 5, None])
-def test_what_is_no_duration_is_refused(text: object) -> None:
+def test_what_is_no_duration_is_rejected(text: object) -> None:
     with pytest.raises(ValueError):
         duration(text)
 
@@ -289,11 +289,11 @@ def test_no_two_topics_share_the_checkpoint_of_an_archive(tmp_path: Path) -> Non
     assert len({each.checkpoint for each in made}) == len({each.name for each in made}) == len(topics)
 
 
-def test_two_things_of_one_name_are_refused() -> None:
+def test_two_things_of_one_name_are_rejected() -> None:
     pipeline = Pipeline("p")
     pipeline.source("a", topic="a")
     pipeline.sink("out", "a", kind="console")
-    with pytest.raises(Misfit, match="sinks.out: there is a sink of that name already"):
+    with pytest.raises(InvalidKey, match="sinks.out: there is a sink of that name already"):
         pipeline.sink("out", "a", kind="console")
-    with pytest.raises(Misfit, match="sources.a: there is a source or step of that name already"):
+    with pytest.raises(InvalidKey, match="sources.a: there is a source or step of that name already"):
         pipeline.source("a", topic="b")

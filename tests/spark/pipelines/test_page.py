@@ -1,4 +1,4 @@
-"""docs/pipelines.md says what is so: every key is there as the code explains it, and its examples run."""
+"""docs/pipelines.md: its tables equal those of the code, and its examples run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_key_is_on_the_page_as_the_code_explains_it(section: str) -> None:
 
 @pytest.fixture
 def orders(flight_client: FlightClient) -> Callable[..., None]:
-    """The topic of the page, with what it speaks of."""
+    """Create the topic of the page; return a function that publishes orders."""
     try:
         flight_client.create_topic("orders")
     except TopicExists:
@@ -68,7 +68,7 @@ def test_the_examples_of_the_page_run(
     assert {row["minute"].minute: (row["orders"], row["total"]) for row in rows} == {1: (1, 1.5), 2: (3, 7.25), 3: (1, 3.5)}
     latest = {row["minute"]: row["total"] for row in records(flight_client, "orders.by_minute")}
     assert sorted(latest.values()) == [1.5, 3.5, 7.25]
-    # Two sinks have read them, in two queries: each is one dead letter all the same.
+    # Two sinks have read the bad records in two queries, and each is one dead letter.
     found = dead_letters(flight_client, "orders")
     assert len(found) == 2
     assert b"no json" in found

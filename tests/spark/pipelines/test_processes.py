@@ -1,4 +1,4 @@
-"""Pipelines as processes: run, killed, run again, looked at and stopped from another terminal."""
+"""Pipeline processes: start, kill, restart, and status and stop from another terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ path = "table"
 
 
 class Terminal:
-    """A shell with `headrace` in it, in a directory of its own."""
+    """Run `headrace` commands in a separate directory."""
 
     def __init__(self, directory: Path, broker: FlightBroker) -> None:
         self.directory, self.broker = directory, broker
@@ -84,7 +84,7 @@ class Terminal:
         )  # fmt: skip
 
     def status(self, child: subprocess.Popen[str]) -> dict[str, Any]:
-        """As the file of this run says; asking the command would take a second."""
+        """Read the status file, which is a second faster than the command."""
         file = self.directory / "checkpoints" / "copy" / ".headrace" / "status.json"
         found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
         return found if found.get("pid") == child.pid else {"state": "unborn", "queries": []}
@@ -121,7 +121,7 @@ def rows_of(terminal: Terminal, child: subprocess.Popen[str]) -> list[int]:
 
 
 def java_below(pid: int) -> int:
-    """The Java of a session is the only child of its driver."""
+    """Return the Java process of a session, the only child of its driver."""
     [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     assert "java" in Path(f"/proc/{child}/cmdline").read_text()
     return int(child)
@@ -176,7 +176,7 @@ def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
     proof("rows that came through them exactly once", 2 * sent)
 
 
-def test_a_run_reads_what_is_there_and_ends_and_one_that_follows_ends_by_a_signal(
+def test_an_execution_reads_what_is_there_and_ends_and_one_that_follows_ends_by_a_signal(
     terminal: Terminal, flight_client: FlightClient, fresh_topic: Callable[..., str]
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")

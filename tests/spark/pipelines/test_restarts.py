@@ -1,4 +1,4 @@
-"""When a query is started again, and when not; and what a failure of Spark comes down to."""
+"""Restart decisions, and diagnosis of Spark failures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headrace.spark.pipelines.checkpoint import unfinished
 from headrace.spark.pipelines.diagnosis import Diagnosis, diagnose, diagnose_text, offsets_of
 from headrace.spark.pipelines.model import Restart
 from headrace.spark.pipelines.progress import QueryState, lag_of, moment_of
-from headrace.spark.pipelines.restarts import Restarts, Verdict
+from headrace.spark.pipelines.restarts import Decision, Restarts
 
 POLICY = Restart(attempts=5, window=60_000, backoff=100, backoff_max=1_000, same_batch=3)
-AWAY = Diagnosis("nobody answers", "unavailable", retriable=True)
+AWAY = Diagnosis("no answer", "unavailable", retriable=True)
 
 
 def test_pauses_double_up_to_the_longest() -> None:
@@ -29,17 +29,17 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_more_failures_than_allowed_within_the_window_end_it() -> None:
     restarts = Restarts(POLICY)
     for now in range(5):
-        assert not restarts.failed(now, str(now), Diagnosis(f"fault {now}")).surrender
-    assert restarts.failed(6, "6", Diagnosis("fault 6")).surrender == "it failed 6 times within 60 s"
+        assert not restarts.failed(now, str(now), Diagnosis(f"fault {now}")).give_up
+    assert restarts.failed(6, "6", Diagnosis("fault 6")).give_up == "it failed 6 times within 60 s"
 
 
 def test_failures_that_are_long_past_do_not_count() -> None:
     restarts = Restarts(POLICY)
     for round in range(20):
-        verdict = restarts.failed(round * 30_000, str(round), Diagnosis(f"fault {round}"))
-        assert not verdict.surrender
+        decision = restarts.failed(round * 30_000, str(round), Diagnosis(f"fault {round}"))
+        assert not decision.give_up
         restarts.succeeded()
-        assert verdict.wait_ms == 100
+        assert decision.wait_ms == 100
 
 
 def test_the_same_batch_failing_in_the_same_way_is_poison() -> None:
@@ -47,11 +47,11 @@ def test_the_same_batch_failing_in_the_same_way_is_poison() -> None:
     text = "ValueError: row 7 in stage 3.0 (TID 12) at 0x7f01"
     assert not restarts.failed(0, "4", Diagnosis(text)).is_poison
     assert not restarts.failed(1, "4", Diagnosis(text.replace("3.0", "5.0").replace("12", "19"))).is_poison
-    verdict = restarts.failed(2, "4", Diagnosis(text.replace("7f01", "7f99")))
-    assert verdict == Verdict(surrender="it failed 3 times in the same way", is_poison=True)
+    decision = restarts.failed(2, "4", Diagnosis(text.replace("7f01", "7f99")))
+    assert decision == Decision(give_up="it failed 3 times in the same way", is_poison=True)
 
 
-def test_another_failure_or_another_batch_begins_the_count_anew() -> None:
+def test_another_failure_or_another_batch_resets_the_count() -> None:
     restarts = Restarts(POLICY)
     for now, (batch, text) in enumerate([("4", "a"), ("4", "a"), ("4", "b"), ("5", "b"), ("5", "b")]):
         assert not restarts.failed(now, batch, Diagnosis(text)).is_poison
@@ -65,15 +65,15 @@ def test_another_failure_or_another_batch_begins_the_count_anew() -> None:
 def test_a_broker_that_is_away_is_no_fault_of_the_batch() -> None:
     restarts = Restarts(POLICY)
     for now in range(5):
-        assert not restarts.failed(now, "4", AWAY).surrender
-    assert restarts.failed(6, "4", AWAY) == Verdict(surrender="it failed 6 times within 60 s")
+        assert not restarts.failed(now, "4", AWAY).give_up
+    assert restarts.failed(6, "4", AWAY) == Decision(give_up="it failed 6 times within 60 s")
 
 
 def test_without_its_java_nothing_can_be_started_again() -> None:
     for failure in (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "Connection refused")):
         found = diagnose(failure)
         assert found.is_engine_lost
-        assert Restarts(POLICY).failed(0, "", found).surrender
+        assert Restarts(POLICY).failed(0, "", found).give_up
 
 
 def test_a_connection_that_a_step_could_not_make_is_not_that_to_java() -> None:
@@ -146,7 +146,7 @@ def test_the_unfinished_batch_of_a_checkpoint_names_its_records(tmp_path: Path) 
     assert unfinished(tmp_path) is None
 
 
-def test_lag_is_what_the_topics_hold_and_nobody_has_read() -> None:
+def test_lag_is_what_the_topics_hold_and_the_query_has_not_read() -> None:
     sources: list[dict[str, object]] = [
         {"latestOffset": {"a": {"0": 10, "1": 5}}, "endOffset": {"a": {"0": 7}}},
         {"latestOffset": '{"b": {"0": 4}}', "endOffset": '{"b": {"0": 4}}'},

@@ -1,4 +1,4 @@
-"""Pipelines that run, in the session and against the broker that all tests of Spark share."""
+"""Pipelines in the shared session with the shared broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.spark.pipelines.archive import archive_pipeline
 from headrace.spark.pipelines.checking import describe
 from headrace.spark.pipelines.executions import AlreadyRunning, Execution, find, status_in
 from headrace.spark.pipelines.model import Sink
-from headrace.spark.pipelines.plan import PlanFault, check_topics
+from headrace.spark.pipelines.plan import PlanError, check_topics
 from headrace.spark.pipelines.progress import QueryState
 from headrace.spark.pipelines.rejection import each, reject
 from headrace.spark.pipelines.runner import PipelineFailed
@@ -28,7 +28,7 @@ from headrace.spark.pipelines.tables.parquet import Parquet
 from tests.spark.pipelines.conftest import Runs
 from tests.spark.pipelines.test_tables import rows_of
 from tests.spark.serving import FlightBroker
-from tests.spark.values.conftest import Desk
+from tests.spark.values.conftest import SchemaAdmin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,7 +138,7 @@ def test_functions_take_what_their_parameters_name_and_travel_to_the_tasks(
     assert sorted((row["name"], row["amount"]) for row in records(flight_client, target)) == [("anna", 3.0), ("ben", 6.0)]
 
 
-def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
+def test_rows_that_a_function_rejects_are_dead_letters_with_their_reason(
     flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
@@ -159,7 +159,7 @@ def test_rows_that_a_function_refuses_are_dead_letters_with_their_reason(
     publish(flight_client, source, *orders(1, 2, 3, 4, 5, 6))
     run(pipeline)
     assert sorted((row["id"], row["inverse"]) for row in records(flight_client, target)) == [(2, -1.0), (5, 0.5)]
-    reasons = {json.loads(letter.value)["id"]: letter.reason for letter in Desk(broker, flight_client).dead_letters(source)}
+    reasons = {json.loads(letter.value)["id"]: letter.reason for letter in SchemaAdmin(broker, flight_client).dead_letters(source)}
     assert "six" in reasons.pop(6)
     assert reasons == {1: "pipeline: the first is refused", 3: "pipeline: ZeroDivisionError: division by zero"}
 
@@ -168,18 +168,18 @@ def test_the_columns_come_from_the_schema_that_the_topic_requires(
     flight_client: FlightClient, broker: FlightBroker, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs
 ) -> None:
     source, target = fresh_topic(), fresh_topic("-out")
-    desk = Desk(broker, flight_client)
+    schema_admin = SchemaAdmin(broker, flight_client)
     fields = {"id": {"type": "integer"}, "topic": {"type": "string"}}
-    desk.register(source, "json", {"type": "object", "properties": fields, "required": ["id"]})
-    desk.require(source, source)
-    # A field that is called like a column of the record keeps its name; the record's has another.
+    schema_admin.register(source, "json", {"type": "object", "properties": fields, "required": ["id"]})
+    schema_admin.require(source, source)
+    # A field with the name of a record column keeps its name, and the record column is renamed.
     pipeline.source("orders", topic=source, format="json", expect={"the id is positive": "id > 0"})
     pipeline.step("named", sql="select id, topic as of_value, record_topic = topic as same from orders")
     pipeline.sink("out", "named", kind="topic", topic=target)
     publish(flight_client, source, {"id": 1, "topic": "mine"}, {"id": -1, "topic": "mine"})
     run(pipeline)
     assert records(flight_client, target) == [{"id": 1, "of_value": "mine", "same": False}]
-    assert [letter.reason for letter in desk.dead_letters(source)] == ["pipeline: not met: the id is positive"]
+    assert [letter.reason for letter in schema_admin.dead_letters(source)] == ["pipeline: not met: the id is positive"]
 
 
 def test_columns_that_are_those_of_a_record_are_written_as_they_are(
@@ -208,7 +208,7 @@ def test_a_batch_that_always_fails_ends_the_pipeline_with_its_name_and_its_recor
         run(pipeline)
     text = str(caught.value)
     assert "seven is right out" in text
-    assert f"batch 1 holds {source}[0] 1–1; it failed 3 times in the same way. Nothing is lost" in text
+    assert f"batch 1 holds {source}[0] 1–1; it failed 3 times in the same way. No record is lost" in text
     status = status_in(tmp_path / "state" / ".headrace")
     assert status is not None
     assert (status["state"], status["queries"][0]["failures"]) == ("failed", 3)
@@ -240,16 +240,16 @@ def test_a_failure_that_passes_is_survived(
 
     monkeypatch.setattr(Parquet, "commit", stuttering)
     seen: list[QueryState] = []
-    outcome = run(pipeline, tell=seen.extend)
+    outcome = run(pipeline, on_progress=seen.extend)
     assert (outcome.state, outcome.queries[0].failures) == ("finished", 1)
     assert "OSError: the disk stutters" in {state.error for state in seen}
     assert [row["id"] for row in rows_of("parquet", tmp_path / "rows")] == [1, 2]
 
 
-def test_a_run_is_seen_and_stopped_from_outside(
+def test_an_execution_is_seen_and_stopped_from_outside(
     flight_client: FlightClient, fresh_topic: Callable[..., str], pipeline: Pipeline, run: Runs, tmp_path: Path
 ) -> None:
-    from headrace.spark.pipelines.executions import ask_to_stop, runs
+    from headrace.spark.pipelines.executions import ask_to_stop, executions
 
     source, target = fresh_topic(), fresh_topic("-out")
     pipeline.source("lines", topic=source, format="string")
@@ -260,7 +260,7 @@ def test_a_run_is_seen_and_stopped_from_outside(
     def watch() -> None:
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
-            known = runs()
+            known = executions()
             if known and known[0]["queries"] and known[0]["queries"][0]["rows_total"] == 1:
                 outside.append(known[0]["state"])
                 with pytest.raises(AlreadyRunning, match="pipeline p runs already"):
@@ -314,7 +314,7 @@ def test_a_check_names_the_step_and_the_place_in_its_text(
     pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
     pipeline.step("s", sql=sql)
     pipeline.sink("out", "s", kind="topic", topic="out", **sink)
-    with pytest.raises(PlanFault, match=fault):
+    with pytest.raises(PlanError, match=fault):
         describe(spark, pipeline)
 
 
@@ -322,8 +322,8 @@ def test_a_check_names_the_step_and_the_place_in_its_text(
     ("kind", "key", "fault"),
     [
         ("delta", "idd", "orders has no column 'idd'; did you mean id?"),
-        ("iceberg", "place", "place is struct<city:string>, by which iceberg finds no row"),
-        ("delta", "tags", "tags is array<string>, by which delta finds no row"),
+        ("iceberg", "place", "place is struct<city:string>, which cannot be a merge key of iceberg"),
+        ("delta", "tags", "tags is array<string>, which cannot be a merge key of delta"),
     ],
 )
 def test_a_check_finds_a_column_that_nothing_can_be_merged_by(
@@ -331,7 +331,7 @@ def test_a_check_finds_a_column_that_nothing_can_be_merged_by(
 ) -> None:
     pipeline.source("orders", topic=fresh_topic(), format="json", schema="id long, place struct<city: string>, tags array<string>")
     pipeline.sink("out", "orders", kind=kind, path="t", mode="update", merge=[key])
-    with pytest.raises(PlanFault) as caught:
+    with pytest.raises(PlanError) as caught:
         describe(spark, pipeline)
     assert str(caught.value) == f"sinks.out.merge: {fault}"
 
@@ -343,12 +343,12 @@ def test_a_check_finds_a_type_that_a_table_does_not_have(
     pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
     pipeline.step("s", sql="select id, null as nothing from orders")
     pipeline.sink("out", "s", kind=kind, path="t")
-    with pytest.raises(PlanFault, match=rf"sinks\.out: column nothing: {kind.capitalize()} has no type for null; cast it in the step"):
+    with pytest.raises(PlanError, match=rf"sinks\.out: column nothing: {kind.capitalize()} has no type for null; cast it in the step"):
         describe(spark, pipeline)
     assert not (tmp_path / "t").exists()
 
 
-def test_what_a_function_raises_is_told_with_its_step_and_line(
+def test_what_a_function_raises_is_reported_with_its_step_and_line(
     fresh_topic: Callable[..., str], pipeline: Pipeline, spark: SparkSession
 ) -> None:
     pipeline.source("orders", topic=fresh_topic(), format="json", schema=COLUMNS)
@@ -358,7 +358,7 @@ def test_what_a_function_raises_is_told_with_its_step_and_line(
         raise ConnectionRefusedError("no rates today")
 
     pipeline.sink("out", "priced", kind="console")
-    with pytest.raises(PlanFault, match=r"steps\.priced: ConnectionRefusedError: no rates today \(test_running\.py:\d+\)"):
+    with pytest.raises(PlanError, match=r"steps\.priced: ConnectionRefusedError: no rates today \(test_running\.py:\d+\)"):
         describe(spark, pipeline)
 
 
@@ -372,26 +372,26 @@ def test_a_field_that_differs_from_a_column_of_the_record_in_case_alone_has_its_
     assert [column["type"] for column in step["columns"]] == ["bigint", "string", "timestamp", "string"]
 
 
-def test_a_broker_that_does_not_answer_is_told_with_its_address() -> None:
+def test_a_broker_that_does_not_answer_is_reported_with_its_address() -> None:
     pipeline = Pipeline("p", servers="127.0.0.1:1")
     pipeline.source("orders", pattern="orders.*")
     with pytest.raises(Unavailable, match=r"no broker answers at 127\.0\.0\.1:1: is its Flight endpoint open there"):
         check_topics(pipeline)
 
 
-def test_a_topic_that_is_not_there_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
+def test_a_topic_that_is_not_there_is_reported_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
     there = fresh_topic()
     pipeline.source("orders", topic=there[:-1] + "x")
-    with pytest.raises(PlanFault) as caught:
+    with pytest.raises(PlanError) as caught:
         check_topics(pipeline)
     assert caught.value.kind == "unknown_topic"
     assert str(caught.value) == f"sources.orders: there is no topic {there[:-1] + 'x'!r}; did you mean {there}?"
 
 
-def test_a_source_without_a_schema_is_told_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
+def test_a_source_without_a_schema_is_reported_before_spark_starts(pipeline: Pipeline, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic()
     pipeline.source("orders", topic=topic, format="json")
-    with pytest.raises(PlanFault, match=f"sources.orders: topic '{topic}' requires no schema, so say what its values hold: schema = "):
+    with pytest.raises(PlanError, match=f"sources.orders: topic '{topic}' has no required schema: set schema = "):
         check_topics(pipeline)
 
 

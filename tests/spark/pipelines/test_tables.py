@@ -1,4 +1,4 @@
-"""Each kind of table takes a batch once, whichever way it comes again; other readers see exactly the committed rows."""
+"""Tables commit a repeated batch once, and other readers see exactly the committed rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from headrace.spark.pipelines.model import Sink
-from headrace.spark.pipelines.tables import Table, TableFault, iceberg
+from headrace.spark.pipelines.tables import Table, TableError, iceberg
 from headrace.spark.pipelines.tables.iceberg import Iceberg
 from headrace.spark.pipelines.tables.parquet import Parquet
 from headrace.spark.pipelines.tables.parts import Part, PartWriter
@@ -26,7 +26,7 @@ def table_at(kind: str, path: Path) -> Table:
 
 
 def rows_of(kind: str, path: Path) -> list[dict[str, object]]:
-    """As somebody reads them who has never heard of us."""
+    """Read the table with an independent reader."""
     if kind == "delta":
         rows = DeltaTable(path).to_pyarrow_table().to_pylist()
     elif kind == "iceberg":
@@ -42,18 +42,18 @@ def batch_of(*ids: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{id}" for id in ids])})
 
 
-def staged(table: Table, batch: pa.RecordBatch, app: str = "query", version: int = 0) -> tuple[list[Part], pa.Schema]:
-    """What the tasks do."""
+def staged(table: Table, batch: pa.RecordBatch, query_id: str = "query", version: int = 0) -> tuple[list[Part], pa.Schema]:
+    """Write the files that tasks would write."""
     schema = table.schema(batch.schema)
-    directory = table.parts_directory(app)
+    directory = table.parts_directory(query_id)
     Path(directory).mkdir(parents=True, exist_ok=True)
     [report] = PartWriter(directory, f"part-{version}", schema.serialize().to_pybytes())([batch])
     return [Part(**row) for row in report.to_pylist()], schema
 
 
-def put(table: Table, version: int, batch: pa.RecordBatch, *, app: str = "query", overwrite: bool = False) -> None:
-    parts, schema = staged(table, batch, app, version)
-    table.commit(app, version, parts, schema, overwrite=overwrite)
+def put(table: Table, version: int, batch: pa.RecordBatch, *, query_id: str = "query", overwrite: bool = False) -> None:
+    parts, schema = staged(table, batch, query_id, version)
+    table.commit(query_id, version, parts, schema, overwrite=overwrite)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,15 +71,15 @@ def test_a_batch_that_comes_again_is_there_once(kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_queries_into_one_table_do_not_hide_each_others_batches(kind: str, tmp_path: Path) -> None:
     table = table_at(kind, tmp_path)
-    put(table, 5, batch_of(1), app="first")
-    put(table, 0, batch_of(2), app="second")
-    put(table, 6, batch_of(3), app="first")
+    put(table, 5, batch_of(1), query_id="first")
+    put(table, 0, batch_of(2), query_id="second")
+    put(table, 6, batch_of(3), query_id="first")
     assert [row["id"] for row in rows_of(kind, tmp_path)] == [1, 2, 3]
     assert (table.last("first"), table.last("second")) == (6, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_were_written_but_not_committed_are_seen_by_nobody(kind: str, tmp_path: Path) -> None:
+def test_files_that_were_written_but_not_committed_are_invisible(kind: str, tmp_path: Path) -> None:
     table = table_at(kind, tmp_path)
     put(table, 0, batch_of(1))
     staged(table, batch_of(7), version=1)
@@ -161,11 +161,11 @@ def test_a_column_that_is_new_is_added(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_column_of_another_type_is_refused_with_both_types(kind: str, tmp_path: Path) -> None:
+def test_a_column_of_another_type_is_rejected_with_both_types(kind: str, tmp_path: Path) -> None:
     table = table_at(kind, tmp_path)
     put(table, 0, batch_of(1))
     other = pa.RecordBatch.from_pydict({"id": ["one"], "name": ["n1"]})
-    with pytest.raises(TableFault, match="column id of the .* is int64, and the rows have string"):
+    with pytest.raises(TableError, match="column id of the .* is int64, but the rows have string"):
         put(table, 1, other)
 
 
@@ -191,8 +191,8 @@ def test_every_type_of_spark_survives(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_type_without_a_name_in_tables_is_refused_with_the_column(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(TableFault, match="column gap: .* has no type for duration"):
+def test_a_type_without_a_name_in_tables_is_rejected_with_the_column(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="column gap: .* has no type for duration"):
         table_at(kind, tmp_path).schema(pa.schema([("gap", pa.duration("us"))]))
 
 
@@ -200,7 +200,7 @@ def test_files_of_a_parquet_commit_that_were_not_moved_are_moved_later(tmp_path:
     table = Parquet(str(tmp_path))
     parts, schema = staged(table, batch_of(1, 2))
     moves: list[str] = []
-    table._move = lambda app, names: moves.extend(names)  # type: ignore[method-assign]  # the process dies before the first move
+    table._move = lambda query_id, names: moves.extend(names)  # type: ignore[method-assign]  # the process dies before the first move
     table.commit("query", 0, parts, schema, overwrite=False)
     assert len(moves) == 1
     assert list(tmp_path.glob("*.parquet")) == []

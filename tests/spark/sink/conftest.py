@@ -1,4 +1,4 @@
-"""Writes as a user types them, against the broker of the tests."""
+"""Fixtures for writes to the broker of the tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def write(broker: FlightBroker) -> Write:
-    """`write(frame, topic=…)`: a batch write in append mode."""
+    """Return `write(frame, topic=…)`, a batch write in append mode."""
 
     def write(frame: DataFrame, **options: str) -> None:
         frame.write.format("headrace").options(**{"kafka.bootstrap.servers": broker.address, **options}).mode("append").save()

@@ -1,4 +1,4 @@
-"""What a topic holds, as lists."""
+"""Contents of a topic as lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.flight.client import FlightClient
 
 
 def rows(flight_client: FlightClient, topic: str, *columns: str) -> list[list[Any]]:
-    """Of all partitions, one after another."""
+    """Return the values of all partitions, one after another."""
     found: list[list[Any]] = []
     for partition, state in enumerate(flight_client.describe([topic])[topic].partitions):
         for batch in flight_client.read(topic, partition, state.first, state.end, columns=columns):

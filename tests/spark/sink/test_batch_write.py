@@ -40,7 +40,7 @@ def test_rows_arrive_whole_with_keys_headers_and_nulls(spark: SparkSession, flig
     ]
 
 
-def test_headers_are_left_out_when_asked_to(spark: SparkSession, flight_client: FlightClient, write: Write, topic: str) -> None:
+def test_headers_are_left_out_by_option(spark: SparkSession, flight_client: FlightClient, write: Write, topic: str) -> None:
     frame = spark.sql("SELECT 'x' AS value, array(struct('h' AS key, cast('1' AS binary) AS value)) AS headers")
     write(frame, topic=topic, includeHeaders="false")
     assert rows(flight_client, topic, "value", "headers") == [[b"x", None]]
@@ -115,8 +115,8 @@ def test_a_value_of_the_largest_size_arrives_and_one_byte_more_does_not(
 @pytest.mark.parametrize(
     ("query", "text"),
     [
-        ("SELECT 1 AS value", "column 'value' is of type int, and has to be string or binary"),
-        ("SELECT 'x' AS value, 1L AS partition", "column 'partition' is of type bigint, and has to be int"),
+        ("SELECT 1 AS value", "column 'value' has type int, expected string or binary"),
+        ("SELECT 'x' AS value, 1L AS partition", "column 'partition' has type bigint, expected int"),
         ("SELECT 1 AS id", "no column 'value' of type string or binary among the columns ('id')"),
     ],
 )
@@ -137,7 +137,7 @@ def job_count(spark: SparkSession) -> int:
     return len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
 
 
-def test_overwriting_is_refused(spark: SparkSession, broker: FlightBroker, topic: str) -> None:
+def test_overwriting_is_rejected(spark: SparkSession, broker: FlightBroker, topic: str) -> None:
     frame = spark.sql("SELECT 'x' AS value").write.format("headrace").option("topic", topic)
     with pytest.raises(PySparkException) as failure:
         frame.option("kafka.bootstrap.servers", broker.address).mode("overwrite").save()
@@ -188,7 +188,7 @@ def test_without_a_version_each_write_counts(spark: SparkSession, flight_client:
     assert rows(flight_client, topic, "value") == [[b"x"], [b"x"]]
 
 
-def test_an_address_where_nobody_listens_is_an_error_on_the_driver(spark: SparkSession, write: Write, topic: str) -> None:
+def test_an_address_without_a_listener_is_an_error_on_the_driver(spark: SparkSession, write: Write, topic: str) -> None:
     with pytest.raises(PySparkException) as failure:
         write(
             spark.sql("SELECT 'x' AS value"), topic=topic, **{"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.delivery.timeout.ms": "1s"}

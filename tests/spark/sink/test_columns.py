@@ -1,4 +1,4 @@
-"""The columns of a written DataFrame: what is refused on the driver, and what the Flight endpoint gets of the rest."""
+"""The columns of a written DataFrame: errors on the driver, and conversion for the Flight endpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def columns(fields: Mapping[str, DataType], *, topic: str = "orders", headers: b
     return SinkColumns.of(schema, topic=topic, headers=headers)
 
 
-def refusal(fields: Mapping[str, DataType], *, topic: str = "orders") -> str:
+def error_of(fields: Mapping[str, DataType], *, topic: str = "orders") -> str:
     with pytest.raises(ConfigError) as failure:
         columns(fields, topic=topic)
     return str(failure.value)
@@ -59,27 +59,27 @@ def refusal(fields: Mapping[str, DataType], *, topic: str = "orders") -> str:
         ("headers", pairs("name"), "array<struct<name:string,value:binary>>", HEADERS),
     ],
 )
-def test_a_column_of_the_wrong_type_is_refused_with_its_name_its_type_and_the_right_one(
+def test_a_column_of_the_wrong_type_is_rejected_with_its_name_its_type_and_the_right_one(
     column: str, kind: DataType, found: str, wanted: str
 ) -> None:
-    assert refusal({"value": TEXT, column: kind}) == f"column '{column}' is of type {found}, and has to be {wanted}"
+    assert error_of({"value": TEXT, column: kind}) == f"column '{column}' has type {found}, expected {wanted}: cast it before the write"
 
 
 def test_a_topic_column_has_to_be_text_unless_the_option_overrides_it() -> None:
-    assert refusal({"value": TEXT, "topic": INT}, topic="") == "column 'topic' is of type int, and has to be string"
+    assert error_of({"value": TEXT, "topic": INT}, topic="") == "column 'topic' has type int, expected string: cast it before the write"
     assert columns({"value": TEXT, "topic": INT}).names == ("value",)
 
 
-def test_a_missing_value_column_is_refused_with_the_columns_there_are() -> None:
-    text = refusal({"id": INT, "amount": DoubleType()})
+def test_a_missing_value_column_is_rejected_with_the_columns_there_are() -> None:
+    text = error_of({"id": INT, "amount": DoubleType()})
     assert "no column 'value'" in text and "'id', 'amount'" in text and "to_json(struct(*))" in text
 
 
 def test_without_option_and_column_there_is_no_topic_to_write_to() -> None:
-    assert "no topic to write to" in refusal({"value": TEXT}, topic="")
+    assert "no topic to write to" in error_of({"value": TEXT}, topic="")
 
 
-def test_two_columns_of_one_name_are_refused() -> None:
+def test_two_columns_of_one_name_are_rejected() -> None:
     twice = StructType().add("value", TEXT).add("value", TEXT)
     with pytest.raises(ConfigError, match="two columns 'value'"):
         SinkColumns.of(twice, topic="orders")
@@ -99,7 +99,7 @@ def test_columns_that_a_record_does_not_have_are_ignored() -> None:
     assert columns(fields, headers=False).names == ("key", "value", "partition")
 
 
-def test_rows_keep_their_order_and_get_the_types_of_the_bulk_lane() -> None:
+def test_rows_keep_their_order_and_get_the_types_of_the_flight_endpoint() -> None:
     batch = pa.RecordBatch.from_pydict(
         {
             "amount": [1.5, 2.5, 3.5],
@@ -138,14 +138,14 @@ def test_large_arrow_types_are_taken_too() -> None:
     assert columns({"value": TEXT, "key": BYTES}).shape(batch).to_pydict() == {"key": [b"k"], "value": [b"a"]}
 
 
-def test_a_row_without_a_topic_is_refused() -> None:
+def test_a_row_without_a_topic_is_rejected() -> None:
     batch = pa.RecordBatch.from_pydict({"topic": ["a", None, None], "value": ["x", "y", "z"]})
     with pytest.raises(InvalidRequest, match="column 'topic' is null in 2 of 3 rows"):
         columns({"topic": TEXT, "value": TEXT}, topic="").shape(batch)
 
 
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"x"}])
-def test_a_header_without_a_name_is_refused(header: object) -> None:
+def test_a_header_without_a_name_is_rejected(header: object) -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     batch = pa.RecordBatch.from_pydict({"value": ["x", "y"], "headers": pa.array([None, [header]], kind)})
     with pytest.raises(InvalidRequest, match="header without a name"):

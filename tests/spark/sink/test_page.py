@@ -1,4 +1,4 @@
-"""docs/spark.md, section "Write": its examples run, and what it promises is shown by tests that exist."""
+"""docs/spark.md, section "Write": its examples run, and the tests that it names exist."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("\n## Write\n") : PAGE.index("\n## Typed values\n")]
 
 
-def test_every_test_that_is_called_as_a_witness_exists() -> None:
+def test_every_test_that_is_named_as_evidence_exists() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "spark").rglob("test_*.py"))
-    witnesses = set(re.findall(r"`(test_\w+)`", SECTION))
-    assert len(witnesses) > 5
-    assert [name for name in sorted(witnesses) if f"def {name}(" not in tests] == []
+    named = set(re.findall(r"`(test_\w+)`", SECTION))
+    assert len(named) > 5
+    assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
 
 
 def test_the_page_names_every_column() -> None:

@@ -1,4 +1,4 @@
-"""The names of writes, and the patience with a broker that goes away."""
+"""The names of writes, and retries while the broker is unavailable."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import pytest
 
 from headrace.errors import ConfigError, InvalidRequest, Unavailable
 from headrace.spark import publishing
-from headrace.spark.publishing import APP_BYTES_MAX, Replay, Version, Versions, patiently, stage
-from tests.spark.sink.stand import QUERY, RUN, StandIn, rows, task
+from headrace.spark.publishing import WRITER_BYTES_MAX, Replay, Version, Versions, stage
+from headrace.spark.retry import retry_until
+from tests.spark.sink.fakes import EPOCH, QUERY, FakeBroker, rows, task
 
 LONG_TOPIC = "ü" * 124
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "RETRY_SECONDS", (0.001,))
+    monkeypatch.setattr("headrace.spark.retry.backoff", lambda *_: 0.001)
 
 
 def soon(seconds: float = 5.0) -> float:
@@ -27,26 +28,26 @@ def soon(seconds: float = 5.0) -> float:
 
 
 def test_a_stream_is_known_by_its_query_and_a_version_by_its_batch() -> None:
-    assert Versions("orders").of_stream(task(batch=7, partition=3, attempt=99)) == Version(f"spark/{QUERY}", 7, RUN)
+    assert Versions("orders").of_stream(task(batch=7, partition=3, attempt=99)) == Version(f"spark/{QUERY}", 7, EPOCH)
 
 
 def test_a_stream_may_be_given_a_name_which_holds_for_its_topic() -> None:
-    assert Versions("orders", writer="billing").of_stream(task(batch=7)) == Version("billing/orders", 7, RUN)
-    assert Versions("", writer="billing").of_stream(task(batch=7)) == Version("billing", 7, RUN)
+    assert Versions("orders", writer="billing").of_stream(task(batch=7)) == Version("billing/orders", 7, EPOCH)
+    assert Versions("", writer="billing").of_stream(task(batch=7)) == Version("billing", 7, EPOCH)
 
 
-def test_a_stream_without_the_names_of_its_query_is_refused_rather_than_written_twice() -> None:
-    with pytest.raises(ConfigError, match="query and batch"):
+def test_a_stream_without_the_names_of_its_query_is_rejected_rather_than_written_twice() -> None:
+    with pytest.raises(ConfigError, match="query id, run id and batch id"):
         Versions("orders").of_stream(task(batch=None))
-    with pytest.raises(ConfigError, match="query and batch"):
-        Versions("orders").of_stream(task(batch=3, run=""))
+    with pytest.raises(ConfigError, match="query id, run id and batch id"):
+        Versions("orders").of_stream(task(batch=3, epoch=""))
 
 
 def test_a_write_in_foreach_batch_is_known_by_query_topic_and_batch() -> None:
-    assert Versions("a", job="j1").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/a", 4, RUN)
-    assert Versions("b", job="j2").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/b", 4, RUN)
-    assert Versions("", job="j3").of_batch(task(batch=4)) == Version(f"spark/{QUERY}", 4, RUN)
-    assert Versions("a", writer="second", job="j4").of_batch(task(batch=4)) == Version("second/a", 4, RUN)
+    assert Versions("a", job="j1").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/a", 4, EPOCH)
+    assert Versions("b", job="j2").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/b", 4, EPOCH)
+    assert Versions("", job="j3").of_batch(task(batch=4)) == Version(f"spark/{QUERY}", 4, EPOCH)
+    assert Versions("a", writer="second", job="j4").of_batch(task(batch=4)) == Version("second/a", 4, EPOCH)
 
 
 def test_the_options_of_the_user_win_over_the_batch() -> None:
@@ -58,30 +59,30 @@ def test_a_plain_batch_job_has_a_name_of_its_own() -> None:
     assert Versions("a", job="7f").of_batch(task(batch=None)) == Version("spark/job/7f", 0)
 
 
-def test_an_application_without_a_version_is_refused_outside_of_foreach_batch() -> None:
+def test_a_writer_without_a_version_is_rejected_outside_of_foreach_batch() -> None:
     with pytest.raises(ConfigError, match="'txnAppId' needs 'txnVersion'"):
         Versions("a", writer="import").of_batch(task(batch=None))
 
 
-@pytest.mark.parametrize("app", ["", "x" * 200])
+@pytest.mark.parametrize("writer", ["", "x" * 200])
 def test_the_longest_names_fit_and_stay_apart(writer: str) -> None:
     names = {Versions(topic, writer=writer).of_batch(task(batch=1)).writer for topic in (LONG_TOPIC, LONG_TOPIC[:-1] + "a")}
     assert len(names) == 2
-    assert all(len(name.encode()) <= APP_BYTES_MAX for name in names)
-    assert len(Version("x" * APP_BYTES_MAX, 1, RUN).mark) <= APP_BYTES_MAX
+    assert all(len(name.encode()) <= WRITER_BYTES_MAX for name in names)
+    assert len(Version("x" * WRITER_BYTES_MAX, 1, EPOCH).mark) <= WRITER_BYTES_MAX
 
 
-def test_a_job_group_that_a_user_has_named_is_no_run() -> None:
-    def run(**named: str) -> str:
-        return publishing._run(lambda name: named.get(name.replace(".", "_")))
+def test_a_job_group_that_a_user_has_named_is_no_epoch() -> None:
+    def epoch(**named: str) -> str:
+        return publishing._epoch(lambda name: named.get(name.replace(".", "_")))
 
-    assert run(sql_streaming_runId=RUN, spark_jobGroup_id="mine") == RUN
-    assert run(spark_jobGroup_id=RUN) == RUN
-    assert run(spark_jobGroup_id="mine") == ""
-    assert run() == ""
+    assert epoch(sql_streaming_runId=EPOCH, spark_jobGroup_id="mine") == EPOCH
+    assert epoch(spark_jobGroup_id=EPOCH) == EPOCH
+    assert epoch(spark_jobGroup_id="mine") == ""
+    assert epoch() == ""
 
 
-def test_a_broker_that_comes_back_is_asked_again() -> None:
+def test_a_broker_that_comes_back_is_retried() -> None:
     failures = [Unavailable("away"), Unavailable("away")]
 
     def ask() -> str:
@@ -89,10 +90,10 @@ def test_a_broker_that_comes_back_is_asked_again() -> None:
             raise failures.pop()
         return "here"
 
-    assert patiently(ask, until=soon()) == "here"
+    assert retry_until(ask, until=soon()) == "here"
 
 
-def test_patience_ends_at_the_deadline_and_with_what_will_not_change() -> None:
+def test_retries_end_at_the_deadline_and_with_what_will_not_change() -> None:
     asked = itertools.count()
 
     def away() -> None:
@@ -104,10 +105,10 @@ def test_patience_ends_at_the_deadline_and_with_what_will_not_change() -> None:
         raise InvalidRequest("wrong")
 
     with pytest.raises(InvalidRequest):
-        patiently(wrong, until=soon())
+        retry_until(wrong, until=soon())
     assert next(asked) == 1
     with pytest.raises(Unavailable):
-        patiently(away, until=soon(0.05))
+        retry_until(away, until=soon(0.05))
     assert next(asked) > 3
 
 
@@ -132,25 +133,25 @@ def test_many_rows_are_not_kept() -> None:
 
 @pytest.mark.parametrize("trouble", [["batch"], ["stage"], ["stage!"], ["batch", "stage", "drop"], ["stage", "drop", "stage", "drop"]])
 def test_staging_starts_again_under_another_handle(trouble: list[str]) -> None:
-    broker = StandIn(trouble=trouble)
-    handle, size = stage(broker, "h", iter([rows("a"), rows("b")]), topic="orders", edition=Version("app", 1, RUN), order=0, until=soon())
+    broker = FakeBroker(trouble=trouble)
+    handle, size = stage(broker, "h", iter([rows("a"), rows("b")]), topic="orders", version=Version("app", 1, EPOCH), order=0, until=soon())
     assert handle != "h" and size.records == 2
     broker.publish("app", 1, [handle])
     assert broker.values == ["a", "b"] and not broker.staged
 
 
 def test_staging_gives_up_at_the_deadline_and_leaves_nothing_behind() -> None:
-    broker = StandIn(trouble=["stage"] * 1000)
+    broker = FakeBroker(trouble=["stage"] * 1000)
     with pytest.raises(Unavailable):
-        stage(broker, "h", iter([rows("a")]), topic="orders", edition=Version("app", 1), order=0, until=soon(0.05))
+        stage(broker, "h", iter([rows("a")]), topic="orders", version=Version("app", 1), order=0, until=soon(0.05))
     assert not broker.staged
 
 
 def test_staging_gives_up_when_the_rows_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "Replay", lambda batches: Replay(batches, bytes_max=10))
-    broker = StandIn(trouble=["stage"])
+    broker = FakeBroker(trouble=["stage"])
     with pytest.raises(Unavailable):
-        stage(broker, "h", iter([rows(b"x" * 100)]), topic="orders", edition=Version("app", 1), order=0, until=soon())
+        stage(broker, "h", iter([rows(b"x" * 100)]), topic="orders", version=Version("app", 1), order=0, until=soon())
     assert broker.calls == ["batch", "stage", "drop"]
 
 
@@ -159,7 +160,7 @@ def test_a_failure_of_the_rows_themselves_drops_the_handle() -> None:
         yield rows("a")
         raise ZeroDivisionError
 
-    broker = StandIn()
+    broker = FakeBroker()
     with pytest.raises(ZeroDivisionError):
-        stage(broker, "h", failing(), topic="orders", edition=Version("app", 1), order=0, until=soon())
+        stage(broker, "h", failing(), topic="orders", version=Version("app", 1), order=0, until=soon())
     assert broker.dead == {"h"} and not broker.staged

@@ -25,7 +25,7 @@ SECONDS_MAX = 60
 
 
 class Copying:
-    """A query from files of numbers to a topic; files are batches, and the checkpoint is a directory that tests may turn back."""
+    """A query from files of numbers to a topic. Each file is a batch, and tests may roll back the checkpoint directory."""
 
     def __init__(self, spark: SparkSession, broker: FlightBroker, directory: Path) -> None:
         self._spark, self._address = spark, broker.address
@@ -43,7 +43,7 @@ class Copying:
         return self._spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(self._input))
 
     def run(self, frame: DataFrame | None = None, *, mode: str = "append", **options: str) -> None:
-        """Everything that is there, batch by batch."""
+        """Read all available files, batch by batch."""
         writer = (self.lines() if frame is None else frame).writeStream.format("headrace").outputMode(mode)
         options = {"kafka.bootstrap.servers": self._address, "checkpointLocation": str(self.checkpoint), **options}
         query = writer.options(**options).trigger(availableNow=True).start()
@@ -55,7 +55,7 @@ class Copying:
         assert query.trigger(availableNow=True).start().awaitTermination(SECONDS_MAX), "the query takes too long"
 
     def forget(self, batch: int) -> None:
-        """As if the driver had died between the publication of this batch and Spark's own note of it."""
+        """Remove Spark's commit of a batch, as if the driver had died after the publication."""
         for name in (str(batch), f".{batch}.crc"):
             (self.checkpoint / "commits" / name).unlink(missing_ok=True)
 
@@ -77,7 +77,7 @@ def test_each_batch_is_one_version_of_the_query(copying: Copying, flight_client:
     assert flight_client.last_version(f"spark/{query_id(copying.checkpoint)}") == 1
 
 
-def test_a_query_that_starts_again_goes_on(copying: Copying, flight_client: FlightClient, topic: str) -> None:
+def test_a_query_that_restarts_resumes(copying: Copying, flight_client: FlightClient, topic: str) -> None:
     for text in ("a", "b", "c"):
         copying.feed(text)
         copying.run(topic=topic)
@@ -140,7 +140,7 @@ def totals(lines: DataFrame) -> DataFrame:
     return lines.groupBy("value").count().selectExpr("value AS key", "cast(count AS string) AS value")
 
 
-def test_output_mode_complete_is_refused(copying: Copying, topic: str) -> None:
+def test_output_mode_complete_is_rejected(copying: Copying, topic: str) -> None:
     copying.feed("a")
     with pytest.raises(PySparkException, match="output mode 'complete'"):
         copying.run(totals(copying.lines()), mode="complete", topic=topic)

@@ -1,4 +1,4 @@
-"""Schemas and dead letters of the broker of the tests, and typed reads as a user types them."""
+"""Fixtures for typed reads: schemas and dead letters of the shared broker."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 
 @dataclass
-class Desk:
-    """What an operator does through the FlyMQ protocol."""
+class SchemaAdmin:
+    """Operate the registry through the FlyMQ protocol."""
 
     broker: FlightBroker
     client: FlightClient
@@ -52,8 +52,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(broker: FlightBroker, flight_client: FlightClient) -> Desk:
-    return Desk(broker, flight_client)
+def schema_admin(broker: FlightBroker, flight_client: FlightClient) -> SchemaAdmin:
+    return SchemaAdmin(broker, flight_client)
 
 
 Load = Callable[..., "DataFrame"]
@@ -61,7 +61,7 @@ Load = Callable[..., "DataFrame"]
 
 @pytest.fixture
 def load(spark: SparkSession, broker: FlightBroker) -> Load:
-    """`load(topic, **{"value.format": "json"})`, a batch; with `schema=` as a user gives it."""
+    """Return `load(topic, **{"value.format": "json"})`, a batch read with an optional `schema=`."""
 
     def load(topic: str, schema: Any = None, **options: str) -> DataFrame:
         reader = spark.read.format("headrace").options(servers=broker.address, subscribe=topic, **options)

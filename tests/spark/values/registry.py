@@ -1,4 +1,4 @@
-"""A bulk client that knows schemas and dead letters, and no broker."""
+"""Fake Flight client with schemas and dead letters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Registry:
     asked: int = 0
     failure: BrokerError | None = None
     away: int = 0
-    """How many moves to the dead letters meet a broker that is away."""
+    """Number of moves to the dead letters that fail because the broker is unavailable."""
 
     def topics(self) -> list[str]:
         return sorted({*self.versions, *self.names})

@@ -1,4 +1,4 @@
-"""The task's part of typed values: bytes in, typed columns out, and every bad record where it was sent."""
+"""The task side of typed values: typed columns from bytes, and the handling of bad records."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_very_many_bad_records_are_moved_in_turns(registry: Registry, monkeypatc
     assert [len(letters) for _, letters in registry.letters] == [2, 2, 1]
 
 
-def test_columns_that_nobody_asked_for_do_not_come_out(registry: Registry) -> None:
+def test_unselected_columns_are_not_returned(registry: Registry) -> None:
     typed = decoder_of(registry, StructType([StructField("value", StructType([StructField("id", LongType())]))]), badRecords="dlq")
     out = typed.decode(rows([GOOD, BAD], typed.columns), "t")
     assert out.schema.names == ["value"] and values(out) == [{"id": 1}]
@@ -144,7 +144,7 @@ def test_without_the_value_nothing_is_decoded(registry: Registry) -> None:
     assert typed.decode(rows([BAD], typed.columns), "t").to_pydict() == {"offset": [100]}
 
 
-def test_errors_may_be_asked_for_without_values(registry: Registry) -> None:
+def test_errors_may_be_selected_without_values(registry: Registry) -> None:
     typed = decoder_of(registry, StructType([StructField("_error", StringType())]), badRecords="null")
     out = typed.decode(rows([GOOD, BAD], typed.columns), "t")
     assert out.schema.names == ["_error"]
@@ -220,7 +220,7 @@ def test_values_of_older_versions_are_read(registry: Registry) -> None:
     assert [value["id"] for value in values(decoder_of(registry).decode(rows([b'{"id":7}']), "t"))] == [7]
 
 
-def test_a_version_registered_while_the_query_runs_is_asked_for_once_it_is_met(registry: Registry) -> None:
+def test_a_version_registered_while_the_query_runs_is_requested_when_needed(registry: Registry) -> None:
     old = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
     new = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}, {"name": "x", "type": "string", "default": ""}]}
     registry.require("t", "avro", old)
@@ -242,7 +242,7 @@ def test_a_registry_that_does_not_answer_changes_nothing(registry: Registry) -> 
     assert values(typed.decode(rows([BAD]), "t")) == [None]
 
 
-# Whatever comes
+# Random input
 
 
 @given(

@@ -1,4 +1,4 @@
-"""The tables of docs/spark.md about typed values are what happens."""
+"""The tables of docs/spark.md about typed values are correct."""
 
 from __future__ import annotations
 

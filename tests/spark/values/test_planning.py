@@ -1,4 +1,4 @@
-"""The driver's part of typed values: types from schemas, and errors before any task."""
+"""The driver side of typed values: types from schemas, and errors before any task starts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_value_is_a_struct_among_the_other_columns(registry: Registry) -> No
     assert all(field.nullable for field in value.fields)
 
 
-def test_headers_and_errors_are_columns_where_they_are_asked_for(registry: Registry) -> None:
+def test_headers_and_errors_are_columns_when_requested(registry: Registry) -> None:
     schema = typed_schema(options(value_format="json", includeHeaders="true", badRecords="null"), registry.client)
     assert schema.fieldNames()[-2:] == ["headers", ERROR_COLUMN]
 
@@ -139,28 +139,28 @@ def test_topics_may_differ_in_the_version_and_the_highest_gives_the_types(regist
     assert schema["value"].dataType == struct(id=LONG, name=STRING)
 
 
-REFUSED: list[tuple[dict[str, str], str]] = [
-    ({"value_format": "xml"}, "option value.format is raw or json or avro or protobuf or string"),
-    ({"value_format": "json", "badRecords": "drop"}, "option badRecords is fail or dlq or null"),
+REJECTED: list[tuple[dict[str, str], str]] = [
+    ({"value_format": "xml"}, "option value.format: expected raw or json or avro or protobuf or string"),
+    ({"value_format": "json", "badRecords": "drop"}, "option badRecords: expected fail or dlq or null"),
     ({"badRecords": "dlq"}, "option badRecords needs value.format"),
     ({"value_schema": "{}"}, "option value.schema needs value.format"),
-    ({"value_format": "avro"}, "topic t requires schema s, which is json, not avro"),
+    ({"value_format": "avro"}, "topic t requires schema s, which is json, but value.format is avro"),
     ({"value_format": "json", "value_version": "7"}, "option value.version: .*7"),
-    ({"value_format": "json", "value_version": "x"}, "option value.version is a number"),
-    ({"value_format": "json", "value_schema": "{}", "value_version": "1"}, "both given"),
+    ({"value_format": "json", "value_version": "x"}, "option value.version: expected a number"),
+    ({"value_format": "json", "value_schema": "{}", "value_version": "1"}, "both set"),
     ({"value_format": "json", "value_schema": "{"}, "option value.schema: the schema is not JSON"),
     ({"value_format": "avro", "value_schema": '{"type":"record"}'}, "option value.schema: not an Avro schema"),
     ({"value_format": "protobuf", "value_schema": "message"}, "option value.schema: "),
-    ({"value_format": "json", "subscribe": "t,plain"}, "topic plain requires no schema .*in .schema"),
-    ({"value_format": "avro", "subscribe": "plain"}, "topic plain requires no schema .*as the option value.schema"),
+    ({"value_format": "json", "subscribe": "t,plain"}, "topic plain has no required schema .*in .schema"),
+    ({"value_format": "avro", "subscribe": "plain"}, "topic plain has no required schema .*as the option value.schema"),
     ({"value_format": "json", "subscribe": "other,t"}, "topics other and t require two schemas, o and s"),
     ({"value_format": "json", "subscribe": "othr"}, "there is no topic othr; did you mean other"),
     ({"value_format": "avro", "subscribe": "loop"}, "schema s version 1: L contains itself"),
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), REFUSED, ids=[str(given) for given, _ in REFUSED])
-def test_what_cannot_be_meant_is_refused_on_the_driver(registry: Registry, given: dict[str, str], words: str) -> None:
+@pytest.mark.parametrize(("given", "words"), REJECTED, ids=[str(given) for given, _ in REJECTED])
+def test_what_cannot_be_meant_is_rejected_on_the_driver(registry: Registry, given: dict[str, str], words: str) -> None:
     registry.names.append("plain")
     registry.require("other", "json", ORDER, name="o")
     registry.require("loop", "avro", {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]})
@@ -176,7 +176,7 @@ def test_a_broker_that_does_not_answer_is_named(registry: Registry) -> None:
 
 def test_a_pattern_without_topics_needs_a_text() -> None:
     given = {"servers": "h:1", "subscribePattern": "x.*", "value.format": "json"}
-    with pytest.raises(ConfigError, match="no topic yet"):
+    with pytest.raises(ConfigError, match="no topic exists yet"):
         typed_schema(type(options())(given), Registry().client)
 
 
@@ -189,7 +189,7 @@ def test_the_arrow_schema_is_the_one_spark_expects(registry: Registry) -> None:
     decoder = plan(given, typed_schema(given, registry.client), registry.client)
     assert decoder.schema.field("value").type.field("id").type == pa.int32()
     assert decoder.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-    assert decoder.asks_again
+    assert decoder.refreshes_schema
 
 
 @pytest.mark.parametrize(
@@ -208,21 +208,21 @@ def test_what_a_task_reads_is_what_it_needs(bad_records: str, schema: StructType
 
 def test_a_users_type_decides_for_json() -> None:
     decoder = plan(options(value_format="json"), struct(value=struct(a=LONG)), Registry(names=["t"]).client)
-    assert decoder.recipe.shape == Record((Field("a", Kind.INT64),))
-    assert not decoder.asks_again
+    assert decoder.spec.shape == Record((Field("a", Kind.INT64),))
+    assert not decoder.refreshes_schema
 
 
 def test_a_users_type_wins_over_the_registry_for_json(registry: Registry) -> None:
-    assert plan(options(value_format="json"), struct(value=struct(id=STRING)), registry.client).recipe.shape is not None
+    assert plan(options(value_format="json"), struct(value=struct(id=STRING)), registry.client).spec.shape is not None
     same = plan(options(value_format="json"), struct(value=struct(id=LONG, name=STRING)), registry.client)
-    assert same.recipe.shape is None and same.asks_again, "the same type is no reason to forget what is required"
+    assert same.spec.shape is None and same.refreshes_schema, "the same type is no reason to forget what is required"
 
 
 def test_a_users_type_may_leave_fields_of_avro_out_and_not_change_them(registry: Registry) -> None:
     registry.require("t", "avro", AVRO)
     given = options(value_format="avro")
     assert plan(given, struct(value=struct(id=TYPES["int"])), registry.client).schema.field("value").type.num_fields == 1
-    with pytest.raises(ConfigError, match="column value.id is bigint, but by the schema of the values it is int"):
+    with pytest.raises(ConfigError, match="column value.id is bigint, but the schema of the values has int"):
         plan(given, struct(value=struct(id=LONG)), registry.client)
     with pytest.raises(ConfigError, match="column value.nam: the schema has no such field, only id, tags"):
         plan(given, struct(value=struct(nam=STRING)), registry.client)
@@ -239,18 +239,18 @@ def test_parts_are_looked_for_inside_lists_and_maps() -> None:
     ("schema", "words"),
     [
         (columns(value="binary"), "has value as binary"),
-        (columns(value="string", unknown="string"), "has a column unknown"),
+        (columns(value="string", unknown="string"), "has an unknown column unknown"),
         (columns(value="string", offset="string"), "has offset as string"),
         (StructType([StructField("value", STRING, nullable=False)]), "value as not null"),
-        (columns(value="string", _error="string"), "badRecords null"),
+        (columns(value="string", _error="string"), "badRecords=null"),
     ],
 )
-def test_a_users_schema_that_cannot_be_given_is_refused(schema: StructType, words: str) -> None:
+def test_a_users_schema_that_cannot_be_given_is_rejected(schema: StructType, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan(options(value_format="string"), schema, Registry().client)
 
 
-def test_a_type_that_json_has_no_values_for_is_refused() -> None:
+def test_a_type_that_json_has_no_values_for_is_rejected() -> None:
     from pyspark.sql.types import DayTimeIntervalType
 
     with pytest.raises(ConfigError, match="column value.a: JSON cannot be read as interval"):

@@ -1,9 +1,9 @@
-"""Pipelines: topics in, tables and topics out, exactly once, declared in one file.
+"""Pipelines from topics to tables and topics, exactly once, declared in one file.
 
     from headrace.spark.pipelines import Pipeline
 
-`Pipeline` is the model, `load` reads it from a TOML or Python file, `headrace pipeline run FILE` runs it. Inside a step that is a
-function, `reject` and `each` send rows to the dead letters of their topic instead of failing the batch.
+`Pipeline` is the model, `load` reads it from a TOML or Python file, `headrace pipeline run FILE` runs it. In a Python step, `reject` and
+`each` move rows to the dead letters of their topic instead of failing the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Pipeline", "Restart", "Sink", "Source", "Step", "each", "load", "rej
 
 
 def __getattr__(name: str) -> Any:
-    """`reject` and `each` need Arrow; who only lists pipelines does not."""
+    """Import `reject` and `each` on first use, because they need Arrow and listing pipelines does not."""
     if name in ("each", "reject"):
         with needs(f"headrace.spark.pipelines.{name}", "pyarrow"):
             from headrace.spark.pipelines import rejection

@@ -1,4 +1,4 @@
-"""A topic as a table: the pipeline that `headrace pipeline archive` runs, of the same model as any other."""
+"""Archive pipeline from a topic to a table, for `headrace pipeline archive`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import ConfigError
-from headrace.spark.pipelines.keys import Misfit
+from headrace.spark.pipelines.keys import InvalidKey
 from headrace.spark.pipelines.model import Pipeline
 
 _LABEL_CHARACTERS_MAX: Final = 80
-"""The name of a pipeline may have a hundred."""
+"""Below the 100 characters of a pipeline name."""
 
 
 def archive_pipeline(
     topic: str, kind: str, directory: str, *, format: str = "raw", schema: str = "", starting: str = "earliest", **head: object
 ) -> Pipeline:
-    """From a topic to a table in `directory`; its checkpoint is beside it unless `head` says where. Raises `ConfigError`."""
+    """Return the pipeline from a topic to a table in `directory`. `head` may set the checkpoint. Raises `ConfigError`."""
     place = Path(directory).expanduser().absolute()
     label = _label(topic)
-    # A directory may hold the archives of several topics, and each has to know how far it is by itself.
+    # A directory may hold the archives of several topics, each with its own checkpoint.
     head.setdefault("checkpoint", str(place.with_name(f"{place.name}.checkpoint") / label))
     source: dict[str, object] = {"topic": topic, "format": format, "starting": starting}
     if schema:
         source["schema"] = schema
-    # Who archives bytes wants all of a record; who archives columns wants those, and where they came from.
+    # An archive keeps the whole record.
     source["options"] = {"includeHeaders": True}
     try:
         pipeline = Pipeline(f"archive.{label}", **head).at(Path.cwd())
@@ -35,13 +35,13 @@ def archive_pipeline(
             "table", "records", kind=kind, path=str(place), **({"table": f"headrace.{_name(topic)}"} if kind == "iceberg" else {})
         )
         pipeline.check()
-    except Misfit as failure:
+    except InvalidKey as failure:
         raise ConfigError(str(failure)) from None
     return pipeline
 
 
 def _label(topic: str) -> str:
-    """A name that a directory can have; no two topics share it."""
+    """Return a directory name that is unique to the topic."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", topic)
     if plain == topic and len(plain) <= _LABEL_CHARACTERS_MAX:
         return plain
@@ -49,5 +49,5 @@ def _label(topic: str) -> str:
 
 
 def _name(topic: str) -> str:
-    """What a catalog takes as the name of a table."""
+    """Return a valid table name for a catalog."""
     return re.sub(r"[^A-Za-z0-9_]", "_", topic)

@@ -1,6 +1,6 @@
-"""What a pipeline would do, without doing it: sources with their offsets, the columns of every step, sinks; or the first fault.
+"""Dry run of a pipeline: sources with their offsets, the columns of every step, sinks; or the first error.
 
-Planning is done by Spark itself, so what passes here is what will run; only the values of records can still go wrong.
+Spark plans the queries, so a pipeline that passes this check fails later only because of values of records.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.spark.connection import connect
 from headrace.spark.options import Options
 from headrace.spark.pipelines.diagnosis import diagnose
 from headrace.spark.pipelines.model import Pipeline, Sink, Source
-from headrace.spark.pipelines.plan import PlanFault, check_topics, frames, servers, shaped, source_options
+from headrace.spark.pipelines.plan import PlanError, check_topics, frames, servers, shaped, source_options
 from headrace.spark.pipelines.runner import close_session, open_session
 from headrace.spark.subscription import Subscription
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A line of the tree, with what hangs below it."""
+    """A line of the tree, with its children."""
 
     text: str
     below: list[Node] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found; plain values."""
+    """Result of the check, as plain values."""
 
     name: str
     checkpoint: str
@@ -51,7 +51,7 @@ class Inspection:
         return {"name": self.name, "checkpoint": self.checkpoint, "sources": self.sources, "steps": self.steps, "sinks": self.sinks}
 
     def tree(self) -> str:
-        """For people."""
+        """Return the result as a text tree."""
         parts = [Node("sources", [_source_node(source) for source in self.sources])]
         if self.steps:
             parts.append(Node("steps", [Node(step["name"], [_columns_node(step["columns"])]) for step in self.steps]))
@@ -60,7 +60,7 @@ class Inspection:
 
 
 def inspect(pipeline: Pipeline, *, master: str = "local[*]", conf: dict[str, str] | None = None) -> Inspection:
-    """Start Spark, plan, describe, end Spark. Raises `PlanFault` for the first thing that is wrong."""
+    """Start Spark, plan, describe, stop Spark. Raises `PlanError` for the first error."""
     check_topics(pipeline)
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "spark.log"
@@ -72,7 +72,7 @@ def inspect(pipeline: Pipeline, *, master: str = "local[*]", conf: dict[str, str
 
 
 def describe(spark: SparkSession, pipeline: Pipeline) -> Inspection:
-    """The same in a session that is there."""
+    """Plan and describe the pipeline in an existing session."""
     every = frames(spark, pipeline)
     for sink in pipeline.sinks.values():
         shaped(every[sink.source], sink)
@@ -89,14 +89,12 @@ def describe(spark: SparkSession, pipeline: Pipeline) -> Inspection:
 
 
 def _check_mode(spark: SparkSession, frame: DataFrame, sink: Sink) -> None:
-    """Ask Spark's own checker whether a stream of this shape can be written in this mode."""
+    """Check with Spark that this stream can be written in this mode."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException
 
     if not frame.isStreaming:
-        raise PlanFault(
-            f"sinks.{sink.name}.from", f'{sink.source} is no stream: at least one source has to be read as one (read = "stream")'
-        )
+        raise PlanError(f"sinks.{sink.name}.from", f'{sink.source} is not a stream: at least one of its sources needs read = "stream"')
     jvm: Any = spark._jvm
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[sink.mode]()
@@ -105,18 +103,18 @@ def _check_mode(spark: SparkSession, frame: DataFrame, sink: Sink) -> None:
     try:
         checker.checkForStreaming(jframe.queryExecution().analyzed(), mode)
     except (Py4JJavaError, AnalysisException) as failure:
-        raise PlanFault(f"sinks.{sink.name}.mode", diagnose(failure).text) from None
+        raise PlanError(f"sinks.{sink.name}.mode", diagnose(failure).text) from None
 
 
 def _check_types(pipeline: Pipeline, frame: DataFrame, sink: Sink) -> None:
-    """Whether a table of this kind has the types of the rows, and its library is there."""
-    from headrace.spark.pipelines.tables import TableFault
+    """Check that the table supports the types of the rows and that its library is installed."""
+    from headrace.spark.pipelines.tables import TableError
     from headrace.spark.pipelines.tables.writing import arrow_schema, open_table
 
     try:
         open_table(sink, pipeline.place(sink.path)).schema(arrow_schema(frame))
-    except TableFault as failure:
-        raise PlanFault(f"sinks.{sink.name}", str(failure)) from None
+    except TableError as failure:
+        raise PlanError(f"sinks.{sink.name}", str(failure)) from None
 
 
 def _source(pipeline: Pipeline, source: Source, frame: DataFrame) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What Spark's checkpoint of a query says, read without Spark: which batch is unfinished, and which offsets it holds.
+"""Reader of Spark's checkpoint of a query, without Spark: the unfinished batch and its offsets.
 
-CHECKPOINT/offsets/17     written before batch 17 runs: a version, its settings, then a line of JSON for each source
-CHECKPOINT/commits/17     written when it is done
+CHECKPOINT/offsets/17     written before batch 17 starts: a version, its settings, then a line of JSON for each source
+CHECKPOINT/commits/17     written after batch 17
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Offsets = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A batch that was begun, with what it reads of each partition of each topic: from, to."""
+    """A batch that was started and not committed, with its range of offsets by partition."""
 
     batch: int
     ranges: dict[tuple[str, int], tuple[int, int]]
@@ -28,7 +28,7 @@ class Unfinished:
 
 
 def unfinished(directory: Path) -> Unfinished | None:
-    """The batch a restart will run again, if there is one. None too if the checkpoint is not on this machine."""
+    """Return the batch that a restart repeats, if any. None also if the checkpoint is not on this machine."""
     batch = _last(directory / "offsets")
     done = _last(directory / "commits")
     if batch is None or (done is not None and done >= batch):
@@ -49,7 +49,7 @@ def _last(directory: Path) -> int | None:
 
 
 def _offsets(file: Path) -> Offsets:
-    """Of all sources together; a source that is not ours has another shape, and is left out."""
+    """Return the offsets of all `headrace` sources; other sources have another JSON shape and are skipped."""
     found: Offsets = {}
     if not file.exists():
         return found

@@ -1,7 +1,7 @@
-"""What a failure of Spark comes down to: one line, the kind of failure, and whether trying again may help.
+"""Diagnosis of Spark failures: one line, the kind of failure, and whether a retry may help.
 
-Spark wraps the error of a task in Java, and that in Python again; the line that helps is in the middle: the last line of the Python
-traceback, or the message of an analysis with its place in the SQL text.
+Spark wraps the error of a task in a Java exception, and that in a Python exception. The useful line is in the middle: the last line of the
+Python traceback, or the analysis message with its position in the SQL text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINE_CHARACTERS_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A failure in one line. `kind` is the code of an error of the broker, empty if it was something else."""
+    """A failure in one line. `kind` is the code of a broker error, empty for other failures."""
 
     text: str
     kind: str = ""
@@ -35,13 +35,13 @@ class Diagnosis:
     is_engine_lost: bool = False
 
     @property
-    def likeness(self) -> str:
-        """Equal for failures that are the same but for numbers of tasks, addresses and ids."""
+    def signature(self) -> str:
+        """The text without task numbers, addresses and ids, to recognise repeated failures."""
         return _ADDRESS.sub("#", self.text)
 
 
 def diagnose(failure: BaseException) -> Diagnosis:
-    """Of whatever Spark, py4j or a step raised."""
+    """Diagnose an exception from Spark, py4j or a step."""
     if isinstance(failure, HeadraceError):
         code = getattr(failure, "code", "")
         return Diagnosis(str(failure), code, bool(getattr(failure, "retriable", False)))
@@ -56,19 +56,19 @@ def diagnose(failure: BaseException) -> Diagnosis:
 
 
 def explained(failure: BaseException) -> str:
-    """The line, with the place in the SQL text where Spark names one."""
+    """Return the line, with the position in the SQL text if Spark names one."""
     found = diagnose(failure).text
     position = _POSITION.search(str(failure))
     return found if position is None or _POSITION.search(found) else f"{found} (line {position[1]}, pos {position[2]})"
 
 
 def is_engine_lost(failure: BaseException) -> bool:
-    """A call that Java did not answer, as opposed to one that it answered with an exception: that may tell of any broken connection."""
+    """Return whether the Java process did not answer. An exception from Java is an answer, even if it reports a broken connection."""
     return isinstance(failure, (Py4JError, ConnectionError)) and not isinstance(failure, Py4JJavaError)
 
 
 def diagnose_text(text: str) -> Diagnosis:
-    """Of a message of Spark with everything it carries along."""
+    """Diagnose a message of Spark with its stack traces and plans."""
     body = _END.split(text, maxsplit=1)[0].strip()
     if "Traceback (most recent call last)" in body:
         raised = _last_raised(body)
@@ -79,13 +79,13 @@ def diagnose_text(text: str) -> Diagnosis:
 
 
 def offsets_of(text: str) -> tuple[str, str]:
-    """What a failed query had committed and what it was about to read, as Spark tells it; empty if it does not."""
+    """Return the committed and the available offsets from a message of Spark; empty if it has none."""
     found = dict(_OFFSETS.findall(text))
     return found.get("Committed", ""), found.get("Available", "")
 
 
 def _last_raised(body: str) -> Diagnosis | None:
-    """The last line of the last traceback; what follows it in the same message belongs to it."""
+    """Return the last line of the last traceback."""
     _, _, tail = body.rpartition("Traceback (most recent call last)")
     matches = [match for match in _RAISED.finditer(tail) if not match[0].startswith(" ")]
     if not matches:

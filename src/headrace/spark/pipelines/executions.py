@@ -1,12 +1,12 @@
-"""Runs of pipelines on this machine: who runs, how it is doing, and asking it to stop.
+"""Executions of pipelines on this machine: list, status, stop.
 
-    CHECKPOINT/.headrace/status.json     replaced as a whole, about once a second
-    CHECKPOINT/.headrace/lock            locked while a run lives: two runs on one checkpoint would ruin it
-    CHECKPOINT/.headrace/stop            made by `headrace pipeline stop`
-    CHECKPOINT/.headrace/spark.log       what Spark says
+    CHECKPOINT/.headrace/status.json     replaced atomically, about once a second
+    CHECKPOINT/.headrace/lock            locked during an execution: two executions on one checkpoint would corrupt it
+    CHECKPOINT/.headrace/stop            created by `headrace pipeline stop`
+    CHECKPOINT/.headrace/spark.log       output of Spark
 
-A checkpoint that is not a directory of this machine (hdfs://…) has its run directory among the entries of `list`, which are one small
-file per pipeline in `$XDG_STATE_HOME/headrace/pipelines`.
+`$XDG_STATE_HOME/headrace/pipelines` holds one small file per pipeline, for `list`. It also holds the execution directory of a checkpoint
+that is not on this machine (hdfs://…).
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ _LIVE: Final = ("starting", "running", "stopping")
 
 
 class AlreadyRunning(BrokerError):
-    """There is a run on that checkpoint."""
+    """A pipeline is running on that checkpoint."""
 
     code = "entry_exists"
 
 
 class UnknownExecution(BrokerError):
-    """No pipeline of that name has run here."""
+    """No pipeline of that name has run on this machine."""
 
     code = "no_such_entry"
 
 
 def entries_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where `list` looks."""
+    """Return the directory of the entries for `list`."""
     if "HEADRACE_PIPELINES" in environment:
         return Path(environment["HEADRACE_PIPELINES"])
     home = environment.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(home) / "headrace" / "pipelines"
 
 
-def run_directory(checkpoint: str) -> Path:
-    """Where the status of a run on this checkpoint is."""
+def execution_directory(checkpoint: str) -> Path:
+    """Return the directory of the status for this checkpoint."""
     if "://" in checkpoint:
         return entries_directory() / _digest(checkpoint)
     return Path(checkpoint) / ".headrace"
 
 
 def process_birth(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; None if there is no such process. With the pid it names one process."""
+    """Return the start time of a process, in ticks since boot; None if it does not exist. Pid and start time identify a process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name of the program stands in parentheses and may hold anything; what follows the last one are numbers.
+    # The program name is in parentheses and may contain any character; numbers follow the last parenthesis.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 class Execution:
-    """The run of this process: holds the lock, writes the status, sees the wish to stop."""
+    """Execution of a pipeline in this process: holds the lock, writes the status, checks for a stop request."""
 
     def __init__(self, name: str, checkpoint: str, *, file: str, now_ms: int) -> None:
         self.name, self.checkpoint, self.file = name, checkpoint, file
-        self.directory = run_directory(checkpoint)
+        self.directory = execution_directory(checkpoint)
         self._started = now_ms
         self._lock: int | None = None
 
@@ -81,7 +81,7 @@ class Execution:
         except BlockingIOError:
             os.close(lock)
             pid = (_read(self.directory / "status.json") or {}).get("pid")
-            raise AlreadyRunning(f"pipeline {self.name} runs already (pid {pid}), with the checkpoint {self.checkpoint}") from None
+            raise AlreadyRunning(f"pipeline {self.name} runs already (pid {pid}) with the checkpoint {self.checkpoint}") from None
         self._lock = lock
         (self.directory / "stop").unlink(missing_ok=True)
         entries = entries_directory()
@@ -99,7 +99,7 @@ class Execution:
         return (self.directory / "stop").exists()
 
     def write(self, state: str, queries: list[dict[str, object]], *, now_ms: int, master: str = "", error: str = "") -> None:
-        """Replace the status; a reader sees the old one or the new one."""
+        """Replace the status atomically."""
         status = {
             "name": self.name,
             "state": state,
@@ -117,8 +117,8 @@ class Execution:
         _replace(self.directory / "status.json", status)
 
 
-def runs() -> list[dict[str, Any]]:
-    """The status of every pipeline that has run here and whose checkpoint is still there, by name."""
+def executions() -> list[dict[str, Any]]:
+    """Return the status of every pipeline that has run here and whose checkpoint still exists, by name."""
     found = []
     for entry in sorted(entries_directory().glob("*.json")):
         known = _read(entry)
@@ -129,11 +129,11 @@ def runs() -> list[dict[str, Any]]:
 
 
 def find(what: str) -> dict[str, Any]:
-    """By name, by file, by checkpoint; raises `UnknownExecution`."""
+    """Find an execution by name, file or checkpoint. Raises `UnknownExecution`."""
     path = Path(what)
     if path.is_dir() and (found := status_in(path / ".headrace")) is not None:
         return found
-    known = runs()
+    known = executions()
     is_file = path.suffix in (".toml", ".py") or path.exists()
     matching = [status for status in known if status["name"] == what or (is_file and status["file"] == str(path.absolute()))]
     matching = [status for status in matching if status["state"] in _LIVE] or matching
@@ -142,12 +142,12 @@ def find(what: str) -> dict[str, Any]:
         raise UnknownExecution(f"no pipeline {what} has run here{f'; there is {names}' if names else ''}")
     if len({status["checkpoint"] for status in matching}) > 1:
         places = ", ".join(status["checkpoint"] for status in matching)
-        raise AlreadyRunning(f"there are several pipelines {what}: name one by its checkpoint ({places})")
+        raise AlreadyRunning(f"several pipelines are called {what}: select one by its checkpoint ({places})")
     return matching[0]
 
 
 def status_in(directory: Path) -> dict[str, Any] | None:
-    """The status as it was written; but a run whose process is gone is `lost`, whatever it wrote last."""
+    """Read the status. An execution whose process no longer exists is `lost`."""
     status = _read(directory / "status.json")
     if status is not None and status["state"] in _LIVE and not is_alive(status):
         status["state"] = "lost"
@@ -155,15 +155,15 @@ def status_in(directory: Path) -> dict[str, Any] | None:
 
 
 def is_alive(status: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote it still runs; another that got its number later does not count. Elsewhere, nobody can tell."""
+    """Return whether the process that wrote the status still runs. A process on another host is assumed to run."""
     if status["host"] != socket.gethostname():
         return True
     return bool(process_birth(status["pid"]) == status["born"])
 
 
 def ask_to_stop(status: Mapping[str, Any]) -> None:
-    """The run looks for this file several times a second."""
-    (run_directory(status["checkpoint"]) / "stop").touch()
+    """Request a stop: the execution checks for this file several times a second."""
+    (execution_directory(status["checkpoint"]) / "stop").touch()
 
 
 def _digest(text: str) -> str:

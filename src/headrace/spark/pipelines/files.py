@@ -1,6 +1,6 @@
-"""Pipelines from files: `.toml` declares one, `.py` defines one called `pipeline`.
+"""Pipeline files: a `.toml` file declares a pipeline, a `.py` file defines one called `pipeline`.
 
-An error names the file, the key, and the line if the key can be found there.
+An error names the file, the key, and the line if the key is found in the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.spark.pipelines.keys import Misfit, nearest
+from headrace.spark.pipelines.keys import InvalidKey, nearest
 from headrace.spark.pipelines.model import Pipeline
 
 _FILE_BYTES_MAX: Final = 1 << 20
@@ -24,41 +24,41 @@ _TABLES: Final = ("sources", "steps", "sinks")
 
 
 def load(file: Path, **overrides: object) -> Pipeline:
-    """The pipeline of a file, complete and checked; `overrides` replace keys of `[pipeline]`. Raises `ConfigError`."""
+    """Load and check the pipeline of a file. `overrides` replace keys of `[pipeline]`. Raises `ConfigError`."""
     if not file.is_file():
         raise ConfigError(f"{file}: no such file")
     if file.suffix == ".py":
         return _from_python(file, overrides)
     if file.suffix != ".toml":
-        raise ConfigError(f"{file}: a pipeline is a .toml or a .py file")
+        raise ConfigError(f"{file}: expected a .toml or a .py file")
     text = _read(file)
     try:
         return from_document(tomllib.loads(text), file, overrides)
     except tomllib.TOMLDecodeError as failure:
         raise ConfigError(f"{file}: {failure}") from None
-    except Misfit as failure:
+    except InvalidKey as failure:
         line = line_of(text, failure.path)
         raise ConfigError(f"{file}{f':{line}' if line else ''}: {failure}") from None
 
 
 def from_document(document: Mapping[str, Any], file: Path, overrides: Mapping[str, object] | None = None) -> Pipeline:
-    """The pipeline a TOML document declares; raises `Misfit`."""
+    """Return the pipeline of a TOML document. Raises `InvalidKey`."""
     for section in document:
         if section not in ("pipeline", *_TABLES):
-            raise Misfit(section, f"unknown section{nearest(section, ['pipeline', *_TABLES])}")
+            raise InvalidKey(section, f"unknown section{nearest(section, ['pipeline', *_TABLES])}")
     head = _table(document, "pipeline")
     pipeline = Pipeline(head.pop("name", file.stem), **head).at(file.parent, **(overrides or {}))
     for section, add in (("sources", pipeline.source), ("steps", pipeline.step), ("sinks", pipeline.sink)):
         for name, keys in _table(document, section).items():
             if not isinstance(keys, Mapping):
-                raise Misfit(f"{section}.{name}", f"expected a section [{section}.NAME]")
+                raise InvalidKey(f"{section}.{name}", f"expected a section [{section}.NAME]")
             add(name, **keys)
     pipeline.check()
     return pipeline
 
 
 def line_of(text: str, path: str) -> int | None:
-    """Where `sources.orders.format` stands, or at least its section; None if it is written in a way this does not see."""
+    """Return the line of a key such as `sources.orders.format`, or of its section; None if neither is found."""
     parts = path.split(".")
     section, best = "", None
     for number, line in enumerate(text.splitlines(), 1):
@@ -74,7 +74,7 @@ def line_of(text: str, path: str) -> int | None:
 
 
 def module_at(file: Path, name: str) -> ModuleType:
-    """Import a file as a module. Its functions travel to the executors by value: they have no such file."""
+    """Import a file as a module, pickled by value, because the executors do not have the file."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, f"{file} has no loader"
     module = importlib.util.module_from_spec(spec)
@@ -84,36 +84,36 @@ def module_at(file: Path, name: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    return travelling(module)
+    return pickle_by_value(module)
 
 
 def module_beside(directory: Path, name: str) -> ModuleType:
-    """Import an installed module, or one that is in this directory, which then travels."""
+    """Import an installed module, or one in this directory, which is then pickled by value."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
     path = directory.joinpath(*name.split(".")).with_suffix(".py")
     cached = sys.modules.get(name)
     if path.is_file() and cached is not None and cached.__file__ != str(path):
-        del sys.modules[name]  # another pipeline of this process has a module of that name
+        del sys.modules[name]  # another pipeline in this process has a module of that name
     module = importlib.import_module(name)
-    travelling_from(directory)
+    pickle_by_value_from(directory)
     return module
 
 
-def travelling(module: ModuleType) -> ModuleType:
-    """Mark a module so that Spark sends what it defines along with the tasks instead of its name."""
+def pickle_by_value(module: ModuleType) -> ModuleType:
+    """Mark a module so that Spark sends its definitions with the tasks instead of its name."""
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # pyspark ships it without types
     return module
 
 
-def travelling_from(directory: Path) -> None:
-    """Mark all modules that were imported from this directory: a step may have brought others along."""
+def pickle_by_value_from(directory: Path) -> None:
+    """Mark all modules that were imported from this directory, including those that a step imports."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and Path(file).parent == directory and module.__name__ in sys.modules and module.__name__ != "__main__":
-            travelling(module)
+            pickle_by_value(module)
 
 
 def _from_python(file: Path, overrides: Mapping[str, object]) -> Pipeline:
@@ -122,33 +122,33 @@ def _from_python(file: Path, overrides: Mapping[str, object]) -> Pipeline:
         sys.path.insert(0, str(file.parent))
     try:
         module = module_at(file, f"pipeline_{re.sub(r'[^A-Za-z0-9_]', '_', file.stem)}")
-    except Exception as failure:  # the file is a program of the user's: whatever it raises is told with its line
+    except Exception as failure:  # user code may raise any exception; report it with its line
         raise ConfigError(f"{shown}{_line_in(failure, file)}: {reason_of(failure)}") from None
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"{shown}: defines no pipeline: expected pipeline = Pipeline(...)")
+        raise ConfigError(f"{shown}: no pipeline found: expected pipeline = Pipeline(...)")
     try:
-        travelling_from(file.parent)
+        pickle_by_value_from(file.parent)
         pipeline.at(file.parent, **overrides)
         pipeline.check()
-    except Misfit as failure:
+    except InvalidKey as failure:
         raise ConfigError(f"{shown}: {failure}") from None
     return pipeline
 
 
 def reason_of(failure: BaseException) -> str:
-    """What code of the user's has run into, in one line."""
-    if isinstance(failure, (Misfit, HeadraceError, ImportError)):
+    """Return an exception of user code in one line."""
+    if isinstance(failure, (InvalidKey, HeadraceError, ImportError)):
         return str(failure)
     if isinstance(failure, SyntaxError):
         return failure.msg
     if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(failure):
-        return "this needs a Spark session, and there is none while the file is read: move it into the function of a step"
+        return "this needs a Spark session, which does not exist while the file is loaded: move it into the function of a step"
     return f"{type(failure).__name__}: {failure}"
 
 
 def _line_in(failure: BaseException, file: Path) -> str:
-    """The line of the file that led to it: the last frame that is in the file."""
+    """Return the line of the last traceback frame in the file."""
     if isinstance(failure, SyntaxError) and failure.filename == str(file):
         return f":{failure.lineno}"
     trace, line = failure.__traceback__, ""
@@ -175,5 +175,5 @@ def _read(file: Path) -> str:
 def _table(document: Mapping[str, Any], section: str) -> dict[str, Any]:
     found = document.get(section, {})
     if not isinstance(found, Mapping):
-        raise Misfit(section, f"expected a section [{section}]")
+        raise InvalidKey(section, f"expected a section [{section}]")
     return dict(found)

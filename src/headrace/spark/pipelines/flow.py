@@ -1,4 +1,4 @@
-"""One sink of a running pipeline: its query, its restarts, its state."""
+"""Query of one sink of a running pipeline, with its restarts and state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Flow:
-    """The way from the sources to one sink."""
+    """Streaming query from the sources to one sink."""
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline, sink: Sink, *, once: bool) -> None:
         self.pipeline, self.sink = pipeline, sink
@@ -36,15 +36,15 @@ class Flow:
         self.restarts = Restarts(pipeline.restart)
         self.query: StreamingQuery | None = None
         self.failure: Diagnosis | None = None
-        self.surrender = ""
+        self.give_up = ""
         self._wake_ms = 0
         self._seen = ""
-        # Each sink reads for itself, at its own pace; so the group that shows its progress is its own too.
+        # Each sink reads at its own pace, so each has its own group for progress.
         every = frames(spark, pipeline, group=f"{pipeline.name}.{sink.name}")
         self._frame = shaped(every[sink.source], sink)
 
     def start(self, now_ms: int) -> None:
-        """Begin, or begin again where the checkpoint says. A failure counts like one of the query."""
+        """Start the query from its checkpoint. A failure counts as a failure of the query."""
         try:
             self.query = self._writer().start()
         except (PySparkException, Py4JJavaError) as failure:
@@ -52,8 +52,8 @@ class Flow:
             return
         self.state = replace(self.state, state="running", error="")
 
-    def look(self, now_ms: int) -> None:
-        """See what has become of the query; start it again when it is time to."""
+    def poll(self, now_ms: int) -> None:
+        """Update the state of the query; restart it when its pause is over."""
         if self.state.state == "waiting" and now_ms >= self._wake_ms:
             self.start(now_ms)
         if self.state.state != "running":
@@ -74,18 +74,18 @@ class Flow:
 
     @property
     def is_starting(self) -> bool:
-        """The query has not heard from its sources yet."""
+        """Whether the query still waits for the first offsets of its sources."""
         if self.query is None or not self.query.isActive:
             return False
         return str(self.query.status["message"]).startswith(("Initializing", "Getting offsets"))
 
     @property
     def is_between_batches(self) -> bool:
-        """True too when there is no query that could be in the midst of one."""
+        """Whether no batch is running; also true without a query."""
         return self.query is None or not self.query.isActive or not self.query.status["isTriggerActive"]
 
     def stop(self) -> None:
-        """At once. A batch that is under way runs again at the next start, under the same number."""
+        """Stop the query at once. The next start repeats an unfinished batch under the same number."""
         if self.query is not None and self.query.isActive:
             self.query.stop()
             self._take_progress(self.query)
@@ -93,25 +93,25 @@ class Flow:
             self.state = replace(self.state, state="stopped")
 
     def explain_failure(self) -> str:
-        """What happened, where, and what to do about it."""
-        assert self.failure is not None, "only a failed flow can tell"
+        """Return what failed, in which batch, and what to do."""
+        assert self.failure is not None, "the flow has failed"
         text = f"sink {self.sink.name}: {self.failure.text}"
         batch = unfinished(Path(self.checkpoint))
         if batch is not None:
             ranges = str(batch)
             text += f"; batch {batch.batch}{f' holds {ranges}' if ranges else ''}"
-        if self.surrender:
-            text += f"; {self.surrender}"
+        if self.give_up:
+            text += f"; {self.give_up}"
         if batch is not None and not self.failure.kind:
             text += (
-                ". Nothing is lost: mend the step and run it again, and this batch is tried again; or let such records go to the "
+                ". No record is lost: fix the step and run the pipeline again, which repeats this batch; or move such records to the "
                 "dead letters (bad_records, expect, reject)"
             )
         return text
 
     def _take_progress(self, query: StreamingQuery) -> None:
-        """All reports since the last look: batches may be quicker than looks, and Spark remembers a hundred."""
-        # The Python objects for them are made of some fifty calls each; their JSON is one.
+        """Apply all progress reports since the last poll. Spark keeps the last hundred."""
+        # A Python object for a report takes about fifty calls, its JSON takes one.
         known: Any = query._jsq.recentProgress()
         new: list[str] = []
         for index in range(len(known) - 1, -1, -1):
@@ -126,20 +126,20 @@ class Flow:
                 self.restarts.succeeded()
 
     def _failing_batch(self, text: str) -> str:
-        """What names the batch it died in: its number, or where the checkpoint cannot be read from here, the offsets Spark tells."""
+        """Return the number of the failed batch, or if the checkpoint cannot be read, the offsets from Spark's message."""
         batch = unfinished(Path(self.checkpoint))
         return offsets_of(text)[1] if batch is None else str(batch.batch)
 
     def _failed(self, now_ms: int, why: Diagnosis, *, batch: str = "", before_start: bool = False) -> None:
-        verdict = self.restarts.failed(now_ms, batch, why)
+        decision = self.restarts.failed(now_ms, batch, why)
         self.failure = why
-        # What cannot even start, for another reason than a broker that is away, will not start later either.
+        # A query that cannot start will not start later, unless the broker was unavailable.
         is_hopeless = before_start and not (why.kind and why.retriable)
         self.state = replace(self.state, failures=self.restarts.count, error=why.text, state="waiting")
-        if verdict.surrender or is_hopeless:
-            self.surrender = verdict.surrender
+        if decision.give_up or is_hopeless:
+            self.give_up = decision.give_up
             self.state = replace(self.state, state="failed")
-        self._wake_ms = now_ms + verdict.wait_ms
+        self._wake_ms = now_ms + decision.wait_ms
 
     def _writer(self) -> Any:
         writer: Any = self._frame.writeStream.queryName(f"{self.pipeline.name}.{self.sink.name}").outputMode(self.sink.mode)
@@ -156,7 +156,7 @@ class Flow:
             options = {**connection_options(self.pipeline), **({"topic": sink.topic} if sink.topic else {})}
             if sink.mode == "append":
                 return writer.format("headrace").options(**options)
-            # Spark lets sinks written in Python append only. A batch written by hand is published once too, by the same two numbers.
+            # Spark allows only append for Python sinks. foreachBatch also publishes once, by query id and batch id.
             return writer.foreachBatch(lambda frame, batch: frame.write.format("headrace").options(**options).mode("append").save())
         if sink.kind == "console":
             return writer.foreachBatch(lambda frame, batch: _show(frame, sink, batch))
@@ -167,8 +167,8 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """What a task runs for a console: it lets so many rows pass, and goes through the others all the same. A `limit` would not, and
-    where a step keeps state (joins, duplicates) Spark fails a batch whose rows were not all asked for."""
+    """Task of a console sink: yields the first rows and consumes the others. `limit` would not consume them, and Spark fails a batch of a
+    stateful step (join, deduplication) whose rows were not all consumed."""
 
     count: int
 

@@ -1,7 +1,7 @@
-"""The keys of a pipeline: what each may hold, in one table for TOML files and for calls from Python.
+"""Table of the keys of a pipeline, for TOML files and for calls from Python.
 
-A key that nobody knows is refused with the nearest name, a wrong value with what would be right. Where the key stands (which file,
-which line) is known to the caller, who catches `Misfit` and says so.
+An unknown key is an error with the nearest name, a wrong value an error with the expected one. The caller catches `InvalidKey` and adds
+the file and the line.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _UNITS: Final[Mapping[str, int]] = {
 }
 
 
-class Misfit(ValueError):
-    """A key or a value that does not belong; `path` says where in the pipeline: `sources.orders.format`."""
+class InvalidKey(ValueError):
+    """An unknown key or a wrong value. `path` is its position in the pipeline: `sources.orders.format`."""
 
     def __init__(self, path: str, text: str) -> None:
         super().__init__(f"{path}: {text}" if path else text)
@@ -39,7 +39,7 @@ class Misfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: how its value is read, what is expected of it, what it means."""
+    """One key: parser of its value, expected form, meaning."""
 
     parse: Callable[[object], object]
     expected: str
@@ -48,7 +48,7 @@ class Key:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The end of an error line: what was probably meant, else what there is."""
+    """Return the end of an error message: the nearest valid name, else the valid names."""
     candidates = list(valid)
     found = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
     if found:
@@ -57,53 +57,53 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def read(keys: Mapping[str, Key], given: Mapping[str, object], path: str) -> dict[str, object]:
-    """The parsed values of those keys that are given; raises `Misfit`."""
+    """Parse the given keys. Raises `InvalidKey`."""
     found: dict[str, object] = {}
     for name, raw in given.items():
         if name not in keys:
-            raise Misfit(f"{path}.{name}", f"unknown key{nearest(name, keys)}")
+            raise InvalidKey(f"{path}.{name}", f"unknown key{nearest(name, keys)}")
         try:
             found[name] = keys[name].parse(raw)
         except ValueError as failure:
-            # What was written instead of a reference to a secret may be the secret.
+            # The wrong value may be the secret instead of a reference to it.
             shown = "" if keys[name].parse is secret else f", not {short(raw)}"
             because = f"{failure}; " if str(failure) else ""
-            raise Misfit(f"{path}.{name}", f"{because}expected {keys[name].expected}{shown}") from None
+            raise InvalidKey(f"{path}.{name}", f"{because}expected {keys[name].expected}{shown}") from None
     for name, key in keys.items():
         if key.required and name not in given:
-            raise Misfit(path, f"{name} is missing: {key.expected}")
+            raise InvalidKey(path, f"{name} is missing: {key.expected}")
     return found
 
 
 def short(value: object) -> str:
-    """On one line, whatever it is."""
+    """Return a short representation for error messages."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def text(raw: object) -> str:
-    """Text that is not empty."""
+    """Parse a text that is not empty."""
     if not isinstance(raw, str) or not raw.strip():
         raise ValueError
     return raw
 
 
 def name(raw: object) -> str:
-    """What SQL can call a table without quotes."""
+    """Parse a table name that needs no quotes in SQL."""
     if not isinstance(raw, str) or not _NAME.fullmatch(raw):
         raise ValueError
     return raw
 
 
 def label(raw: object) -> str:
-    """What can be the name of a directory, of a group and of a process."""
+    """Parse a name that is valid for a directory, a group and a process."""
     if not isinstance(raw, str) or not _LABEL.fullmatch(raw):
         raise ValueError
     return raw
 
 
 def texts(raw: object) -> tuple[str, ...]:
-    """One text, or several."""
+    """Parse one text, or a list of texts."""
     if isinstance(raw, str):
         return (text(raw),)
     if not isinstance(raw, Sequence) or not raw or isinstance(raw, bytes):
@@ -112,7 +112,7 @@ def texts(raw: object) -> tuple[str, ...]:
 
 
 def choice(valid: Sequence[str]) -> Callable[[object], str]:
-    """One of these words."""
+    """Return a parser that accepts one of these words."""
 
     def parse(raw: object) -> str:
         if not isinstance(raw, str) or raw not in valid:
@@ -123,7 +123,7 @@ def choice(valid: Sequence[str]) -> Callable[[object], str]:
 
 
 def count(low: int) -> Callable[[object], int]:
-    """A whole number from there on."""
+    """Return a parser of whole numbers of at least `low`."""
 
     def parse(raw: object) -> int:
         if not isinstance(raw, int) or isinstance(raw, bool) or raw < low:
@@ -140,7 +140,7 @@ def flag(raw: object) -> bool:
 
 
 def duration(raw: object) -> int:
-    """Milliseconds, of "10 seconds" or "10s"."""
+    """Parse "10 seconds" or "10s" to milliseconds."""
     match = _DURATION.fullmatch(raw.lower()) if isinstance(raw, str) else None
     if match is None or match[2] not in _UNITS:
         raise ValueError
@@ -148,21 +148,21 @@ def duration(raw: object) -> int:
 
 
 def trigger(raw: object) -> str:
-    """As Spark wants to hear it."""
+    """Parse a trigger to the form that Spark expects."""
     if raw == AVAILABLE_NOW:
         return AVAILABLE_NOW
     return f"{duration(raw)} milliseconds"
 
 
 def watermark(raw: object) -> Watermark:
-    """`{ column = "at", delay = "1 minute" }`."""
+    """Parse `{ column = "at", delay = "1 minute" }`."""
     if not isinstance(raw, Mapping) or set(raw) != {"column", "delay"}:
         raise ValueError
     return Watermark(text(raw["column"]), f"{duration(raw['delay'])} milliseconds")
 
 
 def settings(raw: object) -> dict[str, str]:
-    """Names with plain values, as Spark's options and settings are: text in the end."""
+    """Parse names with plain values to strings, for Spark's options and settings."""
     if not isinstance(raw, Mapping):
         raise ValueError
     return {text(key): _plain(value) for key, value in raw.items()}
@@ -177,7 +177,7 @@ def _plain(value: object) -> str:
 
 
 def secret(raw: object) -> str:
-    """Where a secret is; never the secret itself."""
+    """Parse a reference to a secret."""
     if not isinstance(raw, str) or raw.partition(":")[0] not in ("file", "env") or not raw.partition(":")[2]:
         raise ValueError
     return raw
@@ -185,7 +185,7 @@ def secret(raw: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How long late rows are waited for, by which column of time."""
+    """Spark watermark: time column and allowed delay of late rows."""
 
     column: str
     delay: str
@@ -195,89 +195,87 @@ _TOPIC = "the name of a topic"
 _WAIT = 'a duration such as "10 seconds"'
 
 PIPELINE: Final[Mapping[str, Key]] = {
-    "name": Key(label, "letters, digits and . _ -", "What `list`, `status` and `stop` call it; by default the name of the file."),
-    "servers": Key(text, "host:port, several with commas", "The Flight endpoint of the broker; `127.0.0.1:8815` by default."),
-    "user": Key(text, "a name", "Who to log in as."),
-    "password": Key(secret, '"file:PATH" or "env:NAME"', "Where the password of that user is."),
-    "tls": Key(flag, "true or false", "Whether the Flight endpoint is encrypted."),
-    "ca": Key(text, "the path of a file", "Whose signature on the broker's certificate to trust; implies `tls`."),
-    "checkpoint": Key(text, "a directory", "Where progress and state are kept; by default `checkpoints/NAME` beside the file."),
+    "name": Key(label, "letters, digits and . _ -", "Name for `list`, `status` and `stop`. Default: the name of the file."),
+    "servers": Key(text, "host:port, several with commas", "Address of the Flight endpoint. Default: `127.0.0.1:8815`."),
+    "user": Key(text, "a name", "User name."),
+    "password": Key(secret, '"file:PATH" or "env:NAME"', "Location of the user's password."),
+    "tls": Key(flag, "true or false", "Whether the Flight endpoint uses TLS."),
+    "ca": Key(text, "the path of a file", "PEM file with the trusted certificate authority; implies `tls`."),
+    "checkpoint": Key(text, "a directory", "Directory of progress and state. Default: `checkpoints/NAME` beside the file."),
     "trigger": Key(
         trigger,
         'a duration such as "1 second", or "available-now"',
-        "How often a micro-batch begins. Without it, as soon as there is something; `available-now`: what is there, then the end.",
+        "Interval of micro-batches. Default: as soon as records arrive. `available-now`: read the existing records, then end.",
     ),
     "conf": Key(settings, "a table of Spark settings", 'Settings of the Spark session: `"spark.sql.shuffle.partitions" = 8`.'),
-    "restart": Key(lambda raw: raw, "a table", "When a query that fails is started again; see `[pipeline.restart]`."),
+    "restart": Key(lambda raw: raw, "a table", "Restarts of failed queries; see `[pipeline.restart]`."),
 }
 RESTART: Final[Mapping[str, Key]] = {
-    "attempts": Key(count(0), "a whole number", "How many failures of a query within `window` are borne; 10."),
-    "window": Key(duration, _WAIT, "How far back failures are counted; 10 minutes."),
-    "backoff": Key(duration, _WAIT, "The pause before the first restart; doubled each time; 1 second."),
-    "backoff_max": Key(duration, _WAIT, "The longest pause; 1 minute."),
-    "same_batch": Key(count(1), "a whole number from 1", "After how many equal failures of the same batch the pipeline gives up; 3."),
+    "attempts": Key(count(0), "a whole number", "Number of failures of a query allowed within `window`. Default: 10."),
+    "window": Key(duration, _WAIT, "Period in which failures are counted. Default: 10 minutes."),
+    "backoff": Key(duration, _WAIT, "The pause before the first restart, doubled each time. Default: 1 second."),
+    "backoff_max": Key(duration, _WAIT, "The longest pause. Default: 1 minute."),
+    "same_batch": Key(count(1), "a whole number from 1", "Number of equal failures of one batch that ends the pipeline. Default: 3."),
 }
 SOURCE: Final[Mapping[str, Key]] = {
     "topic": Key(text, _TOPIC, "The topic to read."),
     "topics": Key(texts, "a list of topics", "The topics to read, if there are several."),
-    "pattern": Key(text, "a regular expression", "Read all topics whose whole name fits; new ones are found."),
-    "format": Key(choice(FORMATS), f"one of {', '.join(FORMATS)}", "What the values are; `raw`, the bytes as they are, by default."),
-    "schema": Key(text, 'Spark DDL such as "id long, at timestamp"', "The columns of a value. Without it, the schema the topic requires."),
+    "pattern": Key(text, "a regular expression", "Read all topics whose whole name matches, including new topics."),
+    "format": Key(choice(FORMATS), f"one of {', '.join(FORMATS)}", "Format of the values. Default: `raw`, plain bytes."),
+    "schema": Key(text, 'Spark DDL such as "id long, at timestamp"', "The columns of a value. Default: the schema the topic requires."),
     "starting": Key(
         text,
         '"earliest", "latest" or offsets as JSON',
-        "Where a new pipeline begins; `earliest` by default. Afterwards its checkpoint knows.",
+        "Start of a new pipeline. Default: `earliest`. A restart uses the checkpoint.",
     ),
     "bad_records": Key(
         choice(BAD_RECORDS),
         f"one of {', '.join(BAD_RECORDS)}",
-        "Where a record goes that does not parse: to the dead letters of its topic (`dlq`, the default), nowhere (`fail` the batch), "
-        "or on with its columns null (`null`).",
+        "Action for a record that cannot be decoded: move it to the dead letters of its topic (`dlq`, the default), fail the batch "
+        "(`fail`), or set its columns to null (`null`).",
     ),
     "expect": Key(
         settings,
         "a table of names and SQL conditions",
-        'Conditions that a row has to meet; one that does not goes to the dead letters, `not met: ` and the name: `expect = { "amount is '
-        'positive" = "amount > 0" }`.',
+        "Conditions on rows. A row that fails one is moved to the dead letters with `not met: ` and the name: "
+        '`expect = { "amount is positive" = "amount > 0" }`.',
     ),
     "watermark": Key(
-        watermark, '{ column = "at", delay = "1 minute" }', "How long late rows are waited for, by which column; see Spark's watermarks."
+        watermark, '{ column = "at", delay = "1 minute" }', "Allowed delay of late rows and their time column; see Spark's watermarks."
     ),
-    "read": Key(
-        choice(("stream", "table")), "stream or table", "`table`: what the topic holds at the start, to join with; `stream` by default."
-    ),
+    "read": Key(choice(("stream", "table")), "stream or table", "`table`: the records at the start, for joins. Default: `stream`."),
     "options": Key(settings, "a table", "More options of the data source: `{ maxOffsetsPerTrigger = 100000 }`; see the page on Spark."),
 }
 STEP: Final[Mapping[str, Key]] = {
-    "sql": Key(text, "a query", "Spark SQL over sources and the steps above, each a table."),
-    "sql_file": Key(text, "the path of a file", "The same in a file of its own, beside this one."),
+    "sql": Key(text, "a query", "Spark SQL; sources and the steps above are tables."),
+    "sql_file": Key(text, "the path of a file", "File with the SQL, relative to this file."),
     "python": Key(
         text,
         "module:function",
-        "A function that takes DataFrames and returns one; its module is beside this file, or installed.",
+        "A function from DataFrames to a DataFrame, in a module beside this file or installed.",
     ),
-    "inputs": Key(texts, "names of sources and steps", "What the function takes; by default, what its parameters are called."),
-    "watermark": Key(watermark, '{ column = "at", delay = "1 minute" }', "A watermark on what the step makes."),
+    "inputs": Key(texts, "names of sources and steps", "Arguments of the function. Default: the names of its parameters."),
+    "watermark": Key(watermark, '{ column = "at", delay = "1 minute" }', "A watermark on the result of the step."),
 }
 SINK: Final[Mapping[str, Key]] = {
-    "from": Key(name, "the name of a step or source", "Whose rows are written.", required=True),
-    "kind": Key(choice(KINDS), f"one of {', '.join(KINDS)}", "What they are written to.", required=True),
+    "from": Key(name, "the name of a step or source", "The step or source to write.", required=True),
+    "kind": Key(choice(KINDS), f"one of {', '.join(KINDS)}", "The kind of target.", required=True),
     "mode": Key(
         choice(MODES),
         f"one of {', '.join(MODES)}",
-        "`append`: rows that are final (the default). `update`: those that changed. `complete`: the whole result, every time.",
+        "`append`: final rows (the default). `update`: changed rows. `complete`: the whole result, every time.",
     ),
-    "trigger": Key(trigger, 'a duration, or "available-now"', "A trigger of its own."),
-    "topic": Key(text, _TOPIC, "kind topic: where to; made if it is not there. Without it, a column `topic` says where each row goes."),
-    "partitions": Key(count(1), "a whole number from 1", "kind topic: how many partitions, if it has to be made; 1."),
+    "trigger": Key(trigger, 'a duration, or "available-now"', "Trigger of this sink. Default: that of the pipeline."),
+    "topic": Key(text, _TOPIC, "kind topic: the topic, created if it does not exist. Default: the column `topic` of each row."),
+    "partitions": Key(count(1), "a whole number from 1", "kind topic: number of partitions of a created topic. Default: 1."),
     "key": Key(text, "a column or SQL expression", "kind topic: the key of a record."),
-    "value": Key(text, "a column or SQL expression", "kind topic: the value of a record; by default the row as a JSON object."),
-    "path": Key(text, "a directory", "kind delta, iceberg, parquet: where the table is; made if it is not there."),
-    "table": Key(text, "namespace.table", "kind iceberg: the name of the table in the catalog; `headrace.` and the name of the sink."),
+    "value": Key(text, "a column or SQL expression", "kind topic: the value of a record. Default: the row as a JSON object."),
+    "path": Key(text, "a directory", "kind delta, iceberg, parquet: directory of the table, created if it does not exist."),
+    "table": Key(text, "namespace.table", "kind iceberg: name of the table in the catalog. Default: `headrace.` and the name of the sink."),
     "merge": Key(
         texts, "names of columns", "kind delta, iceberg with mode update: the key columns; a row replaces the one with the same key."
     ),
-    "rows": Key(count(1), "a whole number from 1", "kind console: how many rows of a batch are shown; 20."),
+    "rows": Key(count(1), "a whole number from 1", "kind console: number of rows shown per batch. Default: 20."),
 }
 SECTIONS: Final[Mapping[str, Mapping[str, Key]]] = {
     "pipeline": PIPELINE,

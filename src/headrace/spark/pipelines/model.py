@@ -1,9 +1,9 @@
-"""What a pipeline is: sources, steps, sinks, and how it runs. TOML files and Python files both end here.
+"""Model of a pipeline: sources, steps, sinks and settings, from a TOML or a Python file.
 
-    sources ──▶ steps ──▶ sinks         every sink is one streaming query with a checkpoint of its own
+    sources ──▶ steps ──▶ sinks         every sink is one streaming query with its own checkpoint
 
-Sources and steps are tables with a name; a step sees the sources and the steps above it. The model knows no Spark: it can be read
-and judged where there is none.
+Sources and steps are named tables; a step reads the sources and the steps above it. The model does not use Spark, so it can be loaded
+and checked without Spark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, overload
 
 from headrace.errors import ConfigError
-from headrace.spark.pipelines.keys import PIPELINE, RESTART, SINK, SOURCE, STEP, Misfit, Watermark, label, name, nearest, read
+from headrace.spark.pipelines.keys import PIPELINE, RESTART, SINK, SOURCE, STEP, InvalidKey, Watermark, label, name, nearest, read
 
 SERVERS_DEFAULT: Final = "127.0.0.1:8815"
 Transform = Callable[..., Any]
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Transform)
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """When a query that failed is started again, and when not."""
+    """Restart policy of a failed query. Times are milliseconds."""
 
     attempts: int = 10
     window: int = 600_000
@@ -36,7 +36,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Topics as a table that grows."""
+    """Topics as an unbounded table."""
 
     name: str
     topics: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A table made of others: by SQL, or by a function over DataFrames. A function is found when it is first needed."""
+    """A table computed from others by SQL or by a function of DataFrames. The function is imported on first use."""
 
     name: str
     sql: str = ""
@@ -66,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where the rows of a step go."""
+    """Target of the rows of a step or source."""
 
     name: str
     source: str
@@ -83,7 +83,7 @@ class Sink:
     rows: int = 20
 
 
-# Which keys of a sink mean something for which kind.
+# Keys of a sink by kind.
 _KEYS_OF_KIND: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": ("topic", "partitions", "key", "value"),
     "delta": ("path", "merge"),
@@ -95,7 +95,7 @@ _KEYS_OF_ALL_KINDS: Final = ("from", "kind", "mode", "trigger")
 
 
 class Pipeline:
-    """A pipeline under construction, and when it is complete, the thing that runs.
+    """A pipeline, built by calls.
 
     pipeline = Pipeline("orders", trigger="1 second")
     pipeline.source("orders", topic="orders", format="json", schema="id long, amount double")
@@ -116,7 +116,7 @@ class Pipeline:
         self._settle()
 
     def at(self, directory: Path, **overrides: object) -> Pipeline:
-        """The same pipeline in this directory, where its relative paths begin, with some keys of `[pipeline]` replaced."""
+        """Set the directory of relative paths and replace keys of `[pipeline]`."""
         self.directory = directory.absolute()
         self._head |= overrides
         self._settle()
@@ -126,7 +126,7 @@ class Pipeline:
         given = _read(PIPELINE, self._head, "pipeline")
         restart = given.get("restart", {})
         if not isinstance(restart, Mapping):
-            raise Misfit("pipeline.restart", "expected a table of keys")
+            raise InvalidKey("pipeline.restart", "expected a table of keys")
         self.name = str(given["name"])
         self.servers = str(given.get("servers", SERVERS_DEFAULT))
         self.user = str(given.get("user", ""))
@@ -138,10 +138,10 @@ class Pipeline:
         self.conf: dict[str, str] = dict(given.get("conf", {}))
         self.restart = Restart(**_read(RESTART, restart, "pipeline.restart"))
         if bool(self.user) != bool(self.password):
-            raise Misfit("pipeline", "user and password belong together; only one of them is set")
+            raise InvalidKey("pipeline", "user and password must be set together; only one of them is set")
 
     def place(self, path: str) -> str:
-        """A path of the pipeline: relative ones begin where its file is. What has a scheme (hdfs://) is left alone."""
+        """Resolve a path relative to the pipeline's file. A URL (hdfs://) is returned unchanged."""
         if "://" in path:
             return path.removeprefix("file://") if path.startswith("file://") else path
         return str(self.directory / Path(path).expanduser())
@@ -153,13 +153,13 @@ class Pipeline:
         given = _read(SOURCE, keys, path)
         named = [key for key in ("topic", "topics", "pattern") if key in given]
         if len(named) != 1:
-            raise Misfit(path, f"{' and '.join(named) or 'no topic'}: expected one of topic, topics and pattern")
+            raise InvalidKey(path, f"{' and '.join(named) or 'no topic'}: expected one of topic, topics and pattern")
         topics: Any = given.pop("topics", ()) or ((given.pop("topic"),) if "topic" in given else ())
         made = Source(name, topics=topics, **given)
         if made.schema and made.format in ("raw", "string"):
-            raise Misfit(f"{path}.schema", f'format = "{made.format}" has no columns of its own: say what the values are')
+            raise InvalidKey(f"{path}.schema", f'format = "{made.format}" has no columns: set format to json, avro or protobuf')
         if made.read == "table" and made.watermark:
-            raise Misfit(f"{path}.watermark", 'read = "table" does not wait for anything')
+            raise InvalidKey(f"{path}.watermark", 'not supported with read = "table"')
         self.sources[name] = made
         return made
 
@@ -170,7 +170,7 @@ class Pipeline:
     @overload
     def step(self, function: None = None, /, **keys: object) -> Callable[[F], F]: ...
     def step(self, function: Any = None, /, **keys: object) -> Any:
-        """Declare a step: as a decorator of a function whose parameters name its inputs, or by name with keys as in `[steps.NAME]`."""
+        """Declare a step: decorate a function whose parameters name its inputs, or pass a name with keys as in `[steps.NAME]`."""
         if isinstance(function, str):
             return self._add_step(function, None, keys)
         if function is not None:
@@ -189,36 +189,36 @@ class Pipeline:
         path = f"sinks.{name}"
         _check_name(label, name, path, "letters, digits and . _ -")
         if name in self.sinks:
-            raise Misfit(path, "there is a sink of that name already")
+            raise InvalidKey(path, "there is a sink of that name already")
         given = _read(SINK, {**({"from": source} if source else {}), **keys}, path)
         origin, kind = str(given.pop("from")), str(given["kind"])
         for key in given:
             if key not in _KEYS_OF_KIND[kind] + _KEYS_OF_ALL_KINDS:
-                raise Misfit(f"{path}.{key}", f"means nothing to kind = {kind!r}{nearest(key, _KEYS_OF_KIND[kind])}")
+                raise InvalidKey(f"{path}.{key}", f"not supported by kind = {kind!r}{nearest(key, _KEYS_OF_KIND[kind])}")
         made = Sink(name, origin, **given)
         _check_sink(made, path)
         self.sinks[name] = made
         return made
 
     def check(self) -> None:
-        """What can only be judged when all is declared; raises `Misfit`."""
+        """Check the complete pipeline. Raises `InvalidKey`."""
         tables = [*self.sources, *self.steps]
         if not self.sources:
-            raise Misfit("sources", "there is none: add [sources.NAME] with a topic")
+            raise InvalidKey("sources", "there is none: add [sources.NAME] with a topic")
         if not self.sinks:
-            raise Misfit("sinks", "there is none: add [sinks.NAME] with from and kind")
+            raise InvalidKey("sinks", "there is none: add [sinks.NAME] with from and kind")
         for made in self.sinks.values():
             if made.source not in tables:
-                raise Misfit(f"sinks.{made.name}.from", f"there is no source or step {made.source!r}{nearest(made.source, tables)}")
+                raise InvalidKey(f"sinks.{made.name}.from", f"there is no source or step {made.source!r}{nearest(made.source, tables)}")
         above = list(self.sources)
         for step in self.steps.values():
             for wanted in step.inputs:
                 if wanted not in above:
-                    raise Misfit(f"steps.{step.name}.inputs", f"there is no source or step {wanted!r} above it{nearest(wanted, above)}")
+                    raise InvalidKey(f"steps.{step.name}.inputs", f"there is no source or step {wanted!r} above it{nearest(wanted, above)}")
             above.append(step.name)
 
     def secret(self) -> str:
-        """The password, from where it is kept; raises `ConfigError`."""
+        """Read the password. Raises `ConfigError`."""
         return read_secret(self.password, self.directory) if self.password else ""
 
     def _add_step(self, name: str, function: Transform | None, keys: Mapping[str, object]) -> Step:
@@ -227,19 +227,19 @@ class Pipeline:
         given = _read(STEP, keys, path)
         ways = [key for key in ("sql", "sql_file", "python") if key in given]
         if len(ways) + (function is not None) != 1:
-            raise Misfit(path, f"{' and '.join(ways) or 'nothing to do'}: expected one of sql, sql_file and python")
+            raise InvalidKey(path, f"{' and '.join(ways) or 'nothing to do'}: expected one of sql, sql_file and python")
         if "inputs" in given and ("sql" in given or "sql_file" in given):
-            raise Misfit(f"{path}.inputs", "a query names its tables itself")
+            raise InvalidKey(f"{path}.inputs", "not supported by sql: the query names its tables")
         made = Step(name, function=function, **given)
         if made.python and ":" not in made.python:
-            raise Misfit(f"{path}.python", f"expected module:function, not {made.python!r}")
+            raise InvalidKey(f"{path}.python", f"expected module:function, not {made.python!r}")
         self.steps[name] = made
         return made
 
     def _new_table(self, table: str, path: str) -> None:
         _check_name(name, table, path, "a name that SQL takes without quotes: letters, digits and _")
         if table in self.sources or table in self.steps:
-            raise Misfit(path, "there is a source or step of that name already")
+            raise InvalidKey(path, "there is a source or step of that name already")
 
 
 def _read(keys: Mapping[str, Any], given: Mapping[str, object], path: str) -> dict[str, Any]:
@@ -250,27 +250,27 @@ def _check_name(parse: Callable[[object], str], given: str, path: str, expected:
     try:
         parse(given)
     except ValueError:
-        raise Misfit(path, f"expected {expected}") from None
+        raise InvalidKey(path, f"expected {expected}") from None
 
 
 def _check_sink(sink: Sink, path: str) -> None:
     is_table = sink.kind in ("delta", "iceberg", "parquet")
     if is_table and not sink.path:
-        raise Misfit(path, "path is missing: the directory of the table")
+        raise InvalidKey(path, "path is missing: the directory of the table")
     if sink.kind == "parquet" and sink.mode != "append":
-        raise Misfit(f"{path}.mode", f'files are only added: mode = "{sink.mode}" needs kind = "delta" or "iceberg"')
+        raise InvalidKey(f"{path}.mode", f'parquet supports append only: mode = "{sink.mode}" needs kind = "delta" or "iceberg"')
     if sink.kind == "topic" and sink.mode == "complete":
-        raise Misfit(f"{path}.mode", 'the records of a topic are only ever added to: use "append" or "update"')
+        raise InvalidKey(f"{path}.mode", 'a topic cannot be overwritten: use "append" or "update"')
     if is_table and sink.mode == "update" and not sink.merge:
-        raise Misfit(path, 'mode = "update" needs merge: the columns by which a changed row finds the one it replaces')
+        raise InvalidKey(path, 'mode = "update" needs merge: the key columns by which a changed row replaces the old one')
     if sink.merge and sink.mode != "update":
-        raise Misfit(f"{path}.merge", 'only with mode = "update"')
+        raise InvalidKey(f"{path}.merge", 'supported only with mode = "update"')
     if sink.table and len(sink.table.split(".")) != 2:
-        raise Misfit(f"{path}.table", "expected namespace.table")
+        raise InvalidKey(f"{path}.table", "expected namespace.table")
 
 
 def read_secret(reference: str, directory: Path) -> str:
-    """What `file:PATH` or `env:NAME` leads to; a file that others can read is refused."""
+    """Read the secret at `file:PATH` or `env:NAME`. A file that others can read is an error."""
     kind, _, place = reference.partition(":")
     if kind == "env":
         if not os.environ.get(place):

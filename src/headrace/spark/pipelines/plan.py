@@ -1,4 +1,4 @@
-"""From the model to DataFrames: sources are loaded, steps applied, rows shaped for their sink. Nothing runs yet."""
+"""Planning: DataFrames for the sources, steps and sinks of a pipeline. No query starts yet."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headrace.errors import ConfigError, HeadraceError, UnknownTopic
 from headrace.flight.client import Servers
 from headrace.spark.columns import raw_schema
 from headrace.spark.connection import connect
-from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
 from headrace.spark.pipelines.diagnosis import diagnose, explained
 from headrace.spark.pipelines.files import module_beside, reason_of
 from headrace.spark.pipelines.keys import Watermark, nearest
 from headrace.spark.pipelines.model import Pipeline, Sink, Source, Step, Transform
 from headrace.spark.pipelines.rejection import expect, use_servers
+from headrace.spark.retry import RetryPolicy
 from headrace.spark.servers import servers_of
 from headrace.spark.values import ERROR_COLUMN
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 RECORD_COLUMNS: Final = frozenset({"key", "value", "headers", "topic", "partition"})
 
 
-class PlanFault(ConfigError):
-    """A source, step or sink that cannot be planned; `kind` is the code of the broker's error if it was one."""
+class PlanError(ConfigError):
+    """A source, step or sink cannot be planned. `kind` is the code of a broker error, else empty."""
 
     def __init__(self, place: str, text: str, kind: str = "") -> None:
         super().__init__(f"{place}: {text}")
@@ -43,7 +43,7 @@ class PlanFault(ConfigError):
 
 
 def connection_options(pipeline: Pipeline) -> dict[str, str]:
-    """What source and sink have to know about the broker. The password stays where it is: only its place is told."""
+    """Return the connection options of sources and sinks. They hold the location of the password, not the password."""
     options = {"servers": pipeline.servers}
     if pipeline.user:
         kind, _, place = pipeline.password.partition(":")
@@ -57,17 +57,17 @@ def connection_options(pipeline: Pipeline) -> dict[str, str]:
 
 
 def servers(pipeline: Pipeline) -> Servers:
-    """The same for a connection of our own."""
+    """Return the servers for a direct connection."""
     pipeline.secret()
     return servers_of(Options(connection_options(pipeline)))
 
 
 def check_topics(pipeline: Pipeline) -> None:
-    """Are the topics of the sources there, and does the broker answer at all? Told in a moment, before Spark takes its seconds."""
+    """Check that the broker answers and the topics of the sources exist, before Spark takes seconds to start."""
     where = servers(pipeline)
     client = connect(where)
     known: list[str] | None = None
-    Endurance(retries=0).at_first(client.topics, where.addresses)
+    RetryPolicy(retries=0).before_start(client.topics, where.addresses)
     for source in pipeline.sources.values():
         for topic in source.topics:
             try:
@@ -75,10 +75,10 @@ def check_topics(pipeline: Pipeline) -> None:
             except UnknownTopic as failure:
                 known = client.topics() if known is None else known
                 text = f"there is no topic {topic!r}{nearest(topic, known)}"
-                raise PlanFault(f"sources.{source.name}", text, failure.code) from None
+                raise PlanError(f"sources.{source.name}", text, failure.code) from None
             if _wants_schema(source) and client.schema(topic) is None:
                 way = 'schema = "id long, …"' if source.format == "json" else 'options = { "value.schema" = "…" }'
-                raise PlanFault(f"sources.{source.name}", f"topic {topic!r} requires no schema, so say what its values hold: {way}")
+                raise PlanError(f"sources.{source.name}", f"topic {topic!r} has no required schema: set {way}")
 
 
 def _wants_schema(source: Source) -> bool:
@@ -86,7 +86,7 @@ def _wants_schema(source: Source) -> bool:
 
 
 def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[str, DataFrame]:
-    """Every source and step as a DataFrame and as a view of its name. `group`: where the progress of sources is committed."""
+    """Return every source and step as a DataFrame, and register it as a view. Progress of the sources is committed to `group`."""
     where = servers(pipeline)
     use_servers(where)
     found: dict[str, DataFrame] = {}
@@ -104,34 +104,34 @@ def frames(spark: SparkSession, pipeline: Pipeline, *, group: str = "") -> dict[
 
 
 def shaped(frame: DataFrame, sink: Sink) -> DataFrame:
-    """The rows as the sink takes them: for a topic, records."""
+    """Return the rows in the form of the sink: records for a topic."""
     _check_merge(frame, sink)
     return _planned(f"sinks.{sink.name}", lambda: _records(frame, sink)) if sink.kind == "topic" else frame
 
 
 def _check_merge(frame: DataFrame, sink: Sink) -> None:
-    # Delta compares structs, such as a window; neither compares what has any number of parts.
-    refused = (ArrayType, MapType) if sink.kind == "delta" else (ArrayType, MapType, StructType)
+    # Delta can compare structs, such as a window; neither format can compare arrays and maps.
+    unsupported = (ArrayType, MapType) if sink.kind == "delta" else (ArrayType, MapType, StructType)
     for key in sink.merge:
         if key not in frame.columns:
-            raise PlanFault(f"sinks.{sink.name}.merge", f"{sink.source} has no column {key!r}{nearest(key, frame.columns)}")
+            raise PlanError(f"sinks.{sink.name}.merge", f"{sink.source} has no column {key!r}{nearest(key, frame.columns)}")
         kind = frame.schema[key].dataType
-        if isinstance(kind, refused):
-            raise PlanFault(f"sinks.{sink.name}.merge", f"{key} is {kind.simpleString()}, by which {sink.kind} finds no row")
+        if isinstance(kind, unsupported):
+            raise PlanError(f"sinks.{sink.name}.merge", f"{key} is {kind.simpleString()}, which cannot be a merge key of {sink.kind}")
 
 
 def _planned(place: str, make: Callable[[], DataFrame]) -> DataFrame:
     try:
         return make()
     except (AnalysisException, ParseException) as failure:
-        raise PlanFault(place, explained(failure), diagnose(failure).kind) from None
+        raise PlanError(place, explained(failure), diagnose(failure).kind) from None
     except (PySparkException, Py4JJavaError) as failure:
         found = diagnose(failure)
-        raise PlanFault(place, found.text, found.kind) from None
+        raise PlanError(place, found.text, found.kind) from None
 
 
 def source_options(pipeline: Pipeline, source: Source, group: str = "") -> dict[str, str]:
-    """As the format `headrace` wants them."""
+    """Return the options of the format `headrace` for a source."""
     options = connection_options(pipeline)
     if source.pattern:
         options["subscribePattern"] = source.pattern
@@ -163,17 +163,17 @@ def _source_frame(spark: SparkSession, pipeline: Pipeline, source: Source, where
 
 
 def read_schema(columns: str, *, headers: bool, errors: bool) -> StructType:
-    """What the data source is asked for when the columns of a value are given as DDL."""
+    """Return the schema of a read whose value columns are given as DDL."""
     value = StructType.fromDDL(columns)
     fields = [StructField("value", value) if each.name == "value" else each for each in raw_schema(headers=headers).fields]
     return StructType([*fields, *([StructField(ERROR_COLUMN, StringType())] if errors else [])])
 
 
 def unpacked(frame: DataFrame) -> DataFrame:
-    """The fields of the value as columns, then those of the record; where both have a name, the record's is called `record_NAME`."""
+    """Return the fields of the value as columns, then those of the record. A record column whose name is taken becomes `record_NAME`."""
     kind = frame.schema["value"].dataType
     fields = kind.fieldNames() if isinstance(kind, StructType) else []
-    # Names are the same to Spark whatever their case.
+    # Spark compares names without case.
     taken = {name.lower() for name in fields}
     columns = [F.col(f"value.`{name}`") for name in fields]
     for name in frame.columns:
@@ -192,11 +192,11 @@ def _step_frame(spark: SparkSession, pipeline: Pipeline, step: Step, above: Mapp
     arguments = []
     for name in names:
         if name != "spark" and name not in above:
-            raise PlanFault(f"steps.{step.name}", f"there is no source or step {name!r} above it{nearest(name, above)}")
+            raise PlanError(f"steps.{step.name}", f"there is no source or step {name!r} above it{nearest(name, above)}")
         arguments.append(spark if name == "spark" else above[name])
     made = _called(step, function, arguments)
     if not hasattr(made, "createOrReplaceTempView"):
-        raise PlanFault(f"steps.{step.name}", f"expected a DataFrame from the function, not {type(made).__name__}")
+        raise PlanError(f"steps.{step.name}", f"expected a DataFrame from the function, not {type(made).__name__}")
     return _watermarked(made, step.watermark)
 
 
@@ -204,13 +204,13 @@ def _called(step: Step, function: Transform, arguments: Sequence[Any]) -> Any:
     try:
         return function(*arguments)
     except (PySparkException, Py4JError):
-        raise  # explained like a fault in SQL
+        raise  # reported like an error in SQL
     except HeadraceError as failure:
-        raise PlanFault(f"steps.{step.name}", str(failure)) from None
-    except Exception as failure:  # the function is the user's: whatever it raises is told with the step and its line
+        raise PlanError(f"steps.{step.name}", str(failure)) from None
+    except Exception as failure:  # user code may raise any exception; report it with the step and its line
         line = traceback.extract_tb(failure.__traceback__)[1:2]
         where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in line)
-        raise PlanFault(f"steps.{step.name}", reason_of(failure) + where) from failure
+        raise PlanError(f"steps.{step.name}", reason_of(failure) + where) from failure
 
 
 def _text_of(pipeline: Pipeline, step: Step) -> str:
@@ -218,23 +218,23 @@ def _text_of(pipeline: Pipeline, step: Step) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
-        raise PlanFault(f"steps.{step.name}.sql_file", f"{path}: {getattr(failure, 'strerror', None) or failure}") from None
+        raise PlanError(f"steps.{step.name}.sql_file", f"{path}: {getattr(failure, 'strerror', None) or failure}") from None
 
 
 def find_function(pipeline: Pipeline, step: Step) -> Transform:
-    """Import `module:function`; a module beside the pipeline's file travels with the tasks."""
+    """Import `module:function`. Spark sends a module beside the pipeline's file with the tasks."""
     module_name, _, function_name = step.python.partition(":")
     try:
         module = module_beside(pipeline.directory, module_name)
     except ModuleNotFoundError as failure:
-        where = f"in {pipeline.directory} or among the installed ones"
-        raise PlanFault(f"steps.{step.name}.python", f"no module {failure.name} {where}") from None
-    except Exception as failure:  # the module is the user's: whatever it raises is told with the step
-        raise PlanFault(f"steps.{step.name}.python", f"{module_name}: {reason_of(failure)}") from failure
+        where = f"in {pipeline.directory} or installed"
+        raise PlanError(f"steps.{step.name}.python", f"no module {failure.name} {where}") from None
+    except Exception as failure:  # user code may raise any exception; report it with the step
+        raise PlanError(f"steps.{step.name}.python", f"{module_name}: {reason_of(failure)}") from failure
     function = getattr(module, function_name, None)
     if not callable(function):
         names = [name for name, value in vars(module).items() if callable(value)]
-        raise PlanFault(f"steps.{step.name}.python", f"{module_name} has no function {function_name}{nearest(function_name, names)}")
+        raise PlanError(f"steps.{step.name}.python", f"{module_name} has no function {function_name}{nearest(function_name, names)}")
     found: Transform = function
     return found
 
@@ -244,10 +244,10 @@ def _watermarked(frame: DataFrame, watermark: Watermark | None) -> DataFrame:
 
 
 def _records(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Columns that are those of a record are taken as they are; any other row becomes a JSON object."""
+    """Return records: rows that have only record columns unchanged, other rows as JSON objects."""
     names = frame.columns
     if not sink.topic and "topic" not in names:
-        raise PlanFault(f"sinks.{sink.name}", "no topic: set one, or let the step have a column topic")
+        raise PlanError(f"sinks.{sink.name}", "no topic: set topic, or add a column topic in the step")
     is_record = "value" in names and isinstance(frame.schema["value"].dataType, (StringType, BinaryType)) and set(names) <= RECORD_COLUMNS
     if is_record and not sink.key and not sink.value:
         return frame

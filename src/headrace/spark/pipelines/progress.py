@@ -1,4 +1,4 @@
-"""How a query is doing, from what Spark reports after each batch."""
+"""State of a query, from Spark's progress reports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class QueryState:
-    """One query, as `status` shows it. Rates are rows a second of the last batch; sizes are of now; totals are of this run."""
+    """State of one query for `status`. Rates are rows per second of the last batch; sizes are current; totals are of this execution."""
 
     name: str
     state: str = "starting"
-    """starting, running, waiting (to be started again), finished, stopped, failed"""
+    """starting, running, waiting (for a restart), finished, stopped, failed"""
     batch: int | None = None
     rows_total: int = 0
     input_rate: float = 0.0
@@ -26,12 +26,12 @@ class QueryState:
     error: str = ""
 
     def after(self, progress: str) -> QueryState:
-        """With one more report, which Spark gives as JSON."""
+        """Return the state after one more progress report in JSON."""
         report: dict[str, Any] = json.loads(progress)
         durations = report.get("durationMs") or {}
         lag = lag_of(report.get("sources") or [])
         if "addBatch" not in durations:
-            # Nothing has come in. Such a report has the number of the batch that will be next.
+            # No batch has run. Such a report has the number of the next batch.
             return replace(self, input_rate=0.0, processing_rate=0.0, lag=lag)
         operators = report.get("stateOperators") or []
         return replace(
@@ -51,12 +51,12 @@ class QueryState:
 
 
 def moment_of(progress: str) -> str:
-    """When the report was made; later ones sort behind earlier ones."""
+    """Return the timestamp of the report, which sorts by time."""
     return str(json.loads(progress)["timestamp"])
 
 
 def lag_of(sources: list[dict[str, Any]]) -> int | None:
-    """Records that the topics hold and the query has not read; None before anything is known."""
+    """Return the number of unread records of the topics; None if unknown."""
     total: int | None = None
     for source in sources:
         latest, end = _offsets(source.get("latestOffset")), _offsets(source.get("endOffset"))
@@ -70,7 +70,7 @@ def lag_of(sources: list[dict[str, Any]]) -> int | None:
 
 
 def _offsets(given: object) -> dict[str, dict[str, int]] | None:
-    """As our source writes them; another source has another shape, and no lag that could be told."""
+    """Decode the offsets of a `headrace` source; None for other sources."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -82,7 +82,7 @@ def _offsets(given: object) -> dict[str, dict[str, int]] | None:
 
 
 def _number(value: object) -> float:
-    """Spark leaves a rate out, or says NaN or Infinity, when no time has passed."""
+    """Return 0 for a rate that Spark omits or reports as NaN or Infinity because no time has passed."""
     if not isinstance(value, (int, float)) or value != value or value in (float("inf"), float("-inf")):
         return 0.0
     return float(value)

@@ -1,7 +1,7 @@
-"""Topics as tables of a query: whatever it names and is a topic becomes a view, read as it is now.
+"""SQL queries over topics: each topic that a query names becomes a view of its current records.
 
-Spark's own parser says which tables a query names. A topic whose name is no SQL name stands in backquotes (`` `orders-eu` ``); one with
-dots may do without, `orders.by_minute`, where that is a topic and no table.
+Spark's parser finds the tables of a query. A topic name that is not an SQL name needs backquotes (`` `orders-eu` ``); a name with dots,
+such as `orders.by_minute`, does not if it is a topic.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CHANGE: Final = re.compile(r"'?(DeleteFromTable|UpdateTable|MergeIntoTable|Inse
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
-class QueryFault(ConfigError):
-    """A query that Spark cannot run; `kind` is the code of the broker's error if it was one."""
+class QueryError(ConfigError):
+    """Spark cannot run the query. `kind` is the code of a broker error, else empty."""
 
     def __init__(self, text: str, kind: str = "") -> None:
         super().__init__(text)
@@ -41,33 +41,33 @@ class QueryFault(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How topics are read for a query."""
+class ReadOptions:
+    """Options for reading topics in a query."""
 
     options: Mapping[str, str]
     format: str = ""
-    """json, avro or protobuf: the fields of values are columns too. Empty: where a topic requires a schema."""
+    """json, avro or protobuf: add the fields of values as columns. Empty: only if the topic requires a schema."""
     schema: str = ""
     more: Mapping[str, str] = field(default_factory=dict)
 
 
 def relations(spark: SparkSession, query: str) -> list[str]:
-    """The tables a query names, in order, without those it defines itself; raises `QueryFault` if it is no SQL, or would change one."""
+    """Return the tables that a query names, without those it defines. Raises `QueryError` for invalid SQL and for changes."""
     session: Any = spark._jsparkSession
     try:
         plan = session.sessionState().sqlParser().parsePlan(query).toString()
     except ParseException as failure:
-        raise QueryFault(explained(failure)) from None
+        raise QueryError(explained(failure)) from None
     if _CHANGE.match(plan):
-        raise QueryFault("a topic is only read here: `headrace pub` and pipelines add to one, and nothing changes its records")
+        raise QueryError("queries cannot change a topic: use `headrace pub` or a pipeline to add records")
     own = set(re.findall(r"^\s*[:+|\- ]*CTE \[(.*)\]", plan, re.MULTILINE))
     defined = {name.strip() for names in own for name in names.split(",")}
     found = [name.replace(", ", ".") for name in _RELATION.findall(plan)]
     return list(dict.fromkeys(name for name in found if name not in defined))
 
 
-def run_query(spark: SparkSession, client: FlightClient, query: str, reading: Reading) -> DataFrame:
-    """The query over topics, planned; its rows are computed when they are asked for. Raises `QueryFault` and `UnknownTopic`."""
+def run_query(spark: SparkSession, client: FlightClient, query: str, reading: ReadOptions) -> DataFrame:
+    """Plan a query over topics. Raises `QueryError` and `UnknownTopic`."""
     topics = client.topics()
     named = relations(spark, query)
     for name in named:
@@ -75,31 +75,31 @@ def run_query(spark: SparkSession, client: FlightClient, query: str, reading: Re
             _view(spark, client, name, reading)
         elif "." not in name and not _is_table(spark, name):
             raise _unknown(name, topics)
-    # A name with dots means a schema and a table to Spark; where it is a topic, quoting it says so.
+    # Spark reads a name with dots as schema and table; quotes make it a topic.
     text = quoted(query, [name for name in named if "." in name and name in topics])
     try:
         return spark.sql(text)
     except (AnalysisException, ParseException) as failure:
-        raise QueryFault(explained(failure), diagnose(failure).kind) from None
+        raise QueryError(explained(failure), diagnose(failure).kind) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The first rows of a query. `unread`: by topic, how many of the values it went through could not be read, and were null to it."""
+    """The first rows of a query, and the number of values by topic that could not be decoded and were null."""
 
     rows: pa.Table
     unread: dict[str, int]
 
 
 def answer(frame: DataFrame, limit: int) -> Answer:
-    """The first rows, with what was wrong on the way: a sum over values that are null looks like any other. Raises `QueryFault`."""
+    """Return the first rows and the count of undecodable values, which results do not show otherwise. Raises `QueryError`."""
     first = frame.limit(limit)
     try:
         rows = first.toArrow()
     except PySparkException as failure:
         found = diagnose(failure)
-        raise QueryFault(found.text, found.kind) from None
-    # Spark counted while it read; asking for it runs nothing again.
+        raise QueryError(found.text, found.kind) from None
+    # Spark has counted during the read; this does not run the query again.
     jframe: Any = first._jdf
     counts = jframe.queryExecution().observedMetrics()
     topics = [name for name in counts.keys().mkString("\n").split("\n") if name]
@@ -108,7 +108,7 @@ def answer(frame: DataFrame, limit: int) -> Answer:
 
 
 def quoted(query: str, names: list[str]) -> str:
-    """The query with these names in backquotes, wherever they stand outside of quotes and comments."""
+    """Return the query with these names in backquotes, except inside quotes and comments."""
     if not names:
         return query
     pattern = re.compile(r"(?<![\w.`])(" + "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) + r")(?![\w`])")
@@ -119,15 +119,15 @@ def quoted(query: str, names: list[str]) -> str:
     return "".join([*parts, pattern.sub(r"`\1`", query[place:])])
 
 
-def _view(spark: SparkSession, client: FlightClient, topic: str, reading: Reading) -> None:
-    """Keys and values as text; with a schema, the fields of the values as columns too."""
+def _view(spark: SparkSession, client: FlightClient, topic: str, reading: ReadOptions) -> None:
+    """Register a topic as a view: key and value as strings, with a schema also the fields of the values as columns."""
     try:
         _frame(spark, client, topic, reading).createOrReplaceTempView(f"`{topic}`")
     except PySparkException as failure:
-        raise QueryFault(explained(failure), diagnose(failure).kind) from None
+        raise QueryError(explained(failure), diagnose(failure).kind) from None
 
 
-def _frame(spark: SparkSession, client: FlightClient, topic: str, reading: Reading) -> DataFrame:
+def _frame(spark: SparkSession, client: FlightClient, topic: str, reading: ReadOptions) -> DataFrame:
     options = {**reading.options, "subscribe": topic, "includeHeaders": "true", **reading.more}
     required = client.schema(topic)
     form = reading.format or (required.kind if required is not None else "")
@@ -144,13 +144,13 @@ def _frame(spark: SparkSession, client: FlightClient, topic: str, reading: Readi
     frame = frame.withColumn("key", F.col("key").cast("string"))
     kind = frame.schema["value"].dataType
     fields = kind.fieldNames() if isinstance(kind, StructType) else []
-    # Names are the same to Spark whatever their case.
+    # Spark compares names without case.
     taken = {name.lower() for name in frame.columns}
     return frame.select("*", *(F.col(f"value.`{name}`") for name in fields if name.lower() not in taken))
 
 
 def guessed_columns(frame: DataFrame, records_max: int = 1000) -> str:
-    """The columns that the first values have, as DDL; empty if they are no JSON objects."""
+    """Return the columns of the first values as DDL; empty if none is a JSON object."""
     values = [row.value for row in frame.select(F.col("value").cast("string").alias("value")).limit(records_max).collect()]
     objects = [value for value in values if value and _is_object(value)]
     if not objects:

@@ -1,7 +1,7 @@
-"""Rows that a pipeline refuses go to the dead letters of the topic they came from, with the reason; the others go on.
+"""Rejection: move rows to the dead letters of their topic, with a reason.
 
-The rows must still know where they came from: the columns `topic`, `partition` and `offset`. A record that is refused again, because
-its batch runs again or because two sinks read it, is one dead letter all the same.
+The rows must have the columns `topic`, `partition` and `offset`. A record that is rejected again, because its batch is repeated or two
+sinks read it, remains one dead letter.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ORIGIN: Final = ("topic", "partition", "offset")
 REASON: Final = "pipeline"
 _ERROR: Final = "__error"
 _REASON_CHARACTERS_MAX: Final = 1000
-_servers_of_run: Servers | None = None
+_pipeline_servers: Servers | None = None
 
 
 def use_servers(servers: Servers) -> None:
-    """Whose dead letters `reject` and `each` mean; the runner says so before it calls any step."""
-    global _servers_of_run
-    _servers_of_run = servers
+    """Set the servers for `reject` and `each`. The planner calls this before any step."""
+    global _pipeline_servers
+    _pipeline_servers = servers
 
 
 def reject(frame: DataFrame, why: Column | str, *, servers: Servers | None = None) -> DataFrame:
-    """Send rows to the dead letters where `why` is not null; it is the reason. `why` is a column or an SQL expression.
+    """Move rows where `why` is not null to the dead letters, with `why` as the reason: a column or an SQL expression.
 
     reject(orders, "case when amount < 0 then 'the amount is negative' end")
     """
@@ -46,7 +46,7 @@ def reject(frame: DataFrame, why: Column | str, *, servers: Servers | None = Non
 
 
 def expect(frame: DataFrame, conditions: Mapping[str, str], servers: Servers) -> DataFrame:
-    """Keep rows that meet all conditions; the reason names the first that is not met. A condition that is null is not met."""
+    """Reject rows that fail a condition; the reason names the first one. A null condition counts as failed."""
     from pyspark.sql import functions as F
 
     first = F.coalesce(
@@ -58,10 +58,10 @@ def expect(frame: DataFrame, conditions: Mapping[str, str], servers: Servers) ->
 def each(
     frame: DataFrame, function: Callable[[dict[str, Any]], Mapping[str, Any] | None], schema: str, *, servers: Servers | None = None
 ) -> DataFrame:
-    """Call a function for each row, as a dict, and go on with what it returns, of the given columns; None leaves the row out.
+    """Call a function with each row as a dict; return the results as rows with the columns of `schema`. None drops the row.
 
-    A row for which it raises an exception goes to the dead letters, with the exception as the reason, and does not fail the batch.
-    It is Python for each row: a few hundred thousand a second and core at best. SQL and `reject` do more.
+    A row for which the function raises is moved to the dead letters with the exception as the reason, and the batch continues. The function
+    runs in Python for each row: at most a few hundred thousand rows per second and core. SQL and `reject` are faster.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
@@ -75,7 +75,7 @@ def each(
 
 @dataclass(frozen=True, slots=True)
 class Rejecter:
-    """What a task of `reject` runs."""
+    """Task of `reject`."""
 
     servers: Servers
 
@@ -85,14 +85,14 @@ class Rejecter:
             kept = batch.drop_columns([_ERROR])
             if errors.null_count < len(errors):
                 bad = pc.is_valid(errors)
-                bury(self.servers, kept.filter(bad), errors.filter(bad))
+                move_to_dead_letters(self.servers, kept.filter(bad), errors.filter(bad))
                 kept = kept.filter(pc.invert(bad))
             yield kept
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a task of `each` runs."""
+    """Task of `each`."""
 
     servers: Servers
     function: Callable[[dict[str, Any]], Mapping[str, Any] | None]
@@ -106,18 +106,18 @@ class Caller:
             if errors:
                 places = sorted(errors)
                 bad = batch.take(pa.array(places, pa.int64()))
-                bury(self.servers, bad, pa.array([errors[place] for place in places], pa.string()))
+                move_to_dead_letters(self.servers, bad, pa.array([errors[place] for place in places], pa.string()))
             if rows.num_rows:
                 yield rows
 
     def _called(self, batch: pa.RecordBatch) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-        """What the function made of each row, by its place in the batch, and why it made nothing of others."""
+        """Return the results and the errors of the function, by row index."""
         made: dict[int, dict[str, Any]] = {}
         errors: dict[int, str] = {}
         for place, row in enumerate(batch.to_pylist()):
             try:
                 result = self.function(row)
-            except Exception as failure:  # whatever the user's code raises is the reason of the dead letter
+            except Exception as failure:  # user code may raise any exception; it is the reason of the dead letter
                 errors[place] = _reason(failure)
             else:
                 if result is not None:
@@ -125,7 +125,7 @@ class Caller:
         return made, errors
 
     def _checked(self, made: dict[int, dict[str, Any]], errors: dict[int, str], schema: pa.Schema) -> pa.RecordBatch:
-        """The rows as columns. Only if they do not fit, one by one: those that are to blame join the errors."""
+        """Convert the results to Arrow. If that fails, convert one by one and add the failing rows to the errors."""
         try:
             return pa.RecordBatch.from_pylist(list(made.values()), schema=schema)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -143,8 +143,8 @@ def _reason(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"[:_REASON_CHARACTERS_MAX]
 
 
-def bury(servers: Servers, rows: pa.RecordBatch, errors: pa.Array) -> None:
-    """Move the records of these rows to the dead letters, topic by topic."""
+def move_to_dead_letters(servers: Servers, rows: pa.RecordBatch, errors: pa.Array) -> None:
+    """Move the records of these rows to the dead letters, by topic."""
     topics = _origin(rows, "topic")
     for topic in pc.unique(topics).to_pylist():
         mine = pc.equal(topics, topic)
@@ -161,17 +161,17 @@ def bury(servers: Servers, rows: pa.RecordBatch, errors: pa.Array) -> None:
 
 
 def _origin(rows: pa.RecordBatch, name: str) -> pa.Array:
-    """A value may have a field of that name; then the record's own has another."""
+    """Return a record column, which is called `record_NAME` if the value has a field of that name."""
     return rows.column(f"record_{name}" if f"record_{name}" in rows.schema.names else name)
 
 
 def _servers() -> Servers:
-    if _servers_of_run is None:
-        raise ConfigError("reject and each need servers=… outside of a pipeline")
-    return _servers_of_run
+    if _pipeline_servers is None:
+        raise ConfigError("reject and each need the argument servers outside a pipeline")
+    return _pipeline_servers
 
 
 def _check_origin(frame: DataFrame, what: str) -> None:
     missing = [name for name in ORIGIN if name not in frame.columns]
     if missing:
-        raise ConfigError(f"{what} needs the columns topic, partition and offset to find the record again; {', '.join(missing)} is missing")
+        raise ConfigError(f"{what} needs the columns topic, partition and offset to find the record; missing: {', '.join(missing)}")

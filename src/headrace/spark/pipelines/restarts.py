@@ -1,4 +1,4 @@
-"""When a query that failed is started again: pure arithmetic, given the time and the failure."""
+"""Restart decisions for a failed query, from the time and the failure alone."""
 
 from __future__ import annotations
 
@@ -7,50 +7,51 @@ from dataclasses import dataclass, field
 
 from headrace.spark.pipelines.diagnosis import Diagnosis
 from headrace.spark.pipelines.model import Restart
+from headrace.spark.retry import backoff
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Wait so long and start again; or, with a reason, never."""
+class Decision:
+    """Restart after `wait_ms`, or give up for a reason."""
 
     wait_ms: int = 0
-    surrender: str = ""
+    give_up: str = ""
     is_poison: bool = False
 
 
 @dataclass(slots=True)
 class Restarts:
-    """The failures of one query."""
+    """Failures of one query, and the decisions about them."""
 
     policy: Restart
     count: int = 0
     _times: deque[int] = field(default_factory=deque)
     _batch: str = ""
-    _likeness: str = ""
+    _signature: str = ""
     _same: int = 0
-    _row: int = 0
+    _consecutive: int = 0
 
-    def failed(self, now_ms: int, batch: str, why: Diagnosis) -> Verdict:
-        """`batch`: what names the one it died in; empty if that is not known."""
+    def failed(self, now_ms: int, batch: str, why: Diagnosis) -> Decision:
+        """Count a failure and decide. `batch` identifies the failed batch; empty if unknown."""
         self.count += 1
-        self._row += 1
+        self._consecutive += 1
         self._times.append(now_ms)
         while self._times[0] <= now_ms - self.policy.window:
             self._times.popleft()
         if why.is_engine_lost:
-            return Verdict(surrender="Spark cannot be started again from here")
-        # A broker that is away fails every batch in the same way; that is no fault of the batch.
+            return Decision(give_up="the Spark process cannot be restarted from here")
+        # An unavailable broker fails every batch in the same way, so it does not count against the batch.
         if batch and not (why.kind and why.retriable):
-            is_same = (batch, why.likeness) == (self._batch, self._likeness)
+            is_same = (batch, why.signature) == (self._batch, self._signature)
             self._same = self._same + 1 if is_same else 1
-            self._batch, self._likeness = batch, why.likeness
+            self._batch, self._signature = batch, why.signature
             if self._same >= self.policy.same_batch:
-                return Verdict(surrender=f"it failed {self._same} times in the same way", is_poison=True)
+                return Decision(give_up=f"it failed {self._same} times in the same way", is_poison=True)
         if len(self._times) > self.policy.attempts:
-            return Verdict(surrender=f"it failed {len(self._times)} times within {self.policy.window / 1000:g} s")
-        return Verdict(min(self.policy.backoff << min(self._row - 1, 30), self.policy.backoff_max))
+            return Decision(give_up=f"it failed {len(self._times)} times within {self.policy.window / 1000:g} s")
+        return Decision(int(backoff(self._consecutive, self.policy.backoff, self.policy.backoff_max)))
 
     def succeeded(self) -> None:
-        """A batch went through: pauses begin small again, and whatever failed before is past."""
-        self._row = 0
-        self._batch, self._likeness, self._same = "", "", 0
+        """Reset the backoff and the failed batch after a successful batch."""
+        self._consecutive = 0
+        self._batch, self._signature, self._same = "", "", 0

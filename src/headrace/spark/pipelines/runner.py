@@ -1,4 +1,4 @@
-"""Running a pipeline: one query per sink, watched until all are finished, one has failed for good, or somebody says stop."""
+"""Pipeline runner: one query per sink, until all are finished, one has failed, or a stop is requested."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from headrace.spark.session import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 STATUS_SECONDS: Final = 1.0
 STOP_SECONDS_MAX: Final = 60.0
-"""How long a stop waits for the batches that are under way."""
+"""Time limit of a stop for running batches."""
 
 START_SECONDS_MAX: Final = 15.0
-"""How long one query waits for the one before it to have read its first offsets."""
+"""Time limit for a query to read its first offsets before the next query starts."""
 
 SHUFFLE_PARTITIONS_LOCAL: Final = "4"
-"""Spark's own 200 would make a micro-batch of a few rows take seconds; on a cluster its default stays."""
+"""With Spark's default of 200, a micro-batch of a few rows takes seconds. A cluster keeps the default."""
 
 
 class PipelineFailed(HeadraceError):
-    """A pipeline that gave up; `kind` is that of the cause, which decides the exit code."""
+    """The pipeline has failed. `kind` is the error code of the cause, which decides the exit code."""
 
     def __init__(self, text: str, kind: str = "") -> None:
         super().__init__(text)
@@ -52,33 +52,33 @@ class PipelineFailed(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: `finished` (all there was to read is read) or `stopped`."""
+    """End of an execution: `finished` (all records read) or `stopped`."""
 
     state: str
     queries: list[QueryState]
 
 
 class Runner:
-    """One run. `stop` is asked often whether it should end; `tell` hears of every look."""
+    """One execution. It polls `stop`, and calls `on_progress` after every poll of the queries."""
 
     def __init__(
         self,
         spark: SparkSession,
         pipeline: Pipeline,
-        run: Execution,
+        execution: Execution,
         *,
         once: bool = False,
         stop: Callable[[], bool] = lambda: False,
-        tell: Callable[[list[QueryState]], None] = lambda states: None,
+        on_progress: Callable[[list[QueryState]], None] = lambda states: None,
     ) -> None:
-        self._spark, self._pipeline, self._run = spark, pipeline, run
-        self._once, self._stop, self._tell = once, stop, tell
+        self._spark, self._pipeline, self._execution = spark, pipeline, execution
+        self._once, self._stop, self._on_progress = once, stop, on_progress
         self._flows: list[Flow] = []
         self._master = str(spark.conf.get("spark.master", ""))
         self._written = 0.0
 
     def run(self) -> Outcome:
-        """Raises `PipelineFailed` when a query has failed for good; the others are stopped then."""
+        """Run until the end. Raises `PipelineFailed` when a query gives up, after stopping the others."""
         try:
             ensure_topics(self._pipeline)
             self._flows = [Flow(self._spark, self._pipeline, sink, once=self._once) for sink in self._pipeline.sinks.values()]
@@ -86,7 +86,7 @@ class Runner:
             outcome = self._watch()
         except BaseException as failure:
             if is_engine_lost(failure):
-                text = f"the Spark process has ended; what it said last is in {self._run.directory / 'spark.log'}"
+                text = f"the Spark process has ended; see {self._execution.directory / 'spark.log'}"
                 self._write("failed", error=text)
                 raise PipelineFailed(text) from failure
             self._abandon()
@@ -96,7 +96,7 @@ class Runner:
         return outcome
 
     def _start(self) -> None:
-        """One after the other: each query starts processes of its own, and Spark gives each of these ten seconds to answer."""
+        """Start the queries one after the other: each starts its own processes, and Spark gives each process ten seconds to answer."""
         for flow in self._flows:
             flow.start(_now_ms())
             deadline = time.monotonic() + START_SECONDS_MAX
@@ -106,7 +106,7 @@ class Runner:
     def _watch(self) -> Outcome:
         while True:
             for flow in self._flows:
-                flow.look(_now_ms())
+                flow.poll(_now_ms())
             self._report()
             for flow in self._flows:
                 if flow.state.state == "failed":
@@ -114,29 +114,29 @@ class Runner:
                     raise PipelineFailed(flow.explain_failure(), flow.failure.kind)
             if all(flow.is_over for flow in self._flows):
                 return Outcome("finished", [flow.state for flow in self._flows])
-            if self._stop() or self._run.is_stop_wanted:
+            if self._stop() or self._execution.is_stop_wanted:
                 self._write("stopping")
                 self._end()
                 return Outcome("stopped", [flow.state for flow in self._flows])
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _end(self) -> None:
-        """Stop all queries, each between two batches if one comes to its end in time."""
+        """Stop all queries, each between two batches if its batch ends in time."""
         deadline = time.monotonic() + STOP_SECONDS_MAX
         before = {flow.sink.name: _batch(flow) for flow in self._flows}
         waiting = [flow for flow in self._flows if not flow.is_over]
         while waiting:
             for flow in list(waiting):
-                # A batch that has just ended may be followed at once by the next: stopping that one early is as good.
+                # The next batch may have started already; stopping it early is equivalent.
                 if flow.is_between_batches or _batch(flow) != before[flow.sink.name] or time.monotonic() >= deadline:
                     flow.stop()
                     waiting.remove(flow)
             if waiting:
                 time.sleep(0.02)
-        self._tell([flow.state for flow in self._flows])
+        self._on_progress([flow.state for flow in self._flows])
 
     def _abandon(self) -> None:
-        """Stop what can be stopped on the way out."""
+        """Stop the queries after a failure."""
         try:
             self._end()
         except (Py4JError, ConnectionError) as failure:
@@ -144,13 +144,13 @@ class Runner:
                 raise
 
     def _report(self) -> None:
-        self._tell([flow.state for flow in self._flows])
+        self._on_progress([flow.state for flow in self._flows])
         if time.monotonic() - self._written >= STATUS_SECONDS:
             self._write("running")
 
     def _write(self, state: str, error: str = "") -> None:
         self._written = time.monotonic()
-        self._run.write(state, [flow.state.plain() for flow in self._flows], now_ms=_now_ms(), master=self._master, error=error)
+        self._execution.write(state, [flow.state.plain() for flow in self._flows], now_ms=_now_ms(), master=self._master, error=error)
 
 
 def _batch(flow: Flow) -> int | None:
@@ -159,7 +159,7 @@ def _batch(flow: Flow) -> int | None:
 
 
 def ensure_topics(pipeline: Pipeline) -> None:
-    """Make the topics that sinks write to, with as many partitions as they say."""
+    """Create the missing topics of the sinks."""
     wanted = [sink for sink in pipeline.sinks.values() if sink.topic]
     if not wanted:
         return
@@ -171,7 +171,7 @@ def ensure_topics(pipeline: Pipeline) -> None:
             try:
                 client.create_topic(sink.topic, sink.partitions)
             except TopicExists:
-                pass  # somebody else was quicker
+                pass  # created concurrently
 
 
 def run_pipeline(
@@ -182,28 +182,28 @@ def run_pipeline(
     once: bool = False,
     conf: Mapping[str, str] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    tell: Callable[[list[QueryState]], None] = lambda states: None,
+    on_progress: Callable[[list[QueryState]], None] = lambda states: None,
 ) -> Outcome:
-    """From nothing to the end: lock the checkpoint, start Spark, run, end Spark. Raises `PipelineFailed` and what planning raises."""
-    with Execution(pipeline.name, pipeline.checkpoint, file=file, now_ms=_now_ms()) as run:
-        run.write("starting", [], now_ms=_now_ms(), master=master)
-        log = run.directory / "spark.log"
+    """Lock the checkpoint, start Spark, run the pipeline, stop Spark. Raises `PipelineFailed` and `PlanError`."""
+    with Execution(pipeline.name, pipeline.checkpoint, file=file, now_ms=_now_ms()) as execution:
+        execution.write("starting", [], now_ms=_now_ms(), master=master)
+        log = execution.directory / "spark.log"
         log.write_bytes(b"")
         try:
             check_topics(pipeline)
             spark = open_session(pipeline, master=master, conf=dict(conf or {}), log=log)
         except BaseException as failure:
-            run.write("failed", [], now_ms=_now_ms(), master=master, error=str(failure))
+            execution.write("failed", [], now_ms=_now_ms(), master=master, error=str(failure))
             raise
         try:
-            return Runner(spark, pipeline, run, once=once, stop=stop, tell=tell).run()
+            return Runner(spark, pipeline, execution, once=once, stop=stop, on_progress=on_progress).run()
         finally:
             close_session(spark, log)
 
 
 def close_session(spark: SparkSession, log: Path | None = None) -> None:
-    """A session whose Java has died cannot be stopped, and need not be."""
-    with talking_to(log):
+    """Stop the session, unless its Java process has ended."""
+    with stderr_to(log):
         try:
             spark.stop()
         except (Py4JError, OSError):
@@ -211,30 +211,30 @@ def close_session(spark: SparkSession, log: Path | None = None) -> None:
 
 
 def open_session(pipeline: Pipeline, *, master: str, conf: dict[str, str], log: Path | None = None) -> SparkSession:
-    """A session with the settings of the pipeline, over ours, under those of the command line; what Spark says goes to `log`."""
+    """Return a session with our settings, overridden by the pipeline, overridden by `conf`. Spark's output goes to `log`."""
     return bare_session(f"headrace {pipeline.name}", master, {**pipeline.conf, **conf}, log)
 
 
-def bare_session(app: str, master: str, conf: Mapping[str, str], log: Path | None = None) -> SparkSession:
-    """The same without a pipeline."""
+def bare_session(app_name: str, master: str, conf: Mapping[str, str], log: Path | None = None) -> SparkSession:
+    """Return a session without a pipeline."""
     settings = {"spark.sql.shuffle.partitions": SHUFFLE_PARTITIONS_LOCAL} if master.startswith("local") else {}
     settings |= {"spark.ui.enabled": "false", **conf}
-    # They log every failed analysis and every broken connection with its stack; we say it in one line.
-    for talker in ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "py4j"):
-        logging.getLogger(talker).setLevel(logging.CRITICAL + 1)
+    # These loggers write a stack trace for failures that the runner reports in one line.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "py4j"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    with talking_to(log):
-        return session(app, master, **settings)
+    with stderr_to(log):
+        return session(app_name, master, **settings)
 
 
 def connected(options: Mapping[str, str]) -> FlightClient:
-    """A connection by the options of the data source."""
+    """Connect with the options of the data source."""
     return connect(servers_of(Options(options)))
 
 
 @contextmanager
-def talking_to(log: Path | None) -> Iterator[None]:
-    """While it lasts, our standard error is this file; a process that is started meanwhile keeps it. Spark's Java is talkative."""
+def stderr_to(log: Path | None) -> Iterator[None]:
+    """Redirect standard error to this file, also for processes started meanwhile: Spark's Java process logs a lot."""
     if log is None:
         yield
         return

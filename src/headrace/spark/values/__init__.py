@@ -1,8 +1,7 @@
-"""Typed values: `value.format` says what the values are, and the column `value` then has the type that their schema gives them.
+"""Typed values: `value.format` names the format, and the column `value` has the type that the schema defines.
 
-For `json`, `avro` and `protobuf` that is a struct (or whatever the root of the schema is), so that `select("value.*")` gives the
-fields, and no field can collide with `key`, `topic`, `offset` …; for `string` it is text. The driver plans (`typed_schema`, `plan`), the
-tasks decode (`Decoder.decode`).
+For `json`, `avro` and `protobuf` that is usually a struct: `select("value.*")` returns the fields, and no field collides with `key` or
+`topic`. For `string` it is a string. The driver plans (`typed_schema`, `plan`), the tasks decode (`Decoder.decode`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The task's part of typed values: record batches with bytes go in, record batches with typed values come out.
+"""Task side of typed values: record batches with bytes become record batches with typed values.
 
-A value that cannot be read goes where `badRecords` says. Moving it to the dead letters is durable before the batch is handed on, and may be
-asked for again: a task that is retried, or a batch that is replayed, moves nothing twice.
+`badRecords` decides what happens to a value that cannot be decoded. A move to the dead letters is durable before the batch is returned, and
+idempotent: a retried task or a replayed batch moves no record twice.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from headrace.errors import BrokerError, HeadraceError
 from headrace.flight.client import FlightClient, Servers
 from headrace.limits import DEAD_LETTERS_MOVED_MAX
 from headrace.spark.connection import connect
-from headrace.spark.endurance import Endurance
-from headrace.spark.values.recipe import Recipe
+from headrace.spark.retry import RetryPolicy
+from headrace.spark.values.reader_spec import ReaderSpec
 
 REASON: Final = "unreadable"
-"""What the dead letters say."""
+"""Reason stored with the dead letters."""
 ERROR_COLUMN: Final = "_error"
 _CONVERSION_ERRORS: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 class UnreadableRecord(HeadraceError):
-    """A value is not what its format says, and nobody said what to do about it."""
+    """A value cannot be decoded, and `badRecords` is `fail`."""
 
     def __init__(self, topic: str, partition: int, offset: int, fault: str, format: str) -> None:
         super().__init__(
             f"topic {topic}, partition {partition}, offset {offset}: the value cannot be read as {format}: {fault} "
-            '(option badRecords "dlq" moves such records to the dead letters, "null" leaves their value out)'
+            '(option badRecords "dlq" moves such records to the dead letters, "null" sets their value to null)'
         )
         self.topic, self.partition, self.offset, self.fault, self.format = topic, partition, offset, fault, format
 
@@ -42,81 +42,81 @@ class UnreadableRecord(HeadraceError):
 
 @dataclass(slots=True)
 class Decoder:
-    """Made on the driver, pickled to the tasks."""
+    """Decoder of values. The driver creates it, Spark pickles it to the tasks."""
 
-    recipe: Recipe
+    spec: ReaderSpec
     schema: pa.Schema
-    """Of what comes out: exactly these columns, in this order."""
+    """Schema of the output."""
     value_type: pa.DataType
-    """Also where the values themselves do not come out, but what is wrong with them."""
+    """Type of the values; needed even if the output has only the column `_error`."""
     bad_records: str
     """fail, dlq or null."""
     servers: Servers
-    endurance: Endurance
-    asks_again: bool = False
-    """Whether the registry may know a version of the schema that it did not know when the query began."""
+    retry: RetryPolicy
+    refreshes_schema: bool = False
+    """Whether to look for newer versions of the schema in the registry."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What has to be read for it."""
-        asked = [name for name in self.schema.names if name != ERROR_COLUMN]
+        """Names of the columns to read."""
+        output = [name for name in self.schema.names if name != ERROR_COLUMN]
         needed = ["value"] if self._is_needed() else []
         if needed and self.bad_records != "null":
-            needed += ["partition", "offset"]  # what an error or a dead letter has to name
-        return tuple(dict.fromkeys(asked + needed))
+            needed += ["partition", "offset"]  # for errors and dead letters
+        return tuple(dict.fromkeys(output + needed))
 
     def _is_needed(self) -> bool:
         return "value" in self.schema.names or ERROR_COLUMN in self.schema.names
 
     def decode(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
-        """Raises `UnreadableRecord` if bad records are to fail the task."""
+        """Decode a batch. Raises `UnreadableRecord` for a bad record if `bad_records` is `fail`."""
         if not self._is_needed():
-            return self._dressed(batch, None, {})
+            return self._output(batch, None, {})
         values, faults = self._values(batch.column("value"), topic)
         if faults and self.bad_records == "fail":
             first = min(faults)
             place = (batch.column("partition")[first].as_py(), batch.column("offset")[first].as_py())
-            raise UnreadableRecord(topic, *place, faults[first], self.recipe.format)
+            raise UnreadableRecord(topic, *place, faults[first], self.spec.format)
         if faults and self.bad_records == "dlq":
-            self._bury(batch, topic, faults)
+            self._move_to_dead_letters(batch, topic, faults)
             mask = pa.array([index not in faults for index in range(batch.num_rows)], pa.bool_())
-            return self._dressed(batch.filter(mask), values.filter(mask), {})
-        return self._dressed(batch, values, faults)
+            return self._output(batch.filter(mask), values.filter(mask), {})
+        return self._output(batch, values, faults)
 
     # Values
 
     def _values(self, column: pa.Array, topic: str) -> tuple[pa.Array, dict[int, str]]:
-        if self.recipe.format == "string":
+        if self.spec.format == "string":
             try:
                 return column.cast(pa.string()), {}
             except pa.ArrowInvalid:
-                pass  # not all of them are UTF-8: one by one, to say which
+                pass  # some value is not UTF-8: decode one by one to find it
         wanted = self.value_type
         raw = column.to_pylist()
-        rows, faults = self.recipe.reader().read(raw)
-        if faults and self.asks_again:
-            self._learn(topic, raw, rows, faults)
+        rows, faults = self.spec.reader().read(raw)
+        if faults and self.refreshes_schema:
+            self._refresh_schema(topic, raw, rows, faults)
         try:
             return pa.array(rows, wanted), faults
         except _CONVERSION_ERRORS:
-            _weed(rows, wanted, 0, len(rows), faults)
+            _null_unconvertible(rows, wanted, 0, len(rows), faults)
             return pa.array(rows, wanted), faults
 
-    def _learn(self, topic: str, raw: Sequence[bytes | None], rows: list[Any], faults: dict[int, str]) -> None:
-        """Somebody may have registered a new version since the query began."""
+    def _refresh_schema(self, topic: str, raw: Sequence[bytes | None], rows: list[Any], faults: dict[int, str]) -> None:
+        """Decode the failed values again if the registry has new versions of the schema."""
         try:
             found = connect(self.servers).schema(topic)
         except BrokerError:
-            return  # whoever is not there, or may not be asked, leaves things as they were
-        if found is None or found.kind != self.recipe.format:
+            return  # without the registry, the known versions apply
+        if found is None or found.kind != self.spec.format:
             return
-        known = (self.recipe.definition, *self.recipe.others)
+        known = (self.spec.definition, *self.spec.others)
         new = tuple(one for one in (found.definition, *found.others) if one not in known)
         if not new:
             return
-        self.recipe = replace(self.recipe, others=(*self.recipe.others, *new))
+        self.spec = replace(self.spec, others=(*self.spec.others, *new))
         again = sorted(faults)
-        better, worse = self.recipe.reader().read([raw[index] for index in again])
+        better, worse = self.spec.reader().read([raw[index] for index in again])
         for place, index in enumerate(again):
             rows[index] = better[place]
             if place in worse:
@@ -124,9 +124,9 @@ class Decoder:
             else:
                 del faults[index]
 
-    # What comes out
+    # Output
 
-    def _dressed(self, batch: pa.RecordBatch, values: pa.Array | None, faults: dict[int, str]) -> pa.RecordBatch:
+    def _output(self, batch: pa.RecordBatch, values: pa.Array | None, faults: dict[int, str]) -> pa.RecordBatch:
         arrays: list[pa.Array] = []
         for field in self.schema:
             if field.name == "value":
@@ -138,7 +138,7 @@ class Decoder:
                 arrays.append(column if column.type == field.type else column.cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _bury(self, batch: pa.RecordBatch, topic: str, faults: dict[int, str]) -> None:
+    def _move_to_dead_letters(self, batch: pa.RecordBatch, topic: str, faults: dict[int, str]) -> None:
         client: FlightClient = connect(self.servers)
         indexes = sorted(faults)
         for start in range(0, len(indexes), DEAD_LETTERS_MOVED_MAX):
@@ -146,19 +146,19 @@ class Decoder:
             letters = {
                 "partition": batch.column("partition").take(pa.array(some)),
                 "offset": batch.column("offset").take(pa.array(some)),
-                "error": pa.array([f"as {self.recipe.format}: {faults[index]}" for index in some], pa.string()),
+                "error": pa.array([f"as {self.spec.format}: {faults[index]}" for index in some], pa.string()),
                 "reason": pa.array([REASON] * len(some), pa.string()),
             }
             moved = pa.RecordBatch.from_pydict(letters)
-            self.endurance.throughout(partial(client.dead_letters, topic, moved))
+            self.retry.while_running(partial(client.dead_letters, topic, moved))
 
 
 def _nulls(batch: pa.RecordBatch) -> pa.Array:
     return pa.nulls(batch.num_rows, pa.string())
 
 
-def _weed(rows: list[Any], wanted: pa.DataType, start: int, stop: int, faults: dict[int, str]) -> None:
-    """Find the rows that Arrow does not take (a decimal with too many digits, a type that another version had) by halves."""
+def _null_unconvertible(rows: list[Any], wanted: pa.DataType, start: int, stop: int, faults: dict[int, str]) -> None:
+    """Set rows that Arrow cannot convert to null, by bisection: a decimal with too many digits, a type of another version."""
     try:
         pa.array(rows[start:stop], wanted)
     except _CONVERSION_ERRORS as error:
@@ -167,5 +167,5 @@ def _weed(rows: list[Any], wanted: pa.DataType, start: int, stop: int, faults: d
             faults[start] = str(error)[:300]
             return
         middle = (start + stop) // 2
-        _weed(rows, wanted, start, middle, faults)
-        _weed(rows, wanted, middle, stop, faults)
+        _null_unconvertible(rows, wanted, start, middle, faults)
+        _null_unconvertible(rows, wanted, middle, stop, faults)

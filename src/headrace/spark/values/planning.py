@@ -1,4 +1,4 @@
-"""The driver's part of typed values: from options and registry to the schema of the read, with errors before any task."""
+"""Driver side of typed values: the schema of the read from options and registry, with errors before any task starts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 from headrace.errors import ConfigError, InvalidSchema, UnknownSchema
 from headrace.flight.client import FlightClient, TopicSchema
 from headrace.spark.columns import check_columns, raw_schema
-from headrace.spark.endurance import Endurance
 from headrace.spark.options import Options
+from headrace.spark.retry import RetryPolicy
 from headrace.spark.servers import servers_of
 from headrace.spark.subscription import Subscription
 from headrace.spark.values.decoder import ERROR_COLUMN, Decoder
-from headrace.spark.values.recipe import Recipe
+from headrace.spark.values.reader_spec import ReaderSpec
 from headrace.spark.values.types import check_part, json_shape, spark_type
 
 FORMATS: Final = ("raw", "json", "avro", "protobuf", "string")
@@ -23,7 +23,7 @@ BAD_RECORDS: Final = ("fail", "dlq", "null")
 
 
 def is_typed(options: Options) -> bool:
-    """Whether values are to be decoded at all. Raises `ConfigError` for options that would have no effect."""
+    """Return whether values are decoded. Raises `ConfigError` for options that would have no effect."""
     typed = options.choice("value.format", FORMATS) != "raw"
     for name in ("value.schema", "value.version", "badRecords"):
         if not typed and name in options:
@@ -32,7 +32,7 @@ def is_typed(options: Options) -> bool:
 
 
 def typed_schema(options: Options, client: FlightClient) -> StructType:
-    """What `load()` gives without a schema of the user's. Raises `ConfigError`, `UnknownTopic`."""
+    """Return the schema of `load()` when the user gives none. Raises `ConfigError`, `UnknownTopic`."""
     schema = raw_schema(headers=options.flag("includeHeaders", False))
     if not is_typed(options):
         return schema
@@ -44,40 +44,40 @@ def typed_schema(options: Options, client: FlightClient) -> StructType:
 
 
 def plan(options: Options, schema: StructType, client: FlightClient) -> Decoder:
-    """The decoder for a read with this schema, the user's or that of `typed_schema`. Raises `ConfigError`, `UnknownTopic`."""
+    """Return the decoder for this schema, from the user or from `typed_schema`. Raises `ConfigError`, `UnknownTopic`."""
     bad_records = options.choice("badRecords", BAD_RECORDS)
     value = _value_of(schema, bad_records)
     format = options.choice("value.format", FORMATS)
-    asks_again = False
+    refreshes_schema = False
     if value is not None and format == "json" and not _has_schema(options, client):
-        recipe = Recipe(format, shape=json_shape(value))
+        spec = ReaderSpec(format, shape=json_shape(value))
     else:
-        recipe, asks_again = _registered(options, client)
-        given = spark_type(recipe.reader().shape)
+        spec, refreshes_schema = _registered(options, client)
+        given = spark_type(spec.reader().shape)
         if value is not None and format == "json" and value != given:
-            recipe, asks_again = Recipe(format, shape=json_shape(value)), False
+            spec, refreshes_schema = ReaderSpec(format, shape=json_shape(value)), False
         elif value is not None:
             check_part(value, given)
-    values = StructType([StructField("value", spark_type(recipe.reader().shape) if value is None else value)])
+    values = StructType([StructField("value", spark_type(spec.reader().shape) if value is None else value)])
     kind = to_arrow_schema(values, timezone="UTC").field("value").type
     given_schema = to_arrow_schema(schema, timezone="UTC")
-    return Decoder(recipe, given_schema, kind, bad_records, servers_of(options), Endurance.of(options), asks_again)
+    return Decoder(spec, given_schema, kind, bad_records, servers_of(options), RetryPolicy.of(options), refreshes_schema)
 
 
 def _value_of(schema: StructType, bad_records: str) -> DataType | None:
-    """The type of the column `value`, if it is asked for. The others are what they are."""
+    """Return the type of the column `value`, if selected. Check the other columns."""
     others = [field for field in schema.fields if field.name not in ("value", ERROR_COLUMN)]
     check_columns(StructType(others))
     value: DataType | None = None
     for field in schema.fields:
         if field.name == ERROR_COLUMN and (bad_records != "null" or field.dataType != StringType()):
-            raise ConfigError(f"column {ERROR_COLUMN} is a string, and is there with badRecords null")
+            raise ConfigError(f"column {ERROR_COLUMN} must be a string and needs badRecords=null")
         if field.name == "value":
             value = field.dataType
             if not field.nullable:
-                raise ConfigError("the schema has value as not null, and a record may have none")
+                raise ConfigError("the schema has value as not null, but it may be null in a record")
     if isinstance(value, BinaryType):
-        raise ConfigError("the schema has value as binary, and value.format gives it another type; leave one of the two out")
+        raise ConfigError("the schema has value as binary, but value.format defines another type; remove one of the two")
     return value
 
 
@@ -85,52 +85,52 @@ def _has_schema(options: Options, client: FlightClient) -> bool:
     return "value.schema" in options or any(found is not None for _, found in _schemas(options, client, 0))
 
 
-def _registered(options: Options, client: FlightClient) -> tuple[Recipe, bool]:
-    """The recipe by the option `value.schema` or by the registry, and whether it is the latter."""
+def _registered(options: Options, client: FlightClient) -> tuple[ReaderSpec, bool]:
+    """Return the reader spec from the option `value.schema` or from the registry, and whether it is the latter."""
     format = options.choice("value.format", FORMATS)
     if format == "string":
-        return Recipe(format), False
+        return ReaderSpec(format), False
     if "value.schema" in options:
         if "value.version" in options:
-            raise ConfigError("options value.schema and value.version are both given: a text has no versions")
-        return _checked(Recipe(format, options.text("value.schema").encode()), "option value.schema"), False
+            raise ConfigError("options value.schema and value.version are both set: a definition has no versions, set only one")
+        return _checked(ReaderSpec(format, options.text("value.schema").encode()), "option value.schema"), False
     found = _required(options, client, format)
-    return _checked(Recipe(format, found.definition, found.others), f"schema {found.name} version {found.version}"), True
+    return _checked(ReaderSpec(format, found.definition, found.others), f"schema {found.name} version {found.version}"), True
 
 
 def _required(options: Options, client: FlightClient, format: str) -> TopicSchema:
-    """What the topics require; they have to agree on a schema, not on its version."""
+    """Return the schema that the topics require. They must agree on the schema, not on its version."""
     first, best = "", None
     for topic, found in _schemas(options, client, options.count("value.version", 0)):
         if found is None:
             given = " in .schema(…), or as the option value.schema" if format == "json" else " as the option value.schema"
-            raise ConfigError(f"topic {topic} requires no schema (headrace schema require), so value.format {format} needs one{given}")
+            raise ConfigError(f"topic {topic} has no required schema (headrace schema require), so value.format {format} needs one{given}")
         if found.kind != format:
-            raise ConfigError(f"topic {topic} requires schema {found.name}, which is {found.kind}, not {format} as value.format says")
+            raise ConfigError(f"topic {topic} requires schema {found.name}, which is {found.kind}, but value.format is {format}")
         if best is not None and best.name != found.name:
-            raise ConfigError(f"topics {first} and {topic} require two schemas, {best.name} and {found.name}: read them apart")
+            raise ConfigError(f"topics {first} and {topic} require two schemas, {best.name} and {found.name}: read them separately")
         if best is None or found.version > best.version:
             first, best = first or topic, found
     if best is None:
-        raise ConfigError("there is no topic yet whose schema could be used: give one as the option value.schema")
+        raise ConfigError("no topic exists yet whose schema could be used: set the option value.schema")
     return best
 
 
 def _schemas(options: Options, client: FlightClient, version: int) -> list[tuple[str, TopicSchema | None]]:
-    """What each topic requires. A name that does not exist is refused with those that look like it."""
+    """Return the required schema of each topic. Raises `ConfigError` with similar names for a topic that does not exist."""
 
-    def ask() -> list[tuple[str, TopicSchema | None]]:
+    def request() -> list[tuple[str, TopicSchema | None]]:
         return [(topic, client.schema(topic, version)) for topic in Subscription.of(options).states(client)]
 
     try:
-        return Endurance.of(options).at_first(ask, servers_of(options).addresses)
+        return RetryPolicy.of(options).before_start(request, servers_of(options).addresses)
     except UnknownSchema as error:
         raise ConfigError(f"option value.version: {error}") from None
 
 
-def _checked(recipe: Recipe, origin: str) -> Recipe:
+def _checked(spec: ReaderSpec, origin: str) -> ReaderSpec:
     try:
-        recipe.reader()
+        spec.reader()
     except InvalidSchema as error:
         raise ConfigError(f"{origin}: {error}") from None
-    return recipe
+    return spec

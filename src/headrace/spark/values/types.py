@@ -1,4 +1,4 @@
-"""Shapes of values as types of Spark, and the other way round. The Arrow types follow from Spark's own table."""
+"""Conversion between shapes of values and Spark types. Spark converts its types to Arrow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS: Final = {type(spark): kind for kind, spark in _SCALARS.items() if kind i
 
 
 def spark_type(shape: Shape) -> t.DataType:
-    """Everything may be null: what a schema requires, an older version may not have had."""
+    """Return the Spark type. All fields are nullable, because an older version may lack a field that the schema requires."""
     match shape:
         case Kind():
             return _SCALARS[shape]
@@ -43,7 +43,7 @@ def spark_type(shape: Shape) -> t.DataType:
 
 
 def json_shape(spark: t.DataType, path: str = "value") -> Shape:
-    """The shape of JSON values for a type that somebody asked for. Raises `ConfigError`."""
+    """Return the shape of JSON values for a Spark type from the user. Raises `ConfigError`."""
     match spark:
         case t.DecimalType():
             return Decimal(spark.precision, spark.scale)
@@ -65,10 +65,7 @@ def json_shape(spark: t.DataType, path: str = "value") -> Shape:
 
 
 def check_part(wanted: t.DataType, given: t.DataType, path: str = "value") -> None:
-    """Whether a column of the wanted type can be filled from values of the given one: the same, with fields left out.
-
-    Raises `ConfigError` with the first place where it cannot.
-    """
+    """Check that the wanted type equals the given one, apart from omitted fields. Raises `ConfigError` for the first difference."""
     if isinstance(wanted, t.StructType) and isinstance(given, t.StructType):
         known = {field.name: field.dataType for field in given.fields}
         for field in wanted.fields:
@@ -80,4 +77,4 @@ def check_part(wanted: t.DataType, given: t.DataType, path: str = "value") -> No
     elif isinstance(wanted, t.MapType) and isinstance(given, t.MapType) and wanted.keyType == given.keyType:
         check_part(wanted.valueType, given.valueType, f"{path}{{}}")
     elif wanted != given:
-        raise ConfigError(f"column {path} is {wanted.simpleString()}, but by the schema of the values it is {given.simpleString()}")
+        raise ConfigError(f"column {path} is {wanted.simpleString()}, but the schema of the values has {given.simpleString()}")

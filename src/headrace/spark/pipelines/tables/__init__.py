@@ -1,10 +1,10 @@
-"""Tables that take a micro-batch exactly once.
+"""Tables with exactly-once writes of micro-batches.
 
-    tasks:   rows ──▶ Parquet files, which nobody sees yet
-    driver:  their names ──▶ one commit of the table, which also says (query, batch)
+    tasks:   rows ──▶ Parquet files, not visible yet
+    driver:  their names ──▶ one commit of the table, which also holds (query, batch)
 
-A batch that comes again after a crash finds its own mark in the table and changes nothing. Rows never pass through the driver, except
-those of a merge.
+A batch that is repeated after a crash finds its number in the table and changes nothing. Rows do not pass through the driver, except in a
+merge.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from headrace.spark.pipelines.tables.parts import Part
 
 
-class TableFault(HeadraceError):
-    """A table that cannot take the rows: other columns, another kind of table at that place."""
+class TableError(HeadraceError):
+    """The table cannot store the rows: wrong columns, or another kind of table in the directory."""
 
 
 class Table(Protocol):
-    """What the three kinds of table have in common. `app` is the id of a query, `version` that of its batch."""
+    """Interface of the three kinds of table. `query_id` is the id of a query, `version` that of its batch."""
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        """The columns as this kind of table can hold them; raises `TableFault` for a type it does not know."""
+        """Return the columns in the types of this kind of table. Raises `TableError` for an unsupported type."""
 
-    def last(self, app: str) -> int | None:
-        """The last batch of this query that the table holds."""
+    def last(self, query_id: str) -> int | None:
+        """Return the last committed batch of this query."""
 
-    def parts_directory(self, app: str) -> str:
-        """Where tasks may put files; what an unfinished batch left there is cleared away where that is ours to do."""
+    def parts_directory(self, query_id: str) -> str:
+        """Return the directory for files of tasks, after removing the files of an unfinished batch if the table allows it."""
 
-    def commit(self, app: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
-        """Add the files, or replace everything by them, in one step."""
+    def commit(self, query_id: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
+        """Add the files, or replace all rows by them, atomically."""
 
-    def merge(self, app: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
-        """Replace rows that have the same keys, add the others, in one step."""
+    def merge(self, query_id: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
+        """Replace rows with the same keys and add the others, atomically."""

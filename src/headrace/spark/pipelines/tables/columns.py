@@ -1,4 +1,4 @@
-"""Columns of a batch against columns of a table: the same, some added, or a conflict."""
+"""Comparison of the columns of a batch with those of a table: equal, added, or in conflict."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from headrace.spark.pipelines.tables import TableFault
+from headrace.spark.pipelines.tables import TableError
 
 
 def widened(rows: pa.Schema, into: Mapping[pa.DataType, pa.DataType], what: str) -> pa.Schema:
-    """The columns with types that a table can hold: times in UTC, numbers as `into` says; all of them may be null."""
+    """Return the columns in types that a table supports: times in UTC, numbers converted by `into`, all nullable."""
     return pa.schema([pa.field(field.name, _held(field.type, into, field.name, what), nullable=True) for field in rows])
 
 
@@ -24,26 +24,26 @@ def _held(kind: pa.DataType, into: Mapping[pa.DataType, pa.DataType], name: str,
     if pa.types.is_map(kind):
         return pa.map_(_held(kind.key_type, into, name, what), _held(kind.item_type, into, name, what))
     if pa.types.is_null(kind) or pa.types.is_duration(kind) or pa.types.is_interval(kind):
-        raise TableFault(f"column {name}: {what} has no type for {kind}; cast it in the step")
+        raise TableError(f"column {name}: {what} has no type for {kind}; cast it in the step")
     return into.get(kind, kind)
 
 
 def added_columns(held: pa.Schema, rows: pa.Schema, table: str) -> list[pa.Field]:
-    """Columns of the rows that the table does not have yet. A column of another type is a conflict; one that is missing is null."""
+    """Return the columns that the table does not have yet. Raises `TableError` for a different type. A missing column is null."""
     found: list[pa.Field] = []
     for field in rows:
         index = held.get_field_index(field.name)
         if index < 0:
             found.append(field)
         elif not _same(held.field(index).type, field.type):
-            raise TableFault(
-                f"column {field.name} of {table} is {held.field(index).type}, and the rows have {field.type}; cast it in the step"
+            raise TableError(
+                f"column {field.name} of {table} is {held.field(index).type}, but the rows have {field.type}; cast it in the step"
             )
     return found
 
 
 def _same(held: pa.DataType, given: pa.DataType) -> bool:
-    """The same to a reader: how text is laid out in memory, or what the element of a list is called, is not a difference."""
+    """Return whether types are equal to a reader, apart from memory layout and the names of list elements."""
     return _plain(held) == _plain(given)
 
 

@@ -1,7 +1,7 @@
-"""Delta tables through `deltalake`: the log of the table holds `txn(query, batch)` beside the files of the batch.
+"""Delta tables through `deltalake`: the table's log holds `txn(query, batch)` with the files of the batch.
 
-`deltalake` does not itself refuse a version it has seen. So the version is looked up and the commit made on the same handle: another
-commit of the same query that came in between is then a conflict, and not a double.
+`deltalake` accepts a version that it has seen. So the version is read and the commit made on the same table handle: a concurrent commit of
+the same query is then a conflict instead of a duplicate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.spark.pipelines.tables.parts import Part, sync_directory
 
 
 class Delta:
-    """One table, in one directory."""
+    """A Delta table in one directory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -26,16 +26,16 @@ class Delta:
     def schema(self, rows: pa.Schema) -> pa.Schema:
         return widened(rows, {}, "Delta")
 
-    def last(self, app: str) -> int | None:
-        return self._open().transaction_version(app) if self._exists() else None
+    def last(self, query_id: str) -> int | None:
+        return self._open().transaction_version(query_id) if self._exists() else None
 
-    def parts_directory(self, app: str) -> str:
-        # Files that no commit names are invisible; `vacuum` of any Delta tool clears them away.
+    def parts_directory(self, query_id: str) -> str:
+        # Files without a commit are invisible; `vacuum` of any Delta tool removes them.
         return self.path
 
-    def commit(self, app: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
+    def commit(self, query_id: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
         table = self._ready(schema)
-        if _is_done(table, app, version):
+        if _is_done(table, query_id, version):
             return
         sync_directory(self.path)
         actions: list[AddAction | RemoveAction] = [
@@ -43,15 +43,15 @@ class Delta:
             for part in parts
         ]
         table.create_write_transaction(
-            actions, "overwrite" if overwrite else "append", table.schema(), commit_properties=_mark(app, version)
+            actions, "overwrite" if overwrite else "append", table.schema(), commit_properties=_mark(query_id, version)
         )
 
-    def merge(self, app: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
+    def merge(self, query_id: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
         table = self._ready(rows.schema)
-        if _is_done(table, app, version):
+        if _is_done(table, query_id, version):
             return
         same = " AND ".join(f'(kept."{key}" IS NOT DISTINCT FROM new."{key}")' for key in keys)
-        merger = table.merge(rows, same, source_alias="new", target_alias="kept", commit_properties=_mark(app, version))
+        merger = table.merge(rows, same, source_alias="new", target_alias="kept", commit_properties=_mark(query_id, version))
         merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
     def _exists(self) -> bool:
@@ -61,7 +61,7 @@ class Delta:
         return DeltaTable(self.path)
 
     def _ready(self, schema: pa.Schema) -> DeltaTable:
-        """The table as it is now, made if it is not there, with columns added that it does not have."""
+        """Open or create the table, and add missing columns."""
         if not self._exists():
             os.makedirs(self.path, exist_ok=True)
             return DeltaTable.create(self.path, Schema.from_arrow(schema), mode="ignore")
@@ -76,11 +76,11 @@ class Delta:
         return int(os.path.getmtime(os.path.join(self.path, part.name)) * 1000)
 
 
-def _is_done(table: DeltaTable, app: str, version: int) -> bool:
-    last = table.transaction_version(app)
+def _is_done(table: DeltaTable, query_id: str, version: int) -> bool:
+    last = table.transaction_version(query_id)
     return last is not None and last >= version
 
 
-def _mark(app: str, version: int) -> CommitProperties:
-    # No blind retries: a commit that lost a race has to look at the version again, and the restart of the query does.
-    return CommitProperties(app_transactions=[Transaction(app, version)], max_commit_retries=0)
+def _mark(query_id: str, version: int) -> CommitProperties:
+    # No automatic retries: after a conflict the version must be read again, which the restart of the query does.
+    return CommitProperties(app_transactions=[Transaction(query_id, version)], max_commit_retries=0)

@@ -1,6 +1,6 @@
-"""Iceberg tables through `pyiceberg`, with a catalog in a SQLite file inside the directory.
+"""Iceberg tables through `pyiceberg`, with a catalog in an SQLite file in the directory.
 
-The last batch of a query is a property of the table, set in the same commit that adds the files; each snapshot names its batch too.
+The last batch of a query is a property of the table, set in the commit that adds the files. Each snapshot also names its batch.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from headrace.spark.pipelines.tables.columns import added_columns, widened
 from headrace.spark.pipelines.tables.parts import Part, sync_directory
 
 CATALOG_FILE: Final = "catalog.db"
-_APP, _BATCH, _LAST = "headrace.query", "headrace.batch", "headrace.last."
+_QUERY, _BATCH, _LAST = "headrace.query", "headrace.batch", "headrace.last."
 SNAPSHOTS_MAX, SNAPSHOTS_KEPT = 60, 30
-"""When a table has more than the first, those beyond the second are forgotten."""
+"""Above `SNAPSHOTS_MAX` snapshots, all but the last `SNAPSHOTS_KEPT` are expired."""
 
 _PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "commit.manifest-merge.enabled": "true",
 }
-"""A stream commits often: old descriptions of the table are not kept for ever, and lists of files are merged."""
-# A key that is new has nothing to delete; that is no news to anybody.
+"""A stream commits often: delete old metadata files and merge manifests."""
+# The upsert of a new key deletes nothing.
 warnings.filterwarnings("ignore", "Delete operation did not match any records", UserWarning)
 _SMALL: Final = {pa.int8(): pa.int32(), pa.int16(): pa.int32()}
 
 
 class Iceberg:
-    """One table of the catalog of a directory; `name` is `namespace.table`."""
+    """An Iceberg table in the catalog of a directory; `name` is `namespace.table`."""
 
     def __init__(self, path: str, name: str) -> None:
         self.path, self.name = path, name
@@ -47,46 +47,46 @@ class Iceberg:
     def schema(self, rows: pa.Schema) -> pa.Schema:
         return widened(rows, _SMALL, "Iceberg")
 
-    def last(self, app: str) -> int | None:
+    def last(self, query_id: str) -> int | None:
         table = self._load()
-        return None if table is None else _last(table, app)
+        return None if table is None else _last(table, query_id)
 
-    def parts_directory(self, app: str) -> str:
+    def parts_directory(self, query_id: str) -> str:
         return os.path.join(self.path, *self.name.split("."), "data")
 
-    def commit(self, app: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
+    def commit(self, query_id: str, version: int, parts: list[Part], schema: pa.Schema, *, overwrite: bool) -> None:
         table = self._ready(schema)
-        if _is_done(table, app, version):
+        if _is_done(table, query_id, version):
             return
-        directory = self.parts_directory(app)
+        directory = self.parts_directory(query_id)
         sync_directory(directory)
-        mark = {_APP: app, _BATCH: str(version)}
+        mark = {_QUERY: query_id, _BATCH: str(version)}
         with table.transaction() as change:
             if overwrite and table.current_snapshot() is not None:
                 change.delete(AlwaysTrue(), snapshot_properties=mark)
             if parts:
-                # Names hold a random number: there is nothing to look for among the files that are there.
+                # File names are random, so there are no duplicates.
                 change.add_files([os.path.join(directory, part.name) for part in parts], mark, check_duplicate_files=False)
-            change.set_properties({_LAST + app: str(version)})
+            change.set_properties({_LAST + query_id: str(version)})
         _forget_old(table)
 
-    def merge(self, app: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
+    def merge(self, query_id: str, version: int, rows: pa.Table, keys: tuple[str, ...]) -> None:
         table = self._ready(rows.schema)
-        if _is_done(table, app, version):
+        if _is_done(table, query_id, version):
             return
-        mark = {_APP: app, _BATCH: str(version)}
+        mark = {_QUERY: query_id, _BATCH: str(version)}
         with_null = reduce(pc.or_, (pc.is_null(rows.column(key)) for key in keys))
         with table.transaction() as change:
             change.upsert(rows.filter(pc.invert(with_null)), join_cols=list(keys), snapshot_properties=mark)
-            # `upsert` knows no null in a key, and a group of rows without one is as good as any other.
+            # `upsert` does not support null in a key.
             if (rest := rows.filter(with_null)).num_rows:
                 change.delete(reduce(Or, (_same_key(row) for row in rest.select(list(keys)).to_pylist())), snapshot_properties=mark)
                 change.append(rest, snapshot_properties=mark)
-            change.set_properties({_LAST + app: str(version)})
+            change.set_properties({_LAST + query_id: str(version)})
         _forget_old(table)
 
     def catalog(self) -> SqlCatalog:
-        """The catalog of the directory, made if it is not there."""
+        """Open or create the catalog of the directory."""
         if self._catalog is None:
             os.makedirs(self.path, exist_ok=True)
             place = os.path.abspath(self.path)
@@ -122,18 +122,18 @@ def _same_key(row: dict[str, Any]) -> BooleanExpression:
 
 
 def _forget_old(table: IcebergTable) -> None:
-    """Drop the oldest snapshots, not what is in the table. Each commit handles all of them again: with thousands it would take seconds."""
+    """Expire the oldest snapshots; the rows stay. Each commit rewrites the list of snapshots, which takes seconds with thousands."""
     snapshots = table.snapshots()
     if len(snapshots) > SNAPSHOTS_MAX:
         oldest = sorted(snapshots, key=lambda each: each.sequence_number or 0)[: len(snapshots) - SNAPSHOTS_KEPT]
         table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in oldest]).commit()
 
 
-def _last(table: IcebergTable, app: str) -> int | None:
-    found = table.properties.get(_LAST + app)
+def _last(table: IcebergTable, query_id: str) -> int | None:
+    found = table.properties.get(_LAST + query_id)
     return None if found is None else int(found)
 
 
-def _is_done(table: IcebergTable, app: str, version: int) -> bool:
-    last = _last(table, app)
+def _is_done(table: IcebergTable, query_id: str, version: int) -> bool:
+    last = _last(table, query_id)
     return last is not None and last >= version

@@ -1,7 +1,6 @@
-"""Tasks write Parquet files; what comes back to the driver is their names.
+"""Parquet files written by tasks. The driver receives their names.
 
-The files of one attempt of one task have names that no other attempt uses, so a task that is tried again, or runs twice, harms
-nothing: only the files whose names reached the driver are committed.
+File names are unique to each attempt of a task, and only files whose names reach the driver are committed. So a task may be repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FILE_BYTES_TARGET: Final = 256 << 20
-"""A file that has grown to this size is closed, and another begun."""
+"""Size at which a file is closed and the next one opened."""
 
 _REPORT: Final = "name string, size_bytes bigint, rows bigint"
 _REPORT_ARROW: Final = pa.schema([("name", pa.string()), ("size_bytes", pa.int64()), ("rows", pa.int64())])
@@ -36,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartWriter:
-    """What a task runs: rows in, names of files out. It travels to the executors by its name, so they need this package."""
+    """Task: writes rows to files and returns the file names. Spark pickles it by name, so the executors need this package."""
 
     directory: str
     prefix: str
@@ -71,20 +70,20 @@ class PartWriter:
         writer.close()
         path = os.path.join(self.directory, name)
         with open(path, "rb") as stream:
-            # The commit that will name this file is durable; so must be what it names.
+            # The file must be durable before the commit that names it.
             os.fsync(stream.fileno())
         return Part(name, os.path.getsize(path), rows)
 
 
 def write_parts(frame: DataFrame, directory: str, prefix: str, schema: pa.Schema) -> list[Part]:
-    """Run the plan of `frame` once and write what it yields; in the order of its partitions."""
+    """Run the plan of `frame` once and write its rows. Return the files in the order of its partitions."""
     os.makedirs(directory, exist_ok=True)
     writer = PartWriter(directory, prefix, schema.serialize().to_pybytes())
     return [Part(row.name, row.size_bytes, row.rows) for row in frame.mapInArrow(writer, _REPORT).collect()]
 
 
 def sync_directory(directory: str) -> None:
-    """Make the names in it durable."""
+    """Make the file names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A table as the end of a streaming query: what `foreachBatch` calls for each micro-batch."""
+"""Table sink of a streaming query, called by `foreachBatch` for each micro-batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_table(sink: Sink, path: str) -> Table:
-    """The table of a sink; each kind imports its own library. Raises `MissingExtra` if that is not installed."""
+    """Return the table of a sink. Raises `MissingExtra` if the library of its kind is not installed."""
     with needs(f"sinks.{sink.name}: kind = {sink.kind!r}"):
         return _open_table(sink, path)
 
@@ -39,38 +39,35 @@ def _open_table(sink: Sink, path: str) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class TableWriter:
-    """Write a batch to a table once, however often it comes."""
+    """Exactly-once writer of batches to a table."""
 
     table: Table
     mode: str
     keys: tuple[str, ...] = ()
 
     def write(self, frame: DataFrame, batch: int) -> None:
-        # Both names are the query's for its whole life, over restarts; the checkpoint keeps them.
-        app = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        assert app, "foreachBatch runs inside a query"
-        last = self.table.last(app)
+        # The checkpoint keeps the query id and the batch number over restarts.
+        query_id = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        assert query_id, "foreachBatch runs inside a query"
+        last = self.table.last(query_id)
         if last is not None and last >= batch:
-            # The rows are there. The plan must run all the same: it is what moves the state of aggregations and joins forward.
+            # The rows are committed. The plan must still run, because it updates the state of aggregations and joins.
             frame.write.format("noop").mode("overwrite").save()
             return
         schema = self.table.schema(arrow_schema(frame))
         if self.mode == "update":
-            self.table.merge(app, batch, latest(frame.toArrow().cast(schema), self.keys), self.keys)
+            self.table.merge(query_id, batch, latest(frame.toArrow().cast(schema), self.keys), self.keys)
             return
-        parts = write_parts(frame, self.table.parts_directory(app), f"part-{batch:08}", schema)
+        parts = write_parts(frame, self.table.parts_directory(query_id), f"part-{batch:08}", schema)
         if parts or self.mode == "complete":
-            self.table.commit(app, batch, parts, schema, overwrite=self.mode == "complete")
+            self.table.commit(query_id, batch, parts, schema, overwrite=self.mode == "complete")
 
 
 def latest(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """Of rows with the same keys the last, which is the newest where the rows come in the order of their topic.
-
-    A table would take both, or neither: Delta adds each of them if the key is new, and fails if it is not.
-    """
+    """Keep the last of the rows with the same keys. Delta would add all of them for a new key, and fail for an existing one."""
     ranked = rows.select(list(keys))
     while any(pa.types.is_struct(field.type) for field in ranked.schema):
-        ranked = ranked.flatten()  # a window is a struct, and Arrow groups by what is in it only
+        ranked = ranked.flatten()  # Arrow cannot group by a struct, such as a window
     names = [f"{index}" for index in range(ranked.num_columns)]
     ranked = ranked.rename_columns(names).append_column("", pa.array(range(rows.num_rows), pa.int64()))
     last = ranked.group_by(names, use_threads=False).aggregate([("", "max")]).column("_max")
@@ -78,5 +75,5 @@ def latest(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """The columns as Arrow sees them, times in UTC."""
+    """Return the Arrow schema of the frame, with times in UTC."""
     return to_arrow_schema(frame.schema, timezone="UTC")

@@ -1,4 +1,4 @@
-"""A broker of a few lines, for tests of the writers alone: it stages, publishes and forgets as the real one does, and fails on demand."""
+"""Fake broker for tests of the writers: it stages, publishes and drops like the real one, and fails on demand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from headrace.errors import StaleEpoch, Unavailable, UnknownStage, UnknownTopic
 from headrace.flight.client import Publication, StageSize
-from headrace.spark.publishing import TaskPlace
+from headrace.spark.publishing import TaskId
 
-QUERY, RUN = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+QUERY, EPOCH = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 SCHEMA = StructType().add("key", StringType()).add("value", StringType()).add("topic", StringType()).add("partition", IntegerType())
 VALUES = StructType().add("value", BinaryType())
 
@@ -22,13 +22,13 @@ def rows(*values: bytes | str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(values)})
 
 
-def task(*, batch: int | None = 0, partition: int = 0, attempt: int = 0, run: str = RUN) -> TaskPlace:
-    return TaskPlace(QUERY if batch is not None else "", run if batch is not None else "", batch, partition, attempt)
+def task(*, batch: int | None = 0, partition: int = 0, attempt: int = 0, epoch: str = EPOCH) -> TaskId:
+    return TaskId(QUERY if batch is not None else "", epoch if batch is not None else "", batch, partition, attempt)
 
 
 @dataclass
-class StandIn:
-    """Takes the place of `FlightClient`."""
+class FakeBroker:
+    """Replacement of `FlightClient`."""
 
     topics: set[str] = field(default_factory=lambda: {"orders"})
     auto_create: bool = False
@@ -39,16 +39,16 @@ class StandIn:
     log: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
-    """Names of verbs whose next call fails; with a `!` the call is carried out, and its answer is lost."""
+    """Names of methods whose next call fails; with a `!` the call is executed and its reply is lost."""
 
-    def _call(self, verb: str) -> bool:
-        """Whether the answer is to be lost."""
-        self.calls.append(verb)
-        if verb in self.trouble:
-            self.trouble.remove(verb)
-            raise Unavailable(f"{verb}: nobody answers")
-        if f"{verb}!" in self.trouble:
-            self.trouble.remove(f"{verb}!")
+    def _call(self, method: str) -> bool:
+        """Count a call; return whether its reply is lost."""
+        self.calls.append(method)
+        if method in self.trouble:
+            self.trouble.remove(method)
+            raise Unavailable(f"{method}: no answer")
+        if f"{method}!" in self.trouble:
+            self.trouble.remove(f"{method}!")
             return True
         return False
 
@@ -68,7 +68,7 @@ class StandIn:
         if handle in self.dead:
             raise UnknownStage(handle)
         if self._call("stage"):
-            raise Unavailable("stage: nobody answers")
+            raise Unavailable("stage: no answer")
         assert handle not in self.staged, "no two attempts share a handle"
         self.staged[handle] = (writer, order, taken)
         return StageSize(len(taken), 0)
@@ -79,7 +79,7 @@ class StandIn:
             raise StaleEpoch(writer=writer, epoch=epoch, current="another")
         answer = self._publish(writer, version, handles)
         if lost:
-            raise Unavailable("publish: nobody answers")
+            raise Unavailable("publish: no answer")
         return answer
 
     def _publish(self, writer: str, version: int, handles: Sequence[str]) -> Publication:
@@ -105,7 +105,7 @@ class StandIn:
         return self.versions.get(writer)
 
     def restart(self) -> None:
-        """What is staged goes; what is published stays."""
+        """Drop staged rows and keep published rows."""
         self.staged.clear()
 
     @property

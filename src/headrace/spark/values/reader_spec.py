@@ -1,4 +1,4 @@
-"""How values are read, as plain data: it is pickled to the tasks, which make the reader of it and keep that for the next task."""
+"""Reader specification as plain data. Spark pickles it to the tasks, which create the reader and cache it for the next task."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.schemas.shapes import Kind, Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """Either a definition with other versions of it, or the shape of JSON that a user asked for."""
+class ReaderSpec:
+    """Specification of a reader: a definition with its other versions, or a JSON shape from the user."""
 
     format: str
     definition: bytes = b""
@@ -23,21 +23,21 @@ class Recipe:
     shape: Shape | None = None
 
     def reader(self) -> Reader:
-        """Raises `InvalidSchema`."""
+        """Return the cached reader. Raises `InvalidSchema`."""
         return _reader(self)
 
 
 @lru_cache(maxsize=32)
-def _reader(recipe: Recipe) -> Reader:
-    if recipe.format == "string":
+def _reader(spec: ReaderSpec) -> Reader:
+    if spec.format == "string":
         return _TextReader()
-    if recipe.shape is not None:
-        return JsonReader(recipe.shape)
-    return reader_of(SchemaType(recipe.format), recipe.definition, recipe.others)
+    if spec.shape is not None:
+        return JsonReader(spec.shape)
+    return reader_of(SchemaType(spec.format), spec.definition, spec.others)
 
 
 class _TextReader:
-    """Values that are UTF-8."""
+    """Reader of UTF-8 values."""
 
     shape = Kind.STRING
 
