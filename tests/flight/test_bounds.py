@@ -18,7 +18,7 @@ import headrace.flight.actions
 import headrace.flight.endpoint
 from headrace.errors import BrokerError, Unavailable
 from headrace.flight.client import FlightClient, Servers
-from headrace.flight.puts import share
+from headrace.flight.puts import window_bytes
 from headrace.flight.request import Describe, Range, encode
 from headrace.limits import FLIGHT_CALLS_MAX, FLIGHT_IN_FLIGHT_BYTES_MAX, FLIGHT_IN_FLIGHT_BYTES_MIN, FLIGHT_READ_AHEAD_BYTES, MIB
 from headrace.records import RecordBatch
@@ -131,7 +131,7 @@ def test_a_flood_is_not_read_while_the_disk_is_busy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("puts", "mebibytes"), [(0, 32), (1, 32), (8, 32), (9, 28), (16, 16), (64, 4), (FLIGHT_CALLS_MAX, 4)])
 def test_many_puts_share_what_is_on_its_way(puts: int, mebibytes: int) -> None:
-    assert share(puts) // MIB == mebibytes
+    assert window_bytes(puts) // MIB == mebibytes
 
 
 def test_a_put_among_many_has_less_on_its_way(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def _is_busy(flight_client: FlightClient) -> bool:
     try:
         flight_client._connected().do_action(flight.Action("topics", b"")).__next__()
     except flight.FlightUnavailableError as failure:
-        return "3 calls are being served already" in str(failure)
+        return "3 calls are already in progress" in str(failure)
     return False
 
 

@@ -10,7 +10,7 @@ import pytest
 import headrace.flight.endpoint
 from headrace.errors import Unavailable
 from headrace.flight.calls import Calls
-from headrace.flight.memory import give_back, keep_large_chunks
+from headrace.flight.memory import release_unused, keep_large_chunks
 from headrace.limits import FLIGHT_STALL_SECONDS_MAX
 from headrace.records import RecordBatch
 from tests.flight.stand import DEADLINE_SECONDS, rows, standing, values
@@ -21,7 +21,7 @@ def test_one_call_too_many_is_refused_and_counts_for_nothing() -> None:
     calls = Calls(2)
     first = calls.begin()
     calls.begin(carries_rows=True)
-    with pytest.raises(Unavailable, match="2 calls are being served already"):
+    with pytest.raises(Unavailable, match="2 calls are already in progress"):
         calls.begin(carries_rows=True)
     assert (calls.under_way, calls.carriers_under_way, calls.carriers_begun) == (2, 1, 1)
     calls.end(first)
@@ -59,13 +59,13 @@ def test_the_call_that_waits_the_longest_for_its_peer_makes_room_but_not_too_soo
 
 def test_memory_can_be_kept_and_given_back() -> None:
     assert keep_large_chunks()
-    give_back()
+    release_unused()
 
 
 def test_memory_is_given_back_once_after_rows_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(headrace.flight.endpoint, "_QUIET_SECONDS", 0.01)
-    monkeypatch.setattr(headrace.flight.endpoint, "give_back", lambda: given.append(1))
+    monkeypatch.setattr(headrace.flight.endpoint, "release_unused", lambda: given.append(1))
     with standing() as stand, stand.client() as flight_client, stand.client() as waiting:
         stand.topic("t")
         stand.topic("quiet")

@@ -134,7 +134,7 @@ def test_a_time_that_no_calendar_has_does_not_make_its_topic_unreadable(flight_c
 
 
 def test_a_time_in_seconds_that_does_not_fit_is_refused_and_not_turned_into_another(flight_client: FlightClient, topic: str) -> None:
-    with pytest.raises(InvalidRequest, match="'timestamp' has a time that is too far ahead"):
+    with pytest.raises(InvalidRequest, match="'timestamp' has a time beyond the range of Unix ms"):
         flight_client.append(topic, [values(b"x", timestamp=pa.array([1 << 62], pa.timestamp("s")))])
     assert rows(flight_client, topic) == []
 
@@ -148,7 +148,7 @@ def test_exactly_the_asked_columns_come_in_the_asked_order(flight_client: Flight
 
 
 def test_an_unknown_column_is_named(flight_client: FlightClient, topic: str) -> None:
-    with pytest.raises(InvalidRequest, match="no column 'valeu'"):
+    with pytest.raises(InvalidRequest, match="unknown column 'valeu'"):
         flight_client.read(topic, 0, 0, 0, columns=["valeu"])
 
 
@@ -241,8 +241,8 @@ def test_a_partition_column_decides_and_where_it_is_null_the_key(flight_client: 
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"valu": pa.array([b"x"])}, "column 'valu' is not known"),
-        ({"key": pa.array([b"x"])}, "a column 'value' is needed"),
+        ({"valu": pa.array([b"x"])}, "unknown column 'valu'"),
+        ({"key": pa.array([b"x"])}, "the column 'value' is missing"),
         ({"value": pa.array([1])}, "column 'value' is int64; expected binary or string"),
         ({"value": pa.array([b"x"]), "key": pa.array([1.5])}, "column 'key' is double"),
         ({"value": pa.array([b"x"]), "partition": pa.array(["0"])}, "column 'partition' is string; expected an integer"),
@@ -378,7 +378,7 @@ def test_bad_records_move_to_the_dead_letters_once(stand: Stand, flight_client: 
     assert flight_client.dead_letters(topic, letters) == 2
     assert flight_client.dead_letters(topic, letters) == 0
     assert [row["value"] for row in rows(flight_client, f"{topic}.dlq")] == [b"a", b"c"]
-    with pytest.raises(InvalidRequest, match="the columns of dead letters are"):
+    with pytest.raises(InvalidRequest, match="dead letters: expected the columns"):
         flight_client.dead_letters(topic, values(b"x"))
 
 

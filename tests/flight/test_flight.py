@@ -113,10 +113,10 @@ def test_an_error_has_its_code_and_text_for_any_client(plain: flight.FlightClien
         ({"topic": "t", "partition": 1 << 40}, "partition"),
         ({"topic": "t", "start": -1}, "start"),
         ({"topic": "t", "start": 1 << 63}, "start"),
-        ({"topic": "t", "columns": []}, "no column is asked for"),
-        ({"topic": "t", "columns": ["valeu"]}, "no column 'valeu'"),
-        ({"topic": "t", "columns": ["topic"]}, "no column 'topic'"),
-        ({"topic": "t", "columns": ["value", "value"]}, "asked for twice"),
+        ({"topic": "t", "columns": []}, "no columns selected"),
+        ({"topic": "t", "columns": ["valeu"]}, "unknown column 'valeu'"),
+        ({"topic": "t", "columns": ["topic"]}, "unknown column 'topic'"),
+        ({"topic": "t", "columns": ["value", "value"]}, "duplicate column"),
         ({"topic": "t", "columns": ["value"] * 100}, "columns"),
         ({"topic": "t", "rows_max": 0}, "rows_max"),
         ({"topic": "t", "rows_max": 1 << 40}, "rows_max"),
@@ -134,7 +134,7 @@ def test_wrong_paths_actions_and_commands_are_refused(plain: flight.FlightClient
     for path in (["a", "b", "c"], ["a", "x"], [], ["a", "-1"], ["a", "00"], ["a", "٣"], [""]):
         with pytest.raises(flight.FlightServerError, match="invalid_request"):
             plain.get_flight_info(flight.FlightDescriptor.for_path(*path))
-    with pytest.raises(flight.FlightServerError, match="no action 'dance'"):
+    with pytest.raises(flight.FlightServerError, match="unknown action 'dance'"):
         list(plain.do_action(flight.Action("dance", b"")))
     with pytest.raises(flight.FlightServerError, match="unknown field"):
         list(plain.do_action(flight.Action("topics", b'{"all": true}')))
@@ -203,7 +203,7 @@ def test_thousands_of_garbled_requests_are_answered_and_change_nothing(
 
 def test_an_exchange_is_refused_in_words(plain: flight.FlightClient, topic: str) -> None:
     writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path(topic))
-    with pytest.raises(flight.FlightServerError, match="invalid_request: DoExchange is not spoken here") as caught:
+    with pytest.raises(flight.FlightServerError, match="invalid_request: DoExchange is not supported") as caught:
         reader.read_chunk()
     assert "Traceback" not in str(caught.value)
     with pytest.raises(flight.FlightServerError):

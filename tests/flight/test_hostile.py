@@ -20,7 +20,7 @@ from headrace.errors import InvalidRequest, LimitExceeded
 from headrace.flight.arrays import checked
 from headrace.flight.client import FlightClient
 from headrace.flight.puts import LettersPut
-from headrace.flight.writing import Cutter, Target
+from headrace.flight.writing import Splitter, Target
 from headrace.limits import MIB
 from tests.flight.stand import ROOT, Stand, rows, values
 
@@ -92,10 +92,10 @@ def test_columns_that_lie_are_refused_by_name_and_nothing_is_written(
 def test_a_column_whose_name_is_no_text_is_refused() -> None:
     named = pa.ipc.read_schema(pa.py_buffer(pa.schema([("value", pa.binary())]).serialize().to_pybytes().replace(b"value", b"val\x85e")))
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        Cutter(named, Target("t", None, 0), lambda topic: 1)
+        Splitter(named, Target("t", None, 0), lambda topic: 1)
     headers = pa.schema([("value", pa.binary()), ("headers", pa.list_(PAIR))]).serialize().to_pybytes().replace(b"key", b"\xf6ey")
     with pytest.raises(InvalidRequest, match="'headers' is"):
-        Cutter(pa.ipc.read_schema(pa.py_buffer(headers)), Target("t", None, 0), lambda topic: 1)
+        Splitter(pa.ipc.read_schema(pa.py_buffer(headers)), Target("t", None, 0), lambda topic: 1)
     with pytest.raises(InvalidRequest, match="not UTF-8"):
         LettersPut(None, None, ROOT, named, "t")  # type: ignore[arg-type]  # the schema is looked at first
 
@@ -119,9 +119,9 @@ def test_a_last_offset_beyond_the_bytes_is_refused(last: int) -> None:
     assert message.count(struct.pack("<3i", 0, 5, 7)) == 1
     lying = message.replace(struct.pack("<3i", 0, 5, 7), struct.pack("<3i", 0, 5, last + 7))
     batch = pa.ipc.read_record_batch(pa.py_buffer(lying), honest.schema)
-    cutter = Cutter(honest.schema, Target("t", 0, 0), lambda topic: 1)
+    splitter = Splitter(honest.schema, Target("t", 0, 0), lambda topic: 1)
     with pytest.raises(InvalidRequest, match="column 'value' is damaged"):
-        list(cutter.pieces(batch))
+        list(splitter.chunks(batch))
 
 
 def test_values_of_text_need_not_be_utf_8_since_they_are_kept_as_bytes(stand: Stand, flight_client: FlightClient, topic: str) -> None:
@@ -166,13 +166,13 @@ def test_what_a_column_unpacks_to_is_bounded_exactly(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("count", "fits"), [(5, True), (6, False)])
 def test_rows_that_take_no_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch, count: int, fits: bool) -> None:
     monkeypatch.setattr(headrace.flight.writing, "FLIGHT_PUT_ROWS_MAX", 5)
-    cutter = Cutter(pa.schema({"value": pa.null()}), Target("t", 0, 0), lambda topic: 1)
+    splitter = Splitter(pa.schema({"value": pa.null()}), Target("t", 0, 0), lambda topic: 1)
     batch = pa.RecordBatch.from_arrays([pa.nulls(count)], ["value"])
     if fits:
-        assert sum(len(piece.batch) for piece in cutter.pieces(batch)) == count
+        assert sum(len(piece.batch) for piece in splitter.chunks(batch)) == count
     else:
         with pytest.raises(LimitExceeded, match="6 rows exceeds the limit of 5"):
-            list(cutter.pieces(batch))
+            list(splitter.chunks(batch))
 
 
 def test_dead_letters_are_moved_in_pieces_however_many_come_at_once(stand: Stand, flight_client: FlightClient, topic: str) -> None:

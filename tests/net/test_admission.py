@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.net.admission import AdmissionLimits, Place, admit
+from headrace.net.admission import AdmissionLimits, Slot, admit
 from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.protocol import ServedProtocol, Sniff
@@ -50,10 +50,10 @@ async def said(listener: Listener, line: str) -> tuple[bytes, asyncio.StreamRead
 def test_the_last_places_are_admitted_to_the_reserve_and_one_address_gets_a_part_of_it() -> None:
     counters = NetCounters()
     for number in range(6):
-        assert admit(LIMITS, counters, f"10.0.0.{number}") is Place.REGULAR
+        assert admit(LIMITS, counters, f"10.0.0.{number}") is Slot.REGULAR
         counters.enter(f"10.0.0.{number}")
     for number in range(4):
-        assert admit(LIMITS, counters, f"10.1.0.{number}") is Place.RESERVED
+        assert admit(LIMITS, counters, f"10.1.0.{number}") is Slot.RESERVED
         counters.enter(f"10.1.0.{number}")
         counters.enter_reserve(f"10.1.0.{number}")
         assert admit(LIMITS, counters, f"10.1.0.{number}") == "too many connections: 6 are open"
@@ -64,7 +64,7 @@ def test_an_address_at_its_limit_may_still_send_an_administrator() -> None:
     counters, limits = NetCounters(), AdmissionLimits(100, 2, 0, 4)
     for _ in range(2):
         counters.enter("10.0.0.1")
-    assert admit(limits, counters, "10.0.0.1") is Place.RESERVED
+    assert admit(limits, counters, "10.0.0.1") is Slot.RESERVED
     counters.enter("10.0.0.1")
     counters.enter_reserve("10.0.0.1")
     assert admit(limits, counters, "10.0.0.1") == "too many connections from one address: 2 are open"
@@ -107,7 +107,7 @@ async def test_when_every_place_is_taken_an_administrator_still_gets_in_and_nobo
         kept.pop()[2].transport.abort()
         await until(lambda: listener.counters.open == 2)
         answer, _, writer = await said(listener, "ann")
-        assert answer == b"ok\n", "a regular place is free again"
+        assert answer == b"ok\n", "a regular slot is free again"
         for open_writer in (admin, writer, kept[0][2]):
             open_writer.transport.abort()
         await until(lambda: listener.counters.open == 0)

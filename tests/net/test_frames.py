@@ -81,32 +81,32 @@ async def conversation() -> AsyncIterator[tuple[Connection, Callable[[bytes], Aw
 async def test_a_large_frame_that_grows_fast_enough_is_left_alone() -> None:
     async with conversation() as (connection, send):
         for _ in range(6):
-            connection.look_at_frame(1.0)
+            connection.check_frame(1.0)
             await send(b"x" * FRAME_BYTES_PER_SECOND_MIN)
         assert connection._counters.rejected == {}
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         await send(b"x" * (FRAME_BYTES_PER_SECOND_MIN - 1))
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         assert connection._counters.rejected == {"frame too slow": 1}
 
 
 async def test_small_frames_cut_at_every_look_are_left_alone() -> None:
     async with conversation() as (connection, send):
         for _ in range(6):
-            connection.look_at_frame(1.0)
+            connection.check_frame(1.0)
             await send(b"end of it\nbegin of the next")
         assert connection._counters.rejected == {}
 
 
 async def test_a_paused_peer_is_not_blamed_for_what_it_may_not_send() -> None:
     async with conversation() as (connection, _):
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         connection.pause_reading()
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         connection.resume_reading()
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         assert connection._counters.rejected == {}
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         assert connection._counters.rejected == {"frame too slow": 1}
 
 

@@ -271,7 +271,7 @@ WRONG = {
     "none": (None, "peer did not return a certificate"),
     "another CA's": (OTHER_CA.issue_cert("wheel.example"), "certificate verify failed (unable to get local issuer certificate)"),
     "expired": (CA.issue_cert("wheel.example", not_before=PAST, not_after=PAST), "certificate verify failed (certificate has expired)"),
-    "of a nobody": (CA.issue_cert("10.0.0.1"), "the certificate names nobody"),
+    "of a nobody": (CA.issue_cert("10.0.0.1"), "the certificate contains no client name"),
 }
 
 

@@ -44,7 +44,7 @@ async def log_in(broker: BrokerProcess, user: str = "admin", password: str = PAS
 def test_the_banner_says_when_access_is_open(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         _, out, _ = broker.stop()
-    assert "  access open: whoever can reach an address may do everything (access.mode)\n" in out
+    assert "  access open: every client may do everything (access.mode)\n" in out
     assert "password" not in out
 
 
@@ -73,8 +73,8 @@ def test_a_password_file_that_others_can_read_stops_the_start(tmp_path: Path) ->
     ("settings", "words"),
     [
         ({"listen.tcp": ["0.0.0.0:0"]}, "nothing is encrypted"),
-        ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k"}, r"nobody is asked who they are \(flymq, rustlog, figg\)"),
-        ({"listen.tcp": ["0.0.0.0:0=blipmq"], "tls.certificate": "c", "tls.key": "k"}, "everybody may do everything"),
+        ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k"}, r"clients are not authenticated \(flymq, rustlog, figg\)"),
+        ({"listen.tcp": ["0.0.0.0:0=blipmq"], "tls.certificate": "c", "tls.key": "k"}, "every client may do everything"),
         ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a"}, "set access.mode to enforced"),
         ({"listen.tcp": ["0.0.0.0:0=flymq"], "tls.certificate": "c", "tls.key": "k", "access.mode": "enforced"}, None),
         ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "access.mode": "enforced"}, None),

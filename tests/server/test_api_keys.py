@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.api_keys import configured, kept
+from headrace.server.api_keys import configured, load_or_generate
 from headrace.server.settings import References
 from headrace.wire.blipmq import Decoder, Nack, Pong, encoder
 from tests.canaries import secret
@@ -58,8 +58,8 @@ def test_a_reference_that_leads_to_no_key_is_refused_without_the_key(
 
 
 def test_a_key_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
-    first, second = kept(tmp_path), kept(tmp_path)
-    assert (first.owners, first.made, second.made) == (second.owners, tmp_path / "blipmq.key", None)
+    first, second = load_or_generate(tmp_path), load_or_generate(tmp_path)
+    assert (first.owners, first.generated, second.generated) == (second.owners, tmp_path / "blipmq.key", None)
     (key,) = first.owners
     assert len(key) >= 43, "32 random bytes"
     assert stat.S_IMODE((tmp_path / "blipmq.key").stat().st_mode) == 0o600
@@ -69,13 +69,13 @@ def test_a_key_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None
 
 def kept_elsewhere(directory: Path) -> str:
     directory.mkdir()
-    (key,) = kept(directory).owners
+    (key,) = load_or_generate(directory).owners
     return key
 
 
 def test_what_an_interrupted_start_left_behind_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / ".blipmq.key").write_text("")
-    assert kept(tmp_path).made == tmp_path / "blipmq.key"
+    assert load_or_generate(tmp_path).generated == tmp_path / "blipmq.key"
     assert not (tmp_path / ".blipmq.key").exists()
 
 
@@ -120,7 +120,7 @@ def test_a_key_on_the_command_line_works_with_a_warning(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--blipmq-key", "open-to-all-eyes") as broker:
         assert login(broker.addresses[0], "open-to-all-eyes") == 0
         _, out, errors = broker.stop()
-    assert "other users of this machine can see a command line" in errors
+    assert "other users of this machine can read the command line" in errors
     assert "open-to-all-eyes" not in out + errors
 
 

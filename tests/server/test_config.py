@@ -213,8 +213,8 @@ def test_a_secret_written_in_the_place_of_its_reference_is_not_repeated() -> Non
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"CERTIFICATE": "c"}, "tls.certificate and tls.key belong together; only one of them is set"),
-        ({"KEY": "k"}, "tls.certificate and tls.key belong together; only one of them is set"),
+        ({"CERTIFICATE": "c"}, "tls.certificate and tls.key must be set together; only one of them is set"),
+        ({"KEY": "k"}, "tls.certificate and tls.key must be set together; only one of them is set"),
         ({"CLIENT_CA": "a"}, "tls.client_ca is set without tls.certificate and tls.key"),
         ({"OPTIONAL": "true"}, "tls.optional is set without tls.certificate and tls.key"),
     ],

@@ -19,21 +19,21 @@ from tests.server.process import BrokerProcess, refusal
 WITHOUT_ARROW = "import sys; sys.modules['pyarrow'] = None; from headrace.cli import main; main()"
 
 
-def bulk_address(broker: BrokerProcess) -> str:
+def flight_address(broker: BrokerProcess) -> str:
     protocols = broker.ready["protocols"]
     assert isinstance(protocols, dict)
     (address,) = protocols["flight"]
     return str(address)
 
 
-def test_the_lane_is_in_the_banner_and_in_the_ready_file(tmp_path: Path) -> None:
+def test_the_endpoint_is_in_the_banner_and_in_the_ready_file(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0") as broker:
-        address = bulk_address(broker)
+        address = flight_address(broker)
         with FlightClient(Servers.parse(address)) as flight_client:
             assert flight_client.topics() == []
         code, banner, _ = broker.stop(signal.SIGTERM)
         assert code == 0
-        assert f"  bulk {address:<22}flight\n" in banner
+        assert f"  flight {address:<22}flight\n" in banner
 
 
 def test_a_taken_port_is_fatal_only_if_it_was_asked_for(tmp_path: Path) -> None:
@@ -50,6 +50,7 @@ def test_without_arrow_the_broker_starts_and_says_what_is_missing(tmp_path: Path
     done = subprocess.run([*command, "--duration", "0.1"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "no Flight endpoint: listen.flight needs Arrow: pip install 'headrace[flight]'" in done.stdout
+    assert "started without a default listener" in done.stderr
     asked = subprocess.run(
         [*command, "--listen-flight", "127.0.0.1:0"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
@@ -70,7 +71,7 @@ def test_enforced_access_asks_who_comes(tmp_path: Path) -> None:
     secret.chmod(0o600)
     access = ("--set", "access.mode=enforced", "--set", f"access.admin_password_file={secret}")
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0", *access) as broker:
-        address = bulk_address(broker)
+        address = flight_address(broker)
         with FlightClient(Servers.parse(address, user="admin", password="a long password")) as flight_client:
             flight_client.create_topic("t")
             assert flight_client.topics() == ["t"]
@@ -92,11 +93,11 @@ def test_importing_headrace_does_not_load_arrow() -> None:
     ("more", "words"),
     [
         ({}, "nothing is encrypted"),
-        ({"tls.certificate": "c", "tls.key": "k"}, "everybody may do everything"),
+        ({"tls.certificate": "c", "tls.key": "k"}, "every client may do everything"),
         ({"tls.certificate": "c", "tls.key": "k", "access.mode": "enforced"}, ""),
         (
             {"tls.certificate": "c", "tls.key": "k", "access.mode": "enforced", "flight.principal": "spark"},
-            r"nobody is asked who they are \(flight\)",
+            r"clients are not authenticated \(flight\)",
         ),
         ({"tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "access.mode": "enforced", "flight.principal": "spark"}, ""),
     ],

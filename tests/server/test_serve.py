@@ -83,7 +83,7 @@ def test_the_banner_tells_data_promise_and_protocols(tmp_path: Path) -> None:
     assert [" ".join(protocol.split()) for protocol in protocols] == [
         f"tcp 127.0.0.1:{port} {names}" for port, names in zip(ports, protocols, strict=True)
     ]
-    assert f"made a BlipMQ API key, shown this once and kept in {tmp_path / 'data' / 'blipmq.key'}:" in key
+    assert f"generated a BlipMQ API key, shown this once and stored in {tmp_path / 'data' / 'blipmq.key'}:" in key
     assert last.startswith("ready in ")
 
 

@@ -17,7 +17,7 @@ from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.clients.tls import TlsOptions
 from headrace.server import certificates
 from headrace.server.certificates import LEAF_DAYS
-from headrace.server.tls import mind_expiry
+from headrace.server.tls import warn_of_expiry
 from headrace.wire.figg import encode
 from tests.server.process import DEADLINE_SECONDS, BrokerProcess, refusal
 from tests.server.test_serve import wait_for_line
@@ -175,7 +175,7 @@ def test_a_client_has_to_show_a_certificate_when_one_is_asked_for(tmp_path: Path
 def test_the_end_of_a_certificate_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, words: list[str]) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     certificates.init(tmp_path, ["localhost"], now)
-    mind_expiry(tmp_path / "server.pem", now + timedelta(days=days))
+    warn_of_expiry(tmp_path / "server.pem", now + timedelta(days=days))
     assert [record.getMessage() for record in caplog.records] == words
 
 
@@ -191,11 +191,11 @@ def test_an_address_beyond_loopback_needs_tls_and_authentication(tmp_path: Path)
     directory = certs(tmp_path / "certs")
     text = refusal(tmp_path, "--listen", "0.0.0.0:0=figg,blipmq", *tls(directory))
     assert text == (
-        "0.0.0.0:0=figg,blipmq can be reached from the network, and nobody is asked who they are (figg): set tls.client_ca, "
-        "or add --insecure if that is meant"
+        "0.0.0.0:0=figg,blipmq can be reached from the network, and clients are not authenticated (figg): set tls.client_ca, "
+        "or add --insecure to allow it"
     )
     text = refusal(tmp_path, "--listen", "0.0.0.0:0=blipmq", *tls(directory))
-    assert "everybody may do everything: set access.mode to enforced" in text
+    assert "every client may do everything: set access.mode to enforced" in text
     for arguments in (
         ("--listen", "0.0.0.0:0=blipmq", *tls(directory, "access.mode=enforced")),
         ("--listen", "0.0.0.0:0", *tls(directory, f"tls.client_ca={directory / 'ca.pem'}", "access.mode=enforced")),

@@ -121,7 +121,7 @@ def serving(
     command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
     command += [*protocols, "--ready-file", str(ready_file)]
     began = time.perf_counter()
-    with child(command, log, environment={"HEADRACE__LISTEN__FLIGHT": "", **environment}) as process:
+    with child(command, log, environment={"HEADRACE__LISTEN__QUIC": "", "HEADRACE__LISTEN__FLIGHT": "", **environment}) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
         yield Served(json.loads(ready_file.read_text("utf-8"))["protocols"], process.pid, time.perf_counter() - began)
 

@@ -1,8 +1,8 @@
-"""The ready file: how a supervisor, a test or a script learns that every protocol is open, and where.
+"""Ready file: tells a supervisor, a test or a script that every listener is open, and its address.
 
     {"pid": 4711, "protocols": {"tcp": ["127.0.0.1:41123"]}}
 
-It appears whole or not at all (written beside, then renamed) and goes when the broker goes.
+The file appears atomically (written under another name, then renamed) and is removed when the broker exits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from headrace.errors import ConfigError
 
 
 class ReadyFile:
-    """One file; all calls are harmless when there is nothing to do."""
+    """One ready file. Every call is idempotent."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = False
 
     def clear(self) -> None:
-        """Remove what an earlier life left: a stale file would say that we are ready before we are."""
+        """Remove the file of an earlier process, which would report readiness too early."""
         try:
             self._path.unlink(missing_ok=True)
         except OSError as failure:
@@ -40,7 +40,7 @@ class ReadyFile:
         self._written = True
 
     def remove(self) -> None:
-        """At exit. A file we did not write is not ours to remove; one that cannot be removed must not stop the exit."""
+        """Remove the file that this process wrote. A failure does not stop the exit."""
         if self._written:
             try:
                 self._path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Tell the supervisor of the process how far it is, in the protocol of systemd's `sd_notify`.
+"""Notifications to the supervisor of the process, in the protocol of systemd's `sd_notify`.
 
     READY=1       every listener is open
     STOPPING=1    the broker drains
 
-One datagram each, to the socket that `NOTIFY_SOCKET` names; without that variable nothing is sent.
+Each is one datagram to the socket that `NOTIFY_SOCKET` names. Without that variable nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def notify(state: str, environment: Mapping[str, str]) -> None:
-    """Send one state. A supervisor that does not listen must not stop the broker: the failure is logged."""
+    """Send one state. A failure is logged and does not stop the broker."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
