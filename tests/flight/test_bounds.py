@@ -342,7 +342,7 @@ def test_others_are_served_while_a_range_is_split_and_topics_are_described(tmp_p
         for _ in range(20):
             stand.publish("t0", RecordBatch([b"x"] * 10))
         server = stand.lane._server
-        verbs = server._verbs
+        verbs = server._actions
         assert stand.run(turns_during(lambda: verbs.split(ROOT, "t0", 0, 0, 200, 20))) >= 19
         assert stand.run(turns_during(lambda: verbs._describe(ROOT, Describe()))) >= len(names)
         assert stand.run(turns_during(lambda: server._flights(ROOT, ""))) >= len(names)

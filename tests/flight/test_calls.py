@@ -10,7 +10,7 @@ import pytest
 import headrace.flight.endpoint
 from headrace.errors import Unavailable
 from headrace.flight.calls import Calls
-from headrace.flight.memory import release_unused, keep_large_chunks
+from headrace.flight.memory import keep_large_chunks, release_unused
 from headrace.limits import FLIGHT_STALL_SECONDS_MAX
 from headrace.records import RecordBatch
 from tests.flight.stand import DEADLINE_SECONDS, rows, standing, values

@@ -364,7 +364,7 @@ def test_what_is_dropped_cannot_be_published(flight_client: FlightClient, topic:
 
 
 def test_a_stage_without_a_topic_is_refused(flight_client: FlightClient) -> None:
-    with pytest.raises(InvalidRequest, match="neither the request nor a column 'topic'"):
+    with pytest.raises(InvalidRequest, match="no topic: set it in the request or add a column 'topic'"):
         flight_client.stage("h", [values(b"a")], topic=None, writer="app")
     with pytest.raises(InvalidRequest, match="column 'topic' is null"):
         flight_client.stage("h", [values(b"a", topic=pa.array([None], pa.string()))], topic=None, writer="app")

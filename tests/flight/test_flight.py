@@ -138,7 +138,7 @@ def test_wrong_paths_actions_and_commands_are_refused(plain: flight.FlightClient
         list(plain.do_action(flight.Action("dance", b"")))
     with pytest.raises(flight.FlightServerError, match="unknown field"):
         list(plain.do_action(flight.Action("topics", b'{"all": true}')))
-    for command in (b"", b"{}", b'{"verb":"dance"}', b'{"verb":"append"}', b'{"verb":"append","topic":"t","partition":true}'):
+    for command in (b"", b"{}", b'{"operation":"dance"}', b'{"operation":"append"}', b'{"operation":"append","topic":"t","partition":true}'):
         batch = values(b"x")
         writer, answers = plain.do_put(flight.FlightDescriptor.for_command(command), batch.schema)
         with pytest.raises(flight.FlightServerError, match="invalid_request"), writer:
@@ -177,7 +177,7 @@ def test_thousands_of_garbled_requests_are_answered_and_change_nothing(
         "offset_for_time": {"topic": topic, "times": {"0": 0}},
         "wait": {"ends": {topic: {"0": 0}}, "wait_ms": 0},
         "schema": {"topic": topic},
-        "last_version": {"app": "a"},
+        "last_version": {"writer": "a"},
         "drop": {"handles": ["h"]},
     }
     answered = refused = 0

@@ -28,7 +28,7 @@ from pyarrow import flight
 
 client = flight.connect("grpc://" + sys.argv[1])
 batch = pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"], pa.binary())})
-command = {"verb": sys.argv[2], "topic": sys.argv[3]} | ({"handle": "half", "app": "a"} if sys.argv[2] == "stage" else {})
+command = {"operation": sys.argv[2], "topic": sys.argv[3]} | ({"handle": "half", "writer": "a"} if sys.argv[2] == "stage" else {})
 writer, answers = client.do_put(flight.FlightDescriptor.for_command(json.dumps(command).encode()), batch.schema)
 writer.write_batch(batch)
 print("sent", flush=True)
@@ -168,7 +168,7 @@ def test_a_reader_that_does_not_read_loses_its_place_to_one_that_wants_it(impati
 
 def test_a_writer_that_does_not_write_loses_its_place_and_its_stage(impatient: Stand) -> None:
     batch = values(b"x")
-    command = {"verb": "stage", "handle": "h", "app": "a", "topic": "t"}
+    command = {"operation": "stage", "handle": "h", "writer": "a", "topic": "t"}
     with flight.FlightClient(f"grpc://{impatient.lane.address}") as plain:
         writer, _ = plain.do_put(flight.FlightDescriptor.for_command(json.dumps(command).encode()), batch.schema)
         writer.write_batch(batch)

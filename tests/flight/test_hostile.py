@@ -84,7 +84,7 @@ def test_columns_that_lie_are_refused_by_name_and_nothing_is_written(
     stand: Stand, flight_client: FlightClient, wide: str, lie: str
 ) -> None:
     with pytest.raises(flight.FlightServerError, match="invalid_request: column '(value|key|headers|topic)' is damaged"):
-        put(stand, {"verb": "append", "topic": wide}, LIES[lie])
+        put(stand, {"operation": "append", "topic": wide}, LIES[lie])
     assert [rows(flight_client, wide, partition) for partition in range(5)] == [[]] * 5
     assert flight_client.append(wide, [values(b"x")]).records == 1
 
@@ -109,7 +109,7 @@ def test_dead_letters_that_lie_are_refused(stand: Stand, flight_client: FlightCl
         "reason": pa.array(["r"]),
     }
     with pytest.raises(flight.FlightServerError, match="column 'error' is damaged"):
-        put(stand, {"verb": "dead_letters", "topic": topic}, column)
+        put(stand, {"operation": "dead_letters", "topic": topic}, column)
 
 
 @pytest.mark.parametrize("last", [6, 1 << 30])
@@ -125,7 +125,7 @@ def test_a_last_offset_beyond_the_bytes_is_refused(last: int) -> None:
 
 
 def test_values_of_text_need_not_be_utf_8_since_they_are_kept_as_bytes(stand: Stand, flight_client: FlightClient, topic: str) -> None:
-    put(stand, {"verb": "append", "topic": topic}, {"value": binary(pa.string(), [0, 2], b"\xff\xfe")})
+    put(stand, {"operation": "append", "topic": topic}, {"value": binary(pa.string(), [0, 2], b"\xff\xfe")})
     assert [row["value"] for row in rows(flight_client, topic)] == [b"\xff\xfe"]
 
 

@@ -200,7 +200,7 @@ def test_an_open_broker_knows_callers_by_the_principal_of_the_lane() -> None:
         stand.topic("t")
         with stand.client() as flight_client:
             flight_client.describe(["t"])
-        assert "spark@bulk" in seen
+        assert "spark@flight" in seen
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_a_client_certificate_is_who_the_client_is(tmp_path: Path, authority: tr
         stand.publish("t", RecordBatch([b"x"]))
         with stand.client(tls=True, ca_file=ca_file, certificate_file=certificate, key_file=key) as flight_client:
             assert len(rows(flight_client, "t")) == 1
-        assert "reader.example@bulk" in seen
+        assert "reader.example@flight" in seen
         other = authority.issue_cert("10.0.0.7", "reader.example")
         certificate = written(tmp_path, "other.pem", b"".join(part.bytes() for part in other.cert_chain_pems))
         key = written(tmp_path, "other.key", other.private_key_pem.bytes())
