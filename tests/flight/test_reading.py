@@ -1,4 +1,4 @@
-"""Record batches hold what the records hold, whatever the batch is made of and wherever it is cut."""
+"""Record batches have the content of the records, for every kind of stored batch and every window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATE = 1 << 40
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Batch]:
-    """Some adjacent batches of one log, each with its own columns and flaws."""
+    """Draw adjacent batches of one log, each with its own columns."""
     made: list[Batch] = []
     base = draw(st.integers(0, 1 << 40))
     for _ in range(draw(st.integers(1, 4))):

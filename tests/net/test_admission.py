@@ -1,4 +1,4 @@
-"""Who may have a connection: limits for all, for an address, for a user, and a reserve for administrators."""
+"""Connection limits: in total, per address, per user, and the reserve for administrators."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LIMITS = AdmissionLimits(connections_max=10, per_ip_max=8, per_user_max=2, reser
 
 
 class Guarded(Sessions):
-    """A protocol whose peers log in with one line: a user, with `!` in front for an administrator. The answer is `ok` or the refusal."""
+    """A protocol whose peers log in with one line: a user, with `!` in front for an administrator. The reply is `ok` or the reason."""
 
     def __init__(self, *, needs_login: bool = True) -> None:
         super().__init__(make=self._guard)
         self.protocol = ServedProtocol("guarded", lambda first: Sniff.YES, self._open, lambda: needs_login)
 
     def _guard(self, link: object) -> Echo:
-        return Login(link)  # type: ignore[arg-type]  # it is a visitor as well
+        return Login(link)  # type: ignore[arg-type]  # it is a peer as well
 
 
 class Login(Echo):
@@ -33,12 +33,12 @@ class Login(Echo):
         if user == "hello":
             self.link.send(b"who?\n")
             return
-        refusal: str | None = self.link.logged_in(user.lstrip("!"), is_admin=user.startswith("!"))  # type: ignore[attr-defined]
-        self.link.send((refusal or "ok").encode() + b"\n")
+        rejection: str | None = self.link.logged_in(user.lstrip("!"), is_admin=user.startswith("!"))  # type: ignore[attr-defined]
+        self.link.send((rejection or "ok").encode() + b"\n")
 
 
 async def said(listener: Listener, line: str) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
-    """What the answer to this line is; nothing where the connection was refused."""
+    """Return the reply to this line; empty if the connection was rejected."""
     reader, writer = await connect(listener)
     try:
         writer.write(line.encode() + b"\n")
@@ -92,7 +92,7 @@ async def test_the_deadline_is_over_with_a_login_and_where_none_is_needed(line: 
         writer.close()
 
 
-async def test_when_every_place_is_taken_an_administrator_still_gets_in_and_nobody_else_does() -> None:
+async def test_when_every_slot_is_in_use_an_administrator_still_gets_in_and_no_other_user_does() -> None:
     sessions = Guarded(needs_login=False)
     limits = NetLimits(connections_max=4, connections_reserved=2, login_seconds=30.0)
     async with listening([sessions.protocol], limits) as listener:

@@ -1,4 +1,4 @@
-"""What waits unsent on all connections together is bounded, and peers that never read make room for those that do."""
+"""The unsent bytes of all connections are limited, and peers that never read are disconnected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOTAL_BYTES = 16 << 20
 
 
 class Fetching(Echo):
-    """Answers every byte with 4 MiB, as soon as the output allows it."""
+    """Replies to every byte with 4 MiB as soon as the output allows it."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(link)
@@ -124,7 +124,7 @@ async def test_who_must_wait_at_the_bound_and_beyond_it(others_bytes: int, own_b
     budget._timer.cancel()
 
 
-async def test_those_that_wait_are_fed_as_soon_as_somebody_has_read_and_as_many_as_there_is_room_for() -> None:
+async def test_those_that_wait_are_fed_as_soon_as_a_peer_has_read_and_as_many_as_there_is_room_for() -> None:
     bytes_max = 4 * OUTPUT_BUFFER_BYTES_MAX
     budget, other, waiting = OutputBudget(), Peer(), [Peer() for _ in range(10)]
     budget.update(other, 2 * bytes_max, bytes_max)

@@ -96,7 +96,7 @@ class BrokerProcess:
         return self.process.returncode, out, self._log.read_text() if self._log else errors
 
 
-def refusal(directory: Path, *arguments: str, **environment: str) -> str:
+def start_error(directory: Path, *arguments: str, **environment: str) -> str:
     """Start a broker that must fail to start, with exit code 1, one line on stderr and nothing on stdout. Return the line."""
     broker = BrokerProcess(directory, *arguments, **environment)  # type: ignore[arg-type]  # only strings are passed on
     code, out, errors = broker.ended()

@@ -1,4 +1,4 @@
-"""Certificates for development: good enough for a strict verifier, and for nobody else's eyes."""
+"""Development certificates: accepted by strict verifiers, with private keys."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_no_host_gets_no_certificate(tmp_path: Path, name: str) -> None:
 
 
 def test_a_client_needs_a_ca(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file or directory; headrace certs init"):
+    with pytest.raises(ConfigError, match="No such file or directory; create a CA with headrace certs init"):
         certificates.client(tmp_path, "alice", NOW)
     certificates.init(tmp_path, ["localhost"], NOW)
     (tmp_path / "ca.key").write_text("garbage")

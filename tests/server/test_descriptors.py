@@ -1,4 +1,4 @@
-"""File descriptors are shared between the log and the connections before the first peer comes."""
+"""File descriptors are divided between storage and connections at the start."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError, LoginFailed
 from headrace.flight.client import FlightClient, Servers
 from headrace.server.addresses import require_caution
 from headrace.server.config import resolve
-from tests.server.process import BrokerProcess, refusal
+from tests.server.process import BrokerProcess, start_error
 
 WITHOUT_ARROW = "import sys; sys.modules['pyarrow'] = None; from headrace.cli import main; main()"
 
@@ -41,7 +41,7 @@ def test_a_taken_port_is_fatal_only_if_it_was_asked_for(tmp_path: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        words = refusal(tmp_path, "--listen-flight", f"127.0.0.1:{port}")
+        words = start_error(tmp_path, "--listen-flight", f"127.0.0.1:{port}")
         assert words == f"cannot listen on 127.0.0.1:{port}: the port is taken by another process; --listen-flight chooses another"
 
 
@@ -51,14 +51,14 @@ def test_without_arrow_the_broker_starts_and_says_what_is_missing(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "no Flight endpoint: listen.flight needs Arrow: pip install 'headrace[flight]'" in done.stdout
     assert "started without a default listener" in done.stderr
-    asked = subprocess.run(
+    explicit = subprocess.run(
         [*command, "--listen-flight", "127.0.0.1:0"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
-    assert asked.returncode == 2
-    assert "listen.flight needs Arrow: pip install 'headrace[flight]'" in asked.stderr
+    assert explicit.returncode == 2
+    assert "listen.flight needs Arrow: pip install 'headrace[flight]'" in explicit.stderr
 
 
-def test_an_empty_list_turns_the_lane_off_without_a_word(tmp_path: Path) -> None:
+def test_an_empty_list_turns_the_endpoint_off_without_a_word(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         assert "flight" not in str(broker.ready["protocols"])
         _, banner, _ = broker.stop(signal.SIGTERM)
@@ -102,7 +102,7 @@ def test_importing_headrace_does_not_load_arrow() -> None:
         ({"tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "access.mode": "enforced", "flight.principal": "spark"}, ""),
     ],
 )
-def test_a_lane_beyond_loopback_is_sealed_and_guarded(more: dict[str, str], words: str) -> None:
+def test_an_endpoint_beyond_loopback_needs_tls_and_authentication(more: dict[str, str], words: str) -> None:
     flags = {"listen.flight": ("--listen-flight", ["192.0.2.1:8815"]), **{name: (name, value) for name, value in more.items()}}
     config = resolve(flags=flags).config
     if words:

@@ -23,7 +23,7 @@ from headrace.server.config import resolve
 from headrace.server.quic import readers, writers
 from headrace.sessions.fujin.settings import ReaderConnector
 from tests.net.polling import until
-from tests.server.process import BrokerProcess, refusal
+from tests.server.process import BrokerProcess, start_error
 
 QUIC = ("--listen-quic", "127.0.0.1:0")
 
@@ -71,12 +71,12 @@ async def test_a_drain_asks_the_client_to_go(tmp_path: Path) -> None:
 
 def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, *QUIC) as broker:
-        line = refusal(tmp_path, "--listen-quic", f"127.0.0.1:{quic_port(broker)}", data=tmp_path / "other")  # type: ignore[arg-type]
+        line = start_error(tmp_path, "--listen-quic", f"127.0.0.1:{quic_port(broker)}", data=tmp_path / "other")  # type: ignore[arg-type]
         assert line.startswith(f"cannot listen on 127.0.0.1:{quic_port(broker)}: the port is taken")
 
 
 def test_an_address_beyond_loopback_has_to_be_meant(tmp_path: Path) -> None:
-    assert "clients are not authenticated (fujin)" in refusal(tmp_path, "--listen-quic", "0.0.0.0:0")
+    assert "clients are not authenticated (fujin)" in start_error(tmp_path, "--listen-quic", "0.0.0.0:0")
 
 
 async def test_a_client_is_who_its_certificate_says(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_a_client_without_a_certificate_is_the_principal_of_the_protocol(t
 
 
 def guarded(certs: Path) -> list[str]:
-    """Flags of a broker that wants to know who comes, and what they may do."""
+    """Return the flags of a broker with client certificates and enforced access."""
     chosen = {
         "tls.certificate": certs / "server.pem",
         "tls.key": certs / "server.key",

@@ -12,7 +12,6 @@ sockets.py      closing connections of gRPC
 server.py       Flight server: one handler per method
 actions.py      handlers of DoAction
 login.py        authentication: password → bearer token
-memory.py       allocator settings
-endpoint.py     open and drain
+endpoint.py     open and drain, allocator settings
 client.py       blocking client, independent of the broker
 """

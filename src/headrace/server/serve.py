@@ -27,8 +27,7 @@ from headrace.server.config import Config
 from headrace.server.descriptors import raise_file_limit
 from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
-from headrace.server.ready import ReadyFile
-from headrace.server.supervisor import notify
+from headrace.server.ready import ReadyFile, notify
 from headrace.server.wiring import Opened, Server
 from headrace.storage.batch import CHECKSUMS_IN_C
 
