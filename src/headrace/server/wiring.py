@@ -10,8 +10,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -65,6 +66,9 @@ class Opened:
 
 class Drainable(Protocol):
     """A listener of any kind."""
+
+    @property
+    def address(self) -> str: ...
 
     async def drain(self, deadline_seconds: float) -> int: ...
 
@@ -203,14 +207,21 @@ class Server:
         limits, chosen = self._net_limits(), protocols.named(bind.protocols)
         names = tuple(protocol.name for protocol in chosen)
         encryption = "" if self._tls is None else "TLS or plain" if self._tls.settings.optional else "TLS"
+        listen = partial(Listener.open, protocols=chosen, limits=limits, counters=self._counters, tls=self._tls)
+        return await self._open_all("tcp", [bind], listen, names, encryption)
+
+    async def _open_all(
+        self, kind: str, binds: Iterable[Bind], listen: Callable[[str, int], Awaitable[Drainable]], names: tuple[str, ...], encryption: str
+    ) -> list[Opened]:
         opened: list[Opened] = []
-        for host in await _numeric(bind):
-            try:
-                listener = await Listener.open(host, bind.address.port, chosen, limits, self._counters, self._tls)
-            except OSError as failure:
-                raise _cannot_listen(bind, failure) from None
-            self._listeners.append(listener)
-            opened.append(Opened("tcp", listener.address, names, encryption))
+        for bind in binds:
+            for host in await _numeric(bind):
+                try:
+                    listener = await listen(host, bind.address.port)
+                except OSError as failure:
+                    raise _cannot_listen(bind, failure, "--listen" if kind == "tcp" else f"--listen-{kind}") from None
+                self._listeners.append(listener)
+                opened.append(Opened(kind, listener.address, names, encryption))
         return opened
 
     async def _listen_if_available(self, title: str, key: str, listen: Callable[[], Awaitable[list[Opened]]]) -> list[Opened]:
@@ -231,21 +242,13 @@ class Server:
             from headrace.server.quic import QuicListeners
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
-            protocols = QuicListeners(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
+            listeners = QuicListeners(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
         except OSError as failure:
             raise CannotListen(f"listen.quic: {failure}") from None
         except ConfigError as failure:
             raise StartFailed(f"listen.quic: {failure}") from None
-        opened: list[Opened] = []
-        for bind in self._config.listen.quic:
-            for host in await _numeric(bind):
-                try:
-                    listener = await protocols.listen(host, bind.address.port)
-                except OSError as failure:
-                    raise _cannot_listen(bind, failure, "--listen-quic") from None
-                self._listeners.append(listener)
-                opened.append(Opened("quic", listener.address, (protocols.protocol.name,), protocols.encryption))
-        self._renew_quic = protocols.renew
+        opened = await self._open_all("quic", self._config.listen.quic, listeners.listen, (listeners.protocol.name,), listeners.encryption)
+        self._renew_quic = listeners.renew
         return opened
 
     async def _listen_flight(self) -> list[Opened]:
@@ -257,19 +260,10 @@ class Server:
             endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
-        opened: list[Opened] = []
-        for bind in self._config.listen.flight:
-            for host in await _numeric(bind):
-                try:
-                    endpoint = await endpoints.listen(host, bind.address.port)
-                except OSError as failure:
-                    raise _cannot_listen(bind, failure, "--listen-flight") from None
-                self._listeners.append(endpoint)
-                opened.append(Opened("flight", endpoint.address, ("flight",), endpoints.encryption))
-        return opened
+        return await self._open_all("flight", self._config.listen.flight, endpoints.listen, ("flight",), endpoints.encryption)
 
 
-def _cannot_listen(bind: Bind, failure: OSError, flag: str = "--listen") -> CannotListen:
+def _cannot_listen(bind: Bind, failure: OSError, flag: str) -> CannotListen:
     # asyncio wraps the reason in its own sentence; the errno has the cause.
     reason = _CANNOT_BIND.get(failure.errno or 0, os.strerror(failure.errno) if failure.errno else str(failure))
     return CannotListen(f"cannot listen on {bind.address}: {reason.format(flag=flag)}")
