@@ -130,6 +130,9 @@ class Server:
         if self._tls is not None:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
+        for line in self.unavailable:
+            reason = line.partition(": pip install")[0]  # the banner has the command
+            _log.warning("started without a default listener", extra={"reason": reason})
         return opened
 
     def reload(self) -> None:
@@ -232,7 +235,6 @@ class Server:
             if not is_default(self._config, key):
                 raise
             self.unavailable.append(f"no {title}: {failure}")
-            _log.warning("started without a default listener", extra={"listener": key, "reason": str(failure)})
             return []
 
     async def _listen_quic(self) -> list[Opened]:
