@@ -1,10 +1,10 @@
-"""Topics as Arrow tables, for whoever speaks Arrow: pandas, Polars, DuckDB, pyarrow itself.
+"""Topics as Arrow tables, for pandas, Polars, DuckDB and pyarrow.
 
     import headrace.arrow
 
     table = headrace.arrow.read("orders").read_all()
 
-What is read ends where the topic ended at the call: a reader comes to its end, however fast others write.
+A read ends at the end of the topic at the time of the call, also while others write.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def read(
     columns: Sequence[str] = ALL,
     rows_max: int = 65_536,
 ) -> pa.RecordBatchReader:
-    """The rows of a topic, partition by partition. They come while they are read, not before.
+    """Return the rows of a topic, partition by partition, fetched lazily.
 
-    A start or stop beyond what a partition holds means its own first or last record: this is for looking, not for counting losses.
-    Raises `UnknownTopic`, `UnknownPartition`, and `Unavailable` if no broker answers.
+    A start or stop outside a partition is moved to its first or end offset, without an error. Raises `UnknownTopic`,
+    `UnknownPartition`, and `Unavailable` if no broker answers.
     """
     client = FlightClient(servers if isinstance(servers, Servers) else Servers.parse(servers))
     try:
         for name in columns:
             if name not in READ_SCHEMA.names:
-                raise InvalidRequest(f"no column {name!r}; there are {', '.join(READ_SCHEMA.names)}")
+                raise InvalidRequest(f"unknown column {name!r}; expected {', '.join(READ_SCHEMA.names)}")
         held = client.describe([topic])[topic].partitions
         chosen = range(len(held)) if partitions is None else partitions
         ranges: list[tuple[int, int, int]] = []
@@ -69,7 +69,7 @@ def _offset(place: Place, partition: int, held: PartitionState) -> int:
     if isinstance(place, Mapping):
         place = place.get(partition, held.first)
     if not isinstance(place, int):
-        raise InvalidRequest(f"{place!r} is no offset; expected a number, 'earliest' or 'latest'")
+        raise InvalidRequest(f"{place!r} is not an offset; expected a number, 'earliest' or 'latest'")
     return min(max(place, held.first), held.end)
 
 
@@ -88,8 +88,8 @@ def write(
     servers: str | Servers = "127.0.0.1:8815",
     partition: int | None = None,
 ) -> Appended:
-    """Append rows: a column `value`, and where wanted `key`, `headers`, `partition`, `timestamp`. Durable when it returns, if the topic
-    promises that. The topic is created if the broker allows it. Raises what `FlightClient.append` raises."""
+    """Append rows with the column `value` and optionally `key`, `headers`, `partition`, `timestamp`. The topic is created if the broker
+    allows that. When this returns, the rows are as durable as the topic guarantees. Raises the errors of `FlightClient.append`."""
     if isinstance(rows, pa.Table):
         rows = rows.to_batches()
     elif isinstance(rows, pa.RecordBatch):

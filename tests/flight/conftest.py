@@ -1,4 +1,4 @@
-"""One broker in memory for all tests of a module that do not change what is around them; each takes a topic of its own."""
+"""One in-memory broker per module, for tests that change only their own topic."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.flight.client import FlightClient
-from tests.flight.stand import Stand, standing
+from tests.flight.harness import Harness, running_harness
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def stand() -> Iterator[Stand]:
-    with standing() as made:
+def harness() -> Iterator[Harness]:
+    with running_harness() as made:
         yield made
 
 
 @pytest.fixture
-def flight_client(stand: Stand) -> Iterator[FlightClient]:
-    with stand.client() as client:
+def flight_client(harness: Harness) -> Iterator[FlightClient]:
+    with harness.client() as client:
         yield client
 
 
 @pytest.fixture
-def topic(stand: Stand) -> str:
-    """One partition, nothing in it."""
-    return stand.topic(f"topic-{next(_numbers)}")
+def topic(harness: Harness) -> str:
+    """Return an empty topic with one partition."""
+    return harness.topic(f"topic-{next(_numbers)}")
 
 
 @pytest.fixture
-def wide(stand: Stand) -> str:
-    """Five partitions, nothing in them."""
-    return stand.topic(f"wide-{next(_numbers)}", 5)
+def wide(harness: Harness) -> str:
+    """Return an empty topic with five partitions."""
+    return harness.topic(f"wide-{next(_numbers)}", 5)

@@ -1,4 +1,4 @@
-"""A Flight peer that says as little as HTTP/2 allows: headers of calls, and then nothing."""
+"""A Flight peer that sends the headers of calls and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header without indexing and without Huffman (RFC 7541, 6.2.2); neither text is longer than 126 bytes."""
+    """Encode a header without indexing and Huffman coding (RFC 7541, 6.2.2). Both strings have at most 126 bytes."""
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
@@ -29,14 +29,14 @@ class SilentPeer:
         self._stream = 1
 
     def call(self, method: str, **headers: str) -> None:
-        """Begin a call, and never send its first message."""
+        """Start a call without its first message."""
         shown = {":method": "POST", ":scheme": "http", ":path": _SERVICE + method, ":authority": "test"}
         shown |= {"content-type": "application/grpc", "te": "trailers", **headers}
         self.socket.sendall(_frame(_HEADERS, _END_HEADERS, self._stream, b"".join(_literal(*pair) for pair in shown.items())))
         self._stream += 2
 
     def is_open(self) -> bool:
-        """Whether the other side has not ended the connection."""
+        """Return whether the connection is open."""
         self.socket.setblocking(False)
         try:
             while self.socket.recv(65_536):

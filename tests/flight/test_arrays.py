@@ -1,4 +1,4 @@
-"""What numpy makes of whole columns is what the rest of the broker makes of single records."""
+"""The numpy functions on columns give the same results as the broker's functions on single records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAIRS = st.lists(st.tuples(st.text(max_size=8), st.binary(max_size=12)), max_siz
 
 
 def column(items: list[bytes | None], before: int = 0) -> pa.Array:
-    """With so many other items before them in the same buffers."""
+    """Return the array with `before` other items before it in the same buffers."""
     return pa.array([b"other"] * before + items, pa.binary()).slice(before)
 
 
@@ -73,7 +73,7 @@ def test_texts_and_bytes_of_any_layout_become_binary(array: pa.Array) -> None:
 
 
 @pytest.mark.parametrize("array", [pa.array([1]), pa.array([1.5]), pa.array([[b"x"]]), pa.array([1]).dictionary_encode()])
-def test_anything_else_is_refused_with_the_name_of_the_column(array: pa.Array) -> None:
+def test_anything_else_is_rejected_with_the_name_of_the_column(array: pa.Array) -> None:
     with pytest.raises(InvalidRequest, match="column 'key' is "):
         as_binary(array, "key")
 
@@ -99,7 +99,7 @@ def test_a_header_without_a_value_has_an_empty_one() -> None:
     assert blobs is not None and contents(blobs) == [encode_headers((("a", b""),)), b"", b""]
 
 
-def test_a_header_without_a_name_is_refused() -> None:
+def test_a_header_without_a_name_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="without a name"):
         header_blobs(headers_of([(None, b"x")]))
 

@@ -1,4 +1,4 @@
-"""Bounded: a slow reader is not fed, a flood is not read, calls have a number, and a broker that stops lets them finish or go."""
+"""Limits: slow readers, fast writers, the number of calls, and draining."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import headrace.flight.actions
 import headrace.flight.endpoint
 from headrace.errors import BrokerError, Unavailable
 from headrace.flight.client import FlightClient, Servers
-from headrace.flight.puts import share
+from headrace.flight.puts import window_bytes
 from headrace.flight.request import Describe, Range, encode
 from headrace.limits import FLIGHT_CALLS_MAX, FLIGHT_IN_FLIGHT_BYTES_MAX, FLIGHT_IN_FLIGHT_BYTES_MIN, FLIGHT_READ_AHEAD_BYTES, MIB
 from headrace.records import RecordBatch
-from tests.flight.stand import DEADLINE_SECONDS, ROOT, Stand, rows, standing, values
+from tests.flight.harness import DEADLINE_SECONDS, ROOT, Harness, rows, running_harness, values
 from tests.server.process import BrokerProcess
 
 
@@ -34,7 +34,7 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def settled(figure: Callable[[], int], quiet_seconds: float = 0.7) -> int:
-    """The figure once it has not changed for so long."""
+    """Return the figure once it has been stable."""
     seen, since = figure(), time.monotonic()
     deadline = since + DEADLINE_SECONDS
     while time.monotonic() - since < quiet_seconds:
@@ -46,31 +46,31 @@ def settled(figure: Callable[[], int], quiet_seconds: float = 0.7) -> int:
 
 
 class Fetches:
-    """Counts what is read from the log."""
+    """Count the reads from the log."""
 
-    def __init__(self, stand: Stand) -> None:
+    def __init__(self, harness: Harness) -> None:
         self.size_bytes = 0
-        inner = stand.broker.fetch
+        inner = harness.broker.fetch
 
         async def fetch(*arguments: Any, **more: Any) -> Any:
             fetched = await inner(*arguments, **more)
             self.size_bytes += sum(batch.size_bytes for batch in fetched.batches)
             return fetched
 
-        stand.broker.fetch = fetch  # type: ignore[method-assign]
+        harness.broker.fetch = fetch  # type: ignore[method-assign]
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[Stand]:
+def full(tmp_path: Path) -> Iterator[Harness]:
     """200 MiB in topic `t`."""
-    with standing(tmp_path) as stand:
-        stand.topic("t")
-        with stand.client() as flight_client:
+    with running_harness(tmp_path) as harness:
+        harness.topic("t")
+        with harness.client() as flight_client:
             flight_client.append("t", [values(*[bytes(10_000)] * 2_000)] * 10)
-        yield stand
+        yield harness
 
 
-def test_a_reader_that_does_not_read_is_not_fed(full: Stand) -> None:
+def test_a_reader_that_does_not_read_is_not_fed(full: Harness) -> None:
     fetches = Fetches(full)
     with full.client() as flight_client:
         reading = flight_client.read("t", 0, 0, 20_000, columns=["value"])
@@ -80,7 +80,7 @@ def test_a_reader_that_does_not_read_is_not_fed(full: Stand) -> None:
         assert fetches.size_bytes == 200_000_000
 
 
-def test_a_reader_that_goes_away_stops_the_read(full: Stand) -> None:
+def test_a_reader_that_goes_away_stops_the_read(full: Harness) -> None:
     fetches = Fetches(full)
     with full.client() as flight_client:
         reading = flight_client.read("t", 0, 0, 20_000, columns=["value"])
@@ -91,11 +91,11 @@ def test_a_reader_that_goes_away_stops_the_read(full: Stand) -> None:
 
 
 def test_a_flood_is_not_read_while_the_disk_is_busy(tmp_path: Path) -> None:
-    with standing(tmp_path) as stand:
-        stand.topic("t")
+    with running_harness(tmp_path) as harness:
+        harness.topic("t")
         let_go = threading.Event()
         taken = 0
-        inner = stand.broker.publish
+        inner = harness.broker.publish
 
         def publish(who: Any, topic: str, batch: Any, **more: Any) -> Any:
             nonlocal taken
@@ -108,7 +108,7 @@ def test_a_flood_is_not_read_while_the_disk_is_busy(tmp_path: Path) -> None:
 
             return late()
 
-        stand.broker.publish = publish  # type: ignore[method-assign]
+        harness.broker.publish = publish  # type: ignore[method-assign]
         sent = 0
 
         def flood() -> Iterator[pa.RecordBatch]:
@@ -118,7 +118,7 @@ def test_a_flood_is_not_read_while_the_disk_is_busy(tmp_path: Path) -> None:
                 yield values(*[bytes(10_000)] * 200)
 
         answers: list[int] = []
-        with stand.client() as flight_client:
+        with harness.client() as flight_client:
             writer = threading.Thread(target=lambda: answers.append(flight_client.append("t", flood()).records))
             writer.start()
             held = settled(lambda: taken)
@@ -131,41 +131,41 @@ def test_a_flood_is_not_read_while_the_disk_is_busy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("puts", "mebibytes"), [(0, 32), (1, 32), (8, 32), (9, 28), (16, 16), (64, 4), (FLIGHT_CALLS_MAX, 4)])
 def test_many_puts_share_what_is_on_its_way(puts: int, mebibytes: int) -> None:
-    assert share(puts) // MIB == mebibytes
+    assert window_bytes(puts) // MIB == mebibytes
 
 
 def test_a_put_among_many_has_less_on_its_way(tmp_path: Path) -> None:
-    with standing(tmp_path) as stand:
-        stand.topic("t")
-        alone = stand.lane._server._window()
-        others = [stand.lane._server.calls.begin(carries_rows=True) for _ in range(100)]
+    with running_harness(tmp_path) as harness:
+        harness.topic("t")
+        alone = harness.endpoint._server._window()
+        others = [harness.endpoint._server.calls.begin(carries_rows=True) for _ in range(100)]
         try:
-            assert (alone, stand.lane._server._window()) == (FLIGHT_IN_FLIGHT_BYTES_MAX, FLIGHT_IN_FLIGHT_BYTES_MIN)
-            with stand.client() as flight_client:
+            assert (alone, harness.endpoint._server._window()) == (FLIGHT_IN_FLIGHT_BYTES_MAX, FLIGHT_IN_FLIGHT_BYTES_MIN)
+            with harness.client() as flight_client:
                 assert flight_client.append("t", [values(*[bytes(10_000)] * 2_000)]).records == 2_000
         finally:
             for other in others:
-                stand.lane._server.calls.end(other)
+                harness.endpoint._server.calls.end(other)
 
 
 def test_one_call_too_many_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headrace.flight.endpoint, "FLIGHT_CALLS_MAX", 3)
-    with standing() as stand:
-        stand.topic("t")
-        threads = [threading.Thread(target=_wait, args=(stand,)) for _ in range(3)]
+    with running_harness() as harness:
+        harness.topic("t")
+        threads = [threading.Thread(target=_wait, args=(harness,)) for _ in range(3)]
         for thread in threads:
             thread.start()
-        with stand.client() as flight_client:
+        with harness.client() as flight_client:
             eventually(lambda: _is_busy(flight_client), "the calls are never too many")
-            stand.publish("t", RecordBatch([b"x"]))
+            harness.publish("t", RecordBatch([b"x"]))
             for thread in threads:
                 thread.join(DEADLINE_SECONDS)
             assert flight_client.topics() == ["t"]
     assert FLIGHT_CALLS_MAX > 3
 
 
-def _wait(stand: Stand) -> None:
-    with stand.client() as flight_client:
+def _wait(harness: Harness) -> None:
+    with harness.client() as flight_client:
         flight_client.wait({"t": {0: 0}}, 30_000)
 
 
@@ -173,21 +173,21 @@ def _is_busy(flight_client: FlightClient) -> bool:
     try:
         flight_client._connected().do_action(flight.Action("topics", b"")).__next__()
     except flight.FlightUnavailableError as failure:
-        return "3 calls are being served already" in str(failure)
+        return "3 calls are already in progress" in str(failure)
     return False
 
 
 def test_waits_beyond_their_number_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headrace.flight.actions, "FLIGHT_WAITS_MAX", 0)
-    with standing() as stand:
-        stand.topic("t")
-        with stand.client() as flight_client:
+    with running_harness() as harness:
+        harness.topic("t")
+        with harness.client() as flight_client:
             began = time.monotonic()
             assert flight_client.wait({"t": {0: 0}}, 60_000)["t"].partitions[0].end == 0
             assert time.monotonic() - began < 50
 
 
-def test_a_drain_answers_those_who_wait_and_ends_those_who_read(full: Stand) -> None:
+def test_a_drain_answers_those_who_wait_and_ends_those_who_read(full: Harness) -> None:
     with full.client() as waiting, full.client() as reading_client:
         ended: list[object] = []
 
@@ -201,9 +201,9 @@ def test_a_drain_answers_those_who_wait_and_ends_those_who_read(full: Stand) -> 
         waiter.start()
         reading = reading_client.read("t", 0, 0, 20_000, columns=["value"])
         next(reading)
-        eventually(lambda: full.call(lambda: len(full.broker._watermarks._waiting)) == 1, "nobody waits")
+        eventually(lambda: full.call(lambda: len(full.broker._watermarks._waiting)) == 1, "no call waits")
         drained: list[int] = []
-        drain = threading.Thread(target=lambda: drained.append(full.run(full.lane.drain(DEADLINE_SECONDS))))
+        drain = threading.Thread(target=lambda: drained.append(full.run(full.endpoint.drain(DEADLINE_SECONDS))))
         drain.start()
         full.call(full.broker._watermarks.drain)  # what the broker does when it closes
         with pytest.raises(Unavailable):
@@ -217,7 +217,7 @@ def test_a_drain_answers_those_who_wait_and_ends_those_who_read(full: Stand) -> 
 
 def test_a_broker_stops_although_a_reader_does_not_read(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0", "--set", "limits.drain_timeout=500ms") as broker:
-        address = bulk_address(broker)
+        address = flight_address(broker)
         with FlightClient(Servers.parse(address)) as flight_client:
             flight_client.create_topic("t")
             flight_client.append("t", [values(*[bytes(10_000)] * 2_000)] * 5)
@@ -232,7 +232,7 @@ def test_a_broker_stops_although_a_reader_does_not_read(tmp_path: Path) -> None:
 
 def test_a_broker_stops_although_a_writer_does_not_write(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0", "--set", "limits.drain_timeout=500ms") as broker:
-        address = bulk_address(broker)
+        address = flight_address(broker)
         with FlightClient(Servers.parse(address)) as flight_client:
             flight_client.create_topic("t")
             with flight.FlightClient(f"grpc://{address}") as plain:
@@ -249,7 +249,7 @@ def test_a_broker_stops_although_a_writer_does_not_write(tmp_path: Path) -> None
 
 def test_a_read_goes_on_where_it_was_when_the_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0") as broker:
-        address = bulk_address(broker)
+        address = flight_address(broker)
         with FlightClient(Servers.parse(address)) as flight_client:
             flight_client.create_topic("t")
             flight_client.append(
@@ -260,25 +260,25 @@ def test_a_read_goes_on_where_it_was_when_the_broker_is_killed_and_comes_back(tm
             broker.process.kill()
             broker.process.wait()
             with BrokerProcess(tmp_path, "--listen-flight", address) as again:
-                assert bulk_address(again) == address
+                assert flight_address(again) == address
                 seen += reading
     assert [offset for batch in seen for offset in batch.column("offset").to_pylist()] == list(range(10_000))
     assert seen[-1].column("value")[-1].as_py() == b"009999" * 1_000
 
 
-def bulk_address(broker: BrokerProcess) -> str:
+def flight_address(broker: BrokerProcess) -> str:
     protocols = broker.ready["protocols"]
     assert isinstance(protocols, dict)
     (address,) = protocols["flight"]
     return str(address)
 
 
-def test_a_put_under_way_is_finished_or_says_how_far_it_came(full: Stand) -> None:
-    gate = threading.Event()
+def test_a_put_under_way_is_finished_or_says_how_far_it_came(full: Harness) -> None:
+    released = threading.Event()
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield values(b"a", b"b")
-        gate.wait(DEADLINE_SECONDS)
+        released.wait(DEADLINE_SECONDS)
         yield values(b"c")
 
     failures: list[BrokerError] = []
@@ -294,10 +294,10 @@ def test_a_put_under_way_is_finished_or_says_how_far_it_came(full: Stand) -> Non
     writer.start()
     with full.client() as flight_client:
         eventually(lambda: flight_client.describe(["t"])["t"].partitions[0].end == 20_002, "the first batch is not there")
-    full.lane._bridge.is_closed = True
-    gate.set()
+    full.endpoint._bridge.is_closed = True
+    released.set()
     writer.join(DEADLINE_SECONDS)
-    full.lane._bridge.is_closed = False
+    full.endpoint._bridge.is_closed = False
     assert isinstance(failures[0], Unavailable)
     assert failures[0].durable_records == 2  # type: ignore[attr-defined]  # what a put adds to whatever it raises
     with full.client() as flight_client:
@@ -305,23 +305,23 @@ def test_a_put_under_way_is_finished_or_says_how_far_it_came(full: Stand) -> Non
 
 
 def test_a_topic_that_is_named_a_thousand_times_is_described_once(
-    stand: Stand, flight_client: FlightClient, wide: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, flight_client: FlightClient, wide: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = 0
-    inner = stand.broker.bounds
+    inner = harness.broker.bounds
 
     def bounds(*arguments: Any) -> Any:
         nonlocal looked
         looked += 1
         return inner(*arguments)
 
-    monkeypatch.setattr(stand.broker, "bounds", bounds)
+    monkeypatch.setattr(harness.broker, "bounds", bounds)
     assert len(flight_client.describe([wide] * 1_000)) == 1
     assert looked == 5
 
 
 async def turns_during(work: Callable[[], Awaitable[object]]) -> int:
-    """How often others had the loop meanwhile."""
+    """Return how often other tasks ran meanwhile."""
     turns = 0
 
     async def watch() -> None:
@@ -337,12 +337,12 @@ async def turns_during(work: Callable[[], Awaitable[object]]) -> int:
 
 
 def test_others_are_served_while_a_range_is_split_and_topics_are_described(tmp_path: Path) -> None:
-    with standing(tmp_path) as stand:
-        names = [stand.topic(f"t{number}") for number in range(20)]
+    with running_harness(tmp_path) as harness:
+        names = [harness.topic(f"t{number}") for number in range(20)]
         for _ in range(20):
-            stand.publish("t0", RecordBatch([b"x"] * 10))
-        server = stand.lane._server
-        verbs = server._verbs
-        assert stand.run(turns_during(lambda: verbs.split(ROOT, "t0", 0, 0, 200, 20))) >= 19
-        assert stand.run(turns_during(lambda: verbs._describe(ROOT, Describe()))) >= len(names)
-        assert stand.run(turns_during(lambda: server._flights(ROOT, ""))) >= len(names)
+            harness.publish("t0", RecordBatch([b"x"] * 10))
+        server = harness.endpoint._server
+        actions = server._actions
+        assert harness.run(turns_during(lambda: actions.split(ROOT, "t0", 0, 0, 200, 20))) >= 19
+        assert harness.run(turns_during(lambda: actions._describe(ROOT, Describe()))) >= len(names)
+        assert harness.run(turns_during(lambda: server._flights(ROOT, ""))) >= len(names)

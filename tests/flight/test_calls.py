@@ -1,4 +1,4 @@
-"""Calls are counted, and what is kept for them is given back when nobody calls."""
+"""Calls are counted, and unused memory is released when no call is in progress."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 import headrace.flight.endpoint
 from headrace.errors import Unavailable
 from headrace.flight.calls import Calls
-from headrace.flight.memory import give_back, keep_large_chunks
+from headrace.flight.endpoint import keep_large_chunks, release_unused
 from headrace.limits import FLIGHT_STALL_SECONDS_MAX
 from headrace.records import RecordBatch
-from tests.flight.stand import DEADLINE_SECONDS, rows, standing, values
+from tests.flight.harness import DEADLINE_SECONDS, rows, running_harness, values
 from tests.flight.test_bounds import eventually
 
 
-def test_one_call_too_many_is_refused_and_counts_for_nothing() -> None:
+def test_one_call_too_many_is_rejected_and_counts_for_nothing() -> None:
     calls = Calls(2)
     first = calls.begin()
     calls.begin(carries_rows=True)
-    with pytest.raises(Unavailable, match="2 calls are being served already"):
+    with pytest.raises(Unavailable, match="2 calls are already in progress"):
         calls.begin(carries_rows=True)
     assert (calls.under_way, calls.carriers_under_way, calls.carriers_begun) == (2, 1, 1)
     calls.end(first)
@@ -52,33 +52,33 @@ def test_the_call_that_waits_the_longest_for_its_peer_makes_room_but_not_too_soo
     now[0] += 1.0
     assert one_more() == ["early", "late"]
     now[0] += 1_000.0
-    assert one_more() == ["early", "late"], "nobody waits for the peer of the third"
+    assert one_more() == ["early", "late"], "the third call does not wait for its peer"
     calls.end(early)
     calls.begin("more")
 
 
 def test_memory_can_be_kept_and_given_back() -> None:
     assert keep_large_chunks()
-    give_back()
+    release_unused()
 
 
 def test_memory_is_given_back_once_after_rows_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(headrace.flight.endpoint, "_QUIET_SECONDS", 0.01)
-    monkeypatch.setattr(headrace.flight.endpoint, "give_back", lambda: given.append(1))
-    with standing() as stand, stand.client() as flight_client, stand.client() as waiting:
-        stand.topic("t")
-        stand.topic("quiet")
+    monkeypatch.setattr(headrace.flight.endpoint, "release_unused", lambda: given.append(1))
+    with running_harness() as harness, harness.client() as flight_client, harness.client() as waiting:
+        harness.topic("t")
+        harness.topic("quiet")
         watch = threading.Thread(target=lambda: waiting.wait({"quiet": {0: 0}}, 30_000))
         watch.start()
-        eventually(lambda: stand.lane._server.calls.under_way == 1, "nobody waits")
-        stand.run(asyncio.sleep(0.1))
-        assert given == [], "nobody has moved a row yet"
+        eventually(lambda: harness.endpoint._server.calls.under_way == 1, "no call waits")
+        harness.run(asyncio.sleep(0.1))
+        assert given == [], "no call has carried rows yet"
         flight_client.append("t", [values(b"x")])
-        eventually(lambda: given == [1], "it is not given back while somebody waits for news")
-        stand.run(asyncio.sleep(0.1))
+        eventually(lambda: given == [1], "it is not given back while a call waits for records")
+        harness.run(asyncio.sleep(0.1))
         assert given == [1]
         assert len(rows(flight_client, "t")) == 1
         eventually(lambda: given == [1, 1], "it is not given back again")
-        stand.publish("quiet", RecordBatch([b"x"]))
+        harness.publish("quiet", RecordBatch([b"x"]))
         watch.join(DEADLINE_SECONDS)

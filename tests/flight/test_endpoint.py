@@ -1,4 +1,4 @@
-"""The verbs of the lane through its own client: what goes in comes out, and what cannot be is said clearly."""
+"""The Flight endpoint through `FlightClient`: round trips and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headrace.flight.client import ALL, READ_SCHEMA, FlightClient, Publication, 
 from headrace.flight.request import HEADERS
 from headrace.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headrace.records import RecordBatch
-from tests.flight.stand import NOW, ROOT, Stand, rows, values
+from tests.flight.harness import NOW, ROOT, Harness, rows, values
 
 
 def test_an_address_has_a_port_and_may_say_tls() -> None:
@@ -47,8 +47,8 @@ def test_servers_travel_to_another_process_and_keep_their_password_to_themselves
     assert len({servers, Servers.parse("a", user="u", password="secret")}) == 1
 
 
-def test_topics_are_listed_and_described(stand: Stand, flight_client: FlightClient, topic: str) -> None:
-    stand.publish(topic, RecordBatch([b"x"] * 10))
+def test_topics_are_listed_and_described(harness: Harness, flight_client: FlightClient, topic: str) -> None:
+    harness.publish(topic, RecordBatch([b"x"] * 10))
     assert topic in flight_client.topics()
     state = flight_client.describe([topic])[topic]
     assert (state.name, state.retention_ms, state.cleanup) == (topic, 0, "delete")
@@ -57,8 +57,8 @@ def test_topics_are_listed_and_described(stand: Stand, flight_client: FlightClie
     assert partition.size_bytes > 10
 
 
-def test_an_unknown_topic_is_unknown_to_every_verb(flight_client: FlightClient) -> None:
-    for verb in (
+def test_an_unknown_topic_is_unknown_to_every_call(flight_client: FlightClient) -> None:
+    for call in (
         lambda: flight_client.describe(["nowhere"]),
         lambda: list(flight_client.read("nowhere", 0, 0, 1)),
         lambda: flight_client.append("nowhere", [values(b"x")]),
@@ -70,7 +70,7 @@ def test_an_unknown_topic_is_unknown_to_every_verb(flight_client: FlightClient) 
         lambda: flight_client.schema("nowhere"),
     ):
         with pytest.raises(UnknownTopic) as caught:
-            verb()
+            call()
         assert caught.value.topic == "nowhere"
 
 
@@ -122,7 +122,7 @@ def test_times_of_every_unit_and_none_zone_are_taken_as_utc(flight_client: Fligh
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_time_that_no_calendar_has_does_not_make_its_topic_unreadable(flight_client: FlightClient, topic: str, count: int) -> None:
-    """Any protocol takes it; it comes back as the last moment of the year 9999."""
+    """Every protocol accepts the time; it is returned as the last millisecond of the year 9999."""
     times = [(1 << 63) - 1, 253_402_300_799_999, NOW][:count]
     flight_client.append(topic, [values(*[b"x"] * count, timestamp=pa.array(times, pa.timestamp("ms")))])
     last = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=datetime.UTC)
@@ -133,8 +133,8 @@ def test_a_time_that_no_calendar_has_does_not_make_its_topic_unreadable(flight_c
     ][:count]
 
 
-def test_a_time_in_seconds_that_does_not_fit_is_refused_and_not_turned_into_another(flight_client: FlightClient, topic: str) -> None:
-    with pytest.raises(InvalidRequest, match="'timestamp' has a time that is too far ahead"):
+def test_a_time_in_seconds_that_does_not_fit_is_rejected_and_not_turned_into_another(flight_client: FlightClient, topic: str) -> None:
+    with pytest.raises(InvalidRequest, match="'timestamp' has a time beyond the range of Unix ms"):
         flight_client.append(topic, [values(b"x", timestamp=pa.array([1 << 62], pa.timestamp("s")))])
     assert rows(flight_client, topic) == []
 
@@ -148,28 +148,28 @@ def test_exactly_the_asked_columns_come_in_the_asked_order(flight_client: Flight
 
 
 def test_an_unknown_column_is_named(flight_client: FlightClient, topic: str) -> None:
-    with pytest.raises(InvalidRequest, match="no column 'valeu'"):
+    with pytest.raises(InvalidRequest, match="unknown column 'valeu'"):
         flight_client.read(topic, 0, 0, 0, columns=["valeu"])
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 100), (0, 1), (99, 100), (37, 61), (50, 50), (0, 0), (100, 100)])
-def test_a_range_holds_its_rows_and_no_others(stand: Stand, flight_client: FlightClient, topic: str, start: int, stop: int) -> None:
+def test_a_range_holds_its_rows_and_no_others(harness: Harness, flight_client: FlightClient, topic: str, start: int, stop: int) -> None:
     for first in range(0, 100, 10):
-        stand.publish(topic, RecordBatch([b"%d" % number for number in range(first, first + 10)]))
+        harness.publish(topic, RecordBatch([b"%d" % number for number in range(first, first + 10)]))
     assert [row["value"] for row in rows(flight_client, topic, 0, start, stop)] == [b"%d" % number for number in range(start, stop)]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(11, 12), (0, 11), (9, 11)])
-def test_a_range_outside_of_the_partition_is_refused_with_its_bounds(
-    stand: Stand, flight_client: FlightClient, topic: str, start: int, stop: int
+def test_a_range_outside_of_the_partition_is_rejected_with_its_bounds(
+    harness: Harness, flight_client: FlightClient, topic: str, start: int, stop: int
 ) -> None:
-    stand.publish(topic, RecordBatch([b"x"] * 10))
+    harness.publish(topic, RecordBatch([b"x"] * 10))
     with pytest.raises(OffsetOutOfRange) as caught:
         list(flight_client.read(topic, 0, start, stop))
     assert (caught.value.first, caught.value.end) == (0, 10)
 
 
-def test_a_range_that_ends_before_it_starts_is_refused(flight_client: FlightClient, topic: str) -> None:
+def test_a_range_that_ends_before_it_starts_is_rejected(flight_client: FlightClient, topic: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot end at 3 before it starts at 5"):
         list(flight_client.read(topic, 0, 5, 3))
 
@@ -189,17 +189,17 @@ def test_an_empty_topic_has_no_batches(flight_client: FlightClient, topic: str) 
 
 
 @pytest.mark.parametrize("rows_max", [1, 7, 1_000])
-def test_no_batch_has_more_rows_than_asked_for(stand: Stand, flight_client: FlightClient, topic: str, rows_max: int) -> None:
+def test_no_batch_has_more_rows_than_asked_for(harness: Harness, flight_client: FlightClient, topic: str, rows_max: int) -> None:
     for _ in range(3):
-        stand.publish(topic, RecordBatch([b"x"] * 100))
+        harness.publish(topic, RecordBatch([b"x"] * 100))
     sizes = [batch.num_rows for batch in flight_client.read(topic, 0, 0, 300, rows_max=rows_max)]
     assert sum(sizes) == 300
     assert max(sizes) <= rows_max
 
 
-def test_many_small_batches_of_the_log_become_few_large_ones(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_many_small_batches_of_the_log_become_few_large_ones(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     for number in range(500):
-        stand.publish(topic, RecordBatch([b"%d" % number], [b"k"]))
+        harness.publish(topic, RecordBatch([b"%d" % number], [b"k"]))
     batches = list(flight_client.read(topic, 0, 0, 500))
     assert len(batches) == 1
     assert batches[0].column("value").to_pylist() == [b"%d" % number for number in range(500)]
@@ -241,8 +241,8 @@ def test_a_partition_column_decides_and_where_it_is_null_the_key(flight_client: 
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"valu": pa.array([b"x"])}, "column 'valu' is not known"),
-        ({"key": pa.array([b"x"])}, "a column 'value' is needed"),
+        ({"valu": pa.array([b"x"])}, "unknown column 'valu'"),
+        ({"key": pa.array([b"x"])}, "the column 'value' is missing"),
         ({"value": pa.array([1])}, "column 'value' is int64; expected binary or string"),
         ({"value": pa.array([b"x"]), "key": pa.array([1.5])}, "column 'key' is double"),
         ({"value": pa.array([b"x"]), "partition": pa.array(["0"])}, "column 'partition' is string; expected an integer"),
@@ -251,7 +251,7 @@ def test_a_partition_column_decides_and_where_it_is_null_the_key(flight_client: 
         ({"value": pa.array([b"x"]), "timestamp": pa.array([None], pa.timestamp("ms"))}, "column 'timestamp' is null"),
     ],
 )
-def test_wrong_columns_are_refused_by_name_and_nothing_is_written(
+def test_wrong_columns_are_rejected_by_name_and_nothing_is_written(
     flight_client: FlightClient, topic: str, columns: dict[str, pa.Array], words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=words):
@@ -290,19 +290,19 @@ def test_nothing_appended_is_nothing_answered(flight_client: FlightClient, topic
     assert flight_client.append(topic, [values()]).records == 0
 
 
-def test_offsets_are_committed_and_found_by_time(stand: Stand, flight_client: FlightClient, wide: str) -> None:
+def test_offsets_are_committed_and_found_by_time(harness: Harness, flight_client: FlightClient, wide: str) -> None:
     assert flight_client.committed("g", wide) == {}
     flight_client.commit("g", {wide: {0: 0, 3: 0}})
     assert flight_client.committed("g", wide) == {0: 0, 3: 0}
-    stand.publish(wide, RecordBatch([b"a", b"b"], timestamps=[1_000, 2_000]), 2)
+    harness.publish(wide, RecordBatch([b"a", b"b"], timestamps=[1_000, 2_000]), 2)
     assert flight_client.offset_for_time(wide, {2: 0, 3: 0}) == {2: 0, 3: None}
     assert flight_client.offset_for_time(wide, {2: 1_001}) == {2: 1}
     assert flight_client.offset_for_time(wide, {2: 2_001}) == {2: None}
 
 
-def test_a_range_is_split_where_batches_begin(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_a_range_is_split_where_batches_begin(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     for _ in range(20):
-        stand.publish(topic, RecordBatch([b"x"] * 7))
+        harness.publish(topic, RecordBatch([b"x"] * 7))
     parts = flight_client.split(topic, 0, 3, 139, 4)
     assert len(parts) == 4
     assert (parts[0][0], parts[-1][1]) == (3, 139)
@@ -312,9 +312,9 @@ def test_a_range_is_split_where_batches_begin(stand: Stand, flight_client: Fligh
     assert flight_client.split(topic, 0, 8, 9, 100) == [(8, 9)]
 
 
-def test_a_wait_ends_when_a_record_comes(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_a_wait_ends_when_a_record_comes(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     began = time.monotonic()
-    timer = threading.Timer(0.1, lambda: stand.publish(topic, RecordBatch([b"x"])))
+    timer = threading.Timer(0.1, lambda: harness.publish(topic, RecordBatch([b"x"])))
     timer.start()
     state = flight_client.wait({topic: {0: 0}}, 60_000)
     timer.join()
@@ -322,19 +322,21 @@ def test_a_wait_ends_when_a_record_comes(stand: Stand, flight_client: FlightClie
     assert time.monotonic() - began < 50
 
 
-def test_a_wait_ends_with_its_time_and_at_once_where_there_is_news(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_a_wait_ends_with_its_time_and_at_once_where_there_is_news(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     assert flight_client.wait({topic: {0: 0}}, 50)[topic].partitions[0].end == 0
-    stand.publish(topic, RecordBatch([b"x"]))
+    harness.publish(topic, RecordBatch([b"x"]))
     assert flight_client.wait({topic: {0: 0}}, 60_000)[topic].partitions[0].end == 1
     assert flight_client.wait({topic: {}}, 60_000)[topic].partitions[0].end == 1
 
 
-def test_a_wait_ends_when_a_partition_is_added_and_fails_when_the_topic_goes(stand: Stand, flight_client: FlightClient, topic: str) -> None:
-    timer = threading.Timer(0.1, lambda: stand.run(stand.broker.alter_topic(ROOT, topic, partitions=2)))
+def test_a_wait_ends_when_a_partition_is_added_and_fails_when_the_topic_goes(
+    harness: Harness, flight_client: FlightClient, topic: str
+) -> None:
+    timer = threading.Timer(0.1, lambda: harness.run(harness.broker.alter_topic(ROOT, topic, partitions=2)))
     timer.start()
     assert len(flight_client.wait({topic: {0: 0}}, 30_000)[topic].partitions) == 2
     timer.join()
-    timer = threading.Timer(0.1, lambda: stand.run(stand.broker.delete_topic(ROOT, topic)))
+    timer = threading.Timer(0.1, lambda: harness.run(harness.broker.delete_topic(ROOT, topic)))
     timer.start()
     with pytest.raises(UnknownTopic):
         flight_client.wait({topic: {0: 0, 1: 0}}, 30_000)
@@ -363,22 +365,22 @@ def test_what_is_dropped_cannot_be_published(flight_client: FlightClient, topic:
     assert rows(flight_client, topic) == []
 
 
-def test_a_stage_without_a_topic_is_refused(flight_client: FlightClient) -> None:
-    with pytest.raises(InvalidRequest, match="neither the request nor a column 'topic'"):
+def test_a_stage_without_a_topic_is_rejected(flight_client: FlightClient) -> None:
+    with pytest.raises(InvalidRequest, match="no topic: set it in the request or add a column 'topic'"):
         flight_client.stage("h", [values(b"a")], topic=None, writer="app")
     with pytest.raises(InvalidRequest, match="column 'topic' is null"):
         flight_client.stage("h", [values(b"a", topic=pa.array([None], pa.string()))], topic=None, writer="app")
 
 
-def test_bad_records_move_to_the_dead_letters_once(stand: Stand, flight_client: FlightClient, topic: str) -> None:
-    stand.publish(topic, RecordBatch([b"a", b"b", b"c"]))
+def test_bad_records_move_to_the_dead_letters_once(harness: Harness, flight_client: FlightClient, topic: str) -> None:
+    harness.publish(topic, RecordBatch([b"a", b"b", b"c"]))
     letters = pa.RecordBatch.from_pydict(
         {"partition": [0, 0], "offset": [0, 2], "error": ["not JSON", None], "reason": ["pipeline", "pipeline"]}
     )
     assert flight_client.dead_letters(topic, letters) == 2
     assert flight_client.dead_letters(topic, letters) == 0
     assert [row["value"] for row in rows(flight_client, f"{topic}.dlq")] == [b"a", b"c"]
-    with pytest.raises(InvalidRequest, match="the columns of dead letters are"):
+    with pytest.raises(InvalidRequest, match="dead letters: expected the columns"):
         flight_client.dead_letters(topic, values(b"x"))
 
 
@@ -391,8 +393,8 @@ def test_a_closed_client_and_a_broker_that_is_not_there_are_unavailable() -> Non
         client.topics()
 
 
-def test_the_second_address_is_asked_when_the_first_does_not_answer(stand: Stand, topic: str) -> None:
-    servers = Servers.parse(f"127.0.0.1:1,{stand.lane.address}")
+def test_the_second_address_is_asked_when_the_first_does_not_answer(harness: Harness, topic: str) -> None:
+    servers = Servers.parse(f"127.0.0.1:1,{harness.endpoint.address}")
     with FlightClient(servers) as client:
         assert topic in client.topics()
     with FlightClient(servers) as client:
@@ -401,8 +403,8 @@ def test_the_second_address_is_asked_when_the_first_does_not_answer(stand: Stand
         assert len(list(client.read(topic, 0, 0, 1))) == 1
 
 
-def test_arrow_reads_a_whole_topic_and_writes_tables(stand: Stand, flight_client: FlightClient, wide: str) -> None:
-    servers = stand.servers
+def test_arrow_reads_a_whole_topic_and_writes_tables(harness: Harness, flight_client: FlightClient, wide: str) -> None:
+    servers = harness.servers
     table = pa.table({"value": [f"v{number}" for number in range(100)], "key": [f"k{number}" for number in range(100)]})
     assert headrace.arrow.write(wide, table, servers=servers).records == 100
     found = headrace.arrow.read(wide, servers=servers).read_all()
@@ -418,6 +420,6 @@ def test_arrow_reads_a_whole_topic_and_writes_tables(stand: Stand, flight_client
         headrace.arrow.read(wide, servers=servers, start="yesterday")
 
 
-def test_too_many_headers_are_refused(flight_client: FlightClient, topic: str) -> None:
+def test_too_many_headers_are_rejected(flight_client: FlightClient, topic: str) -> None:
     with pytest.raises(LimitExceeded):
         flight_client.append(topic, [values(b"x", headers=pa.array([[{"key": "a", "value": b""}] * 65], HEADERS))])

@@ -1,4 +1,4 @@
-"""An error arrives as what it was: the same class, the same text, the same numbers."""
+"""An error arrives with the same class, text and fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyarrow import flight
 from headrace import errors
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.flight.errors import broker_error, flight_error
-from tests.flight.stand import Stand, values
+from tests.flight.harness import Harness, values
 
 SAMPLES: list[BrokerError] = [
     errors.InvalidRequest("no"),
@@ -66,16 +66,16 @@ def test_a_code_of_a_newer_broker_is_still_a_broker_error() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "😀", "\n"])
-def test_an_error_about_a_long_name_still_arrives(stand: Stand, letter: str) -> None:
-    """What does not fit into the trailers of a call would be replaced by an error of gRPC's own."""
+def test_an_error_about_a_long_name_still_arrives(harness: Harness, letter: str) -> None:
+    """gRPC replaces an error that does not fit into the trailers of a call."""
     name = letter * 1_024
-    with stand.client() as flight_client:
-        for verb in (
+    with harness.client() as flight_client:
+        for call in (
             lambda: flight_client.describe([name]),
             lambda: list(flight_client.read(name, 0, 0, 1)),
             lambda: flight_client.append(name, [values(b"x")]),
         ):
             with pytest.raises(UnknownTopic) as caught:
-                verb()
+                call()
             assert len(str(caught.value).encode()) < 1_100
             assert caught.value.topic.startswith(letter * 100)

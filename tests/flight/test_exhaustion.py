@@ -1,4 +1,4 @@
-"""Peers that hold connections and calls without using them leave room for others, and for administrators at any time."""
+"""Idle connections and calls leave room for other peers and for administrators."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from headrace.limits import (
     FLIGHT_OPENING_CALLS_MAX,
     FLIGHT_OPENING_SECONDS_MAX,
 )
+from tests.flight.harness import Harness, running_harness, values
 from tests.flight.http2 import SilentPeer
-from tests.flight.stand import Stand, standing, values
 from tests.flight.test_bounds import eventually
 
 ENFORCED = AccessSettings(Mode.ENFORCED)
@@ -34,16 +34,16 @@ ROOT = Caller(Principal("admin", "internal"))
 
 
 @pytest.fixture
-def guarded() -> Iterator[Stand]:
-    with standing(access=ENFORCED) as stand:
-        yield stand
+def guarded() -> Iterator[Harness]:
+    with running_harness(access=ENFORCED) as harness:
+        yield harness
 
 
-def test_silent_puts_are_bounded_by_themselves_and_an_administrator_still_logs_in(guarded: Stand) -> None:
-    calls = guarded.lane._server.calls
+def test_silent_puts_are_bounded_by_themselves_and_an_administrator_still_logs_in(guarded: Harness) -> None:
+    calls = guarded.endpoint._server.calls
     with ExitStack() as opened:
         before = threading.active_count()
-        peers = [SilentPeer(guarded.lane.address) for _ in range(10)]
+        peers = [SilentPeer(guarded.endpoint.address) for _ in range(10)]
         for peer in peers:
             opened.callback(peer.close)
             for _ in range(40):
@@ -58,9 +58,9 @@ def test_silent_puts_are_bounded_by_themselves_and_an_administrator_still_logs_i
     eventually(lambda: calls.under_way == 0, "the calls of peers that have gone are still counted")
 
 
-def test_when_every_call_is_taken_an_administrator_still_logs_in_and_a_user_does_not(guarded: Stand) -> None:
+def test_when_every_call_is_taken_an_administrator_still_logs_in_and_a_user_does_not(guarded: Harness) -> None:
     guarded.run(guarded.access.administration.create_user(ROOT, "ann", "a long password", ["consumer"]))
-    calls = guarded.lane._server.calls
+    calls = guarded.endpoint._server.calls
     held = [calls.begin() for _ in range(FLIGHT_CALLS_MAX)]
     try:
         with guarded.client(user="ann", password="a long password", timeout_seconds=2.0) as user, pytest.raises(Unavailable):
@@ -74,13 +74,13 @@ def test_when_every_call_is_taken_an_administrator_still_logs_in_and_a_user_does
             calls.end(call)
 
 
-def test_a_peer_that_sends_no_first_message_loses_its_connection(guarded: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_sends_no_first_message_loses_its_connection(guarded: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headrace.flight.calls, "FLIGHT_OPENING_SECONDS_MAX", 0.1)
-    peer = SilentPeer(guarded.lane.address)
+    peer = SilentPeer(guarded.endpoint.address)
     try:
         peer.call("DoPut")
         eventually(lambda: not peer.is_open(), "it still has its connection")
-        eventually(lambda: guarded.lane._server.calls.under_way == 0, "its call still has its thread")
+        eventually(lambda: guarded.endpoint._server.calls.under_way == 0, "its call still has its thread")
     finally:
         peer.close()
 
@@ -99,16 +99,19 @@ def test_a_silent_call_beside_one_that_is_served_ends_too(monkeypatch: pytest.Mo
 
 
 def test_connections_beyond_the_limit_are_ended_and_calls_go_on() -> None:
-    with standing(settings=EndpointSettings(connections=ConnectionLimits(connections_max=20))) as stand, stand.client() as flight_client:
-        stand.topic("t")
-        stand.topic("quiet")
+    with (
+        running_harness(settings=EndpointSettings(connections=ConnectionLimits(connections_max=20))) as harness,
+        harness.client() as flight_client,
+    ):
+        harness.topic("t")
+        harness.topic("quiet")
         waiting = threading.Thread(target=lambda: flight_client.wait({"quiet": {0: 0}}, 20_000))
         waiting.start()
-        eventually(lambda: stand.lane._server.calls.under_way == 1, "nobody waits")
-        idle = [SilentPeer(stand.lane.address) for _ in range(100)]
+        eventually(lambda: harness.endpoint._server.calls.under_way == 1, "no call waits")
+        idle = [SilentPeer(harness.endpoint.address) for _ in range(100)]
         eventually(lambda: sum(peer.is_open() for peer in idle) < 20, "they keep their connections")
-        assert len(connections(int(stand.lane.address.rpartition(":")[2]))) <= 20
-        with stand.client() as other:
+        assert len(connections(int(harness.endpoint.address.rpartition(":")[2]))) <= 20
+        with harness.client() as other:
             other.append("t", [values(b"x")])
             other.append("quiet", [values(b"x")])
         waiting.join(60)
@@ -139,7 +142,7 @@ def test_the_reserve_is_for_administrators_up_to_its_end() -> None:
         calls.arrive(is_admin=True)
 
 
-def test_a_wrong_password_fails_with_the_first_call_and_counts_for_the_address_it_came_from(guarded: Stand) -> None:
+def test_a_wrong_password_fails_with_the_first_call_and_counts_for_the_address_it_came_from(guarded: Harness) -> None:
     seen: set[str] = set()
     begin = guarded.access._throttle.begin
 
@@ -148,7 +151,7 @@ def test_a_wrong_password_fails_with_the_first_call_and_counts_for_the_address_i
         begin(account, address, now)
 
     guarded.access._throttle.begin = counted  # type: ignore[method-assign]
-    with flight.FlightClient(f"grpc://{guarded.lane.address}") as plain:
+    with flight.FlightClient(f"grpc://{guarded.endpoint.address}") as plain:
         token = plain.authenticate_basic_token("admin", "wrong password")
         options = flight.FlightCallOptions(headers=[token])
         for _ in range(2):
@@ -157,7 +160,7 @@ def test_a_wrong_password_fails_with_the_first_call_and_counts_for_the_address_i
     assert seen == {"127.0.0.1"}
 
 
-def test_spraying_names_over_flight_is_slowed_down_by_address_and_locks_out_nobody_elsewhere(guarded: Stand) -> None:
+def test_spraying_names_over_flight_is_slowed_down_by_address_and_locks_out_no_other_address(guarded: Harness) -> None:
     failures = []
     for number in range(60):
         with (

@@ -1,4 +1,4 @@
-"""The lane from plain `pyarrow.flight`, and from peers who send what they should not."""
+"""The Flight endpoint through plain `pyarrow.flight`, and invalid requests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.flight.request import STORED, stored_schema
 from headrace.limits import FLIGHT_REQUEST_BYTES_MAX, PARTITIONS_MAX
 from headrace.records import RecordBatch
 from tests.conftest import Proof
-from tests.flight.stand import ROOT, Stand, rows, values
+from tests.flight.harness import ROOT, Harness, rows, values
 
 
 @pytest.fixture
-def plain(stand: Stand) -> Iterator[flight.FlightClient]:
-    with flight.FlightClient(f"grpc://{stand.lane.address}") as client:
+def plain(harness: Harness) -> Iterator[flight.FlightClient]:
+    with flight.FlightClient(f"grpc://{harness.endpoint.address}") as client:
         yield client
 
 
@@ -31,8 +31,8 @@ def read(client: flight.FlightClient, ticket: dict[str, Any] | bytes) -> pa.Tabl
     return client.do_get(flight.Ticket(raw)).read_all()
 
 
-def test_every_partition_is_a_flight(stand: Stand, plain: flight.FlightClient, wide: str) -> None:
-    stand.publish(wide, RecordBatch([b"x"] * 3), 4)
+def test_every_partition_is_a_flight(harness: Harness, plain: flight.FlightClient, wide: str) -> None:
+    harness.publish(wide, RecordBatch([b"x"] * 3), 4)
     found = {tuple(part.decode() for part in info.descriptor.path): info for info in plain.list_flights(wide.encode())}
     assert set(found) == {(wide, str(partition)) for partition in range(5)}
     assert found[wide, "4"].total_records == 3
@@ -40,10 +40,10 @@ def test_every_partition_is_a_flight(stand: Stand, plain: flight.FlightClient, w
     assert found[wide, "4"].schema == stored_schema(STORED)
 
 
-def test_the_endpoints_of_a_topic_hold_all_its_rows_once(stand: Stand, plain: flight.FlightClient, wide: str) -> None:
+def test_the_endpoints_of_a_topic_hold_all_its_rows_once(harness: Harness, plain: flight.FlightClient, wide: str) -> None:
     for partition in range(5):
         for _ in range(3):
-            stand.publish(wide, RecordBatch([b"x"] * 100_000), partition)
+            harness.publish(wide, RecordBatch([b"x"] * 100_000), partition)
     info = plain.get_flight_info(flight.FlightDescriptor.for_path(wide))
     assert info.total_records == 1_500_000
     assert len(info.endpoints) > 5
@@ -57,16 +57,16 @@ def test_the_endpoints_of_a_topic_hold_all_its_rows_once(stand: Stand, plain: fl
     assert first.num_rows == places[3][1] - places[2][1]
 
 
-def test_a_command_names_a_range_and_columns(stand: Stand, plain: flight.FlightClient, topic: str) -> None:
-    stand.publish(topic, RecordBatch([b"a", b"b", b"c"]))
+def test_a_command_names_a_range_and_columns(harness: Harness, plain: flight.FlightClient, topic: str) -> None:
+    harness.publish(topic, RecordBatch([b"a", b"b", b"c"]))
     command = json.dumps({"topic": topic, "start": 1, "columns": ["offset", "value"]}).encode()
     info = plain.get_flight_info(flight.FlightDescriptor.for_command(command))
     assert (info.total_records, info.schema.names) == (2, ["offset", "value"])
     assert plain.do_get(info.endpoints[0].ticket).read_all().to_pydict() == {"offset": [1, 2], "value": [b"b", b"c"]}
 
 
-def test_a_ticket_without_ends_reads_what_there_is(stand: Stand, plain: flight.FlightClient, topic: str) -> None:
-    stand.publish(topic, RecordBatch([b"a", b"b"]))
+def test_a_ticket_without_ends_reads_what_there_is(harness: Harness, plain: flight.FlightClient, topic: str) -> None:
+    harness.publish(topic, RecordBatch([b"a", b"b"]))
     assert read(plain, {"topic": topic}).column("value").to_pylist() == [b"a", b"b"]
     assert read(plain, {"topic": topic}).schema == stored_schema(STORED)
 
@@ -113,10 +113,10 @@ def test_an_error_has_its_code_and_text_for_any_client(plain: flight.FlightClien
         ({"topic": "t", "partition": 1 << 40}, "partition"),
         ({"topic": "t", "start": -1}, "start"),
         ({"topic": "t", "start": 1 << 63}, "start"),
-        ({"topic": "t", "columns": []}, "no column is asked for"),
-        ({"topic": "t", "columns": ["valeu"]}, "no column 'valeu'"),
-        ({"topic": "t", "columns": ["topic"]}, "no column 'topic'"),
-        ({"topic": "t", "columns": ["value", "value"]}, "asked for twice"),
+        ({"topic": "t", "columns": []}, "no columns selected"),
+        ({"topic": "t", "columns": ["valeu"]}, "unknown column 'valeu'"),
+        ({"topic": "t", "columns": ["topic"]}, "unknown column 'topic'"),
+        ({"topic": "t", "columns": ["value", "value"]}, "duplicate column"),
         ({"topic": "t", "columns": ["value"] * 100}, "columns"),
         ({"topic": "t", "rows_max": 0}, "rows_max"),
         ({"topic": "t", "rows_max": 1 << 40}, "rows_max"),
@@ -124,21 +124,27 @@ def test_an_error_has_its_code_and_text_for_any_client(plain: flight.FlightClien
         (b" " * (FLIGHT_REQUEST_BYTES_MAX + 1), "exceeds the limit"),
     ],
 )
-def test_a_wrong_ticket_is_refused_with_what_is_wrong(plain: flight.FlightClient, ticket: dict[str, Any] | bytes, words: str) -> None:
+def test_a_wrong_ticket_is_rejected_with_what_is_wrong(plain: flight.FlightClient, ticket: dict[str, Any] | bytes, words: str) -> None:
     with pytest.raises(flight.FlightServerError, match="invalid_request") as caught:
         read(plain, ticket)
     assert words in str(caught.value)
 
 
-def test_wrong_paths_actions_and_commands_are_refused(plain: flight.FlightClient, topic: str) -> None:
+def test_wrong_paths_actions_and_commands_are_rejected(plain: flight.FlightClient, topic: str) -> None:
     for path in (["a", "b", "c"], ["a", "x"], [], ["a", "-1"], ["a", "00"], ["a", "٣"], [""]):
         with pytest.raises(flight.FlightServerError, match="invalid_request"):
             plain.get_flight_info(flight.FlightDescriptor.for_path(*path))
-    with pytest.raises(flight.FlightServerError, match="no action 'dance'"):
+    with pytest.raises(flight.FlightServerError, match="unknown action 'dance'"):
         list(plain.do_action(flight.Action("dance", b"")))
     with pytest.raises(flight.FlightServerError, match="unknown field"):
         list(plain.do_action(flight.Action("topics", b'{"all": true}')))
-    for command in (b"", b"{}", b'{"verb":"dance"}', b'{"verb":"append"}', b'{"verb":"append","topic":"t","partition":true}'):
+    for command in (
+        b"",
+        b"{}",
+        b'{"operation":"dance"}',
+        b'{"operation":"append"}',
+        b'{"operation":"append","topic":"t","partition":true}',
+    ):
         batch = values(b"x")
         writer, answers = plain.do_put(flight.FlightDescriptor.for_command(command), batch.schema)
         with pytest.raises(flight.FlightServerError, match="invalid_request"), writer:
@@ -148,7 +154,7 @@ def test_wrong_paths_actions_and_commands_are_refused(plain: flight.FlightClient
 
 
 def mutated(dice: random.Random, good: bytes) -> bytes:
-    """A request with something wrong in it, somewhere."""
+    """Return the request with a random error."""
     raw = bytearray(good)
     for _ in range(dice.randint(1, 4)):
         kind = dice.randrange(4)
@@ -165,9 +171,9 @@ def mutated(dice: random.Random, good: bytes) -> bytes:
 
 
 def test_thousands_of_garbled_requests_are_answered_and_change_nothing(
-    stand: Stand, plain: flight.FlightClient, topic: str, proof: Proof
+    harness: Harness, plain: flight.FlightClient, topic: str, proof: Proof
 ) -> None:
-    stand.publish(topic, RecordBatch([b"a", b"b"]))
+    harness.publish(topic, RecordBatch([b"a", b"b"]))
     dice = random.Random(20)
     ticket = json.dumps({"topic": topic, "partition": 0, "start": 0, "stop": 2, "columns": ["value", "offset"], "rows_max": 10}).encode()
     bodies: dict[str, Any] = {
@@ -177,16 +183,16 @@ def test_thousands_of_garbled_requests_are_answered_and_change_nothing(
         "offset_for_time": {"topic": topic, "times": {"0": 0}},
         "wait": {"ends": {topic: {"0": 0}}, "wait_ms": 0},
         "schema": {"topic": topic},
-        "last_version": {"app": "a"},
+        "last_version": {"writer": "a"},
         "drop": {"handles": ["h"]},
     }
     answered = refused = 0
     defects: list[str] = []
     for _ in range(1_500):
-        verb = dice.choice(list(bodies))
+        action = dice.choice(list(bodies))
         for ask in (
             lambda: read(plain, mutated(dice, ticket)),
-            lambda verb=verb: list(plain.do_action(flight.Action(verb, mutated(dice, json.dumps(bodies[verb]).encode())))),
+            lambda action=action: list(plain.do_action(flight.Action(action, mutated(dice, json.dumps(bodies[action]).encode())))),
         ):
             try:
                 ask()
@@ -196,14 +202,14 @@ def test_thousands_of_garbled_requests_are_answered_and_change_nothing(
                 defects += [] if failure.extra_info else [str(failure)]
     assert defects == []
     assert refused > 1_000
-    assert stand.call(lambda: stand.broker.bounds(ROOT, topic, 0)).end == 2
+    assert harness.call(lambda: harness.broker.bounds(ROOT, topic, 0)).end == 2
     assert read(plain, {"topic": topic}).num_rows == 2
-    proof("garbled bulk requests", answered + refused)
+    proof("garbled Flight requests", answered + refused)
 
 
-def test_an_exchange_is_refused_in_words(plain: flight.FlightClient, topic: str) -> None:
+def test_an_exchange_is_rejected_with_a_clear_error(plain: flight.FlightClient, topic: str) -> None:
     writer, reader = plain.do_exchange(flight.FlightDescriptor.for_path(topic))
-    with pytest.raises(flight.FlightServerError, match="invalid_request: DoExchange is not spoken here") as caught:
+    with pytest.raises(flight.FlightServerError, match="invalid_request: DoExchange is not supported") as caught:
         reader.read_chunk()
     assert "Traceback" not in str(caught.value)
     with pytest.raises(flight.FlightServerError):
@@ -213,11 +219,11 @@ def test_an_exchange_is_refused_in_words(plain: flight.FlightClient, topic: str)
 @pytest.mark.parametrize(
     ("count", "words"), [(PARTITIONS_MAX, "unknown_topic"), (PARTITIONS_MAX + 1, "invalid_request: body of .* length <= 10000")]
 )
-@pytest.mark.parametrize(("verb", "field", "more"), [("wait", "ends", {"wait_ms": 1}), ("commit", "offsets", {"group": "g"})])
+@pytest.mark.parametrize(("action", "field", "more"), [("wait", "ends", {"wait_ms": 1}), ("commit", "offsets", {"group": "g"})])
 def test_no_request_names_more_topics_than_there_can_be(
-    plain: flight.FlightClient, verb: str, field: str, more: dict[str, Any], count: int, words: str
+    plain: flight.FlightClient, action: str, field: str, more: dict[str, Any], count: int, words: str
 ) -> None:
-    """Each of them is asked about on the loop."""
+    """The loop looks up each of them."""
     body = json.dumps({field: {f"nothing-{number}": {"0": 0} for number in range(count)}, **more}).encode()
     with pytest.raises(flight.FlightServerError, match=words):
-        list(plain.do_action(flight.Action(verb, body)))
+        list(plain.do_action(flight.Action(action, body)))

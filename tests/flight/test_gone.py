@@ -1,4 +1,4 @@
-"""Callers that go away, or stay and do nothing: what they have half done goes, and so does their place."""
+"""Disconnected and stalled callers: their unfinished stages are dropped, and their calls end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import headrace.flight.client
 from headrace.errors import DiskFull, InvalidRequest, UnknownPartition, UnknownStage
 from headrace.flight.client import FlightClient
 from headrace.flight.request import Range, encode
-from tests.flight.stand import ROOT, Stand, rows, standing, values
+from tests.flight.harness import ROOT, Harness, rows, running_harness, values
 from tests.flight.test_bounds import eventually
 
 _HALF_A_STAGE = """
@@ -28,7 +28,7 @@ from pyarrow import flight
 
 client = flight.connect("grpc://" + sys.argv[1])
 batch = pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"b"], pa.binary())})
-command = {"verb": sys.argv[2], "topic": sys.argv[3]} | ({"handle": "half", "app": "a"} if sys.argv[2] == "stage" else {})
+command = {"operation": sys.argv[2], "topic": sys.argv[3]} | ({"handle": "half", "writer": "a"} if sys.argv[2] == "stage" else {})
 writer, answers = client.do_put(flight.FlightDescriptor.for_command(json.dumps(command).encode()), batch.schema)
 writer.write_batch(batch)
 print("sent", flush=True)
@@ -36,9 +36,9 @@ sys.stdin.read()
 """
 
 
-def killed_half_way(stand: Stand, verb: str, topic: str, sent: Any) -> None:
+def killed_half_way(harness: Harness, operation: str, topic: str, sent: Any) -> None:
     """A writer that dies between two batches of its put."""
-    arguments = [sys.executable, "-c", _HALF_A_STAGE, stand.lane.address, verb, topic]
+    arguments = [sys.executable, "-c", _HALF_A_STAGE, harness.endpoint.address, operation, topic]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         try:
             eventually(sent, "the first batch is not there")
@@ -46,51 +46,51 @@ def killed_half_way(stand: Stand, verb: str, topic: str, sent: Any) -> None:
             writer.kill()
 
 
-def handles(stand: Stand) -> list[tuple[str, bool]]:
-    return stand.call(lambda: [(stage.handle, stage.is_sealed) for stage in stand.broker.stages(ROOT)])
+def handles(harness: Harness) -> list[tuple[str, bool]]:
+    return harness.call(lambda: [(stage.handle, stage.is_sealed) for stage in harness.broker.stages(ROOT)])
 
 
 def test_the_stage_of_a_writer_that_dies_is_gone_and_stays_gone(
-    stand: Stand, flight_client: FlightClient, topic: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, flight_client: FlightClient, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    killed_half_way(stand, "stage", topic, lambda: handles(stand) == [("half", False)])
-    eventually(lambda: handles(stand) == [], "it is still there")
-    eventually(lambda: not stand.lane._server.calls.carriers_under_way, "the call does not end")
+    killed_half_way(harness, "stage", topic, lambda: handles(harness) == [("half", False)])
+    eventually(lambda: handles(harness) == [], "it is still there")
+    eventually(lambda: not harness.endpoint._server.calls.carriers_under_way, "the call does not end")
     with pytest.raises(UnknownStage, match="half"):
         flight_client.stage("half", [values(b"a", b"b")], topic=topic, writer="a")
     assert "defect" not in caplog.text
 
 
 def test_what_a_writer_that_dies_has_appended_stays(
-    stand: Stand, flight_client: FlightClient, topic: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, flight_client: FlightClient, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    killed_half_way(stand, "append", topic, lambda: flight_client.describe([topic])[topic].partitions[0].end == 2)
-    eventually(lambda: not stand.lane._server.calls.carriers_under_way, "the call does not end")
+    killed_half_way(harness, "append", topic, lambda: flight_client.describe([topic])[topic].partitions[0].end == 2)
+    eventually(lambda: not harness.endpoint._server.calls.carriers_under_way, "the call does not end")
     assert [row["value"] for row in rows(flight_client, topic)] == [b"a", b"b"]
     assert "defect" not in caplog.text
 
 
-def test_a_stage_that_fails_half_way_is_gone_at_once(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_a_stage_that_fails_half_way_is_gone_at_once(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     good, bad = values(b"a", partition=pa.array([0])), values(b"b", partition=pa.array([9]))
     with pytest.raises(UnknownPartition):
         flight_client.stage("failing", [good, bad], topic=topic, writer="a")
-    assert handles(stand) == []
+    assert handles(harness) == []
 
 
-def test_a_stage_whose_rows_fail_on_their_way_is_gone_too(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_a_stage_whose_rows_fail_on_their_way_is_gone_too(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
         yield values(b"a")
-        eventually(lambda: handles(stand) == [("cut short", False)], "nothing is staged")
+        eventually(lambda: handles(harness) == [("cut short", False)], "nothing is staged")
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         flight_client.stage("cut short", failing(), topic=topic, writer="a")
-    assert handles(stand) == []
+    assert handles(harness) == []
     with pytest.raises(UnknownStage):
         flight_client.publish("a", 100, ["cut short"])
 
 
-def test_a_put_that_is_refused_leaves_the_stage_of_another_alone(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_a_put_that_is_rejected_leaves_the_stage_of_another_alone(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     flight_client.stage("whole", [values(b"a")], topic=topic, writer="a")
     with pytest.raises(InvalidRequest, match="is sealed"):
         flight_client.stage("whole", [values(b"b")], topic=topic, writer="a")
@@ -98,13 +98,13 @@ def test_a_put_that_is_refused_leaves_the_stage_of_another_alone(stand: Stand, f
     assert [row["value"] for row in rows(flight_client, topic)] == [b"a"]
 
 
-def test_two_puts_at_once_do_not_share_a_handle(stand: Stand, flight_client: FlightClient, topic: str) -> None:
-    """Their rows would be published as one: those of a task, and those of its attempt that was thought dead."""
+def test_two_puts_at_once_do_not_share_a_handle(harness: Harness, flight_client: FlightClient, topic: str) -> None:
+    """Publishing would mix the rows of a task and of an attempt that was presumed dead."""
 
     def first() -> Iterator[pa.RecordBatch]:
         yield values(b"a")
-        eventually(lambda: handles(stand) == [("shared", False)], "nothing is staged")
-        with stand.client() as other, pytest.raises(InvalidRequest, match="'shared' is being written by another put"):
+        eventually(lambda: handles(harness) == [("shared", False)], "nothing is staged")
+        with harness.client() as other, pytest.raises(InvalidRequest, match="'shared' is being written by another put"):
             other.stage("shared", [values(b"b")], topic=topic, writer="two")
         yield values(b"c")
 
@@ -120,10 +120,10 @@ def spread(count: int) -> pa.RecordBatch:
 
 @pytest.mark.parametrize(("at_once", "durable"), [(True, 3), (False, 4)])
 def test_a_failure_of_one_partition_does_not_hide_what_others_have_taken(at_once: bool, durable: int) -> None:
-    """Whoever counts on the number sends the rest again."""
-    with standing() as stand, stand.client() as flight_client:
-        stand.topic("t", 5)
-        inner = stand.broker.publish
+    """A caller that relies on the number sends the rest again."""
+    with running_harness() as harness, harness.client() as flight_client:
+        harness.topic("t", 5)
+        inner = harness.broker.publish
 
         def publish(who: Any, topic: str, record_batch: Any, *, partition: int) -> Any:
             if partition != 3:
@@ -134,7 +134,7 @@ def test_a_failure_of_one_partition_does_not_hide_what_others_have_taken(at_once
             refused.set_exception(DiskFull())
             return refused
 
-        stand.broker.publish = publish  # type: ignore[method-assign, assignment]  # as much of it as a put uses
+        harness.broker.publish = publish  # type: ignore[method-assign, assignment]  # as much of it as a put uses
         with pytest.raises(DiskFull) as caught:
             flight_client.append("t", [spread(5)])
         assert caught.value.durable_records == durable  # type: ignore[attr-defined]  # what a put adds to whatever it raises
@@ -142,20 +142,20 @@ def test_a_failure_of_one_partition_does_not_hide_what_others_have_taken(at_once
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    """One call at a time, and no patience with peers; 40 MB in topic `t`."""
-    with standing() as stand:
-        stand.topic("t")
-        with stand.client() as flight_client:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    """An endpoint with one call at a time and no stall time; 40 MB in topic `t`."""
+    with running_harness() as harness:
+        harness.topic("t")
+        with harness.client() as flight_client:
             flight_client.append("t", [values(*[bytes(10_000)] * 2_000)] * 2)
         monkeypatch.setattr(headrace.flight.calls, "FLIGHT_STALL_SECONDS_MAX", 0.2)
-        stand.lane._server.calls._count_max = 1
-        yield stand
+        harness.endpoint._server.calls._count_max = 1
+        yield harness
 
 
-def test_a_reader_that_does_not_read_loses_its_place_to_one_that_wants_it(impatient: Stand) -> None:
-    calls = impatient.lane._server.calls
-    with flight.FlightClient(f"grpc://{impatient.lane.address}") as plain:
+def test_a_reader_that_does_not_read_loses_its_place_to_one_that_wants_it(impatient: Harness) -> None:
+    calls = impatient.endpoint._server.calls
+    with flight.FlightClient(f"grpc://{impatient.endpoint.address}") as plain:
         reader = plain.do_get(flight.Ticket(encode(Range("t"))))
         reader.read_chunk()
         eventually(lambda: calls.carriers_under_way == 1, "it is not being read")
@@ -166,10 +166,10 @@ def test_a_reader_that_does_not_read_loses_its_place_to_one_that_wants_it(impati
             reader.read_all()
 
 
-def test_a_writer_that_does_not_write_loses_its_place_and_its_stage(impatient: Stand) -> None:
+def test_a_writer_that_does_not_write_loses_its_place_and_its_stage(impatient: Harness) -> None:
     batch = values(b"x")
-    command = {"verb": "stage", "handle": "h", "app": "a", "topic": "t"}
-    with flight.FlightClient(f"grpc://{impatient.lane.address}") as plain:
+    command = {"operation": "stage", "handle": "h", "writer": "a", "topic": "t"}
+    with flight.FlightClient(f"grpc://{impatient.endpoint.address}") as plain:
         writer, _ = plain.do_put(flight.FlightDescriptor.for_command(json.dumps(command).encode()), batch.schema)
         writer.write_batch(batch)
         eventually(lambda: handles(impatient) == [("h", False)], "nothing is staged")
@@ -180,7 +180,7 @@ def test_a_writer_that_does_not_write_loses_its_place_and_its_stage(impatient: S
             writer.close()
 
 
-def test_a_reader_that_was_cut_off_reads_on(impatient: Stand) -> None:
+def test_a_reader_that_was_cut_off_reads_on(impatient: Harness) -> None:
     with impatient.client() as slow, impatient.client() as flight_client:
         reading = slow.read("t", 0, 0, 4_000, columns=["offset", "value"])
         seen = [next(reading)]
@@ -189,8 +189,8 @@ def test_a_reader_that_was_cut_off_reads_on(impatient: Stand) -> None:
     assert [offset for batch in seen for offset in batch.column("offset").to_pylist()] == list(range(4_000))
 
 
-def test_nobody_is_cut_off_while_there_is_room(impatient: Stand) -> None:
-    impatient.lane._server.calls._count_max = 2
+def test_no_connection_is_closed_while_there_is_room(impatient: Harness) -> None:
+    impatient.endpoint._server.calls._count_max = 2
     with impatient.client() as slow, impatient.client() as flight_client:
         reading = slow.read("t", 0, 0, 4_000, columns=["value"])
         next(reading)
@@ -202,5 +202,5 @@ def test_nobody_is_cut_off_while_there_is_room(impatient: Stand) -> None:
 
 
 def test_the_client_pings_no_more_often_than_a_server_of_grpc_takes() -> None:
-    """It takes one in five minutes while nothing else moves (its gRFC A8), and ends the connection at the third too early."""
+    """gRPC accepts one ping in five minutes on an idle connection (gRFC A8), and closes the connection at the third early one."""
     assert dict(headrace.flight.client._OPTIONS)["grpc.keepalive_time_ms"] > 300_000

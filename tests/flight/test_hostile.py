@@ -1,6 +1,6 @@
-"""Arrow messages that lie: offsets, views and indices outside of their buffers, text that is none, a little that unpacks to a lot.
+"""Invalid Arrow messages: offsets, views and indices outside their buffers, invalid UTF-8, columns that are large when unpacked.
 
-Arrow itself reads them without a look. Whatever is put, the broker answers, keeps none of it, and goes on.
+Arrow decodes them without validation. The broker returns an error, stores nothing, and continues.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from headrace.errors import InvalidRequest, LimitExceeded
 from headrace.flight.arrays import as_binary, checked
 from headrace.flight.client import FlightClient
 from headrace.flight.puts import LettersPut
-from headrace.flight.writing import Cutter, Target
+from headrace.flight.writing import Splitter, Target
 from headrace.limits import MIB
-from tests.flight.stand import ROOT, Stand, rows, values
+from tests.flight.harness import ROOT, Harness, rows, values
 
 TWO = pa.array([b"a", b"b"], pa.binary())
 PAIR = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 def binary(kind: pa.DataType, ends: list[int], content: bytes) -> pa.Array:
-    """With these offsets, whatever they are."""
+    """Return an array with these offsets, valid or not."""
     width = np.int64 if kind in (pa.large_binary(), pa.large_string()) else np.int32
     return pa.Array.from_buffers(kind, len(ends) - 1, [None, pa.py_buffer(np.array(ends, width).tobytes()), pa.py_buffer(content)])
 
 
 def view(kind: pa.DataType, length: int, buffer: int, offset: int) -> pa.Array:
-    """One view of a buffer of 100 bytes, after one that is in order."""
+    """Return an array with one valid view and this one, of a buffer of 100 bytes."""
     views = struct.pack("<i12s", 2, b"ok") + struct.pack("<i4sii", length, b"xxxx", buffer, offset)
     return pa.Array.from_buffers(kind, 2, [None, pa.py_buffer(views), pa.py_buffer(b"x" * 100)])
 
@@ -69,9 +69,9 @@ LIES: dict[str, dict[str, pa.Array]] = {
 }
 
 
-def put(stand: Stand, command: dict[str, Any], columns: dict[str, pa.Array]) -> None:
+def put(harness: Harness, command: dict[str, Any], columns: dict[str, pa.Array]) -> None:
     batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-    with flight.FlightClient(f"grpc://{stand.lane.address}") as plain:
+    with flight.FlightClient(f"grpc://{harness.endpoint.address}") as plain:
         writer, answers = plain.do_put(flight.FlightDescriptor.for_command(json.dumps(command).encode()), batch.schema)
         writer.write_batch(batch)
         writer.done_writing()
@@ -80,11 +80,11 @@ def put(stand: Stand, command: dict[str, Any], columns: dict[str, pa.Array]) -> 
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_columns_that_lie_are_refused_by_name_and_nothing_is_written(
-    stand: Stand, flight_client: FlightClient, wide: str, lie: str
+def test_columns_that_lie_are_rejected_by_name_and_nothing_is_written(
+    harness: Harness, flight_client: FlightClient, wide: str, lie: str
 ) -> None:
     with pytest.raises(flight.FlightServerError, match="invalid_request: column '(value|key|headers|topic)' is damaged"):
-        put(stand, {"verb": "append", "topic": wide}, LIES[lie])
+        put(harness, {"operation": "append", "topic": wide}, LIES[lie])
     assert [rows(flight_client, wide, partition) for partition in range(5)] == [[]] * 5
     assert flight_client.append(wide, [values(b"x")]).records == 1
 
@@ -97,18 +97,18 @@ def test_a_buffer_of_views_may_be_longer_than_its_views(rest: int) -> None:
     assert as_binary(column, "value").to_pylist() == [b"ok", b"ok"]
 
 
-def test_a_column_whose_name_is_no_text_is_refused() -> None:
+def test_a_column_whose_name_is_no_text_is_rejected() -> None:
     named = pa.ipc.read_schema(pa.py_buffer(pa.schema([("value", pa.binary())]).serialize().to_pybytes().replace(b"value", b"val\x85e")))
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        Cutter(named, Target("t", None, 0), lambda topic: 1)
+        Splitter(named, Target("t", None, 0), lambda topic: 1)
     headers = pa.schema([("value", pa.binary()), ("headers", pa.list_(PAIR))]).serialize().to_pybytes().replace(b"key", b"\xf6ey")
     with pytest.raises(InvalidRequest, match="'headers' is"):
-        Cutter(pa.ipc.read_schema(pa.py_buffer(headers)), Target("t", None, 0), lambda topic: 1)
+        Splitter(pa.ipc.read_schema(pa.py_buffer(headers)), Target("t", None, 0), lambda topic: 1)
     with pytest.raises(InvalidRequest, match="not UTF-8"):
         LettersPut(None, None, ROOT, named, "t")  # type: ignore[arg-type]  # the schema is looked at first
 
 
-def test_dead_letters_that_lie_are_refused(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_dead_letters_that_lie_are_rejected(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     flight_client.append(topic, [values(b"x")])
     column = {
         "partition": pa.array([0]),
@@ -117,23 +117,23 @@ def test_dead_letters_that_lie_are_refused(stand: Stand, flight_client: FlightCl
         "reason": pa.array(["r"]),
     }
     with pytest.raises(flight.FlightServerError, match="column 'error' is damaged"):
-        put(stand, {"verb": "dead_letters", "topic": topic}, column)
+        put(harness, {"operation": "dead_letters", "topic": topic}, column)
 
 
 @pytest.mark.parametrize("last", [6, 1 << 30])
-def test_a_last_offset_beyond_the_bytes_is_refused(last: int) -> None:
+def test_a_last_offset_beyond_the_bytes_is_rejected(last: int) -> None:
     honest = pa.RecordBatch.from_arrays([binary(pa.binary(), [0, 5, 7], b"hello!!")], ["value"])
     message = honest.serialize().to_pybytes()
     assert message.count(struct.pack("<3i", 0, 5, 7)) == 1
     lying = message.replace(struct.pack("<3i", 0, 5, 7), struct.pack("<3i", 0, 5, last + 7))
     batch = pa.ipc.read_record_batch(pa.py_buffer(lying), honest.schema)
-    cutter = Cutter(honest.schema, Target("t", 0, 0), lambda topic: 1)
+    splitter = Splitter(honest.schema, Target("t", 0, 0), lambda topic: 1)
     with pytest.raises(InvalidRequest, match="column 'value' is damaged"):
-        list(cutter.pieces(batch))
+        list(splitter.chunks(batch))
 
 
-def test_values_of_text_need_not_be_utf_8_since_they_are_kept_as_bytes(stand: Stand, flight_client: FlightClient, topic: str) -> None:
-    put(stand, {"verb": "append", "topic": topic}, {"value": binary(pa.string(), [0, 2], b"\xff\xfe")})
+def test_values_of_text_need_not_be_utf_8_since_they_are_kept_as_bytes(harness: Harness, flight_client: FlightClient, topic: str) -> None:
+    put(harness, {"operation": "append", "topic": topic}, {"value": binary(pa.string(), [0, 2], b"\xff\xfe")})
     assert [row["value"] for row in rows(flight_client, topic)] == [b"\xff\xfe"]
 
 
@@ -154,7 +154,7 @@ REPEATED = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.ar
     ],
     ids=["dictionary", "views", "headers"],
 )
-def test_a_little_that_unpacks_to_a_lot_is_refused_before_it_does(column: pa.Array) -> None:
+def test_a_little_that_unpacks_to_a_lot_is_rejected_before_it_does(column: pa.Array) -> None:
     with pytest.raises(LimitExceeded, match=f"takes {300 * MIB} bytes unpacked"):
         checked(column, "value")
 
@@ -174,16 +174,16 @@ def test_what_a_column_unpacks_to_is_bounded_exactly(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("count", "fits"), [(5, True), (6, False)])
 def test_rows_that_take_no_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch, count: int, fits: bool) -> None:
     monkeypatch.setattr(headrace.flight.writing, "FLIGHT_PUT_ROWS_MAX", 5)
-    cutter = Cutter(pa.schema({"value": pa.null()}), Target("t", 0, 0), lambda topic: 1)
+    splitter = Splitter(pa.schema({"value": pa.null()}), Target("t", 0, 0), lambda topic: 1)
     batch = pa.RecordBatch.from_arrays([pa.nulls(count)], ["value"])
     if fits:
-        assert sum(len(piece.batch) for piece in cutter.pieces(batch)) == count
+        assert sum(len(chunk.batch) for chunk in splitter.chunks(batch)) == count
     else:
         with pytest.raises(LimitExceeded, match="6 rows exceeds the limit of 5"):
-            list(cutter.pieces(batch))
+            list(splitter.chunks(batch))
 
 
-def test_dead_letters_are_moved_in_pieces_however_many_come_at_once(stand: Stand, flight_client: FlightClient, topic: str) -> None:
+def test_dead_letters_are_moved_in_pieces_however_many_come_at_once(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     flight_client.append(topic, [values(*[b"x"] * 10)])
     count = 25_000
     batch = pa.RecordBatch.from_pydict(
@@ -194,6 +194,6 @@ def test_dead_letters_are_moved_in_pieces_however_many_come_at_once(stand: Stand
             "reason": pa.array(["r"] * count),
         }
     )
-    letters = LettersPut(stand.lane._bridge, stand.broker, ROOT, batch.schema, topic)
+    letters = LettersPut(harness.endpoint._bridge, harness.broker, ROOT, batch.schema, topic)
     letters.take(batch)
     assert letters.finish() == {"moved": 10}

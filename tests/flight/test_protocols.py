@@ -1,4 +1,4 @@
-"""What comes in through another protocol goes out through the lane, and the other way round: same bytes, same offsets, same groups."""
+"""Records published through another protocol are read through Flight and vice versa, with the same bytes, offsets and groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from headrace.flight.client import FlightClient, Servers
 from headrace.flight.request import HEADERS
-from tests.flight.stand import rows, values
+from tests.flight.harness import rows, values
 from tests.protocols.peers import WAIT_SECONDS, Broker, serving
 
 SAMPLES = [b"plain", "späße ☃".encode(), bytes(range(256)), b"x" * 100_000, b"\0"]
@@ -33,7 +33,7 @@ def flight_client(broker: Broker) -> Iterator[FlightClient]:
 
 
 @pytest.mark.parametrize("protocol", WRITERS)
-async def test_what_is_published_through_a_protocol_is_read_through_the_lane(
+async def test_what_is_published_through_a_protocol_is_read_through_the_endpoint(
     broker: Broker, flight_client: FlightClient, protocol: str
 ) -> None:
     topic = f"from-{protocol}"
@@ -46,7 +46,7 @@ async def test_what_is_published_through_a_protocol_is_read_through_the_lane(
 
 
 @pytest.mark.parametrize("protocol", READERS)
-async def test_what_is_appended_through_the_lane_is_read_through_a_protocol(
+async def test_what_is_appended_through_the_endpoint_is_read_through_a_protocol(
     broker: Broker, flight_client: FlightClient, protocol: str
 ) -> None:
     topic = f"to-{protocol}"
@@ -67,15 +67,15 @@ async def test_keys_and_headers_cross_over(broker: Broker, flight_client: Flight
             await client.publish("keyed", b"%d" % number, key=b"key %d" % (number % 6))
     before = {row["key"]: partition for partition in range(4) for row in rows(flight_client, "keyed", partition)}
     batch = values(
-        *(b"lane %d" % number for number in range(6)),
+        *(b"flight %d" % number for number in range(6)),
         key=pa.array([b"key %d" % number for number in range(6)], pa.binary()),
-        headers=pa.array([[{"key": "from", "value": b"lane"}]] * 6, HEADERS),
+        headers=pa.array([[{"key": "from", "value": b"flight"}]] * 6, HEADERS),
     )
     flight_client.append("keyed", [batch])
     found = [(partition, row) for partition in range(4) for row in rows(flight_client, "keyed", partition)]
     assert len(found) == 26
     assert {row["key"]: partition for partition, row in found} == before
-    assert sum(row["headers"] == [{"key": "from", "value": b"lane"}] for _, row in found) == 6
+    assert sum(row["headers"] == [{"key": "from", "value": b"flight"}] for _, row in found) == 6
 
 
 async def test_a_group_has_one_position_through_all_protocols(broker: Broker, flight_client: FlightClient) -> None:

@@ -1,4 +1,4 @@
-"""Record batches hold what the records hold, whatever the batch is made of and wherever it is cut."""
+"""Record batches have the content of the records, for every kind of stored batch and every window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.flight.reading import Arrows, below
+from headrace.flight.reading import ArrowBatches, below
 from headrace.flight.request import STORED, decode_place
 from headrace.records import NEVER, Batch, Record, RecordBatch
 from headrace.storage.batch import StoredBatch, encode
@@ -22,7 +22,7 @@ LATE = 1 << 40
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Batch]:
-    """Some adjacent batches of one log, each with its own columns and flaws."""
+    """Draw adjacent batches of one log, each with its own columns."""
     made: list[Batch] = []
     base = draw(st.integers(0, 1 << 40))
     for _ in range(draw(st.integers(1, 4))):
@@ -60,7 +60,7 @@ def row(record: Record) -> dict[str, Any]:
     }
 
 
-def sent(arrows: Arrows, found: list[Batch], now: int = 0) -> list[tuple[pa.RecordBatch, int]]:
+def sent(arrows: ArrowBatches, found: list[Batch], now: int = 0) -> list[tuple[pa.RecordBatch, int]]:
     return [(batch, decode_place(pa.py_buffer(place))) for batch, place in (*arrows.feed(found, now), *arrows.flush())]
 
 
@@ -69,7 +69,7 @@ def sent(arrows: Arrows, found: list[Batch], now: int = 0) -> list[tuple[pa.Reco
 def test_rows_are_the_records_that_live(found: list[Batch], rows_max: int, now: int, columns: list[str], count: int) -> None:
     chosen = tuple(columns[:count])
     records = [record for batch in found for record in batch.records() if record.expiry == NEVER or record.expiry > now]
-    out = sent(Arrows(chosen, rows_max, bytes_max=25), found, now)
+    out = sent(ArrowBatches(chosen, rows_max, bytes_max=25), found, now)
     assert [line for batch, _ in out for line in batch.to_pylist()] == [{name: row(record)[name] for name in chosen} for record in records]
     assert all(0 < batch.num_rows <= rows_max for batch, _ in out)
     for batch, _ in out:
@@ -79,7 +79,7 @@ def test_rows_are_the_records_that_live(found: list[Batch], rows_max: int, now: 
 @settings(max_examples=200, deadline=None)
 @given(batches(), st.integers(1, 30))
 def test_reading_on_at_any_place_gives_the_rest(found: list[Batch], rows_max: int) -> None:
-    out = sent(Arrows(("offset",), rows_max), found)
+    out = sent(ArrowBatches(("offset",), rows_max), found)
     places = [place for _, place in out]
     assert all(before < after for before, after in pairwise(places))
     offsets = [offset for batch in found for offset in batch.offsets()]
@@ -99,6 +99,6 @@ def test_a_stop_leaves_out_what_is_at_or_behind_it(found: list[Batch], distance:
 
 def test_values_are_not_copied() -> None:
     batch = StoredBatch.parse(encode(1, 0, RecordBatch([bytes(1_000)] * 2_000), now=7))
-    ((out, _),) = sent(Arrows(("value",), 10_000), [batch])
+    ((out, _),) = sent(ArrowBatches(("value",), 10_000), [batch])
     content = pa.py_buffer(batch.value_buffers()[1])
     assert out.column("value").buffers()[2].address == content.address

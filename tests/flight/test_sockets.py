@@ -1,4 +1,4 @@
-"""The connection that is cut is the one that was meant."""
+"""The right connection is closed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_one_connection_is_cut_and_the_others_go_on(tmp_path: Path, family: sock
             before = len(os.listdir("/dev/fd"))
             port = server.getsockname()[1]
             peer = shown.format(*bad.getsockname()[:2])
-            assert not cut(peer, port + 1), "it is a connection of somebody else's"
+            assert not cut(peer, port + 1), "it is a connection of another listener"
             assert cut(peer, port)
             assert bad.recv(1) == b""
             good.sendall(b"x")

@@ -1,4 +1,4 @@
-"""However the log keeps records, the lane hands out the same rows: on disk, compressed, encrypted, compacted, expired, or gone."""
+"""The Flight endpoint returns the same rows for every form of storage: on disk, compressed, encrypted, compacted, expired."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headrace.records import RecordBatch
 from headrace.schemas import SchemaType
 from headrace.storage.check import check
 from headrace.storage.files import DiskFiles
-from tests.flight.stand import NOW, ROOT, Stand, rows, standing, values
+from tests.flight.harness import NOW, ROOT, Harness, rows, running_harness, values
 
 KEY = bytes(range(32))
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Stand]:
-    with standing(tmp_path) as stand:
-        yield stand
+def disk(tmp_path: Path) -> Iterator[Harness]:
+    with running_harness(tmp_path) as harness:
+        yield harness
     assert check(DiskFiles(tmp_path), None).problems == []
 
 
@@ -52,18 +52,18 @@ def same(found: list[dict[str, Any]], batch: pa.RecordBatch, picked: range) -> N
 def test_rows_come_back_as_they_went_in_and_after_a_restart(tmp_path: Path, kind: str) -> None:
     key = KEY if kind in ("encrypted", "both") else None
     batch = sample(1_000)
-    with standing(tmp_path, key=key) as stand, stand.client() as flight_client:
-        stand.topic("t", compress=kind in ("compressed", "both"))
+    with running_harness(tmp_path, key=key) as harness, harness.client() as flight_client:
+        harness.topic("t", compress=kind in ("compressed", "both"))
         flight_client.append("t", [batch.slice(0, 300), batch.slice(300)])
         same(rows(flight_client, "t"), batch, range(1_000))
         same(rows(flight_client, "t", 0, 123, 777, rows_max=50), batch, range(123, 777))
-    with standing(tmp_path, key=key) as stand, stand.client() as flight_client:
+    with running_harness(tmp_path, key=key) as harness, harness.client() as flight_client:
         same(rows(flight_client, "t", 0, 299, 301), batch, range(299, 301))
         same(rows(flight_client, "t"), batch, range(1_000))
     assert check(DiskFiles(tmp_path), key).problems == []
 
 
-def test_columns_become_batches_of_the_target_size(disk: Stand) -> None:
+def test_columns_become_batches_of_the_target_size(disk: Harness) -> None:
     disk.topic("t")
     with disk.client() as flight_client:
         batch = values(*[bytes(1_000)] * 20_000)
@@ -73,7 +73,7 @@ def test_columns_become_batches_of_the_target_size(disk: Stand) -> None:
         assert sum(found.num_rows for found in flight_client.read("t", 0, 0, 20_000, columns=["value"])) == 20_000
 
 
-def test_a_compacted_topic_has_gaps_and_its_own_offsets(disk: Stand) -> None:
+def test_a_compacted_topic_has_gaps_and_its_own_offsets(disk: Harness) -> None:
     disk.topic("t", cleanup=Cleanup.COMPACT, segment_bytes=64 * 1024)
     for turn in range(40):
         disk.publish("t", RecordBatch([b"%d" % turn * 200] * 10, [b"key %d" % number for number in range(10)]))
@@ -92,18 +92,18 @@ def test_a_compacted_topic_has_gaps_and_its_own_offsets(disk: Stand) -> None:
         assert [row["offset"] for row in rows(flight_client, "t", 0, 1, middle)] == [offset for offset in offsets if 1 <= offset < middle]
 
 
-def _records(stand: Stand, topic: str) -> list[Any]:
+def _records(harness: Harness, topic: str) -> list[Any]:
     found: list[Any] = []
-    bounds = stand.call(lambda: stand.broker.bounds(ROOT, topic, 0))
+    bounds = harness.call(lambda: harness.broker.bounds(ROOT, topic, 0))
     offset = bounds.first
     while offset < bounds.end:
-        fetched = stand.run(stand.broker.fetch(ROOT, topic, 0, offset, bytes_max=1 << 20))
+        fetched = harness.run(harness.broker.fetch(ROOT, topic, 0, offset, bytes_max=1 << 20))
         found += [record for batch in fetched.batches for record in batch.records()]
         offset = fetched.next_offset
     return found
 
 
-def test_expired_records_are_left_out(disk: Stand) -> None:
+def test_expired_records_are_left_out(disk: Harness) -> None:
     disk.topic("t")
     disk.publish(
         "t", RecordBatch([b"%d" % number for number in range(100)], expiries=[NOW + 1 + number % 3 * 1_000 for number in range(100)])
@@ -118,7 +118,7 @@ def test_expired_records_are_left_out(disk: Stand) -> None:
         assert rows(flight_client, "t", 0, 0, 100) == []
 
 
-def test_records_appended_to_a_topic_with_a_time_to_live_expire(disk: Stand) -> None:
+def test_records_appended_to_a_topic_with_a_time_to_live_expire(disk: Harness) -> None:
     disk.topic("t", ttl_ms=1_000)
     with disk.client() as flight_client:
         flight_client.append("t", [values(b"a", b"b")])
@@ -127,7 +127,7 @@ def test_records_appended_to_a_topic_with_a_time_to_live_expire(disk: Stand) -> 
         assert rows(flight_client, "t") == []
 
 
-def test_a_topic_that_goes_under_a_reader_ends_the_read(disk: Stand) -> None:
+def test_a_topic_that_goes_under_a_reader_ends_the_read(disk: Harness) -> None:
     disk.topic("t")
     with disk.client() as flight_client:
         flight_client.append("t", [values(*[bytes(100_000)] * 400)])
@@ -138,7 +138,7 @@ def test_a_topic_that_goes_under_a_reader_ends_the_read(disk: Stand) -> None:
             list(reading)
 
 
-def test_retention_that_overtakes_a_reader_is_an_error_with_the_bounds(disk: Stand) -> None:
+def test_retention_that_overtakes_a_reader_is_an_error_with_the_bounds(disk: Harness) -> None:
     disk.topic("t", segment_bytes=1 << 20, retention_bytes=1 << 20)
     with disk.client() as flight_client:
         flight_client.append("t", [values(*[bytes(100_000)] * 20) for _ in range(30)])
@@ -154,7 +154,7 @@ def test_retention_that_overtakes_a_reader_is_an_error_with_the_bounds(disk: Sta
             list(flight_client.read("t", 0, 0, 1))
 
 
-def test_readers_and_writers_at_once_see_a_prefix_in_order(disk: Stand) -> None:
+def test_readers_and_writers_at_once_see_a_prefix_in_order(disk: Harness) -> None:
     disk.topic("t")
     done = threading.Event()
 
@@ -177,7 +177,7 @@ def test_readers_and_writers_at_once_see_a_prefix_in_order(disk: Stand) -> None:
         assert flight_client.describe(["t"])["t"].partitions[0].end == 3_000
 
 
-def test_a_topic_that_requires_a_schema_is_kept_to_it(disk: Stand) -> None:
+def test_a_topic_that_requires_a_schema_is_kept_to_it(disk: Harness) -> None:
     disk.topic("t")
     schema = b'{"type": "object", "required": ["a"]}'
     disk.run(disk.broker.schemas.register(ROOT, "s", SchemaType.JSON, schema))

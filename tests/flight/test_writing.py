@@ -1,4 +1,4 @@
-"""Pieces hold the rows of a put: each once, in order, where the rules of every protocol send them, and none too large for a batch."""
+"""Chunks contain the rows of a put once, in order, in the partitions that every protocol selects, within the batch size."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import headrace.flight.writing
 from headrace.broker.publishing.partitioner import partition_of
 from headrace.errors import InvalidRequest, RecordTooLarge
 from headrace.flight.request import HEADERS
-from headrace.flight.writing import Cutter, Target
+from headrace.flight.writing import Splitter, Target
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from headrace.records import RecordBatch
-from tests.flight.stand import values
+from tests.flight.harness import values
 
 PARTITIONS = {"a": 1, "b": 4}
 ROWS = st.lists(
@@ -36,7 +36,7 @@ ROWS = st.lists(
 
 
 def arrow(rows: list[dict[str, Any]], names: list[str], before: int) -> pa.RecordBatch:
-    """These columns of the rows, with some other rows before them in the same buffers."""
+    """Return these columns of the rows, with other rows before them in the same buffers."""
     types = {
         "topic": pa.string(),
         "key": pa.large_binary(),
@@ -65,8 +65,8 @@ def test_every_row_is_in_one_piece_in_its_place_and_its_order(rows: list[dict[st
     names = ["value", "topic", *sorted(more)]
     batch = arrow(rows, names, before)
     found: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
-    for piece in Cutter(batch.schema, Target(None, None, turn), PARTITIONS.__getitem__).pieces(batch):
-        record_batch: RecordBatch = piece.batch.record_batch()
+    for chunk in Splitter(batch.schema, Target(None, None, turn), PARTITIONS.__getitem__).chunks(batch):
+        record_batch: RecordBatch = chunk.batch.record_batch()
         count = len(record_batch)
         lists: list[Any] = [
             record_batch.values,
@@ -74,7 +74,7 @@ def test_every_row_is_in_one_piece_in_its_place_and_its_order(rows: list[dict[st
             record_batch.headers or [()] * count,
             record_batch.timestamps or [None] * count,
         ]
-        found.setdefault((piece.topic, piece.partition), []).extend(zip(*lists, strict=True))
+        found.setdefault((chunk.topic, chunk.partition), []).extend(zip(*lists, strict=True))
     wanted: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
     for row in rows:
         columns = (
@@ -91,36 +91,36 @@ def test_every_row_is_in_one_piece_in_its_place_and_its_order(rows: list[dict[st
 def test_a_piece_is_a_batch(size: int) -> None:
     count = max(3, 3 * BATCH_BYTES_TARGET // size)
     batch = values(*[bytes(size)] * count)
-    pieces = list(Cutter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).pieces(batch))
-    assert sum(len(piece.batch) for piece in pieces) == count
-    assert all(piece.batch.size_bytes <= BATCH_BYTES_TARGET or len(piece.batch) == 1 for piece in pieces)
+    chunks = list(Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch))
+    assert sum(len(chunk.batch) for chunk in chunks) == count
+    assert all(chunk.batch.size_bytes <= BATCH_BYTES_TARGET or len(chunk.batch) == 1 for chunk in chunks)
     if size <= BATCH_BYTES_TARGET:
-        assert all(piece.batch.size_bytes > BATCH_BYTES_TARGET - size for piece in pieces[:-1]), "no smaller than it must be"
+        assert all(chunk.batch.size_bytes > BATCH_BYTES_TARGET - size for chunk in chunks[:-1]), "no smaller than it must be"
 
 
 def test_empty_values_are_cut_by_their_number() -> None:
     count = BATCH_RECORDS_MAX + 1
     batch = pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(b"", pa.binary()), count)], names=["value"])
-    pieces = list(Cutter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).pieces(batch))
-    assert [len(piece.batch) for piece in pieces] == [BATCH_RECORDS_MAX, 1]
+    chunks = list(Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch))
+    assert [len(chunk.batch) for chunk in chunks] == [BATCH_RECORDS_MAX, 1]
 
 
 def test_a_topic_that_is_given_wins_over_the_column() -> None:
     batch = values(b"x", topic=pa.array(["b"]))
-    (piece,) = Cutter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).pieces(batch)
-    assert piece.topic == "a"
+    (chunk,) = Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch)
+    assert chunk.topic == "a"
 
 
-def test_a_time_before_the_epoch_is_refused() -> None:
+def test_a_time_before_the_epoch_is_rejected() -> None:
     batch = values(b"x", timestamp=pa.array([-1], pa.timestamp("ms")))
     with pytest.raises(InvalidRequest, match="before 1970"):
-        list(Cutter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).pieces(batch))
+        list(Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch))
 
 
-def test_a_column_that_is_there_twice_is_refused() -> None:
+def test_a_column_that_is_there_twice_is_rejected() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([b"x"]), pa.array([b"y"])], names=["value", "value"])
-    with pytest.raises(InvalidRequest, match="there twice"):
-        Cutter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__)
+    with pytest.raises(InvalidRequest, match="duplicate column"):
+        Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__)
 
 
 @pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.string_view()])
@@ -129,46 +129,46 @@ def test_headers_may_be_of_any_text_and_bytes_even_where_rows_are_moved(text: pa
     kind = outer(pa.struct([("key", text), ("value", pa.large_binary())]))
     headers = pa.array([[{"key": "h", "value": b"%d" % number}] for number in range(4)], kind)
     batch = values(*[b"x"] * 4, key=pa.array(["a", "b", "c", "d"], text), headers=headers)
-    pieces = list(Cutter(batch.schema, Target("b", None, 0), PARTITIONS.__getitem__).pieces(batch))
-    assert len(pieces) > 1
-    found = sorted(pairs for piece in pieces for pairs in piece.batch.record_batch().headers or ())
+    chunks = list(Splitter(batch.schema, Target("b", None, 0), PARTITIONS.__getitem__).chunks(batch))
+    assert len(chunks) > 1
+    found = sorted(pairs for chunk in chunks for pairs in chunk.batch.record_batch().headers or ())
     assert found == [(("h", b"%d" % number),) for number in range(4)]
 
 
-def test_a_header_name_that_is_not_text_is_refused() -> None:
+def test_a_header_name_that_is_not_text_is_rejected() -> None:
     kind = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
     batch = values(b"x", headers=pa.array([[{"key": b"\xff", "value": b""}]], kind))
     with pytest.raises(InvalidRequest, match="column 'headers' cannot be read"):
-        list(Cutter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).pieces(batch))
+        list(Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch))
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
 def test_the_topic_column_may_be_any_text(kind: pa.DataType) -> None:
     batch = values(b"x", b"y", b"z", topic=pa.array(["a", "b", "a"]).cast(kind))
-    pieces = Cutter(batch.schema, Target(None, None, 0), PARTITIONS.__getitem__).pieces(batch)
-    assert {piece.topic: piece.batch.record_batch().values for piece in pieces} == {"a": [b"x", b"z"], "b": [b"y"]}
+    chunks = Splitter(batch.schema, Target(None, None, 0), PARTITIONS.__getitem__).chunks(batch)
+    assert {chunk.topic: chunk.batch.record_batch().values for chunk in chunks} == {"a": [b"x", b"z"], "b": [b"y"]}
 
 
 def test_rows_are_moved_once_however_many_topics_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[int] = []
-    inner = headrace.flight.writing._side_by_side
+    inner = headrace.flight.writing._grouped
 
     def side_by_side(labels: Any, columns: dict[str, pa.Array]) -> Any:
         moves.append(len(labels))
         return inner(labels, columns)
 
-    monkeypatch.setattr(headrace.flight.writing, "_side_by_side", side_by_side)
+    monkeypatch.setattr(headrace.flight.writing, "_grouped", side_by_side)
     names = [f"t{number % 50}" for number in range(500)]
     batch = pa.RecordBatch.from_pydict({"value": pa.array([b"x"] * 500, pa.binary()), "topic": names})
-    pieces = list(Cutter(batch.schema, Target(None, None, 0), lambda topic: 1).pieces(batch))
-    assert [(piece.topic, len(piece.batch)) for piece in pieces] == [(f"t{number}", 10) for number in range(50)]
+    chunks = list(Splitter(batch.schema, Target(None, None, 0), lambda topic: 1).chunks(batch))
+    assert [(chunk.topic, len(chunk.batch)) for chunk in chunks] == [(f"t{number}", 10) for number in range(50)]
     assert moves == [500]
 
 
-def test_a_key_that_is_too_large_is_refused_before_it_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_too_large_is_rejected_before_it_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
     monkeypatch.setattr(headrace.flight.writing, "fnv1a", lambda keys: hashed.append(len(keys)))
     batch = pa.RecordBatch.from_pydict({"value": pa.array([b"x"] * 2, pa.binary()), "key": [bytes(KEY_BYTES_MAX + 1), b"k"]})
     with pytest.raises(RecordTooLarge):
-        list(Cutter(batch.schema, Target("t", None, 0), lambda topic: 2).pieces(batch))
+        list(Splitter(batch.schema, Target("t", None, 0), lambda topic: 2).chunks(batch))
     assert hashed == []

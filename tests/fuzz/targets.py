@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.errors import BrokerError, CorruptData, InvalidRequest, InvalidSchema, WireError
 from headrace.flight import request
-from headrace.flight.writing import Cutter, Target, check_rows
+from headrace.flight.writing import Splitter, Target, check_rows
 from headrace.records import RecordBatch
 from headrace.schemas import SchemaType, compile_schema
 from headrace.schemas.reading import reader_of
@@ -200,10 +200,10 @@ def _arrow(data: bytes) -> None:
     except (pa.ArrowException, OSError, ValueError, EOFError):
         return  # Arrow rejects it first
     try:
-        cutter = Cutter(schema, Target("t" if data[0] % 2 else None, None, 0), lambda topic: 3)
+        splitter = Splitter(schema, Target("t" if data[0] % 2 else None, None, 0), lambda topic: 3)
         for batch in batches:
             check_rows(batch)
-            for chunk in cutter.pieces(batch):
+            for chunk in splitter.chunks(batch):
                 assert len(chunk.batch) > 0
     except BrokerError:
         return

@@ -1,4 +1,4 @@
-"""Everything asynchronous here runs on both event loops: their transports differ in when they write, pause and read."""
+"""Asynchronous tests run on both event loops: their transports differ in when they write, pause and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what has no event of its own."""
+"""Polling for conditions without an event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WAIT_SECONDS: Final = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return as soon as the condition holds; `TimeoutError` after `WAIT_SECONDS`."""
+    """Return as soon as the condition holds. Raises `TimeoutError` after `WAIT_SECONDS`."""
     async with asyncio.timeout(WAIT_SECONDS):
         while not condition():  # noqa: ASYNC110  (what is waited for lies behind a socket)
             await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves on request: it cuts connections, delays, holds back, and delivers byte by byte."""
+"""A TCP proxy with faults: it resets connections, delays, holds back, and delivers byte by byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Pump = asyncio.Task[None]
 
 
 class FaultProxy:
-    """Between a client and `host:port`. Faults are plain attributes, changed while it runs.
+    """A proxy between a client and `host:port`. Faults are attributes that may change while it runs.
 
     async with FaultProxy(listener.host, listener.port) as proxy:
         client = await connect(proxy.host, proxy.port)
@@ -22,13 +22,13 @@ class FaultProxy:
         self.refusing = False
         """Close new connections at once."""
         self.delay_seconds = 0.0
-        """Before each piece is passed on."""
+        """Before each chunk is passed on."""
         self.piece_bytes = 65_536
         """1: byte by byte."""
         self.holding_answers = False
         """Pass nothing on to the client until it is released."""
         self.cut_after_answer_bytes: int | None = None
-        """Cut everything once so many more bytes went to the client; the rest of the piece is lost."""
+        """Cut everything once so many more bytes went to the client; the rest of the chunk is lost."""
         self.connections = 0
         self.request_bytes = self.answer_bytes = 0
         self._released = asyncio.Event()
@@ -79,13 +79,13 @@ class FaultProxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
         try:
-            while piece := await reader.read(self.piece_bytes):
+            while chunk := await reader.read(self.piece_bytes):
                 if self.delay_seconds:
                     await asyncio.sleep(self.delay_seconds)
                 while answers and self.holding_answers:
                     await self._released.wait()
-                piece = self._counted(piece, answers)
-                writer.write(piece)
+                chunk = self._counted(chunk, answers)
+                writer.write(chunk)
                 await writer.drain()
                 if self.cut_after_answer_bytes == 0:
                     self.cut_after_answer_bytes = None
@@ -96,12 +96,12 @@ class FaultProxy:
         finally:
             self._writers.discard(writer)
 
-    def _counted(self, piece: bytes, answers: bool) -> bytes:
+    def _counted(self, chunk: bytes, answers: bool) -> bytes:
         if not answers:
-            self.request_bytes += len(piece)
-            return piece
+            self.request_bytes += len(chunk)
+            return chunk
         if self.cut_after_answer_bytes is not None:
-            piece = piece[: self.cut_after_answer_bytes]
-            self.cut_after_answer_bytes -= len(piece)
-        self.answer_bytes += len(piece)
-        return piece
+            chunk = chunk[: self.cut_after_answer_bytes]
+            self.cut_after_answer_bytes -= len(chunk)
+        self.answer_bytes += len(chunk)
+        return chunk

@@ -1,4 +1,4 @@
-"""A QUIC listener whose sessions do as the test says, and a client without a protocol."""
+"""A QUIC listener with test sessions, and a client without a protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 class Echo:
-    """A session that keeps what it hears and says it again, unless it is mute."""
+    """A session that records its input and echoes it, unless it is mute."""
 
     def __init__(self, link: Link, is_mute: bool) -> None:
         self.link, self.is_mute = link, is_mute
@@ -48,7 +48,7 @@ class Echo:
 
 
 class Client:
-    """Hears everything."""
+    """Records every callback."""
 
     def __init__(self, endpoint: ClientEndpoint) -> None:
         self.endpoint, self.carrier = endpoint, endpoint.carrier
@@ -87,7 +87,7 @@ class Client:
         self.up.set()
 
     def said(self, stream: int) -> bytes:
-        """What the server has said on it so far."""
+        """Return the bytes received on the stream so far."""
         return bytes(self.heard.get(stream, b""))
 
     def say(self, data: bytes, *, finish: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""A listener outlives a process that has run out of file descriptors."""
+"""A listener keeps working after the process ran out of file descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.net.test_listener import Sessions, connect, listening
 
 @contextmanager
 def no_more_descriptors() -> Iterator[None]:
-    """Every new descriptor is refused with EMFILE; those that are open stay usable."""
+    """Make every new descriptor fail with EMFILE; open ones stay usable."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -52,7 +52,7 @@ async def test_without_descriptors_accepting_pauses_and_resumes_by_itself() -> N
         kept[1].close()
 
 
-async def test_a_connection_that_resets_before_it_is_accepted_harms_nobody() -> None:
+async def test_a_connection_that_resets_before_it_is_accepted_affects_no_other() -> None:
     sessions = Sessions()
     async with listening([sessions.protocol]) as listener:
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Who may have a connection: limits for all, for an address, for a user, and a reserve for administrators."""
+"""Connection limits: in total, per address, per user, and the reserve for administrators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.net.admission import AdmissionLimits, Place, admit
+from headrace.net.admission import AdmissionLimits, Slot, admit
 from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.protocol import ServedProtocol, Sniff
@@ -17,14 +17,14 @@ LIMITS = AdmissionLimits(connections_max=10, per_ip_max=8, per_user_max=2, reser
 
 
 class Guarded(Sessions):
-    """A protocol whose peers log in with one line: a user, with `!` in front for an administrator. The answer is `ok` or the refusal."""
+    """A protocol whose peers log in with one line: a user, with `!` in front for an administrator. The reply is `ok` or the reason."""
 
     def __init__(self, *, needs_login: bool = True) -> None:
         super().__init__(make=self._guard)
         self.protocol = ServedProtocol("guarded", lambda first: Sniff.YES, self._open, lambda: needs_login)
 
     def _guard(self, link: object) -> Echo:
-        return Login(link)  # type: ignore[arg-type]  # it is a visitor as well
+        return Login(link)  # type: ignore[arg-type]  # it is a peer as well
 
 
 class Login(Echo):
@@ -33,12 +33,12 @@ class Login(Echo):
         if user == "hello":
             self.link.send(b"who?\n")
             return
-        refusal: str | None = self.link.logged_in(user.lstrip("!"), is_admin=user.startswith("!"))  # type: ignore[attr-defined]
-        self.link.send((refusal or "ok").encode() + b"\n")
+        rejection: str | None = self.link.logged_in(user.lstrip("!"), is_admin=user.startswith("!"))  # type: ignore[attr-defined]
+        self.link.send((rejection or "ok").encode() + b"\n")
 
 
 async def said(listener: Listener, line: str) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
-    """What the answer to this line is; nothing where the connection was refused."""
+    """Return the reply to this line; empty if the connection was rejected."""
     reader, writer = await connect(listener)
     try:
         writer.write(line.encode() + b"\n")
@@ -50,10 +50,10 @@ async def said(listener: Listener, line: str) -> tuple[bytes, asyncio.StreamRead
 def test_the_last_places_are_admitted_to_the_reserve_and_one_address_gets_a_part_of_it() -> None:
     counters = NetCounters()
     for number in range(6):
-        assert admit(LIMITS, counters, f"10.0.0.{number}") is Place.REGULAR
+        assert admit(LIMITS, counters, f"10.0.0.{number}") is Slot.REGULAR
         counters.enter(f"10.0.0.{number}")
     for number in range(4):
-        assert admit(LIMITS, counters, f"10.1.0.{number}") is Place.RESERVED
+        assert admit(LIMITS, counters, f"10.1.0.{number}") is Slot.RESERVED
         counters.enter(f"10.1.0.{number}")
         counters.enter_reserve(f"10.1.0.{number}")
         assert admit(LIMITS, counters, f"10.1.0.{number}") == "too many connections: 6 are open"
@@ -64,7 +64,7 @@ def test_an_address_at_its_limit_may_still_send_an_administrator() -> None:
     counters, limits = NetCounters(), AdmissionLimits(100, 2, 0, 4)
     for _ in range(2):
         counters.enter("10.0.0.1")
-    assert admit(limits, counters, "10.0.0.1") is Place.RESERVED
+    assert admit(limits, counters, "10.0.0.1") is Slot.RESERVED
     counters.enter("10.0.0.1")
     counters.enter_reserve("10.0.0.1")
     assert admit(limits, counters, "10.0.0.1") == "too many connections from one address: 2 are open"
@@ -92,7 +92,7 @@ async def test_the_deadline_is_over_with_a_login_and_where_none_is_needed(line: 
         writer.close()
 
 
-async def test_when_every_place_is_taken_an_administrator_still_gets_in_and_nobody_else_does() -> None:
+async def test_when_every_slot_is_in_use_an_administrator_still_gets_in_and_no_other_user_does() -> None:
     sessions = Guarded(needs_login=False)
     limits = NetLimits(connections_max=4, connections_reserved=2, login_seconds=30.0)
     async with listening([sessions.protocol], limits) as listener:
@@ -107,7 +107,7 @@ async def test_when_every_place_is_taken_an_administrator_still_gets_in_and_nobo
         kept.pop()[2].transport.abort()
         await until(lambda: listener.counters.open == 2)
         answer, _, writer = await said(listener, "ann")
-        assert answer == b"ok\n", "a regular place is free again"
+        assert answer == b"ok\n", "a regular slot is free again"
         for open_writer in (admin, writer, kept[0][2]):
             open_writer.transport.abort()
         await until(lambda: listener.counters.open == 0)

@@ -1,4 +1,4 @@
-"""A frame must not take for ever, and all unfinished ones together must not take all the memory."""
+"""Slow frames are closed, and the memory of incomplete frames is limited."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines() -> Sessions:
     return Sessions("lines", make=Lines)
 
 
-async def test_a_frame_that_hardly_grows_is_closed_and_nobody_else() -> None:
+async def test_a_frame_that_hardly_grows_is_closed_and_no_other() -> None:
     async with listening([lines().protocol], NetLimits(frame_check_seconds=CHECK_SECONDS)) as listener:
         idle = await connect(listener)
         idle[1].write(b"done\n")
@@ -53,7 +53,7 @@ async def test_a_frame_that_hardly_grows_is_closed_and_nobody_else() -> None:
 
 
 async def _trickle(writer: asyncio.StreamWriter) -> None:
-    """One byte now and then, far below the least rate, but never silent for a whole interval."""
+    """Send single bytes, far below the minimum rate but at least one per interval."""
     while True:
         writer.write(b"x")
         await asyncio.sleep(CHECK_SECONDS / 4)
@@ -61,15 +61,15 @@ async def _trickle(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def conversation() -> AsyncIterator[tuple[Connection, Callable[[bytes], Awaitable[None]]]]:
-    """A connection that looks at its frame only when told to, and a way to send it something and know that it has come."""
+    """Return a connection that checks its frame only on demand, and a function that sends bytes and waits for their arrival."""
     sessions = lines()
     async with listening([sessions.protocol], NetLimits(frame_check_seconds=0)) as listener:
         _, writer = await connect(listener)
 
-        async def send(piece: bytes) -> None:
+        async def send(chunk: bytes) -> None:
             before = listener.counters.bytes_in
-            writer.write(piece)
-            await until(lambda: listener.counters.bytes_in == before + len(piece))
+            writer.write(chunk)
+            await until(lambda: listener.counters.bytes_in == before + len(chunk))
 
         await send(b"begin")
         link = sessions.opened[0].link
@@ -81,32 +81,32 @@ async def conversation() -> AsyncIterator[tuple[Connection, Callable[[bytes], Aw
 async def test_a_large_frame_that_grows_fast_enough_is_left_alone() -> None:
     async with conversation() as (connection, send):
         for _ in range(6):
-            connection.look_at_frame(1.0)
+            connection.check_frame(1.0)
             await send(b"x" * FRAME_BYTES_PER_SECOND_MIN)
         assert connection._counters.rejected == {}
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         await send(b"x" * (FRAME_BYTES_PER_SECOND_MIN - 1))
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         assert connection._counters.rejected == {"frame too slow": 1}
 
 
 async def test_small_frames_cut_at_every_look_are_left_alone() -> None:
     async with conversation() as (connection, send):
         for _ in range(6):
-            connection.look_at_frame(1.0)
+            connection.check_frame(1.0)
             await send(b"end of it\nbegin of the next")
         assert connection._counters.rejected == {}
 
 
 async def test_a_paused_peer_is_not_blamed_for_what_it_may_not_send() -> None:
     async with conversation() as (connection, _):
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         connection.pause_reading()
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         connection.resume_reading()
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         assert connection._counters.rejected == {}
-        connection.look_at_frame(1.0)
+        connection.check_frame(1.0)
         assert connection._counters.rejected == {"frame too slow": 1}
 
 

@@ -1,4 +1,4 @@
-"""Listeners and connections, with sessions that do what each test needs."""
+"""Listeners and connections, with test sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.net.proxy import FaultProxy
 
 
 class Echo:
-    """Sends back what it receives and remembers what happened to it."""
+    """Echoes its input and records its callbacks."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -57,7 +57,7 @@ class Echo:
 
 
 class Sessions:
-    """A protocol whose sessions can be looked at."""
+    """A protocol that records its sessions."""
 
     def __init__(
         self, name: str = "echo", make: Callable[[Link], Echo] = Echo, sniff: Callable[[bytes], Sniff] = lambda first: Sniff.YES
@@ -204,7 +204,7 @@ async def test_the_handshake_deadline_ends_with_the_handshake() -> None:
         writer.close()
 
 
-async def test_one_connection_more_than_allowed_is_refused_and_the_others_live() -> None:
+async def test_one_connection_more_than_allowed_is_rejected_and_the_others_live() -> None:
     sessions = Sessions()
     async with listening([sessions.protocol], NetLimits(connections_max=2)) as listener:
         kept = [await connect(listener) for _ in range(2)]
@@ -237,7 +237,7 @@ async def test_the_limit_holds_for_all_listeners_that_share_their_counters() -> 
 
 
 class Flood(Echo):
-    """Answers the first byte with ten megabytes, fed as a session should feed them."""
+    """Replies to the first byte with ten megabytes and obeys the high-water mark."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(link)
@@ -270,7 +270,7 @@ async def test_a_session_that_minds_the_high_water_mark_is_told_to_go_on_and_sta
 
 
 async def test_a_peer_that_asks_and_never_reads_is_no_longer_read() -> None:
-    """The echo obeys no high-water mark; the connection must bound it all the same."""
+    """The echo ignores the high-water mark; the connection must still limit it."""
     sessions = Sessions()
     async with listening([sessions.protocol], NetLimits(output_bytes_max=1 << 20)) as listener:
         _, writer = await connect(listener)
@@ -315,7 +315,7 @@ async def test_pauses_are_counted_and_a_paused_peer_is_not_read() -> None:
 
 
 async def test_what_was_sent_before_a_close_arrives_even_if_the_peer_goes_on_sending() -> None:
-    """Without lingering, the unread bytes would turn the close into a reset that overtakes the answer."""
+    """Without lingering, the unread bytes would cause a reset that drops the reply."""
     sessions = Sessions()
     async with listening([sessions.protocol]) as listener:
         reader, writer = await connect(listener)

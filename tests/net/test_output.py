@@ -1,4 +1,4 @@
-"""What waits unsent on all connections together is bounded, and peers that never read make room for those that do."""
+"""The unsent bytes of all connections are limited, and peers that never read are disconnected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOTAL_BYTES = 16 << 20
 
 
 class Fetching(Echo):
-    """Answers every byte with 4 MiB, as soon as the output allows it."""
+    """Replies to every byte with 4 MiB as soon as the output allows it."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(link)
@@ -111,24 +111,24 @@ class Peer:
         raise AssertionError(reason)
 
 
-@pytest.mark.parametrize(("others_bytes", "own_bytes", "has_to_wait"), [(100, 1, False), (101, 1, True), (125, 0, False), (126, 0, True)])
-async def test_who_has_to_wait_at_the_bound_and_beyond_it(others_bytes: int, own_bytes: int, has_to_wait: bool) -> None:
+@pytest.mark.parametrize(("others_bytes", "own_bytes", "must_wait"), [(100, 1, False), (101, 1, True), (125, 0, False), (126, 0, True)])
+async def test_who_must_wait_at_the_bound_and_beyond_it(others_bytes: int, own_bytes: int, must_wait: bool) -> None:
     unit = OUTPUT_FREE_BYTES
     budget, other, peer = OutputBudget(), Peer(), Peer()
     budget.update(other, others_bytes * unit, 100 * unit)
-    assert budget.has_to_wait(peer, own_bytes, 100 * unit) is has_to_wait
+    assert budget.must_wait(peer, own_bytes, 100 * unit) is must_wait
     budget.left(other)
     await asyncio.sleep(0)
-    assert peer.fed == has_to_wait and budget.unsent_bytes == 0
+    assert peer.fed == must_wait and budget.unsent_bytes == 0
     assert budget._timer is not None
     budget._timer.cancel()
 
 
-async def test_those_that_wait_are_fed_as_soon_as_somebody_has_read_and_as_many_as_there_is_room_for() -> None:
+async def test_those_that_wait_are_fed_as_soon_as_a_peer_has_read_and_as_many_as_there_is_room_for() -> None:
     bytes_max = 4 * OUTPUT_BUFFER_BYTES_MAX
     budget, other, waiting = OutputBudget(), Peer(), [Peer() for _ in range(10)]
     budget.update(other, 2 * bytes_max, bytes_max)
-    assert all(budget.has_to_wait(peer, 0, bytes_max) for peer in waiting)
+    assert all(budget.must_wait(peer, 0, bytes_max) for peer in waiting)
     budget.update(other, bytes_max - 2 * OUTPUT_BUFFER_BYTES_MAX, bytes_max)
     await asyncio.sleep(0)
     assert [peer.fed for peer in waiting] == [1] * 3 + [0] * 7

@@ -1,4 +1,4 @@
-"""QUIC on loopback: streams, credit, pings, limits, the end; on both event loops."""
+"""QUIC on loopback: streams, credit, pings, limits and closing, on both event loops."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_another_protocol_is_not_let_in(tmp_path: Path) -> None:
         assert client.reason is not None and server.sessions == []
 
 
-async def test_one_connection_more_than_the_limit_is_refused_with_a_reason(tmp_path: Path) -> None:
+async def test_one_connection_more_than_the_limit_is_rejected_with_a_reason(tmp_path: Path) -> None:
     async with quic_server(tmp_path, QuicLimits(NetLimits(connections_max=2))) as server:
         first, second = await server.client(), await server.client()
         third = await server.client()
@@ -204,7 +204,7 @@ async def test_loss_doubling_and_disorder_change_nothing(tmp_path: Path) -> None
         assert proxy.dropped > 0
 
 
-async def test_a_certificate_is_made_once_and_its_key_is_nobody_elses(tmp_path: Path) -> None:
+async def test_a_certificate_is_made_once_and_its_key_is_private(tmp_path: Path) -> None:
     tls = self_signed(tmp_path, now=NOW)
     assert tls.key_file.stat().st_mode & 0o777 == 0o600
     assert self_signed(tmp_path, now=NOW) == tls and fingerprint(self_signed(tmp_path, now=NOW)) == fingerprint(tls)
@@ -263,7 +263,7 @@ async def test_a_token_from_elsewhere_is_not_believed(tmp_path: Path) -> None:
         assert server.counters.accepted == 1
 
 
-async def test_a_renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped(tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_shown_to_new_connections_and_no_open_one_is_dropped(tmp_path: Path) -> None:
     async with quic_server(tmp_path, QUICK) as server:
         staying = await server.client()
         (tmp_path / "new").mkdir()
@@ -276,7 +276,7 @@ async def test_a_renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped
 
 
 def _initial(token: bytes = b"") -> bytes:
-    """The first datagram of a connection whose sender will never be heard of again."""
+    """Return the first datagram of a connection whose client never continues."""
     quic = QuicConnection(configuration=QuicConfiguration(alpn_protocols=["test"], is_client=True))
     quic._peer_token = token
     quic.connect(("127.0.0.1", 1), now=0.0)

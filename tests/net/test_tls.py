@@ -1,4 +1,4 @@
-"""TLS on a listener: who gets in, as whom, and what everybody else is told."""
+"""TLS on a listener: accepted clients, their names, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tex
         return await reader.readexactly(len(text))
 
 
-async def refusal(listener: Listener, context: ssl.SSLContext | None) -> None:
-    """Connect, speak, and find the connection closed without an answer, whenever this library finds out."""
+async def expect_rejection(listener: Listener, context: ssl.SSLContext | None) -> None:
+    """Connect, send, and expect that the connection is closed without a reply."""
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             reader, writer = await connect(listener, context)
@@ -80,7 +80,7 @@ async def refusal(listener: Listener, context: ssl.SSLContext | None) -> None:
         pass
 
 
-async def test_bytes_of_any_size_go_in_and_out_sealed(tmp_path: Path) -> None:
+async def test_bytes_of_any_size_go_in_and_out_encrypted(tmp_path: Path) -> None:
     sessions = Sessions()
     async with listening(sessions, files(tmp_path)) as listener:
         reader, writer = await connect(listener, client())
@@ -89,7 +89,7 @@ async def test_bytes_of_any_size_go_in_and_out_sealed(tmp_path: Path) -> None:
         assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
         assert listener.counters.opened_with_tls == 1
         assert listener.counters.bytes_in > len(text)
-        assert sessions.opened[0].link.identity is None  # type: ignore[attr-defined]  # the link is a visitor
+        assert sessions.opened[0].link.identity is None  # type: ignore[attr-defined]  # the link is a peer
         writer.close()
 
 
@@ -133,7 +133,7 @@ def _read_to_the_end(listener: Listener) -> int:
         client().wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False) as sealed,
     ):
         sealed.sendall(b"hello")
-        return sum(len(piece) for piece in iter(lambda: sealed.recv(65_536), b""))
+        return sum(len(chunk) for chunk in iter(lambda: sealed.recv(65_536), b""))
 
 
 async def test_a_peer_that_ends_its_half_still_gets_what_was_under_way(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def _flood(writer: asyncio.StreamWriter, size_bytes: int) -> None:
 async def test_plain_text_on_a_tls_port_is_closed_with_a_reason(tmp_path: Path) -> None:
     sessions = Sessions()
     async with listening(sessions, files(tmp_path)) as listener:
-        await refusal(listener, None)
+        await expect_rejection(listener, None)
         assert listener.counters.rejected == {"plain text on a TLS listener": 1}
         assert sessions.opened == []
 
@@ -187,7 +187,7 @@ async def test_tls_on_a_plain_port_is_closed_with_a_reason_both_sides_can_read()
         assert sessions.opened == []
 
 
-async def test_plain_and_sealed_peers_of_this_machine_may_share_a_port(tmp_path: Path) -> None:
+async def test_plain_and_tls_peers_of_this_machine_may_share_a_port(tmp_path: Path) -> None:
     async with listening(Sessions(), files(tmp_path, optional=True)) as listener:
         for context in (client(), None):
             reader, writer = await connect(listener, context)
@@ -263,7 +263,7 @@ async def test_a_certificate_says_who_its_owner_is(tmp_path: Path, certificate: 
     async with listening(sessions, files(tmp_path, mutual=True)) as listener:
         reader, writer = await connect(listener, client(certificate))
         assert await echoed(reader, writer) == b"hello"
-        assert sessions.opened[0].link.identity == name  # type: ignore[attr-defined]  # the link is a visitor
+        assert sessions.opened[0].link.identity == name  # type: ignore[attr-defined]  # the link is a peer
         writer.close()
 
 
@@ -271,7 +271,7 @@ WRONG = {
     "none": (None, "peer did not return a certificate"),
     "another CA's": (OTHER_CA.issue_cert("wheel.example"), "certificate verify failed (unable to get local issuer certificate)"),
     "expired": (CA.issue_cert("wheel.example", not_before=PAST, not_after=PAST), "certificate verify failed (certificate has expired)"),
-    "of a nobody": (CA.issue_cert("10.0.0.1"), "the certificate names nobody"),
+    "of a nobody": (CA.issue_cert("10.0.0.1"), "the certificate contains no client name"),
 }
 
 
@@ -281,7 +281,7 @@ async def test_a_peer_without_a_good_certificate_is_closed_with_a_reason(
 ) -> None:
     sessions = Sessions()
     async with listening(sessions, files(tmp_path, mutual=True)) as listener:
-        await refusal(listener, client(certificate))
+        await expect_rejection(listener, client(certificate))
         await until(lambda: listener.counters.rejected == {"TLS handshake failed": 1})
     assert next(record.reason for record in caplog.records if hasattr(record, "reason")) == f"TLS handshake failed: {reason}"
     assert sessions.opened == []
@@ -369,7 +369,7 @@ def test_unusable_files_are_named_in_one_line(tmp_path: Path, name: str, content
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_others_can_read_is_rejected(tmp_path: Path) -> None:
     settings = files(tmp_path)
     settings.key.chmod(0o644)
     with pytest.raises(TlsUnusable, match=r"can be read by others \(mode 644\); chmod 600 it"):

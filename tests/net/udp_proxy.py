@@ -1,4 +1,4 @@
-"""A UDP proxy that misbehaves on request: it loses, reorders and duplicates datagrams, or swallows them all."""
+"""A UDP proxy with faults: it loses, reorders and duplicates datagrams, or drops them all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Address = tuple[str, int]
 
 
 class UdpProxy:
-    """Between clients and `host:port`; each client gets a socket of its own towards the server.
+    """A proxy between clients and `host:port`, with one socket to the server per client.
 
-    Faults are plain attributes, changed while it runs; which datagram they hit is drawn from one seed.
+    Faults are attributes that may change while it runs; a seed selects the affected datagrams.
     """
 
     def __init__(self, host: str, port: int, *, seed: int = 4848) -> None:
@@ -48,7 +48,7 @@ class UdpProxy:
             transport.close()
 
     def forget(self) -> None:
-        """As a router that was switched off and on: the server hears nothing more from these clients."""
+        """Act like a restarted router: the server receives nothing more from these clients."""
         for transport in self._ways.values():
             transport.close()
         self._ways.clear()

@@ -177,7 +177,7 @@ def test_a_broker_with_the_network_configuration_starts_and_passes_the_health_ch
     text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", text)
     file = tmp_path / "headrace.toml"
     file.write_text(text)
-    with BrokerProcess(tmp_path, "--config", str(file), "--listen-flight", "127.0.0.1:0") as broker:
+    with BrokerProcess(tmp_path, "--config", str(file), "--listen-quic", "127.0.0.1:0", "--listen-flight", "127.0.0.1:0") as broker:
         protocols = broker.ready["protocols"]
         assert isinstance(protocols, dict) and {"tcp", "quic", "flight"} <= set(protocols)
         [health] = of("HEALTHCHECK")

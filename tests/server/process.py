@@ -1,4 +1,4 @@
-"""A broker as a process of its own, as a user would start it."""
+"""A broker in its own process, as a user starts it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli im
 
 
 class BrokerProcess:
-    """Started on a free port; `with` waits until it is ready, makes sure that no process is left behind, and verifies the data
-    directory that is. The variable KEY, where a test sets one, is taken for the encryption key. With `log`, stderr goes to that
-    file: nobody reads a pipe during a test, and a broker with much to say would wait for that. `code` runs instead of the module."""
+    """A broker on a free port. `with` waits until it is ready, ends the process, and checks the data directory.
+
+    The variable KEY, if a test sets it, is the encryption key. With `log`, stderr goes to that file: a test does not read the pipe, and
+    a full pipe would block the broker. `code` runs instead of the module.
+    """
 
     def __init__(
         self,
@@ -41,8 +43,9 @@ class BrokerProcess:
         code = code or ("" if uvloop else WITHOUT_UVLOOP)
         python = [sys.executable, "-c", code] if code else [sys.executable, "-m", "headrace"]
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
-        # Arrow takes longer to load than all the rest, and the default port is one for the whole machine: only those who ask get the lane.
+        # The default QUIC and Flight ports would collide with other tests, and Arrow is slow to load. Tests that need them set an address.
         environment.setdefault("HEADRACE__LISTEN__FLIGHT", "")
+        environment.setdefault("HEADRACE__LISTEN__QUIC", "")
         command = [*python, "serve", "--data", str(self.data), "--ready-file", str(self.ready_file), *listen, *arguments]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")}
         self._log = log
@@ -84,7 +87,7 @@ class BrokerProcess:
         return [(host.strip("[]"), int(port)) for host, _, port in (address.rpartition(":") for address in protocols["tcp"])]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
-        """Signal, wait; the exit code and both streams."""
+        """Send a signal and wait. Return the exit code, stdout and stderr."""
         self.process.send_signal(number)
         return self.ended()
 
@@ -93,9 +96,9 @@ class BrokerProcess:
         return self.process.returncode, out, self._log.read_text() if self._log else errors
 
 
-def refusal(directory: Path, *arguments: str, **environment: str) -> str:
-    """Start a broker that must not start: exit code 1, one line on stderr, nothing on stdout."""
-    broker = BrokerProcess(directory, *arguments, **environment)  # type: ignore[arg-type]  # only texts are passed on
+def start_error(directory: Path, *arguments: str, **environment: str) -> str:
+    """Start a broker that must fail to start, with exit code 1, one line on stderr and nothing on stdout. Return the line."""
+    broker = BrokerProcess(directory, *arguments, **environment)  # type: ignore[arg-type]  # only strings are passed on
     code, out, errors = broker.ended()
     assert (code, out) == (1, ""), errors
     assert errors.startswith("headrace: ") and errors.count("\n") == 1, errors

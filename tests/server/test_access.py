@@ -1,4 +1,4 @@
-"""Access as a process enforces it: the first password, the protocols, and how fast a change arrives."""
+"""Access control of a broker process: the first password, the protocols, and the effect of changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.server.config import resolve
 from headrace.wire.figg import encode
 from headrace.wire.flymq.access_messages import AuditQuery
 from tests.canaries import secret
-from tests.server.process import BrokerProcess, refusal
+from tests.server.process import BrokerProcess, start_error
 
 ENFORCED = ("--set", "access.mode=enforced")
 PASSWORD = secret("password")
@@ -44,7 +44,7 @@ async def log_in(broker: BrokerProcess, user: str = "admin", password: str = PAS
 def test_the_banner_says_when_access_is_open(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         _, out, _ = broker.stop()
-    assert "  access open: whoever can reach an address may do everything (access.mode)\n" in out
+    assert "  access open: every client may do everything (access.mode)\n" in out
     assert "password" not in out
 
 
@@ -64,17 +64,17 @@ async def test_the_first_start_shows_a_password_and_the_second_none(tmp_path: Pa
 
 def test_a_password_file_that_others_can_read_stops_the_start(tmp_path: Path) -> None:
     path = admin_password(tmp_path, 0o604)
-    text = refusal(tmp_path, *ENFORCED, "--set", f"access.admin_password_file={path}")
+    text = start_error(tmp_path, *ENFORCED, "--set", f"access.admin_password_file={path}")
     assert text == f"access.admin_password_file: {path} can be read by others (mode 604); chmod 600 it"
-    assert refusal(tmp_path, *ENFORCED, "--set", "access.admin_password_file=absent").endswith("No such file or directory")
+    assert start_error(tmp_path, *ENFORCED, "--set", "access.admin_password_file=absent").endswith("No such file or directory")
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"listen.tcp": ["0.0.0.0:0"]}, "nothing is encrypted"),
-        ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k"}, r"nobody is asked who they are \(flymq, rustlog, figg\)"),
-        ({"listen.tcp": ["0.0.0.0:0=blipmq"], "tls.certificate": "c", "tls.key": "k"}, "everybody may do everything"),
+        ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k"}, r"clients are not authenticated \(flymq, rustlog, figg\)"),
+        ({"listen.tcp": ["0.0.0.0:0=blipmq"], "tls.certificate": "c", "tls.key": "k"}, "every client may do everything"),
         ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a"}, "set access.mode to enforced"),
         ({"listen.tcp": ["0.0.0.0:0=flymq"], "tls.certificate": "c", "tls.key": "k", "access.mode": "enforced"}, None),
         ({"listen.tcp": ["0.0.0.0:0"], "tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "access.mode": "enforced"}, None),
@@ -106,9 +106,9 @@ async def test_each_protocol_knows_who_comes(tmp_path: Path) -> None:
             await root.manage("rule.add", subject="user:sensors", actions=["publish"], kind="topic", name="t")
             async with await FiggClient.connect(*address) as figg:
                 await figg.publish("t", b"by the protocol")
-            async with await FlyMqClient.connect(*address) as nobody:
+            async with await FlyMqClient.connect(*address) as anonymous:
                 with pytest.raises(NotAuthorized, match="anonymous may not publish"):
-                    await nobody.publish("t", b"by nobody")
+                    await anonymous.publish("t", b"by anonymous")
             assert [message.value for message in await root.fetch("t", 0)] == [b"by key", b"by the protocol"]
             denials = await root.audit(AuditQuery(types=["denial"]))
             assert {(event.user, event.address) for event in denials.events} == {("anonymous", "127.0.0.1")}
@@ -141,7 +141,7 @@ async def test_a_change_reaches_open_connections_with_their_next_request(tmp_pat
 
 
 async def test_a_reader_that_is_followed_by_a_denial_hears_nothing_more(tmp_path: Path) -> None:
-    """A Figg reader has a cursor open: it is closed, not merely left without news."""
+    """The cursor of an open Figg reader is closed."""
     with enforced(tmp_path) as broker:
         async with await log_in(broker) as root:
             await root.create_topic("t")

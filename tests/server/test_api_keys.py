@@ -1,4 +1,4 @@
-"""BlipMQ's API keys: where they come from, and where they never go."""
+"""BlipMQ API keys: their sources, and that they are never logged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.api_keys import configured, kept
+from headrace.server.api_keys import configured, load_or_generate
 from headrace.server.settings import References
 from headrace.wire.blipmq import Decoder, Nack, Pong, encoder
 from tests.canaries import secret
-from tests.server.process import BrokerProcess, refusal
+from tests.server.process import BrokerProcess, start_error
 
 SECRET = secret("api-key")
 
@@ -44,7 +44,7 @@ def test_keys_come_from_files_variables_and_the_flag(tmp_path: Path) -> None:
         ("file:long", "does not hold a key; expected 1 to 65535 bytes"),
     ],
 )
-def test_a_reference_that_leads_to_no_key_is_refused_without_the_key(
+def test_a_reference_that_leads_to_no_key_is_rejected_without_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,8 +58,8 @@ def test_a_reference_that_leads_to_no_key_is_refused_without_the_key(
 
 
 def test_a_key_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
-    first, second = kept(tmp_path), kept(tmp_path)
-    assert (first.owners, first.made, second.made) == (second.owners, tmp_path / "blipmq.key", None)
+    first, second = load_or_generate(tmp_path), load_or_generate(tmp_path)
+    assert (first.owners, first.generated, second.generated) == (second.owners, tmp_path / "blipmq.key", None)
     (key,) = first.owners
     assert len(key) >= 43, "32 random bytes"
     assert stat.S_IMODE((tmp_path / "blipmq.key").stat().st_mode) == 0o600
@@ -69,18 +69,18 @@ def test_a_key_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None
 
 def kept_elsewhere(directory: Path) -> str:
     directory.mkdir()
-    (key,) = kept(directory).owners
+    (key,) = load_or_generate(directory).owners
     return key
 
 
 def test_what_an_interrupted_start_left_behind_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / ".blipmq.key").write_text("")
-    assert kept(tmp_path).made == tmp_path / "blipmq.key"
+    assert load_or_generate(tmp_path).generated == tmp_path / "blipmq.key"
     assert not (tmp_path / ".blipmq.key").exists()
 
 
 def login(address: tuple[str, int], key: str) -> int:
-    """0: let in, so that the PING is answered; otherwise the code of the first refusal."""
+    """Return 0 if the key is accepted and the PING answered, otherwise the code of the first error."""
     with socket.create_connection(address, timeout=60) as peer:
         peer.sendall(encoder.hello(1) + encoder.auth(2, key.encode()) + encoder.ping(3))
         decoder = Decoder()
@@ -120,16 +120,16 @@ def test_a_key_on_the_command_line_works_with_a_warning(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--blipmq-key", "open-to-all-eyes") as broker:
         assert login(broker.addresses[0], "open-to-all-eyes") == 0
         _, out, errors = broker.stop()
-    assert "other users of this machine can see a command line" in errors
+    assert "other users of this machine can read the command line" in errors
     assert "open-to-all-eyes" not in out + errors
 
 
-def test_no_key_is_made_where_nobody_could_use_it(tmp_path: Path) -> None:
+def test_no_key_is_made_that_could_not_be_used(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--listen", "127.0.0.1:0=figg,rustlog,flymq") as broker:
         broker.stop()
     assert not (tmp_path / "data" / "blipmq.key").exists()
 
 
 def test_an_absent_variable_is_one_clear_line(tmp_path: Path) -> None:
-    text = refusal(tmp_path, HEADRACE__BLIPMQ__KEYS="env:ABSENT")
+    text = start_error(tmp_path, HEADRACE__BLIPMQ__KEYS="env:ABSENT")
     assert text == "blipmq.keys: the environment variable ABSENT is not set"

@@ -1,4 +1,4 @@
-"""Certificates for development: good enough for a strict verifier, and for nobody else's eyes."""
+"""Development certificates: accepted by strict verifiers, with private keys."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
     certificates.init(tmp_path, ["localhost"], NOW)
     certificates.client(tmp_path, "alice", NOW)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ConfigError, match=r"ca\.pem exists already"):
+    with pytest.raises(ConfigError, match=r"ca\.pem already exists"):
         certificates.init(tmp_path, ["localhost"], NOW)
-    with pytest.raises(ConfigError, match=r"alice\.pem exists already"):
+    with pytest.raises(ConfigError, match=r"alice\.pem already exists"):
         certificates.client(tmp_path, "alice", NOW)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -71,7 +71,7 @@ def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "../alice", "a/b", "ca", "server", ".hidden", "a b", "x" * 64, "a\n"])
 def test_a_name_that_is_no_file_name_is_no_client(tmp_path: Path, name: str) -> None:
     certificates.init(tmp_path, ["localhost"], NOW)
-    with pytest.raises(ConfigError, match="is not a client's name"):
+    with pytest.raises(ConfigError, match="is not a client name"):
         certificates.client(tmp_path, name, NOW)
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_host_gets_no_certificate(tmp_path: Path, name: str) -> None:
 
 
 def test_a_client_needs_a_ca(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file or directory; headrace certs init"):
+    with pytest.raises(ConfigError, match="No such file or directory; create a CA with headrace certs init"):
         certificates.client(tmp_path, "alice", NOW)
     certificates.init(tmp_path, ["localhost"], NOW)
     (tmp_path / "ca.key").write_text("garbage")

@@ -1,4 +1,4 @@
-"""The configuration: who wins, what is refused and in which words."""
+"""Configuration: priority of the sources, and error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(tmp_path: Path) -> Path:
     return tmp_path / "headrace.toml"
 
 
-def refusal(**sources: object) -> str:
+def start_error(**sources: object) -> str:
     with pytest.raises(ConfigError) as caught:
         resolve(**sources)  # type: ignore[arg-type]  # each test passes the one source it is about
     text = str(caught.value)
@@ -89,27 +89,27 @@ def test_what_is_shown_as_toml_reads_back_as_the_same_tree(write: Path) -> None:
 
 def test_an_unknown_key_names_the_nearest_valid_one(write: Path) -> None:
     write.write_text('[storage]\nsegmentsize = "1 MiB"\n')
-    assert refusal(file=write) == f'{write}: unknown key "storage.segmentsize"; did you mean storage.segment_size?'
+    assert start_error(file=write) == f'{write}: unknown key "storage.segmentsize"; did you mean storage.segment_size?'
 
 
 def test_an_unknown_section_names_the_nearest_valid_one(write: Path) -> None:
     write.write_text("[storge]\n")
-    assert refusal(file=write) == f'{write}: unknown section "storge"; did you mean storage?'
+    assert start_error(file=write) == f'{write}: unknown section "storge"; did you mean storage?'
 
 
 def test_a_key_outside_its_section_names_where_it_belongs(write: Path) -> None:
     write.write_text("auto_create = true\n")
-    assert refusal(file=write) == f'{write}: unknown key "auto_create"; did you mean topics.auto_create?'
+    assert start_error(file=write) == f'{write}: unknown key "auto_create"; did you mean topics.auto_create?'
 
 
 def test_an_unknown_variable_names_the_nearest_valid_one() -> None:
-    text = refusal(environment={"HEADRACE__LIMIT__CONNECTIONS": "5"})
+    text = start_error(environment={"HEADRACE__LIMIT__CONNECTIONS": "5"})
     assert text == 'unknown environment variable "HEADRACE__LIMIT__CONNECTIONS"; did you mean HEADRACE__LIMITS__CONNECTIONS?'
 
 
 def test_a_name_near_nothing_lists_what_is_valid(write: Path) -> None:
     write.write_text("[zzzz]\n")
-    assert refusal(file=write).endswith('"zzzz"; valid are ' + ", ".join(SECTIONS[:8]) + ", …")
+    assert start_error(file=write).endswith('"zzzz"; valid are ' + ", ".join(SECTIONS[:8]) + ", …")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_name_near_nothing_lists_what_is_valid(write: Path) -> None:
     ],
 )
 def test_a_bad_value_names_the_key_the_value_and_what_is_expected(variable: str, value: str, words: list[str]) -> None:
-    text = refusal(environment={f"HEADRACE__{variable}": value})
+    text = start_error(environment={f"HEADRACE__{variable}": value})
     for word in [f"(environment HEADRACE__{variable})", "; expected ", *words]:
         assert word in text
 
@@ -160,35 +160,35 @@ def test_a_bad_value_names_the_key_the_value_and_what_is_expected(variable: str,
         ('[storage]\npath = "a"\npath = "b"\n', ["at line 3"]),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line(write: Path, content: str, words: list[str]) -> None:
+def test_a_bad_file_is_rejected_in_one_line(write: Path, content: str, words: list[str]) -> None:
     write.write_text(content)
-    text = refusal(file=write)
+    text = start_error(file=write)
     for word in [str(write), *words]:
         assert word in text
 
 
-def test_an_absent_file_a_directory_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    assert refusal(file=tmp_path / "absent.toml").endswith("absent.toml: No such file or directory")
-    assert refusal(file=tmp_path).endswith("Is a directory")
+def test_an_absent_file_a_directory_and_bytes_that_are_no_text_are_rejected(tmp_path: Path) -> None:
+    assert start_error(file=tmp_path / "absent.toml").endswith("absent.toml: No such file or directory")
+    assert start_error(file=tmp_path).endswith("Is a directory")
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
-    assert refusal(file=tmp_path / "latin.toml").endswith("not UTF-8 (byte 5)")
+    assert start_error(file=tmp_path / "latin.toml").endswith("not UTF-8 (byte 5)")
 
 
 def test_a_file_beyond_the_limit_is_not_read(write: Path) -> None:
     write.write_text("#" * (1 << 20))
     assert resolve(file=write).config == Config()
     write.write_text("#" * ((1 << 20) + 1))
-    assert "larger than 1048576 bytes" in refusal(file=write)
+    assert "larger than 1048576 bytes" in start_error(file=write)
 
 
 def test_control_characters_and_long_values_do_not_reach_the_terminal() -> None:
-    text = refusal(environment={"HEADRACE__STORAGE__ACK": "\x1b[31m" + "x" * 500})
+    text = start_error(environment={"HEADRACE__STORAGE__ACK": "\x1b[31m" + "x" * 500})
     assert "\x1b" not in text
     assert len(text) < 300
 
 
-def test_two_references_to_the_encryption_key_are_refused() -> None:
-    text = refusal(environment={"HEADRACE__STORAGE__KEY_FILE": "/key", "HEADRACE__STORAGE__KEY_ENV": "KEY"})
+def test_two_references_to_the_encryption_key_are_rejected() -> None:
+    text = start_error(environment={"HEADRACE__STORAGE__KEY_FILE": "/key", "HEADRACE__STORAGE__KEY_ENV": "KEY"})
     assert text == "storage.key_file and storage.key_env are both set; expected one of them"
 
 
@@ -205,7 +205,7 @@ def test_a_reference_to_a_secret_may_name_its_owner() -> None:
 
 
 def test_a_secret_written_in_the_place_of_its_reference_is_not_repeated() -> None:
-    text = refusal(environment={"HEADRACE__BLIPMQ__KEYS": "swordfish"})
+    text = start_error(environment={"HEADRACE__BLIPMQ__KEYS": "swordfish"})
     assert text.startswith("blipmq.keys (environment HEADRACE__BLIPMQ__KEYS): not a reference; expected")
     assert "swordfish" not in text
 
@@ -213,14 +213,14 @@ def test_a_secret_written_in_the_place_of_its_reference_is_not_repeated() -> Non
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"CERTIFICATE": "c"}, "tls.certificate and tls.key belong together; only one of them is set"),
-        ({"KEY": "k"}, "tls.certificate and tls.key belong together; only one of them is set"),
+        ({"CERTIFICATE": "c"}, "tls.certificate and tls.key must be set together; only one of them is set"),
+        ({"KEY": "k"}, "tls.certificate and tls.key must be set together; only one of them is set"),
         ({"CLIENT_CA": "a"}, "tls.client_ca is set without tls.certificate and tls.key"),
         ({"OPTIONAL": "true"}, "tls.optional is set without tls.certificate and tls.key"),
     ],
 )
-def test_half_a_tls_configuration_is_refused(keys: dict[str, str], text: str) -> None:
-    assert refusal(environment={f"HEADRACE__TLS__{key}": value for key, value in keys.items()}) == text
+def test_half_a_tls_configuration_is_rejected(keys: dict[str, str], text: str) -> None:
+    assert start_error(environment={f"HEADRACE__TLS__{key}": value for key, value in keys.items()}) == text
 
 
 def test_explain_knows_every_key_and_names_the_nearest_to_others() -> None:
@@ -235,6 +235,6 @@ def test_an_address_is_written_as_it_was_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":1", "host", "host:", "host:-1", "host:65536", "::1:80", "[::1]", "a b:1", "host:1:2", "host:٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_what_is_no_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         Address.parse(text)

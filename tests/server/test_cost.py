@@ -1,4 +1,4 @@
-"""Expensive requests to a broker that runs as a process of its own."""
+"""Expensive requests to a broker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File descriptors are shared between the log and the connections before the first peer comes."""
+"""File descriptors are divided between storage and connections at the start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.limits import CONNECTIONS_MAX, FILES_RESERVED_MIN, FLIGHT_CONNECTIONS_MAX
-from headrace.server.descriptors import DescriptorShares, open_files_max, raise_file_limit, report, share
+from headrace.server.descriptors import DescriptorLimits, divide, open_files_max, raise_file_limit, report
 from tests.server.process import BrokerProcess
 
 WANTED = {"connections": CONNECTIONS_MAX, "flight_connections": FLIGHT_CONNECTIONS_MAX}
@@ -20,15 +20,15 @@ WANTED = {"connections": CONNECTIONS_MAX, "flight_connections": FLIGHT_CONNECTIO
 
 @pytest.mark.parametrize("open_files", [256, 1_024, 4_096, 20_000, 65_536, 1_000_000])
 def test_the_log_keeps_its_reserve_whatever_the_limit_is(open_files: int) -> None:
-    shares = share(open_files, **WANTED)
-    assert shares.reserve >= max(FILES_RESERVED_MIN, open_files // 4)
-    assert shares.reserve + shares.connections + shares.flight_connections <= open_files
-    assert 1 <= shares.connections <= CONNECTIONS_MAX and 1 <= shares.flight_connections <= FLIGHT_CONNECTIONS_MAX
+    limits = divide(open_files, **WANTED)
+    assert limits.reserve >= max(FILES_RESERVED_MIN, open_files // 4)
+    assert limits.reserve + limits.connections + limits.flight_connections <= open_files
+    assert 1 <= limits.connections <= CONNECTIONS_MAX and 1 <= limits.flight_connections <= FLIGHT_CONNECTIONS_MAX
 
 
 def test_a_large_limit_gives_what_is_configured() -> None:
-    assert share(65_536, **WANTED) == DescriptorShares(65_536, 16_384, CONNECTIONS_MAX, FLIGHT_CONNECTIONS_MAX)
-    assert share(1_024, connections=10_000, flight_connections=0) == DescriptorShares(1_024, 256, 768, 0)
+    assert divide(65_536, **WANTED) == DescriptorLimits(65_536, 16_384, CONNECTIONS_MAX, FLIGHT_CONNECTIONS_MAX)
+    assert divide(1_024, connections=10_000, flight_connections=0) == DescriptorLimits(1_024, 256, 768, 0)
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
@@ -46,11 +46,15 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
 def test_what_was_derived_is_logged_and_less_than_configured_is_a_warning(
     open_files: int, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shares = share(open_files, **WANTED)
+    limits = divide(open_files, **WANTED)
     with caplog.at_level(logging.INFO):
-        report(shares, **WANTED)
+        report(limits, **WANTED)
     (line,) = caplog.records
-    assert (line.levelno, line.__dict__["connections"], line.__dict__["reserved_for_log"]) == (level, shares.connections, shares.reserve)
+    assert (line.levelno, line.__dict__["connections"], line.__dict__["reserved_for_storage"]) == (
+        level,
+        limits.connections,
+        limits.reserve,
+    )
 
 
 FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)); from headrace.cli import main; main()"

@@ -1,4 +1,4 @@
-"""A real broker that runs out of descriptors: those who are connected go on, and nothing has to be restarted afterwards."""
+"""A broker process without free descriptors: open connections keep working, and no restart is necessary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTITIONS = 50
 
 
 def take_descriptors(pid: int) -> tuple[int, int]:
-    """Leave a process without a single free descriptor; returns the limits it had."""
+    """Leave a process without a free descriptor. Return its previous limits."""
     used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
     first_free = next(number for number in range(len(used) + 1) if number not in used)
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -38,4 +38,4 @@ async def test_a_broker_without_descriptors_keeps_on_writing_and_recovers(tmp_pa
                 assert len(await client.fetch("t", 0, partition=partition)) == 4
         code, _, errors = broker.stop()
         assert code == 0
-        assert "accepts no writes until" not in errors
+        assert "writes fail until the broker is restarted" not in errors

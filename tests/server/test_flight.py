@@ -14,26 +14,26 @@ from headrace.errors import ConfigError, LoginFailed
 from headrace.flight.client import FlightClient, Servers
 from headrace.server.addresses import require_caution
 from headrace.server.config import resolve
-from tests.server.process import BrokerProcess, refusal
+from tests.server.process import BrokerProcess, start_error
 
 WITHOUT_ARROW = "import sys; sys.modules['pyarrow'] = None; from headrace.cli import main; main()"
 
 
-def bulk_address(broker: BrokerProcess) -> str:
+def flight_address(broker: BrokerProcess) -> str:
     protocols = broker.ready["protocols"]
     assert isinstance(protocols, dict)
     (address,) = protocols["flight"]
     return str(address)
 
 
-def test_the_lane_is_in_the_banner_and_in_the_ready_file(tmp_path: Path) -> None:
+def test_the_endpoint_is_in_the_banner_and_in_the_ready_file(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0") as broker:
-        address = bulk_address(broker)
+        address = flight_address(broker)
         with FlightClient(Servers.parse(address)) as flight_client:
             assert flight_client.topics() == []
         code, banner, _ = broker.stop(signal.SIGTERM)
         assert code == 0
-        assert f"  bulk {address:<22}flight\n" in banner
+        assert f"  flight {address:<22}flight\n" in banner
 
 
 def test_a_taken_port_is_fatal_only_if_it_was_asked_for(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_taken_port_is_fatal_only_if_it_was_asked_for(tmp_path: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        words = refusal(tmp_path, "--listen-flight", f"127.0.0.1:{port}")
+        words = start_error(tmp_path, "--listen-flight", f"127.0.0.1:{port}")
         assert words == f"cannot listen on 127.0.0.1:{port}: the port is taken by another process; --listen-flight chooses another"
 
 
@@ -50,14 +50,15 @@ def test_without_arrow_the_broker_starts_and_says_what_is_missing(tmp_path: Path
     done = subprocess.run([*command, "--duration", "0.1"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "no Flight endpoint: listen.flight needs Arrow: pip install 'headrace[flight]'" in done.stdout
-    asked = subprocess.run(
+    assert "started without a default listener" in done.stderr
+    explicit = subprocess.run(
         [*command, "--listen-flight", "127.0.0.1:0"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
-    assert asked.returncode == 2
-    assert "listen.flight needs Arrow: pip install 'headrace[flight]'" in asked.stderr
+    assert explicit.returncode == 2
+    assert "listen.flight needs Arrow: pip install 'headrace[flight]'" in explicit.stderr
 
 
-def test_an_empty_list_turns_the_lane_off_without_a_word(tmp_path: Path) -> None:
+def test_an_empty_list_turns_the_endpoint_off_without_a_word(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         assert "flight" not in str(broker.ready["protocols"])
         _, banner, _ = broker.stop(signal.SIGTERM)
@@ -70,7 +71,7 @@ def test_enforced_access_asks_who_comes(tmp_path: Path) -> None:
     secret.chmod(0o600)
     access = ("--set", "access.mode=enforced", "--set", f"access.admin_password_file={secret}")
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0", *access) as broker:
-        address = bulk_address(broker)
+        address = flight_address(broker)
         with FlightClient(Servers.parse(address, user="admin", password="a long password")) as flight_client:
             flight_client.create_topic("t")
             assert flight_client.topics() == ["t"]
@@ -92,16 +93,16 @@ def test_importing_headrace_does_not_load_arrow() -> None:
     ("more", "words"),
     [
         ({}, "nothing is encrypted"),
-        ({"tls.certificate": "c", "tls.key": "k"}, "everybody may do everything"),
+        ({"tls.certificate": "c", "tls.key": "k"}, "every client may do everything"),
         ({"tls.certificate": "c", "tls.key": "k", "access.mode": "enforced"}, ""),
         (
             {"tls.certificate": "c", "tls.key": "k", "access.mode": "enforced", "flight.principal": "spark"},
-            r"nobody is asked who they are \(flight\)",
+            r"clients are not authenticated \(flight\)",
         ),
         ({"tls.certificate": "c", "tls.key": "k", "tls.client_ca": "a", "access.mode": "enforced", "flight.principal": "spark"}, ""),
     ],
 )
-def test_a_lane_beyond_loopback_is_sealed_and_guarded(more: dict[str, str], words: str) -> None:
+def test_an_endpoint_beyond_loopback_needs_tls_and_authentication(more: dict[str, str], words: str) -> None:
     flags = {"listen.flight": ("--listen-flight", ["192.0.2.1:8815"]), **{name: (name, value) for name, value in more.items()}}
     config = resolve(flags=flags).config
     if words:

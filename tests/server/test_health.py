@@ -1,4 +1,4 @@
-"""Changes of the broker's health are log lines."""
+"""Changes of the broker's health are logged."""
 
 from __future__ import annotations
 

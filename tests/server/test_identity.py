@@ -1,4 +1,4 @@
-"""Who somebody is at a protocol that has no login: what the certificate says, or else nobody in particular."""
+"""The user on a protocol without a login: the name in the certificate, else the configured one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.protocols.strain import PROTOCOLS, TOPIC
 
 
 class Caller:
-    """A visitor that throws away what it is told."""
+    """A peer that discards its output."""
 
     peer, local, unsent_bytes, has_peer_left = "127.0.0.1:1", "127.0.0.1:9092", 0, False
 
@@ -58,8 +58,8 @@ async def test_a_certificate_says_who_publishes(name: str, identity: str | None)
     await broker.create_topic(Principal("operator"), TOPIC)
     protocols = Protocols(broker, engine, config, access_of(config, engine, clock), clock=clock, blipmq_keys={})
     (protocol,) = protocols.named([name])
-    visitor: Peer = Caller(identity)
-    session = protocol.open(visitor)
+    peer: Peer = Caller(identity)
+    session = protocol.open(peer)
     session.receive(PROTOCOLS[name].publish)
     async with asyncio.timeout(60):
         await published.wait()

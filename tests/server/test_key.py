@@ -1,4 +1,4 @@
-"""The encryption key is found where the configuration points, or refused in a line that does not contain it."""
+"""The encryption key is read from the configured place; errors never contain it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def refusal(storage: Storage, **environment: str) -> str:
+def start_error(storage: Storage, **environment: str) -> str:
     with pytest.raises(ConfigError) as caught:
         read_key(storage, environment)
     return str(caught.value)
@@ -42,22 +42,22 @@ def test_a_variable_holds_digits() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", KEY[:-1], KEY + b"x", b"z" * 64, KEY.hex()[:-1].encode(), b"\xff" * 64])
-def test_anything_else_is_refused_without_being_shown(file: Path, content: bytes) -> None:
+def test_anything_else_is_rejected_without_being_shown(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    text = refusal(Storage(key_file=str(file)))
+    text = start_error(Storage(key_file=str(file)))
     assert "does not hold a key; expected 64 hexadecimal digits" in text
     assert "zzzz" not in text
     assert KEY.hex()[:-1] not in text
 
 
 def test_an_absent_file_and_an_absent_variable_are_named(tmp_path: Path) -> None:
-    assert refusal(Storage(key_file=str(tmp_path / "absent"))).endswith("absent: No such file or directory")
-    assert refusal(Storage(key_env="KEY")) == "storage.key_env: the environment variable KEY is not set"
+    assert start_error(Storage(key_file=str(tmp_path / "absent"))).endswith("absent: No such file or directory")
+    assert start_error(Storage(key_env="KEY")) == "storage.key_env: the environment variable KEY is not set"
 
 
-def test_a_key_that_everybody_can_read_is_refused(file: Path) -> None:
+def test_a_key_that_other_users_can_read_is_rejected(file: Path) -> None:
     file.write_bytes(KEY)
     file.chmod(0o604)
-    assert "can be read by others (mode 604)" in refusal(Storage(key_file=str(file)))
+    assert "can be read by others (mode 604)" in start_error(Storage(key_file=str(file)))
     file.chmod(0o640)
     assert read_key(Storage(key_file=str(file)), {}) == KEY

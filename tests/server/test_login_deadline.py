@@ -1,4 +1,4 @@
-"""Where access is enforced, a peer that never logs in loses its connection, and administrators always get one."""
+"""With enforced access, a connection without a login is closed, and administrators always get one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATE = ("--set", "limits.login_timeout=10m")
 
 
 async def ended(address: tuple[str, int], first: bytes) -> bool:
-    """Whether the broker ends a connection that says this and then nothing."""
+    """Return whether the broker closes a connection that sends these bytes and nothing else."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(first)
     try:

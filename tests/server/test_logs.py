@@ -1,4 +1,4 @@
-"""Log lines: one per event, harmless to a terminal, readable by people or machines."""
+"""Log lines: one per event, escaped, as text or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One port, four protocols: who is who, told by the first bytes alone."""
+"""Four protocols on one port, detected by the first bytes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_first_frame_cut_anywhere_comes_to_its_own_protocol(name: str) -> None
     frames = [frame for owner, frame in FIRST_FRAMES if owner == name]
     assert len(frames) > 10
     for frame in frames:
-        # Nobody waits for more than 256 bytes, so neither do we.
+        # Detection ends at 256 bytes.
         answers = [choose(PROTOCOLS, frame[:cut]) for cut in range(1, min(len(frame), 256) + 1)]
         names = [answer.name if isinstance(answer, ServedProtocol) else answer for answer in answers]
         assert names[-1] == name, frame[:32].hex()
@@ -116,13 +116,13 @@ def test_no_bytes_are_taken_by_two_protocols(first: bytes) -> None:
 
 
 def test_no_protocol_takes_what_begins_like_tls() -> None:
-    # That byte is looked at before any protocol is asked.
+    # That byte selects TLS before any protocol is detected.
     assert choose(PROTOCOLS, b"\x16\x03\x01\x00\xc8") is Sniff.NO
     assert not any(frame.startswith(b"\x16") for _, frame in FIRST_FRAMES)
 
 
 @pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-OpenSSH\r\n", b"\x00" * 64, b"\xff" * 64])
-def test_what_is_nobodys_is_refused_by_all(text: bytes) -> None:
+def test_bytes_of_no_protocol_are_rejected_by_all(text: bytes) -> None:
     assert choose(PROTOCOLS, text) is Sniff.NO
 
 
@@ -140,7 +140,7 @@ CONVERSATIONS = {
 
 
 def answer(address: tuple[str, int], sent: bytes, size: int) -> bytes:
-    """The first bytes of what comes back; empty if the connection is closed instead."""
+    """Return the first bytes of the reply; empty if the connection is closed."""
     with socket.create_connection(address, timeout=60) as peer:
         peer.sendall(sent)
         received = b""
@@ -156,9 +156,9 @@ def test_a_broker_serves_all_four_on_one_port_and_only_the_named_on_another(tmp_
     key = private(tmp_path / "key", KEY)
     listens = ("--listen", "127.0.0.1:0", "--listen", "127.0.0.1:0=blipmq,figg", "--listen", "127.0.0.1:0=rustlog")
     with BrokerProcess(tmp_path, *listens, "--blipmq-key", f"file:{key}") as broker:
-        everybody, two, one = broker.addresses
+        all_protocols, two, one = broker.addresses
         for name, (sent, wanted) in CONVERSATIONS.items():
-            assert answer(everybody, sent, len(wanted) or 1).startswith(wanted), name
+            assert answer(all_protocols, sent, len(wanted) or 1).startswith(wanted), name
         for name in ("figg", "blipmq"):
             sent, wanted = CONVERSATIONS[name]
             assert answer(two, sent, len(wanted)) == wanted
@@ -180,7 +180,7 @@ def test_a_frame_before_hello_gets_blipmqs_answer_on_the_shared_port(tmp_path: P
         assert (nack.cid, nack.code) == (5, 401)
 
 
-def test_bytes_of_nobody_and_silence_are_closed_within_the_deadline(tmp_path: Path) -> None:
+def test_bytes_of_no_protocol_and_silence_are_closed_within_the_deadline(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--set", "limits.handshake_timeout=200ms") as broker:
         (address,) = broker.addresses
         assert answer(address, b"GET / HTTP/1.1\r\n\r\n", 1) == b""

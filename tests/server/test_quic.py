@@ -1,9 +1,12 @@
-"""The Fujin protocol of a broker process: where it is, whom it shows itself as, what survives, and when it is refused."""
+"""The QUIC listener of a broker process: address, certificate, restart, errors."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +19,11 @@ from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.clients.tls import TlsOptions
 from headrace.errors import ConfigError
 from headrace.server import certificates
+from headrace.server.config import resolve
 from headrace.server.quic import readers, writers
 from headrace.sessions.fujin.settings import ReaderConnector
 from tests.net.polling import until
-from tests.server.process import BrokerProcess, refusal
+from tests.server.process import BrokerProcess, start_error
 
 QUIC = ("--listen-quic", "127.0.0.1:0")
 
@@ -62,17 +66,17 @@ async def test_a_drain_asks_the_client_to_go(tmp_path: Path) -> None:
         await until(lambda: not client.is_connected)
         client.abandon()
         code, _, errors = broker.ended()
-        assert code == 0 and "cut off" not in errors
+        assert code == 0 and "did not finish in time" not in errors
 
 
 def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, *QUIC) as broker:
-        line = refusal(tmp_path, "--listen-quic", f"127.0.0.1:{quic_port(broker)}", data=tmp_path / "other")  # type: ignore[arg-type]
+        line = start_error(tmp_path, "--listen-quic", f"127.0.0.1:{quic_port(broker)}", data=tmp_path / "other")  # type: ignore[arg-type]
         assert line.startswith(f"cannot listen on 127.0.0.1:{quic_port(broker)}: the port is taken")
 
 
 def test_an_address_beyond_loopback_has_to_be_meant(tmp_path: Path) -> None:
-    assert "nobody is asked who they are (fujin)" in refusal(tmp_path, "--listen-quic", "0.0.0.0:0")
+    assert "clients are not authenticated (fujin)" in start_error(tmp_path, "--listen-quic", "0.0.0.0:0")
 
 
 async def test_a_client_is_who_its_certificate_says(tmp_path: Path) -> None:
@@ -87,9 +91,9 @@ async def test_a_client_is_who_its_certificate_says(tmp_path: Path) -> None:
                 await headrace.connect(f"fujin://localhost:{quic_port(broker)}", options=FujinOptions(tls=shown(tmp_path, certificate)))
             return str(failure.value)
 
-        assert "no certificate was shown" in await refused(None)
+        assert "no client certificate was presented" in await refused(None)
         assert "certificate verify failed" in await refused(tmp_path / "foreign" / "mallory")
-        assert "names no client" in await refused(tmp_path / "certs" / "server")
+        assert "the certificate contains no client name" in await refused(tmp_path / "certs" / "server")
         url = f"fujin://localhost:{quic_port(broker)}"
         async with headrace.connect(url, options=FujinOptions(tls=shown(tmp_path, tmp_path / "certs" / "alice"))) as alice:
             with pytest.raises(Refused, match="alice"):
@@ -105,7 +109,7 @@ async def test_a_client_without_a_certificate_is_the_principal_of_the_protocol(t
 
 
 def guarded(certs: Path) -> list[str]:
-    """Flags of a broker that wants to know who comes, and what they may do."""
+    """Return the flags of a broker with client certificates and enforced access."""
     chosen = {
         "tls.certificate": certs / "server.pem",
         "tls.key": certs / "server.key",
@@ -127,6 +131,60 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = f"{shadow.parent}:{':'.join(path for path in sys.path if path.endswith('src'))}"
     ended = BrokerProcess(tmp_path, *QUIC, PYTHONPATH=path).ended()
     assert ended == (2, "", "headrace: listen.quic needs aioquic: pip install 'headrace[quic]'\n")
+
+
+WITHOUT_AIOQUIC = "import sys; sys.modules['aioquic'] = None; from headrace.cli import main; main()"
+
+
+def test_quic_listens_on_the_fujin_port_by_default() -> None:
+    assert [str(bind) for bind in resolve().config.listen.quic] == ["127.0.0.1:4848"]
+
+
+def start_on_the_default_port(tmp_path: Path, port: int, code: str) -> subprocess.CompletedProcess[str]:
+    """Run `headrace serve` for a moment, with another default port: the real one is shared by the whole machine."""
+    patch = (
+        "from headrace.server import config; bind = config.SETTINGS['listen.quic'].default[0]; "
+        f"object.__setattr__(bind.address, 'port', {port}); "
+    )
+    command = [
+        sys.executable,
+        "-c",
+        patch + code,
+        "serve",
+        "--data",
+        str(tmp_path / "data"),
+        "--listen",
+        "127.0.0.1:0",
+        "--duration",
+        "0.1",
+    ]
+    environment = {**os.environ, "HEADRACE__LISTEN__FLIGHT": ""}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=environment)
+
+
+def test_the_default_listener_opens(tmp_path: Path) -> None:
+    done = start_on_the_default_port(tmp_path, 0, "from headrace.cli import main; main()")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"  quic +127\.0\.0\.1:\d+ +fujin  \(TLS, self-signed", done.stdout), done.stdout
+    assert "started without" not in done.stderr
+
+
+def test_the_broker_starts_without_quic_if_the_default_port_is_taken(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        done = start_on_the_default_port(tmp_path, port, "from headrace.cli import main; main()")
+    assert done.returncode == 0, done.stderr
+    reason = f"cannot listen on 127.0.0.1:{port}: the port is taken by another process; --listen-quic chooses another"
+    assert f"  no QUIC listener: {reason}\n" in done.stdout
+    assert "started without a default listener" in done.stderr and reason in done.stderr
+
+
+def test_the_broker_starts_without_quic_if_the_library_is_missing(tmp_path: Path) -> None:
+    done = start_on_the_default_port(tmp_path, 0, WITHOUT_AIOQUIC)
+    assert done.returncode == 0, done.stderr
+    assert "  no QUIC listener: listen.quic needs aioquic: pip install 'headrace[quic]'\n" in done.stdout
+    assert "started without a default listener" in done.stderr
 
 
 def test_connectors_are_read_from_lines() -> None:

@@ -1,4 +1,4 @@
-"""The ready file is there whole, or not there."""
+"""The ready file appears atomically."""
 
 from __future__ import annotations
 

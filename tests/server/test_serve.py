@@ -1,4 +1,4 @@
-"""`headrace serve` as an operator meets it: ready, served, drained, or refused in one line."""
+"""`headrace serve`: start, banner, drain, and errors of one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from headrace.storage.batch import CHECKSUMS_IN_C
 from tests.canaries import ENCRYPTION_KEY
-from tests.server.process import BrokerProcess, refusal
+from tests.server.process import BrokerProcess, start_error
 
 
 @pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
@@ -47,7 +47,7 @@ def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
 
 
 def hold_open(peer: socket.socket) -> None:
-    """Become a session: a drain then waits until this side closes too."""
+    """Open a session: a drain waits until the client closes too."""
     from headrace.wire.figg import encode
 
     peer.sendall(encode.ping(1))
@@ -76,14 +76,14 @@ def test_the_banner_tells_data_promise_and_protocols(tmp_path: Path) -> None:
         ports = [port for _, port in broker.addresses]
         _, out, _ = broker.stop()
     first, *lines, key, last = out.splitlines()
-    protocols = [line for line in lines if line.startswith("  tcp ")]
+    listeners = [line for line in lines if line.startswith("  tcp ")]
     assert f"data={tmp_path / 'data'}" in first
     assert "ack=durable (fdatasync before every acknowledgement)" in first
     protocols = ["flymq rustlog blipmq figg", "figg", "blipmq figg"]
-    assert [" ".join(protocol.split()) for protocol in protocols] == [
+    assert [" ".join(listener.split()) for listener in listeners] == [
         f"tcp 127.0.0.1:{port} {names}" for port, names in zip(ports, protocols, strict=True)
     ]
-    assert f"made a BlipMQ API key, shown this once and kept in {tmp_path / 'data' / 'blipmq.key'}:" in key
+    assert f"generated a BlipMQ API key, shown this once and stored in {tmp_path / 'data' / 'blipmq.key'}:" in key
     assert last.startswith("ready in ")
 
 
@@ -108,13 +108,13 @@ def test_flags_win_over_the_environment_over_the_file(tmp_path: Path) -> None:
 def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        text = refusal(tmp_path, "--listen", "127.0.0.1:0", "--listen", address)
+        text = start_error(tmp_path, "--listen", "127.0.0.1:0", "--listen", address)
     assert text == f"cannot listen on {address}: the port is taken by another process; --listen chooses another"
 
 
 def test_a_data_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
-        assert refusal(tmp_path) == f"data directory {broker.data} is in use by process {broker.process.pid}"
+        assert start_error(tmp_path) == f"data directory {broker.data} is in use by process {broker.process.pid}"
         socket.create_connection(broker.addresses[0], timeout=60).close()
         assert broker.stop()[0] == 0
     with BrokerProcess(tmp_path) as again:
@@ -132,45 +132,45 @@ def test_a_data_directory_is_free_again_after_a_kill(tmp_path: Path) -> None:
 @pytest.mark.parametrize("below", ["a file", "a file/below"])
 def test_a_data_directory_that_cannot_be_is_one_clear_line(tmp_path: Path, below: str) -> None:
     (tmp_path / "a file").write_text("")
-    text = refusal(tmp_path, "--data", str(tmp_path / below))
+    text = start_error(tmp_path, "--data", str(tmp_path / below))
     assert text.startswith(f"data directory {tmp_path / below}: ")
 
 
 def test_an_unwritable_data_directory_is_one_clear_line(tmp_path: Path) -> None:
     # A directory of the kernel: not even root may create files there.
-    assert refusal(tmp_path, "--data", "/proc/self/task").startswith("data directory /proc/self/task: ")
+    assert start_error(tmp_path, "--data", "/proc/self/task").startswith("data directory /proc/self/task: ")
 
 
 def test_a_bad_key_names_the_nearest_valid_one(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
     file.write_text('[storage]\nakc = "durable"\n')
-    assert refusal(tmp_path, "--config", str(file)) == f'{file}: unknown key "storage.akc"; did you mean storage.ack?'
-    assert refusal(tmp_path, "--set", "storage.akc=none") == "unknown key storage.akc; did you mean storage.ack?"
-    variable = refusal(tmp_path, HEADRACE__STORAGE__AKC="none")
+    assert start_error(tmp_path, "--config", str(file)) == f'{file}: unknown key "storage.akc"; did you mean storage.ack?'
+    assert start_error(tmp_path, "--set", "storage.akc=none") == "unknown key storage.akc; did you mean storage.ack?"
+    variable = start_error(tmp_path, HEADRACE__STORAGE__AKC="none")
     assert variable == 'unknown environment variable "HEADRACE__STORAGE__AKC"; did you mean HEADRACE__STORAGE__ACK?'
 
 
-def test_an_address_beyond_loopback_has_to_be_meant(tmp_path: Path) -> None:
-    text = refusal(tmp_path, "--listen", "0.0.0.0:0")
+def test_an_address_beyond_loopback_needs_tls_or_insecure(tmp_path: Path) -> None:
+    text = start_error(tmp_path, "--listen", "0.0.0.0:0")
     assert text == (
         "0.0.0.0:0 can be reached from the network, and nothing is encrypted: set tls.certificate and tls.key, "
-        "or add --insecure if that is meant"
+        "or add --insecure to allow it"
     )
     with BrokerProcess(tmp_path, "--listen", "0.0.0.0:0", "--insecure") as broker:
         socket.create_connection(("127.0.0.1", broker.addresses[0][1]), timeout=60).close()
 
 
 def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    text = refusal(tmp_path, "--ready-file", str(tmp_path / "absent" / "ready"))
+    text = start_error(tmp_path, "--ready-file", str(tmp_path / "absent" / "ready"))
     assert text == f"--ready-file {tmp_path / 'absent' / 'ready'}: No such file or directory"
 
 
-def test_a_wrong_key_refuses_to_start(tmp_path: Path) -> None:
+def test_a_wrong_key_prevents_the_start(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--set", "storage.key_env=KEY", KEY=ENCRYPTION_KEY.hex()) as broker:
         assert broker.stop()[0] == 0
     for key in ("22" * 32, None):
         arguments = [] if key is None else ["--set", "storage.key_env=KEY"]
-        text = refusal(tmp_path, *arguments, **({} if key is None else {"KEY": key}))
+        text = start_error(tmp_path, *arguments, **({} if key is None else {"KEY": key}))
         assert text.startswith(f"data directory {tmp_path / 'data'}: ")
         assert "22" * 32 not in text
     with BrokerProcess(tmp_path, "--set", "storage.key_env=KEY", KEY=ENCRYPTION_KEY.hex()) as again:
@@ -190,7 +190,7 @@ def test_checksums_in_python_are_warned_of(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, code=without_extension) as broker:
         code, _, errors = broker.stop()
     assert code == 0
-    assert "checksums are made in Python" in errors
+    assert "checksums are computed in Python" in errors
 
 
 def test_checksums_in_c_are_not_worth_a_word(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""States for the supervisor: one datagram each, to a path or an abstract address, and never a reason to fail."""
+"""Notifications to the supervisor: one datagram each, to a path or an abstract address; failures are ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.server.supervisor import notify
+from headrace.server.ready import notify
 
 
 @pytest.mark.parametrize("abstract", [False, True])

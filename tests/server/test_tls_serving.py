@@ -1,4 +1,4 @@
-"""A broker with TLS as an operator meets it: started, renewed, refused."""
+"""A broker process with TLS: start, renewal, errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.clients.tls import TlsOptions
 from headrace.server import certificates
 from headrace.server.certificates import LEAF_DAYS
-from headrace.server.tls import mind_expiry
+from headrace.server.tls import warn_of_expiry
 from headrace.wire.figg import encode
-from tests.server.process import DEADLINE_SECONDS, BrokerProcess, refusal
+from tests.server.process import DEADLINE_SECONDS, BrokerProcess, start_error
 from tests.server.test_serve import wait_for_line
 
 
@@ -29,7 +29,7 @@ def certs(directory: Path, *names: str) -> Path:
 
 
 def tls(directory: Path, *more: str) -> list[str]:
-    """Flags of a broker that uses these certificates."""
+    """Return the flags of a broker with these certificates."""
     chosen = [f"tls.certificate={directory / 'server.pem'}", f"tls.key={directory / 'server.key'}", *more]
     return [word for assignment in chosen for word in ("--set", assignment)]
 
@@ -42,7 +42,7 @@ def trusting(directory: Path, client: str | None = None) -> ssl.SSLContext:
 
 
 class Peer:
-    """A Figg peer that pings, sealed or plain."""
+    """Send a Figg ping, with TLS or in plain text."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection(address, timeout=60)
@@ -135,7 +135,7 @@ def test_a_broken_renewal_is_reported_and_the_old_certificate_goes_on(tmp_path: 
         peer.close()
 
 
-def test_plain_text_is_refused_unless_it_is_optional(tmp_path: Path) -> None:
+def test_plain_text_is_rejected_unless_it_is_optional(tmp_path: Path) -> None:
     directory = certs(tmp_path / "certs")
     with BrokerProcess(tmp_path, *tls(directory)) as broker:
         assert not Peer(broker.addresses[0]).ping()
@@ -175,27 +175,27 @@ def test_a_client_has_to_show_a_certificate_when_one_is_asked_for(tmp_path: Path
 def test_the_end_of_a_certificate_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, words: list[str]) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     certificates.init(tmp_path, ["localhost"], now)
-    mind_expiry(tmp_path / "server.pem", now + timedelta(days=days))
+    warn_of_expiry(tmp_path / "server.pem", now + timedelta(days=days))
     assert [record.getMessage() for record in caplog.records] == words
 
 
 def test_unusable_certificates_are_one_clear_line(tmp_path: Path) -> None:
     directory = certs(tmp_path / "certs")
     (directory / "server.key").chmod(0o644)
-    text = refusal(tmp_path, *tls(directory))
+    text = start_error(tmp_path, *tls(directory))
     assert text == f"TLS: {directory / 'server.key'} can be read by others (mode 644); chmod 600 it"
-    assert refusal(tmp_path, *tls(tmp_path)).endswith("server.key: No such file or directory")
+    assert start_error(tmp_path, *tls(tmp_path)).endswith("server.key: No such file or directory")
 
 
 def test_an_address_beyond_loopback_needs_tls_and_authentication(tmp_path: Path) -> None:
     directory = certs(tmp_path / "certs")
-    text = refusal(tmp_path, "--listen", "0.0.0.0:0=figg,blipmq", *tls(directory))
+    text = start_error(tmp_path, "--listen", "0.0.0.0:0=figg,blipmq", *tls(directory))
     assert text == (
-        "0.0.0.0:0=figg,blipmq can be reached from the network, and nobody is asked who they are (figg): set tls.client_ca, "
-        "or add --insecure if that is meant"
+        "0.0.0.0:0=figg,blipmq can be reached from the network, and clients are not authenticated (figg): set tls.client_ca, "
+        "or add --insecure to allow it"
     )
-    text = refusal(tmp_path, "--listen", "0.0.0.0:0=blipmq", *tls(directory))
-    assert "everybody may do everything: set access.mode to enforced" in text
+    text = start_error(tmp_path, "--listen", "0.0.0.0:0=blipmq", *tls(directory))
+    assert "every client may do everything: set access.mode to enforced" in text
     for arguments in (
         ("--listen", "0.0.0.0:0=blipmq", *tls(directory, "access.mode=enforced")),
         ("--listen", "0.0.0.0:0", *tls(directory, f"tls.client_ca={directory / 'ca.pem'}", "access.mode=enforced")),

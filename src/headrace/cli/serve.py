@@ -103,7 +103,7 @@ def serve(
     """
     from headrace.server.addresses import require_caution
     from headrace.server.config import explain, resolve
-    from headrace.server.serve import Life
+    from headrace.server.serve import ServeOptions
     from headrace.server.serve import serve as run
 
     flags: dict[str, tuple[str, object]] = {explain(key).name: (f"--set {key}", value) for key, value in chosen.items()}
@@ -118,4 +118,4 @@ def serve(
     config = resolve(file=file, environment=os.environ, flags=flags).config
     if not insecure:
         require_caution(config)
-    return run(config, Life(ready_file, duration, blipmq_keys), os.environ)
+    return run(config, ServeOptions(ready_file, duration, blipmq_keys), os.environ)

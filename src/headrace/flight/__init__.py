@@ -1,15 +1,17 @@
-"""The Flight endpoint: topics as Arrow record batches over Arrow Flight, both ways, for readers and writers of millions of rows.
+"""Flight endpoint: topics as Arrow record batches over Arrow Flight, for readers and writers of millions of rows.
 
-request.py    what tickets, commands and actions hold (both sides)
-fault.py      how an error travels (both sides)
-reading.py    batches of the log → record batches, without a copy
-writing.py    record batches → runs of the log
-puts.py       record batches of one put, in order and in flight
-bridge.py     from a Flight thread to the broker's loop and back
-calls.py      how many calls there are, and which of them stall
-lines.py      ending the connection of one that does
-server.py     the Flight server: one handler for each verb
-login.py      who a caller is: password → bearer token
-lane.py       its life: open, drain
-client.py     the same verbs from the other side; knows nothing of the broker
+request.py      tickets, commands and actions (both sides)
+errors.py       error encoding (both sides)
+reading.py      stored batches → Arrow record batches, without a copy
+writing.py      Arrow record batches → column batches
+puts.py         the record batches of one DoPut, in order and pipelined
+bridge.py       calls from Flight threads to the broker's event loop
+calls.py        limits of concurrent calls and detection of stalled ones
+connections.py  connection limits
+sockets.py      closing connections of gRPC
+server.py       Flight server: one handler per method
+actions.py      handlers of DoAction
+login.py        authentication: password → bearer token
+endpoint.py     open and drain, allocator settings
+client.py       blocking client, independent of the broker
 """

@@ -1,4 +1,4 @@
-"""The actions of the Flight endpoint: each takes its request apart, asks the broker on its loop, and answers with what JSON can hold."""
+"""Handlers of DoAction: each decodes its request, calls the broker on its event loop, and returns a JSON value."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from headrace.limits import FLIGHT_SCHEMAS_BYTES_MAX, FLIGHT_WAITS_MAX
 _PROBE_BYTES: Final = 1
 
 
-class Verbs:
-    """`answer` is called on a Flight thread; what it calls on the broker runs on the loop."""
+class Actions:
+    """The handlers. `answer` is called on a Flight thread; the handlers run on the broker's event loop."""
 
     def __init__(self, broker: Broker, bridge: Bridge) -> None:
         self._broker, self._bridge = broker, bridge
         self._waiting = 0
 
-    def answer(self, who: Principal, verb: str, body: bytes) -> object:
-        """Raises `InvalidRequest` and whatever the broker raises."""
-        kind = request.ACTIONS.get(verb)
+    def answer(self, who: Principal, action: str, body: bytes) -> object:
+        """Execute an action. Raises `InvalidRequest` and the errors of the broker."""
+        kind = request.ACTIONS.get(action)
         if kind is None:
-            raise InvalidRequest(f"no action {verb[:60]!r}; there are {', '.join(request.ACTIONS)}")
-        asked = request.decode(body or b"{}", kind, f"body of {verb}")
-        handler: Callable[[Principal, Any], Any] = getattr(self, f"_{verb}")
-        return self._bridge.wait(lambda: handler(who, asked))
+            raise InvalidRequest(f"unknown action {action[:60]!r}; expected one of {', '.join(request.ACTIONS)}")
+        wanted = request.decode(body or b"{}", kind, f"body of {action}")
+        handler: Callable[[Principal, Any], Any] = getattr(self, f"_{action}")
+        return self._bridge.wait(lambda: handler(who, wanted))
 
-    async def _topics(self, who: Principal, asked: request.Topics) -> list[str]:
+    async def _topics(self, who: Principal, wanted: request.Topics) -> list[str]:
         return [topic.name for topic in self._broker.topics(who)]
 
-    async def _describe(self, who: Principal, asked: request.Describe) -> object:
-        if asked.topics is not None:
-            return await self._states(who, asked.topics)
+    async def _describe(self, who: Principal, wanted: request.Describe) -> object:
+        if wanted.topics is not None:
+            return await self._states(who, wanted.topics)
         return await self._states(who, [topic.name for topic in self._broker.topics(who)], if_there=True)
 
     async def _states(self, who: Principal, names: Iterable[str], *, if_there: bool = False) -> dict[str, object]:
-        """Topics as they are, each once. There may be thousands of partitions, and others want the loop."""
+        """Return the states of topics, without duplicates. Yields to the event loop between topics: partitions may be thousands."""
         found: dict[str, object] = {}
         for name in dict.fromkeys(names):
             try:
@@ -62,11 +62,11 @@ class Verbs:
             "cleanup": topic.config.cleanup.value,
         }
 
-    async def _split(self, who: Principal, asked: request.Split) -> list[tuple[int, int]]:
-        return await self.split(who, asked.topic, asked.partition, asked.start, asked.stop, asked.parts)
+    async def _split(self, who: Principal, wanted: request.Split) -> list[tuple[int, int]]:
+        return await self.split(who, wanted.topic, wanted.partition, wanted.start, wanted.stop, wanted.parts)
 
     async def split(self, who: Principal, topic: str, partition: int, start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-        """Ranges that begin where batches do, of about as many offsets each. Fewer than `parts` where batches are large."""
+        """Divide a range at batch boundaries into at most `parts` ranges of about equal size."""
         bounds = self._broker.bounds(who, topic, partition)
         if start > stop:
             raise InvalidRequest(f"a range cannot end at {stop} before it starts at {start}")
@@ -74,52 +74,52 @@ class Verbs:
             raise OffsetOutOfRange(wanted=start if start < bounds.first else stop, first=bounds.first, end=bounds.end)
         cuts = [start]
         for part in range(1, parts):
-            wanted = start + (stop - start) * part // parts
-            if wanted <= cuts[-1]:
+            target = start + (stop - start) * part // parts
+            if target <= cuts[-1]:
                 continue
-            found = await self._broker.fetch(who, topic, partition, wanted, bytes_max=_PROBE_BYTES, records_max=1)
-            await asyncio.sleep(0)  # what is in the page cache is read at once, and there may be thousands of these
+            found = await self._broker.fetch(who, topic, partition, target, bytes_max=_PROBE_BYTES, records_max=1)
+            await asyncio.sleep(0)  # reads from the page cache do not yield, and there may be thousands
             border = found.batches[0].base_offset if found.batches else stop
             if cuts[-1] < border < stop:
                 cuts.append(border)
         return list(zip(cuts, [*cuts[1:], stop], strict=True)) if start < stop else []
 
-    async def _commit(self, who: Principal, asked: request.Commit) -> None:
-        offsets = {(topic, partition): offset for topic, places in asked.offsets.items() for partition, offset in places.items()}
+    async def _commit(self, who: Principal, wanted: request.Commit) -> None:
+        offsets = {(topic, partition): offset for topic, places in wanted.offsets.items() for partition, offset in places.items()}
         if offsets:
-            await self._broker.commit(who, asked.group, offsets)
+            await self._broker.commit(who, wanted.group, offsets)
 
-    async def _committed(self, who: Principal, asked: request.Committed) -> dict[int, int]:
-        partitions = range(self._broker.topic(who, asked.topic).partitions)
-        found = {partition: self._broker.committed(who, asked.group, asked.topic, partition) for partition in partitions}
+    async def _committed(self, who: Principal, wanted: request.Committed) -> dict[int, int]:
+        partitions = range(self._broker.topic(who, wanted.topic).partitions)
+        found = {partition: self._broker.committed(who, wanted.group, wanted.topic, partition) for partition in partitions}
         return {partition: offset for partition, offset in found.items() if offset is not None}
 
-    async def _offset_for_time(self, who: Principal, asked: request.OffsetForTime) -> dict[int, int | None]:
+    async def _offset_for_time(self, who: Principal, wanted: request.OffsetForTime) -> dict[int, int | None]:
         found: dict[int, int | None] = {}
-        for partition, time_ms in asked.times.items():
-            end = self._broker.bounds(who, asked.topic, partition).end
-            offset = await self._broker.offset_for_time(who, asked.topic, partition, time_ms)
+        for partition, time_ms in wanted.times.items():
+            end = self._broker.bounds(who, wanted.topic, partition).end
+            offset = await self._broker.offset_for_time(who, wanted.topic, partition, time_ms)
             found[partition] = offset if offset < end else None
         return found
 
-    async def _wait(self, who: Principal, asked: request.Wait) -> object:
-        if asked.wait_ms:
+    async def _wait(self, who: Principal, wanted: request.Wait) -> object:
+        if wanted.wait_ms:
             self._waiting += 1
             try:
-                if self._waiting <= FLIGHT_WAITS_MAX:  # one more is answered at once: it asks again, and nobody is refused
-                    await self._broker.wait_for_growth(who, asked.ends, asked.wait_ms)
+                if self._waiting <= FLIGHT_WAITS_MAX:  # beyond the limit the reply is immediate, and the client waits again
+                    await self._broker.wait_for_growth(who, wanted.ends, wanted.wait_ms)
             finally:
                 self._waiting -= 1
-        return await self._states(who, asked.ends)
+        return await self._states(who, wanted.ends)
 
-    async def _schema(self, who: Principal, asked: request.Schema) -> object:
-        self._broker.topic(who, asked.topic)
+    async def _schema(self, who: Principal, wanted: request.Schema) -> object:
+        self._broker.topic(who, wanted.topic)
         schemas = self._broker.schemas
-        wanted = schemas.requirement(who, asked.topic)
-        if wanted is None:
+        required = schemas.requirement(who, wanted.topic)
+        if required is None:
             return None
-        found = schemas.find(who, wanted.schema, asked.version or wanted.version)
-        versions = schemas.versions(who, wanted.schema)
+        found = schemas.find(who, required.schema, wanted.version or required.version)
+        versions = schemas.versions(who, required.schema)
         others = [one for one in reversed(versions) if one.version < found.version] + [
             one for one in versions if one.version > found.version
         ]
@@ -131,24 +131,24 @@ class Verbs:
             kept.append(one.definition)
         return {"name": found.name, "version": found.version, "kind": found.type.value, "definition": found.definition, "others": kept}
 
-    async def _create_topic(self, who: Principal, asked: request.CreateTopic) -> object:
-        topic = await self._broker.create_topic(who, asked.name, partitions=asked.partitions)
+    async def _create_topic(self, who: Principal, wanted: request.CreateTopic) -> object:
+        topic = await self._broker.create_topic(who, wanted.name, partitions=wanted.partitions)
         return {"name": topic.name, "partitions": topic.partitions}
 
-    async def _ensure_topic(self, who: Principal, asked: request.EnsureTopic) -> object:
-        topic = await self._broker.ensure_topic(who, asked.name)
+    async def _ensure_topic(self, who: Principal, wanted: request.EnsureTopic) -> object:
+        topic = await self._broker.ensure_topic(who, wanted.name)
         return {"name": topic.name, "partitions": topic.partitions}
 
     # Exactly-once writers
 
-    async def _publish(self, who: Principal, asked: request.Publish) -> object:
+    async def _publish(self, who: Principal, wanted: request.Publish) -> object:
         done = await self._broker.publish_staged(
-            who, asked.writer, asked.version, asked.handles, epoch=asked.epoch, remember_ms=asked.remember_ms
+            who, wanted.writer, wanted.version, wanted.handles, epoch=wanted.epoch, remember_ms=wanted.remember_ms
         )
         return {"writer": done.writer, "version": done.version, "already": done.already, "records": done.records}
 
-    async def _drop(self, who: Principal, asked: request.Drop) -> int:
-        return await self._broker.drop_staged(who, asked.handles)
+    async def _drop(self, who: Principal, wanted: request.Drop) -> int:
+        return await self._broker.drop_staged(who, wanted.handles)
 
-    async def _last_version(self, who: Principal, asked: request.LastVersion) -> int | None:
-        return self._broker.last_version(who, asked.writer)
+    async def _last_version(self, who: Principal, wanted: request.LastVersion) -> int | None:
+        return self._broker.last_version(who, wanted.writer)

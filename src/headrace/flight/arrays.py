@@ -1,4 +1,4 @@
-"""Arrow's binary arrays as numpy sees them: lengths, hashes and blobs of whole columns at once, no Python for a single record."""
+"""Arrow binary arrays in numpy: lengths, hashes and blobs of whole columns, without Python code per record."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 _FNV_BASIS: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
-_LANES_WORTHWHILE: Final = 64
-"""Below this many keys, a step of numpy costs more than hashing their bytes one by one."""
+_VECTOR_KEYS_MIN: Final = 64
+"""Below this many keys, a numpy operation costs more than hashing their bytes in Python."""
 _EMPTY: Final = np.zeros(0, np.uint8)
 
 
 class Binary:
-    """A binary column without its offset: `ends` has one entry more than there are items, `valid` is None where nothing is null.
+    """A binary column without its array offset: `ends` has one entry more than there are items; `valid` is None without nulls.
 
-    The bytes of a null are undefined in Arrow; here they are none.
+    The bytes of a null are undefined in Arrow; here they are empty.
     """
 
     __slots__ = ("content", "ends", "valid")
@@ -50,10 +50,10 @@ class Binary:
 
 
 def checked(array: pa.Array, name: str) -> pa.Array:
-    """A column that came from a stranger. Arrow reads messages without looking at what is in them, and everything else trusts offsets,
-    views and indices to lie inside of their buffers: with those that do not, it reads the memory of the broker, or ends it.
+    """Validate a column received from a peer. Arrow decodes messages without validating them; offsets, views or indices outside their
+    buffers would read other memory of the broker or crash it.
 
-    Raises `InvalidRequest`, naming the column, and `LimitExceeded` where it is small only as long as nobody unpacks it.
+    Raises `InvalidRequest`, which names the column, and `LimitExceeded` for a column that is too large when unpacked.
     """
     try:
         array.validate(full=True)
@@ -67,14 +67,14 @@ def checked(array: pa.Array, name: str) -> pa.Array:
 
 
 def texts_as_bytes(array: pa.Array) -> pa.Array:
-    """The same buffers: where nobody asks whether it is text, nobody need look."""
+    """Return the same buffers as a binary type: skips the UTF-8 validation."""
     if pa.types.is_string(array.type):
         return array.view(pa.binary())
     return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array
 
 
 def _unpacked_bytes(array: pa.Array) -> int:
-    """What the items take that may be there once and meant many times; 0 for all others. The array has been checked."""
+    """Return the unpacked size of dictionary and view arrays, whose items may share bytes; 0 for others. The array is validated."""
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _unpacked_bytes(array.flatten())
@@ -92,11 +92,11 @@ def _unpacked_bytes(array: pa.Array) -> int:
 
 def _lengths(array: pa.Array) -> Int64s:
     if pa.types.is_binary_view(array.type) or pa.types.is_string_view(array.type):
-        # A view is 16 bytes, and the first four say how long it is; those of nulls say nothing.
+        # A view has 16 bytes, of which the first four are its length; undefined for nulls.
         if not len(array):
-            return np.zeros(0, np.int64)  # it may have no buffer at all
+            return np.zeros(0, np.int64)  # there may be no buffer
         end = (array.offset + len(array)) * 4
-        # The peer chooses how long the buffer is: what is behind the last view need not be a whole number.
+        # The peer chooses the length of the buffer: the bytes after the last view need not be whole numbers.
         lengths = np.frombuffer(array.buffers()[1], np.int32, count=end)[array.offset * 4 :: 4].astype(np.int64)
         return np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), lengths, 0) if array.null_count else lengths
     found: Int64s = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -104,7 +104,7 @@ def _lengths(array: pa.Array) -> Int64s:
 
 
 def as_binary(array: pa.Array, name: str) -> pa.Array:
-    """Texts and bytes of whatever layout as plain `binary`. Raises `InvalidRequest`, naming the column."""
+    """Convert strings and bytes of any layout to `binary`. Raises `InvalidRequest`, which names the column."""
     kind = array.type
     if kind == pa.binary():
         return array
@@ -130,12 +130,12 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether `as_binary` takes it."""
+    """Return whether `as_binary` accepts the type."""
     return _is_bytes(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    """Raises `InvalidRequest`, naming the column."""
+    """Cast a column. Raises `InvalidRequest`, which names the column."""
     try:
         return array.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError) as failure:
@@ -143,7 +143,7 @@ def cast(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def fnv1a(keys: Binary) -> npt.NDArray[np.uint32]:
-    """The 32-bit FNV-1a hash of each key: all keys move on by one byte at a time, longest first, so that those at their end fall off."""
+    """Return the 32-bit FNV-1a hash of each key. Hashes one byte of all keys per step, sorted by length so that short keys end first."""
     lengths = keys.lengths
     order = np.argsort(-lengths, kind="stable")
     starts, sizes = keys.ends[:-1][order], lengths[order]
@@ -152,8 +152,8 @@ def fnv1a(keys: Binary) -> npt.NDArray[np.uint32]:
     longest = int(sizes[0]) if len(sizes) else 0
     position = 0
     while position < longest:
-        count = int(np.searchsorted(-sizes, -position))  # those longer than `position`
-        if count < _LANES_WORTHWHILE:
+        count = int(np.searchsorted(-sizes, -position))  # keys longer than `position`
+        if count < _VECTOR_KEYS_MIN:
             _finish(state[:count], keys.content, starts[:count] + position, sizes[:count] - position)
             break
         state[:count] ^= keys.content[starts[:count] + position]
@@ -173,7 +173,7 @@ def _finish(state: npt.NDArray[np.uint32], content: Bytes, starts: Int64s, sizes
 
 
 def header_blobs(array: pa.Array) -> Binary | None:
-    """A `list<struct<key: string, value: binary>>` column as the log keeps headers; None if no record has any.
+    """Encode a `list<struct<key: string, value: binary>>` column in the stored format; None if no record has headers.
 
     Raises `InvalidRequest` for a header without a name, `LimitExceeded` for too many or too large ones.
     """
@@ -195,7 +195,7 @@ def header_blobs(array: pa.Array) -> Binary | None:
 
 
 def _sums(sizes: Int64s, counts: Int64s) -> Int64s:
-    """The sum of each stretch of `sizes`, where the stretches have these lengths."""
+    """Return the sums of consecutive sections of `sizes` that have the lengths `counts`."""
     totals = np.concatenate([[0], np.cumsum(sizes)])
     ends = np.concatenate([[0], np.cumsum(counts)])
     summed: Int64s = totals[ends[1:]] - totals[ends[:-1]]
@@ -203,7 +203,7 @@ def _sums(sizes: Int64s, counts: Int64s) -> Int64s:
 
 
 def _blobs(counts: Int64s, names: Binary, values: Binary, carried: Int64s) -> Binary:
-    """u16 count, then for each header u16 + name, u32 + value; nothing at all for a record without headers."""
+    """Encode u16 count, then for each header u16 + name, u32 + value; empty for a record without headers."""
     sizes = np.where(counts > 0, 2 + 6 * counts + carried, 0)
     ends: Int64s = np.concatenate([[0], np.cumsum(sizes)])
     blob = np.zeros(int(ends[-1]), np.uint8)

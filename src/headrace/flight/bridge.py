@@ -1,4 +1,4 @@
-"""From a Flight thread to the broker's loop and back. Nothing of the broker is touched anywhere else than on its loop."""
+"""Calls from Flight threads to the broker's event loop. The broker is used only on its loop."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ T = TypeVar("T")
 
 
 class Bridge:
-    """One hop each call. While the broker drains it refuses, and whoever waits is told so."""
+    """Executes functions on the event loop and waits for them. While the broker drains, calls fail with `Unavailable`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.is_closed = False
 
-    def start(self, verb: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
-        """Begin on the loop; the future is the Flight thread's."""
+    def start(self, function: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
+        """Start an asynchronous function on the loop and return its future for the Flight thread."""
         self._check()
 
         async def run() -> T:
-            return await verb()
+            return await function()
 
         return self._submit(run())
 
-    def wait(self, verb: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
-        """The answer of an asynchronous verb. Raises `Unavailable` after `seconds`."""
-        return self.result(self.start(verb), seconds)
+    def wait(self, function: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+        """Return the result of an asynchronous function. Raises `Unavailable` after `seconds`."""
+        return self.result(self.start(function), seconds)
 
-    def call(self, verb: Callable[[], T]) -> T:
-        """The answer of a plain function that has to run on the loop."""
+    def call(self, function: Callable[[], T]) -> T:
+        """Return the result of a plain function that must run on the loop."""
         self._check()
 
         async def run() -> T:
-            return verb()
+            return function()
 
         return self.result(self._submit(run()), None)
 
@@ -53,7 +53,7 @@ class Bridge:
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop is gone
+        except RuntimeError:  # the loop is closed
             work.close()
             raise Unavailable("the broker has stopped") from None
 

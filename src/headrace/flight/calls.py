@@ -1,12 +1,12 @@
-"""How many calls are under way: bounded, and known to whoever wants to use a quiet moment.
+"""Limits of concurrent calls, and detection of stalled ones.
 
-    headers have come ─► opening (a thread waits for the first message) ─► opened (its peer is known) ─► ended
+    headers received ─► opening (a thread waits for the first message) ─► opened (the peer is known) ─► ended
 
-A call is counted as soon as its headers have come: gRPC has given it a thread by then, and one too many gives it back at once. Calls that
-wait for the first message of their peer have a bound of their own, and administrators a few places beyond the others.
+A call is counted when its headers arrive: gRPC has assigned it a thread by then, and a call beyond the limit releases it immediately.
+Calls that wait for the first message of their peer have their own limit. A few calls beyond the limit are reserved for administrators.
 
-gRPC gives a server no way to end a call, and a peer that neither reads nor writes holds its place as long as it likes. So where all
-places are taken, the call that has waited the longest for its peer, if that is long enough, loses its connection.
+A server cannot end a gRPC call, so a peer that neither reads nor writes occupies a thread indefinitely. When the limit is reached, the
+connection of the call that has waited longest for its peer is closed, if it has waited long enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.limits import FLIGHT_CALLS_RESERVED, FLIGHT_OPENING_CALLS_MAX, FLI
 
 
 class Call:
-    """One that is being served. Used by the thread of the call, looked at by others."""
+    """A call in progress. Written by its own thread, read by others."""
 
     __slots__ = ("_clock", "began", "carries_rows", "is_cut", "is_opening", "peer", "waits_since")
 
@@ -30,7 +30,7 @@ class Call:
         self.is_opening = is_opening
         """Whether a thread waits for the first message of the peer."""
         self.waits_since: float | None = None
-        """When it became the peer's turn; None while it is ours."""
+        """When the call began to wait for the peer; None while the server works."""
         self.is_cut = False
 
     def peers_turn(self) -> None:
@@ -41,7 +41,7 @@ class Call:
 
 
 class Calls:
-    """Used by many threads. `cut` ends the connection of a peer."""
+    """The calls in progress. Thread-safe. `cut` closes the connection of a peer."""
 
     def __init__(
         self, count_max: int, *, cut: Callable[[str], object] = lambda peer: None, clock: Callable[[], float] = time.monotonic
@@ -50,7 +50,7 @@ class Calls:
         self._lock = threading.Lock()
         self._under_way: set[Call] = set()
         self.carriers_begun = 0
-        """Calls that carry rows, since the lane was opened."""
+        """Calls that carry rows since the endpoint was opened."""
 
     @property
     def under_way(self) -> int:
@@ -62,17 +62,17 @@ class Calls:
             return sum(call.carries_rows for call in self._under_way)
 
     def begin(self, peer: str = "", *, carries_rows: bool = False) -> Call:
-        """Count a call whose peer is known. Raises `Unavailable` for one too many; there may be room for it a moment later."""
+        """Count a call whose peer is known. Raises `Unavailable` beyond the limit."""
         call = self.arrive()
         self.opened(call, peer, carries_rows=carries_rows)
         return call
 
     def arrive(self, *, is_opening: bool = False, is_admin: bool = False) -> Call:
-        """Count a call whose headers have come; `is_opening`: its peer has to send something before it is served. Raises `Unavailable`."""
+        """Count a call when its headers arrive; `is_opening`: the peer must send a message first. Raises `Unavailable`."""
         with self._lock:
             count_max = self._count_max + (FLIGHT_CALLS_RESERVED if is_admin else 0)
             if is_opening and not is_admin and self._opening() >= FLIGHT_OPENING_CALLS_MAX:
-                raise Unavailable(f"{FLIGHT_OPENING_CALLS_MAX} calls wait for the first message of their peers already")
+                raise Unavailable(f"{FLIGHT_OPENING_CALLS_MAX} calls already wait for the first message of their peers")
             if len(self._under_way) < count_max:
                 call = Call(self._clock, is_opening=is_opening)
                 self._under_way.add(call)
@@ -80,10 +80,10 @@ class Calls:
             stalled = self._stalled()
         if stalled is not None:
             self._cut(stalled.peer)
-        raise Unavailable(f"{count_max} calls are being served already")
+        raise Unavailable(f"{count_max} calls are already in progress")
 
     def opened(self, call: Call, peer: str, *, carries_rows: bool = False) -> None:
-        """The call is being served now."""
+        """Record that the call is in progress."""
         with self._lock:
             call.peer, call.is_opening = peer, False
             self.carriers_begun += carries_rows and not call.carries_rows
@@ -101,13 +101,13 @@ class Calls:
 
     @property
     def peers(self) -> list[str]:
-        """The peers of the calls that are being served, the one with the oldest call first."""
+        """The peers of the calls in progress, ordered by their oldest call."""
         with self._lock:
             served = sorted((call for call in self._under_way if call.peer), key=lambda call: call.began)
         return list(dict.fromkeys(call.peer for call in served))
 
     def _stalled(self) -> Call | None:
-        """The one that has waited the longest for its peer."""
+        """Return the call that has waited longest for its peer."""
         before = self._clock() - FLIGHT_STALL_SECONDS_MAX
         waiting = [
             (since, id(call), call)

@@ -1,7 +1,7 @@
-"""The Flight endpoint from the other side: topics as Arrow record batches, in plain blocking calls. Safe to share between threads.
+"""Blocking client of the Flight endpoint: topics as Arrow record batches. Thread-safe.
 
-What the broker raises is raised here as the same class. A broker that does not answer is asked again a few times, where asking twice does
-no harm: reading goes on behind the last row that came, appending is never repeated.
+Errors of the broker are raised as the same class. If the broker does not answer, idempotent requests are retried a few times: reading
+resumes after the last row received. Appending is never repeated.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ __all__ = [
 
 _ATTEMPTS: Final = 4
 _BACKOFF_SECONDS: Final = 0.25
-"""Before the second attempt, and three times as long before each further one: a broker that is started again is back by then."""
+"""The delay before the second attempt; it triples before each further one. A restarted broker is available by then."""
 _PUBLISH_SECONDS: Final = 600.0
-"""A publication larger than memory takes its time, and giving up does not make it faster."""
+"""A publication larger than memory takes long, and a retry does not make it faster."""
 _PING_MS: Final = 360_000
-"""A server of gRPC takes a ping every five minutes on a line where nothing else moves, and ends the line of whoever sends more: a task that
-takes three minutes from one batch to the next lost its put to pings every 30 seconds."""
+"""A gRPC server accepts one ping per five minutes on an idle connection, and closes connections that send more: with pings every 30
+seconds, a task with three minutes between two batches lost its put."""
 _OPTIONS: Final = [
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
-_LINE_FAILURES: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError)
+_CONNECTION_FAILURES: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where the broker is and who asks. The addresses are tried in order until one answers."""
+    """Addresses of the broker and credentials. The addresses are tried in order until one answers."""
 
     addresses: tuple[str, ...]
     user: str = ""
     password: str = field(default="", repr=False)
-    """Of the user; without a user, an API key."""
+    """The password of the user; without a user, an API key."""
     tls: bool = False
     ca_file: str = ""
     server_name: str = ""
-    """What the certificate is to say, if not the host of the address."""
+    """The name in the server's certificate, if it is not the host of the address."""
     timeout_seconds: float = 30.0
     certificate_file: str = ""
-    """With `key_file`, what the client shows of itself where the broker asks for certificates."""
+    """The client certificate, with its key in `key_file`."""
     key_file: str = ""
 
     @classmethod
     def parse(cls, text: str, **more: Any) -> Servers:
-        """`host:port,host:port`; without a port it is 8815, and `grpc+tls://` before one means TLS. Raises `InvalidRequest`."""
+        """Parse `host:port,host:port`. The default port is 8815; the prefix `grpc+tls://` selects TLS. Raises `InvalidRequest`."""
         addresses: list[str] = []
         for part in filter(None, map(str.strip, text.split(","))):
             scheme, found, rest = part.rpartition("://")
             if found and scheme not in ("grpc", "grpc+tcp", "grpc+tls"):
-                raise InvalidRequest(f"{part!r}: {scheme}:// is not spoken here; expected HOST:PORT")
+                raise InvalidRequest(f"{part!r}: {scheme}:// is not supported; expected HOST:PORT or grpc+tls://HOST:PORT")
             if scheme == "grpc+tls":
                 more["tls"] = True
             addresses.append(_address(rest))
@@ -88,7 +88,7 @@ class Servers:
 def _address(text: str) -> str:
     text = text.rstrip("/")
     host, colon, port = text.rpartition(":")
-    if not colon or (host.count(":") and not host.endswith("]")):  # a bare IPv6 address has colons of its own
+    if not colon or (host.count(":") and not host.endswith("]")):  # an IPv6 address without brackets
         host, port = text, str(DEFAULT_PORT)
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise InvalidRequest(f"{text!r} is not HOST:PORT")
@@ -97,7 +97,7 @@ def _address(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """The offsets a partition holds, `end` not included, and what it takes on disk."""
+    """The offsets of a partition, `end` excluded, and its size on disk."""
 
     first: int
     end: int
@@ -106,7 +106,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as it was when the broker answered."""
+    """A topic at the time of the reply."""
 
     name: str
     partitions: tuple[PartitionState, ...]
@@ -116,7 +116,7 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """How many records were written, and where: (partition, base offset, count)."""
+    """The number of records written and their positions: (partition, base offset, count)."""
 
     records: int
     placements: list[tuple[int, int, int]]
@@ -124,7 +124,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class StageSize:
-    """What lies under a handle."""
+    """The size of a stage."""
 
     records: int
     size_bytes: int
@@ -132,7 +132,7 @@ class StageSize:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """`already`: this version, or a later one, had been published before, and nothing was changed."""
+    """The result of a publish. `already`: this or a later version was published before, and nothing changed."""
 
     writer: str
     version: int
@@ -142,7 +142,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """What a topic requires of its values."""
+    """The schema that a topic requires."""
 
     name: str
     version: int
@@ -150,11 +150,11 @@ class TopicSchema:
     """json, avro or protobuf."""
     definition: bytes
     others: tuple[bytes, ...] = ()
-    """The definitions of other versions, in the order in which they are to be tried: the older ones from the newest on, then the newer."""
+    """The definitions of other versions in the order to try them: older ones in descending order, then newer ones."""
 
 
 class FlightClient:
-    """Connects when it is first used."""
+    """A client that connects on first use."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -179,28 +179,28 @@ class FlightClient:
     # Topics
 
     def topics(self) -> list[str]:
-        """The names of those that this user may see."""
+        """Return the names of the topics that this user may see."""
         return list(self._ask("topics", request.Topics()))
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicState]:
-        """Raises `UnknownTopic`."""
+        """Return the states of topics. Raises `UnknownTopic`."""
         return _states(self._ask("describe", request.Describe(list(topics))))
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Raises `TopicExists`, `InvalidTopicName`."""
+        """Create a topic. Raises `TopicExists`, `InvalidTopicName`."""
         self._ask("create_topic", request.CreateTopic(name, partitions), again=False)
 
     def ensure_topic(self, name: str) -> None:
-        """Create it if it is missing and the broker allows that; else raises `UnknownTopic`."""
+        """Create a topic if it does not exist. Raises `UnknownTopic` if the broker does not create topics automatically."""
         self._ask("ensure_topic", request.EnsureTopic(name))
 
     def wait(self, ends: Mapping[str, Mapping[int, int]], wait_ms: int) -> dict[str, TopicState]:
-        """The topics as soon as one of them ends behind what is given, or has a partition that is not; or when the time is over."""
+        """Return the topics when an end offset exceeds the given one, a partition is missing in `ends`, or the time has elapsed."""
         asked = request.Wait({topic: dict(places) for topic, places in ends.items()}, wait_ms)
         return _states(self._ask("wait", asked, seconds=self._servers.timeout_seconds + wait_ms / 1000))
 
     def offset_for_time(self, topic: str, times: Mapping[int, int]) -> dict[int, int | None]:
-        """For each partition the first offset whose record is at or after the time (Unix ms); None: there is no such record."""
+        """Return for each partition the first offset at or after the time (Unix ms); None if there is none."""
         found: Mapping[str, int | None] = self._ask("offset_for_time", request.OffsetForTime(topic, dict(times)))
         return {int(partition): offset for partition, offset in found.items()}
 
@@ -217,14 +217,14 @@ class FlightClient:
         rows_max: int = 65_536,
         reached: Callable[[int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows with start <= offset < stop that there are, in order, with exactly these columns.
+        """Yield the rows with start <= offset < stop, in order, with exactly these columns.
 
-        `reached` is told, before each batch, the offset to read on at behind it: for those who have more patience than this client.
-        Raises `OffsetOutOfRange` below the first offset and above the end, `UnknownTopic`, `UnknownPartition`.
+        `reached` is called before each batch with the offset after it, for callers with their own retry policy. Raises `OffsetOutOfRange`
+        below the first and above the end offset, `UnknownTopic`, `UnknownPartition`.
         """
         for name in columns:
             if name not in READ_SCHEMA.names:
-                raise InvalidRequest(f"no column {name!r}; there are {', '.join(READ_SCHEMA.names)}")
+                raise InvalidRequest(f"unknown column {name!r}; expected {', '.join(READ_SCHEMA.names)}")
         return self._read(topic, partition, start, stop, tuple(columns), rows_max, reached)
 
     def _read(
@@ -238,7 +238,7 @@ class FlightClient:
         reached: Callable[[int], None] | None,
     ) -> Iterator[pa.RecordBatch]:
         stored = [name for name in dict.fromkeys(columns) if name in STORED] or ["offset"]
-        dress = _Dress(topic, partition, columns)
+        complete = _ConstantColumns(topic, partition, columns)
         position, failures = start, 0
         while True:
             try:
@@ -246,15 +246,15 @@ class FlightClient:
                     position, failures = read_on, 0
                     if reached is not None:
                         reached(position)
-                    yield dress(batch)
+                    yield complete(batch)
                 return
             except flight.FlightError as failure:
-                if start < stop <= position:  # everything has come; what broke was only the end
+                if start < stop <= position:  # all rows have arrived
                     return
                 failures = self._failed(failure, failures)
 
     def _stream(self, wanted: request.Range) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Each batch with the offset to read on at."""
+        """Yield each batch with the offset after it."""
         reader = self._connected().do_get(flight.Ticket(encode(wanted)), self._options(None))
         try:
             while True:
@@ -267,28 +267,30 @@ class FlightClient:
             reader.cancel()
 
     def split(self, topic: str, partition: int, start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-        """The range as up to so many, cut where batches begin."""
+        """Divide a range at batch boundaries into at most `parts` ranges."""
         return [(begin, end) for begin, end in self._ask("split", request.Split(topic, partition, start, stop, parts))]
 
     # Writing
 
     def append(self, topic: str, batches: Iterable[pa.RecordBatch], *, partition: int | None = None) -> Appended:
-        """Columns `value`, and where wanted `key`, `headers`, `partition`, `timestamp`. All of it is as safe as the topic promises when
-        this returns. An error says how many records are (`durable_records`)."""
+        """Append rows with the column `value` and optionally `key`, `headers`, `partition`, `timestamp`.
+
+        When this returns, all rows are as durable as the topic guarantees. An error has the number of durable ones (`durable_records`).
+        """
         answer = self._put(request.Append(topic, partition), batches)
         if answer is None:
             return Appended(0, [])
         return Appended(answer["records"], [(place[0], place[1], place[2]) for place in answer["placements"]])
 
     def _put(self, command: request.Put, batches: Iterable[pa.RecordBatch], otherwise: pa.RecordBatch | None = None) -> Any:
-        """The answer; None if there is nothing to put."""
+        """Send a put and return the reply; None if there is nothing to send."""
         coming = iter(batches)
         first = next(coming, otherwise)
         if first is None:
             return None
         descriptor = flight.FlightDescriptor.for_command(encode(command))
         try:
-            self._make_sure()
+            self._ensure_connected()
             upload, answers = self._connected().do_put(descriptor, first.schema, self._options(None))
             with upload:
                 upload.write_batch(first)
@@ -299,13 +301,13 @@ class FlightClient:
         except flight.FlightError as failure:
             raise _raised(failure) from None
         if answer is None:
-            raise Unavailable("the broker has closed the put without an answer")
+            raise Unavailable("the broker closed the put without a reply")
         return request.decode(answer.to_pybytes(), dict, "answer")
 
     # Schemas and dead letters
 
     def schema(self, topic: str, version: int = 0) -> TopicSchema | None:
-        """What the topic requires, or another version of it; None: nothing. Raises `UnknownTopic`, `UnknownSchema`."""
+        """Return the schema that the topic requires, or another version of it; None: no schema. Raises `UnknownTopic`, `UnknownSchema`."""
         found = self._ask("schema", request.Schema(topic, version))
         if found is None:
             return None
@@ -322,65 +324,65 @@ class FlightClient:
         epoch: str = "",
         order: int = 0,
     ) -> StageSize:
-        """As `append`, but nobody sees the records before the handle is published. `topic` None: a column `topic` says where to.
+        """Like `append`, but the records become visible when the handle is published. `topic` None: the column `topic` has it.
 
-        The handle is sealed when this returns, also if there were no batches at all. If it raises, what came so far is dropped.
+        When this returns, the handle is sealed, also without any batch. If it raises, the staged records are dropped.
         """
         command = request.Stage(handle, writer, topic, epoch, order)
         try:
             answer = self._put(command, batches, otherwise=_nothing(topic))
         except BrokerError:
-            raise  # the broker has dropped it, unless it belongs to somebody else
+            raise  # the broker has dropped it, unless it belongs to another put
         except BaseException:
-            self._forsake(handle)
+            self._drop_quietly(handle)
             raise
         return StageSize(answer["records"], answer["size_bytes"])
 
-    def _forsake(self, handle: str) -> None:
-        """The batches ended with an error of their own, which to the broker looks like their end."""
+    def _drop_quietly(self, handle: str) -> None:
+        """Drop a stage whose batches failed: the broker sees that as their normal end."""
         try:
             self.drop([handle])
         except BrokerError:
-            pass  # it goes when its time is over
+            pass  # the stage expires
 
     def publish(self, writer: str, version: int, handles: Sequence[str], *, epoch: str = "", remember_ms: int = 0) -> Publication:
-        """Everything staged under the handles becomes readable at once. A version that has been published before changes nothing, which
-        is why this may be repeated; by an application that comes only once, within `remember_ms`. Raises `UnknownStage`, `StaleEpoch`."""
+        """Make all records staged under the handles visible atomically. A version that was published before has no effect, so this may be
+        repeated; a writer with a single version may repeat it within `remember_ms`. Raises `UnknownStage`, `StaleEpoch`."""
         asked = request.Publish(writer, version, list(handles), epoch, remember_ms)
         answer = self._ask("publish", asked, seconds=_PUBLISH_SECONDS)
         return Publication(answer["writer"], answer["version"], answer["already"], answer["records"])
 
     def drop(self, handles: Sequence[str]) -> int:
-        """Forget what is staged; returns how many of the handles there were."""
+        """Drop staged records. Return how many of the handles existed."""
         return int(self._ask("drop", request.Drop(list(handles))))
 
     def last_version(self, writer: str) -> int | None:
-        """What the application has published last; None: nothing yet."""
+        """Return the last version that the writer has published; None: none."""
         found: int | None = self._ask("last_version", request.LastVersion(writer))
         return found
 
     def dead_letters(self, topic: str, batch: pa.RecordBatch) -> int:
-        """Move records to the dead letters of their topic: columns `partition`, `offset`, `error`, `reason`. A record that lies there for
-        the same reason already is left alone; returns how many were moved."""
+        """Move records to the dead letters of their topic: columns `partition`, `offset`, `error`, `reason`. Records that were moved before
+        for the same reason are skipped. Return how many were moved."""
         answer = self._put(request.Letters(topic), [batch])
         return int(answer["moved"])
 
     # Groups
 
     def commit(self, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """The next offsets to read: topic → partition → offset. Durable when this returns."""
+        """Commit the next offsets: topic → partition → offset. Durable when this returns."""
         self._ask("commit", request.Commit(group, {topic: dict(places) for topic, places in offsets.items()}))
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """What the group has committed, by partition."""
+        """Return the committed offsets of the group by partition."""
         found: Mapping[str, int] = self._ask("committed", request.Committed(group, topic))
         return {int(partition): offset for partition, offset in found.items()}
 
-    # The line
+    # Connection
 
-    def _ask(self, verb: str, asked: request.Request, *, seconds: float | None = None, again: bool = True) -> Any:
-        """The answer to an action, asked again after a failure of the line unless that could do harm."""
-        action, failures = flight.Action(verb, encode(asked)), 0
+    def _ask(self, name: str, body: request.Request, *, seconds: float | None = None, again: bool = True) -> Any:
+        """Execute an action and return the reply. With `again`, retry after a connection failure."""
+        action, failures = flight.Action(name, encode(body)), 0
         options = self._servers.timeout_seconds if seconds is None else seconds
         while True:
             try:
@@ -389,9 +391,9 @@ class FlightClient:
             except flight.FlightError as failure:
                 failures = self._failed(failure, failures if again else _ATTEMPTS)
 
-    def _make_sure(self) -> None:
-        """Before a put, which cannot be repeated: a broker answers, and knows us. Costs a round trip, and finds another address or a new
-        token where there is need."""
+    def _ensure_connected(self) -> None:
+        """Check the connection and the token before a put, which cannot be repeated. Costs a round trip, and finds another address or a
+        new token if necessary."""
         failures = 0
         while True:
             try:
@@ -401,15 +403,15 @@ class FlightClient:
                 failures = self._failed(failure, failures)
 
     def _failed(self, failure: flight.FlightError, failures: int) -> int:
-        """Raise, or make ready for another attempt; returns how many there have been."""
+        """Raise the error, or prepare another attempt and return the number of failures."""
         error = broker_error(failure)
         failures += 1
         if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < _ATTEMPTS:
-            self._drop_connection(next_address=False)  # the token has expired, or the broker is another one by now
+            self._drop_connection(next_address=False)  # the token has expired, or the broker was restarted
             return failures
         if error is not None and not isinstance(error, Unavailable):
             raise error from None
-        if failures >= _ATTEMPTS or not isinstance(failure, _LINE_FAILURES):
+        if failures >= _ATTEMPTS or not isinstance(failure, _CONNECTION_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()
         time.sleep(_BACKOFF_SECONDS * 3 ** (failures - 1))
@@ -442,14 +444,14 @@ class FlightClient:
         options = flight.FlightCallOptions(timeout=self._servers.timeout_seconds)
         try:
             token: tuple[bytes, bytes] = connected.authenticate_basic_token(self._servers.user, self._servers.password, options)
-            # The password is verified with the first call, so that this one says whether it was right.
+            # The broker verifies the password with the first call.
             list(connected.list_actions(flight.FlightCallOptions(timeout=self._servers.timeout_seconds, headers=[token])))
         except flight.FlightUnauthenticatedError as failure:
             raise _raised(failure) from None
         return token
 
     def _drop_connection(self, *, next_address: bool = True) -> None:
-        """The next call connects anew, to the next address. Not closed here: other threads may be in the middle of a call."""
+        """Make the next call reconnect, to the next address. The connection is not closed: other threads may use it."""
         with self._lock:
             self._flight = self._token = None
             self._turn += next_address
@@ -462,8 +464,8 @@ class FlightClient:
         return flight.FlightCallOptions(timeout=seconds)
 
 
-class _Dress:
-    """Adds the columns that are the same for all rows of a range."""
+class _ConstantColumns:
+    """Adds the columns that are constant within a range."""
 
     def __init__(self, topic: str, partition: int, columns: tuple[str, ...]) -> None:
         self._constants = {
@@ -482,7 +484,7 @@ class _Dress:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, name: str, rows: int) -> pa.Array:
-        """A slice of one that was made before, if that is long enough."""
+        """Return a slice of an array created before, if it is long enough."""
         made = self._made.get(name)
         if made is None or len(made) < rows:
             made = self._made[name] = pa.repeat(self._constants[name], rows)
@@ -490,7 +492,7 @@ class _Dress:
 
 
 def _nothing(topic: str | None) -> pa.RecordBatch:
-    """A put without any batch has no schema; this one is empty and fits nowhere else."""
+    """Return an empty record batch, whose schema a put without batches needs."""
     names = ["value"] if topic is not None else ["value", "topic"]
     return pa.RecordBatch.from_arrays([pa.array([], pa.binary() if name == "value" else pa.string()) for name in names], names=names)
 
@@ -507,7 +509,7 @@ def _raised(failure: flight.FlightError) -> BrokerError:
 
 
 def _first_line(failure: flight.FlightError) -> str:
-    """gRPC adds what it knows of its own inside; the first line is what happened."""
+    """Return the first line of a gRPC error, without the debug context."""
     return str(failure).partition("gRPC client debug context")[0].strip().partition("\n")[0] or type(failure).__name__
 
 

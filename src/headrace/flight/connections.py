@@ -1,8 +1,8 @@
-"""Bound the connections of the Flight endpoint.
+"""Connection limits of the Flight endpoint.
 
-gRPC accepts whoever comes and has no limit that `pyarrow` could set. So the connections are counted once a second, in the kernel's table
-of them, and those that are too many are shut down: first those without a call that is being served, from the address that has the most.
-The same happens to them when a call has waited too long for its peer's first message: `pyarrow` does not say whose call it is.
+gRPC accepts every connection, and `pyarrow` cannot set a limit. So the connections are counted once a second in the kernel's table, and
+those beyond the limit are shut down: first those without a call in progress, from the address that has the most. The same happens when
+a call has waited too long for its first message, because `pyarrow` does not report the peer of that call.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from headrace.limits import CONNECTIONS_PER_IP_MAX, FLIGHT_CONNECTIONS_MAX
 
 _log = logging.getLogger(__name__)
 _TABLES: Final = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-_LOOKS_PATIENT: Final = 3
+_LATE_CHECKS_MAX: Final = 3
 _ESTABLISHED: Final = "01"
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections there may be, in all and from one address."""
+    """Connection limits, in total and per address."""
 
     connections_max: int = FLIGHT_CONNECTIONS_MAX
     per_ip_max: int = CONNECTIONS_PER_IP_MAX
 
 
 class ConnectionWatch:
-    """Counts the connections to one port, on any thread."""
+    """Counter of the connections to one port. Thread-safe."""
 
     def __init__(self, port: int, calls: Calls, limits: ConnectionLimits) -> None:
         self._port, self._calls, self._limits = port, calls, limits
         self.disconnected = 0
-        self._looks_late = 0
-        """How many looks in a row have found a call that waits too long for its peer."""
+        self._late_checks = 0
+        """Consecutive checks that found a call that waits too long for its peer."""
 
-    def look(self) -> int:
-        """Disconnect those that are too many or too late. Returns how many."""
+    def check(self) -> int:
+        """Disconnect excess and late peers. Return how many."""
         served = [address for peer in self._calls.peers if (address := address_of(peer)) is not None]
         late = self._calls.late_openings
-        self._looks_late = self._looks_late + 1 if late else 0
+        self._late_checks = self._late_checks + 1 if late else 0
         found = connections(self._port)
         chosen = set(surplus(found, set(served), self._limits))
         if late:
             chosen.update(set(found) - set(served))
-        if self._looks_late >= _LOOKS_PATIENT:
-            # The silent calls share their connections with calls that are served: the oldest go first, one with each look.
+        if self._late_checks >= _LATE_CHECKS_MAX:
+            # The silent calls share connections with calls in progress: close the oldest, one per check.
             chosen.update(served[:1])
         if not chosen:
             return 0
@@ -63,7 +63,7 @@ class ConnectionWatch:
 
 
 def surplus(found: Iterable[Address], served: set[Address], limits: ConnectionLimits) -> list[Address]:
-    """Return the connections that have to go: of each address those beyond its limit, of all those beyond theirs."""
+    """Return the connections to close: those beyond the limit per address, then those beyond the total limit."""
     by_host: dict[str, list[Address]] = {}
     for address in sorted(found, key=lambda address: address not in served):
         by_host.setdefault(address[0], []).append(address)
@@ -80,7 +80,7 @@ def surplus(found: Iterable[Address], served: set[Address], limits: ConnectionLi
 
 
 def connections(port: int) -> list[Address]:
-    """Return the other ends of the connections to this port of ours, those included that nobody has accepted yet."""
+    """Return the peer addresses of the connections to this local port, including those not accepted yet."""
     found: list[Address] = []
     local = f":{port:04X}"
     for table in _TABLES:
@@ -97,7 +97,7 @@ def connections(port: int) -> list[Address]:
 
 
 def _address(text: str) -> Address:
-    """Of `0100007F:1F90`: words of four bytes in the order of this machine, then the port."""
+    """Parse `0100007F:1F90`: four-byte words in native byte order, then the port."""
     host, _, port = text.partition(":")
     raw = b"".join(bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8))
     if len(raw) == 4:

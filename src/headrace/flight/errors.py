@@ -1,6 +1,6 @@
-"""How an error travels on the Flight endpoint: as a Flight error whose extra bytes hold the code, the text and the numbers.
+"""Error encoding of the Flight endpoint: a Flight error whose extra bytes hold the code, the text and the fields.
 
-A plain Flight client sees the right kind of error with a readable text; ours raises what the broker raised.
+Any Flight client gets the matching kind of error with a readable text. `FlightClient` raises the error that the broker raised.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from headrace.errors import BrokerError, LoginFailed, LoginThrottled, NotAuthori
 _CODES_OUTSIDE: Final = {BrokerError.code: BrokerError}
 _TEXT_BYTES_MAX: Final = 1_000
 _FIELD_BYTES_MAX: Final = 500
-"""gRPC puts all this into the trailers of a call, three times as long where it is not ASCII, and a peer takes 8 KiB of them: from a longer
-error it would learn nothing at all."""
+"""gRPC sends the error in the trailers of a call, three times as long if it is not ASCII. A peer accepts 8 KiB of trailers and drops a
+longer error entirely."""
 _SCALARS: Final = (str, int, bool, type(None))
 
 
@@ -33,14 +33,14 @@ def _by_code(code: str) -> type[BrokerError]:
 
 
 def _fields(kind: type[BrokerError]) -> list[str]:
-    """What an error of this kind is made of, besides its text."""
+    """Return the names of the fields of an error class, without its text."""
     if kind.__init__ is BrokerError.__init__:
         return []
     return [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
 
 
 def flight_error(error: BrokerError, durable: int | None = None) -> flight.FlightError:
-    """`durable`: how many records of a put are safe although it failed."""
+    """Encode an error. `durable` is the number of records of a failed put that are durable."""
     fields = {name: value for name in _fields(type(error)) if isinstance(value := getattr(error, name, None), _SCALARS)}
     fields = {name: _short(value, _FIELD_BYTES_MAX) if isinstance(value, str) else value for name, value in fields.items()}
     text = _short(str(error), _TEXT_BYTES_MAX)
@@ -64,14 +64,14 @@ def _short(text: str, bytes_max: int) -> str:
 
 
 def broker_error(failure: flight.FlightError) -> BrokerError | None:
-    """What the broker raised; None if it did not come from there."""
+    """Decode the error of the broker; None if the failure has another origin."""
     try:
         carried: dict[str, Any] = json.loads(failure.extra_info)
         code, text, fields = str(carried["code"]), str(carried["text"]), dict(carried["fields"])
     except (ValueError, KeyError, TypeError):
         return None
     kind = _by_code(code)
-    # Not through its own constructor, which would make the text anew from numbers that an older server may not have sent.
+    # Without its constructor, which would format the text from fields that an older server may not send.
     error = kind.__new__(kind)
     BrokerError.__init__(error, text)
     for name in (*_fields(kind), "durable_records"):

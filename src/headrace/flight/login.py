@@ -1,20 +1,19 @@
-"""Who calls: a client certificate, a bearer token that a login gave out, an API key, or nobody.
+"""Authentication of callers: a client certificate, a bearer token from a login, an API key, or none.
 
     Handshake   authorization: Basic user:password   → authorization: Bearer <token>     (what `authenticate_basic_token` does)
     first call  authorization: Bearer <token>        → the password is verified          (and the same for a call with Basic)
     any call    authorization: Bearer <token>        → the user
     any call    authorization: Bearer <API key>      → the owner of the key
-    any call    nothing                              → the principal of the lane
+    any call    nothing                              → the default user of the endpoint
 
-`pyarrow` says where a caller is only to the method that serves a call, not to a handshake. Failed logins are counted by address, so the
-password is verified with the first call that shows the token: a wrong one fails there.
+`pyarrow` reports the address of a caller only to the method that serves a call, not to a handshake. Failed logins are counted by
+address, so the password is verified with the first call that sends the token; a wrong password fails there.
 
-A token is good for an hour and only in this process. It stands for the user as of the login: a changed password or a disabled user ends it,
-because every verb asks the gate. So does a key that is revoked, which is why it need not be verified, and written down as a login, with
-each call of thousands.
+A token is valid for one hour and only in this process. A changed password, a disabled user or a revoked key ends it, because the broker
+authorizes every request. So a verified key need not be verified and audited again with each of thousands of calls.
 
-Of a certificate gRPC only says the first alternative name, of whatever kind, or the common name if there is none. The other protocols go by
-URIs and DNS names: a name of another kind is refused here, because it might be somebody else's there.
+gRPC reports only the first alternative name of a certificate, of any kind, or the common name if there is none. The other protocols use
+URIs and DNS names. A name of another kind is rejected here: on another protocol it could be a different user.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _KEY_SECONDS_MAX: Final = 60.0
 
 
 class Tokens:
-    """The logins that are good now. Used by many threads."""
+    """Valid tokens and their users. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, count_max: int = FLIGHT_TOKENS_MAX) -> None:
         self._clock, self._count_max = clock, count_max
@@ -71,7 +70,7 @@ class Tokens:
         return token
 
     def keep(self, token: str, who: Principal, seconds: float) -> None:
-        """One that was made elsewhere."""
+        """Add a token that was created elsewhere."""
         with self._lock:
             self._known[token] = who, self._clock() + seconds
             while len(self._known) > self._count_max:
@@ -87,7 +86,7 @@ class Tokens:
 
 
 class _Pending:
-    """A login whose password has not been verified yet. The lock is held while it is: two calls may come at once."""
+    """A login whose password is not verified yet. The lock serializes concurrent calls with the same token."""
 
     __slots__ = ("expires", "lock", "name", "password")
 
@@ -97,7 +96,7 @@ class _Pending:
 
 
 class PendingLogins:
-    """Used by many threads."""
+    """Pending logins by token. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, count_max: int = FLIGHT_LOGINS_PENDING_MAX) -> None:
         self._clock, self._count_max = clock, count_max
@@ -123,32 +122,32 @@ class PendingLogins:
 
 
 class Callers:
-    """Says who the caller of a call is."""
+    """Authenticator of calls."""
 
     def __init__(self, bridge: Bridge, access: Access, otherwise: str) -> None:
         self._bridge, self._access = bridge, access
-        self._nobody = Principal(otherwise, PROTOCOL)
+        self._default = Principal(otherwise, PROTOCOL)
         self.tokens = Tokens()
         self.pending = PendingLogins()
         self._keys = Tokens()
-        """Keys that were verified a moment ago, by what cannot be turned back into them, and where they came from."""
+        """Recently verified API keys, by their hash and the address of the caller."""
 
     def who(self, context: flight.ServerCallContext) -> Principal:
-        """Raises `LoginFailed` for a token or key that is not good (any more), and what `Access.log_in` raises for a new one."""
-        shown: _Shown | None = context.get_middleware(MIDDLEWARE)
+        """Return the user of a call. Raises `LoginFailed` for an invalid token or key, and the errors of `Access.log_in`."""
+        sent: _Credentials | None = context.get_middleware(MIDDLEWARE)
         peer = address_of(context.peer())
         address = "" if peer is None else peer[0]
-        if shown is None or not shown.bearer:
-            return replace(certified(context.peer_identity()) or self._nobody, address=address)
-        found = self.tokens.owner(shown.bearer) or self._log_in(shown.bearer, address) or self._key_owner(shown.bearer, address)
+        if sent is None or not sent.bearer:
+            return replace(certified(context.peer_identity()) or self._default, address=address)
+        found = self.tokens.owner(sent.bearer) or self._log_in(sent.bearer, address) or self._key_owner(sent.bearer, address)
         if found is None:
             raise LoginFailed
         return found
 
     def is_admin(self, bearer: str, *, is_opening: bool) -> bool:
-        """Whether a call with this token may have a place that is kept for administrators.
+        """Return whether a call with this token may use the reserve for administrators.
 
-        One that has only claimed to be an administrator may not hold it: its call has to be served at once, and then fails.
+        A pending login as an administrator may use it only for a call that is served, and fails, immediately.
         """
         known = self.tokens.owner(bearer)
         if known is not None:
@@ -157,7 +156,7 @@ class Callers:
         return claimed is not None and self._access.is_admin_name(claimed.name)
 
     def _log_in(self, token: str, address: str) -> Principal | None:
-        """Verify the password of a pending login; None if there is none. Raises what `Access.log_in` raises."""
+        """Verify the password of a pending login; None if there is none. Raises the errors of `Access.log_in`."""
         pending = self.pending.find(token)
         if pending is None:
             return None
@@ -180,17 +179,17 @@ class Callers:
         if not self._access.is_enforced:
             return None
         caller = Caller(Principal(ANONYMOUS, PROTOCOL), address)
-        mark = f"{sha256(text.encode()).hexdigest()}@{caller.address}"
-        found = self._keys.owner(mark)
+        key_id = f"{sha256(text.encode()).hexdigest()}@{caller.address}"
+        found = self._keys.owner(key_id)
         if found is None:
             found = self._bridge.call(lambda: self._access.verify_key(text, caller))
             if found is not None:
-                self._keys.keep(mark, found, _KEY_SECONDS_MAX)
+                self._keys.keep(key_id, found, _KEY_SECONDS_MAX)
         return found
 
 
 def certified(identity: bytes) -> Principal | None:
-    """Whom a certificate names; None where there is none. Raises `LoginFailed` for a name that is no URI, DNS name or common name."""
+    """Return the user that a certificate names; None without one. Raises `LoginFailed` unless it is a URI, DNS or common name."""
     name = identity.decode("utf-8", "replace")
     if not name:
         return None
@@ -207,8 +206,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class _Shown(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
-    """What came with one call. `call` is how it is counted; None for a handshake, which holds nothing."""
+class _Credentials(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
+    """Credentials of one call. `call` is its entry in `Calls`; None for a handshake."""
 
     def __init__(self, calls: Calls, call: Call | None, bearer: str = "", given: str = "") -> None:
         self._calls, self.call = calls, call
@@ -223,25 +222,25 @@ class _Shown(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no t
 
 
 class LoginMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
-    """Reads the header of every call, and counts the call before anything else is done for it."""
+    """Reads the credentials of every call, and counts the call before any other work."""
 
     def __init__(self, callers: Callers, calls: Calls) -> None:
         self._callers, self._calls = callers, calls
 
-    def start_call(self, info: flight.CallInfo, headers: dict[str, list[Any]]) -> _Shown:
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[Any]]) -> _Credentials:
         values = next((values for name, values in headers.items() if name.lower() == "authorization"), None)
         try:
             bearer, given = self._credentials(values[0]) if values else ("", "")
             if info is not None and info.method == flight.FlightMethod.HANDSHAKE:
-                return _Shown(self._calls, None, bearer, given)
+                return _Credentials(self._calls, None, bearer, given)
             is_opening = info is not None and info.method in (flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE)
             is_admin = bool(bearer) and self._callers.is_admin(bearer, is_opening=is_opening)
-            return _Shown(self._calls, self._calls.arrive(is_opening=is_opening, is_admin=is_admin), bearer, given)
+            return _Credentials(self._calls, self._calls.arrive(is_opening=is_opening, is_admin=is_admin), bearer, given)
         except BrokerError as error:
             raise flight_error(error) from None
 
     def _credentials(self, value: bytes | str) -> tuple[str, str]:
-        """The token that came with the call, and the one that is given out for a user and a password."""
+        """Return the token of the call, and the token to send back for a user and a password."""
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         scheme, _, credentials = text.partition(" ")
         if len(text) > _HEADER_BYTES_MAX:
@@ -252,7 +251,7 @@ class LoginMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # 
             raise LoginFailed
         try:
             name, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
-        except ValueError:  # no base64, no ASCII, no UTF-8
+        except ValueError:  # not base64, ASCII or UTF-8
             raise LoginFailed from None
         if not colon:
             raise LoginFailed
@@ -261,7 +260,7 @@ class LoginMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # 
 
 
 class OpenHandshake(flight.ServerAuthHandler):  # type: ignore[misc]  # pyarrow has no types
-    """The middleware has looked at the header by then; a handshake itself proves nothing."""
+    """Accepts every handshake: the middleware reads the credentials."""
 
     def authenticate(self, outgoing: object, incoming: object) -> None:
         pass

@@ -1,6 +1,6 @@
-"""What becomes of the record batches of one put: handed to the broker in order, with a window of bytes on their way to the disk.
+"""DoPut: the record batches of one put go to the broker in order, with a window of unacknowledged bytes.
 
-Each runs on the thread of its call. `take` blocks while the window is full, and then the connection is not read either.
+Each put runs on the thread of its call. `take` blocks while the window is full, which stops reading the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.flight import request
 from headrace.flight.arrays import cast, checked
 from headrace.flight.bridge import Bridge
 from headrace.flight.errors import flight_error
-from headrace.flight.writing import Chunk, Cutter, Target, check_rows, column_names
+from headrace.flight.writing import Chunk, Splitter, Target, check_rows, column_names
 from headrace.limits import (
     DEAD_LETTER_ERROR_BYTES_MAX,
     DEAD_LETTERS_MOVED_MAX,
@@ -36,16 +36,16 @@ from headrace.limits import (
 )
 
 Window: TypeAlias = Callable[[], int]
-"""How many bytes of a put may be on their way now."""
+"""Returns the unacknowledged bytes that a put may have now."""
 
 
-def share(puts: int) -> int:
-    """The window of each of so many."""
+def window_bytes(puts: int) -> int:
+    """Return the window of each of `puts` concurrent puts."""
     return max(FLIGHT_IN_FLIGHT_BYTES_MIN, min(FLIGHT_IN_FLIGHT_BYTES_MAX, FLIGHT_IN_FLIGHT_BYTES_TOTAL // max(1, puts)))
 
 
 class Put(ABC):
-    """One put. As a context it is given up by whatever is raised inside; what the broker raised leaves as a Flight error."""
+    """One put. As a context manager, an exception abandons it, and a `BrokerError` becomes a Flight error."""
 
     def __enter__(self) -> Put:
         return self
@@ -58,23 +58,23 @@ class Put(ABC):
 
     @abstractmethod
     def take(self, batch: pa.RecordBatch) -> None:
-        """Raises what the broker raises for this batch or an earlier one."""
+        """Add a record batch. Raises the error of this batch or an earlier one."""
 
     @abstractmethod
     def finish(self) -> object:
-        """The answer, once everything is safe."""
+        """Return the reply once everything is durable."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """It has failed, or whoever sent it has gone: nothing is left behind that nobody will ask for."""
+        """Clean up after a failure or a lost peer."""
 
     def durable(self) -> int | None:
-        """How many records are safe although the put was given up; None where nothing is unless all is."""
+        """Return the durable records of an abandoned put; None if a put is all or nothing."""
         return None
 
 
 class Placements:
-    """Where records landed, as (partition, base offset, count), joined where they lie side by side."""
+    """Positions of the written records as (partition, base offset, count), with adjacent ones merged."""
 
     def __init__(self) -> None:
         self.found: list[list[int]] = []
@@ -83,7 +83,7 @@ class Placements:
 
     def add(self, partition: int, offset: int, count: int) -> None:
         if partition < 0:
-            return  # among the dead letters: the topic requires a schema that it does not fit
+            return  # a dead letter: the record does not match the schema of the topic
         self.records += count
         last = self._last.get(partition)
         if last is not None and last[1] + last[2] == offset:
@@ -93,59 +93,59 @@ class Placements:
             self.found.append(last)
 
 
-class _Flown(Put):
-    """Cuts record batches into pieces and keeps a window of them in flight."""
+class _PipelinedPut(Put):
+    """Splits record batches into chunks and keeps a window of them in flight."""
 
-    def __init__(self, bridge: Bridge, cutter: Cutter, window: Window) -> None:
-        self._bridge, self._cutter, self._window = bridge, cutter, window
-        self._flying: deque[tuple[concurrent.futures.Future[list[Any]], int]] = deque()
-        self._flying_bytes = 0
+    def __init__(self, bridge: Bridge, splitter: Splitter, window: Window) -> None:
+        self._bridge, self._splitter, self._window = bridge, splitter, window
+        self._in_flight: deque[tuple[concurrent.futures.Future[list[Any]], int]] = deque()
+        self._in_flight_bytes = 0
         self._turn = asyncio.Lock()
-        """Held while pieces are handed over: one whose schema check takes longer must not be overtaken."""
+        """Held while chunks go to the broker: a slow schema check must not change their order."""
 
     @abstractmethod
-    def _hand_over(self, piece: Chunk) -> Awaitable[Any]:
-        """To the broker, on its loop."""
+    def _hand_over(self, chunk: Chunk) -> Awaitable[Any]:
+        """Pass a chunk to the broker, on its event loop."""
 
     @abstractmethod
-    def _landed(self, answer: Any) -> None:
-        """One piece is safe."""
+    def _written(self, answer: Any) -> None:
+        """Record that a chunk is durable."""
 
-    async def _send(self, pieces: list[Chunk]) -> list[Any]:
-        """Hand over all pieces before waiting for the first, so that they keep their order and share a flush. What becomes of each is in
-        the answer, up to the first that was refused: a failure of one does not make the others unwritten."""
+    async def _send(self, chunks: list[Chunk]) -> list[Any]:
+        """Pass all chunks to the broker before waiting for the first, so that they keep their order and share a flush. Return the outcome
+        of each chunk up to the first rejected one: a failure does not undo the others."""
         handed: list[Awaitable[Any]] = []
-        refused: list[BrokerError] = []
+        rejected: list[BrokerError] = []
         async with self._turn:
-            for piece in pieces:
+            for chunk in chunks:
                 try:
-                    handed.append(await settled(partial(self._hand_over, piece)))
+                    handed.append(await settled(partial(self._hand_over, chunk)))
                 except BrokerError as error:
-                    refused.append(error)
+                    rejected.append(error)
                     break
-        return [*await asyncio.gather(*handed, return_exceptions=True), *refused]
+        return [*await asyncio.gather(*handed, return_exceptions=True), *rejected]
 
     def take(self, batch: pa.RecordBatch) -> None:
-        pieces: list[Chunk] = []
+        chunks: list[Chunk] = []
         size = 0
-        for piece in self._cutter.pieces(batch):
-            pieces.append(piece)
-            size += piece.batch.size_bytes
+        for chunk in self._splitter.chunks(batch):
+            chunks.append(chunk)
+            size += chunk.batch.size_bytes
             if size >= self._window() // 4:
-                self._fly(pieces, size)
-                pieces, size = [], 0
-        if pieces:
-            self._fly(pieces, size)
+                self._start(chunks, size)
+                chunks, size = [], 0
+        if chunks:
+            self._start(chunks, size)
 
-    def _fly(self, pieces: list[Chunk], size: int) -> None:
-        while self._flying and self._flying_bytes + size > self._window():
-            self._land()
-        self._flying.append((self._bridge.start(lambda: self._send(pieces)), size))
-        self._flying_bytes += size
+    def _start(self, chunks: list[Chunk], size: int) -> None:
+        while self._in_flight and self._in_flight_bytes + size > self._window():
+            self._wait_oldest()
+        self._in_flight.append((self._bridge.start(lambda: self._send(chunks)), size))
+        self._in_flight_bytes += size
 
-    def _land(self) -> None:
-        future, size = self._flying.popleft()
-        self._flying_bytes -= size
+    def _wait_oldest(self) -> None:
+        future, size = self._in_flight.popleft()
+        self._in_flight_bytes -= size
         failures: list[BaseException] = []
         for outcome in self._bridge.result(future, None):
             if isinstance(outcome, asyncio.CancelledError):
@@ -153,35 +153,35 @@ class _Flown(Put):
             elif isinstance(outcome, BaseException):
                 failures.append(outcome)
             else:
-                self._landed(outcome)
+                self._written(outcome)
         if failures:
             raise failures[0]
 
-    def _land_all(self) -> None:
-        while self._flying:
-            self._land()
+    def _wait_all(self) -> None:
+        while self._in_flight:
+            self._wait_oldest()
 
     def abandon(self) -> None:
-        """Wait for what is on its way; the first failure is the one that is reported."""
-        while self._flying:
+        """Wait for the chunks in flight and ignore further failures: the first one is reported."""
+        while self._in_flight:
             try:
-                self._land()
+                self._wait_oldest()
             except BrokerError:
                 pass
 
 
-class AppendPut(_Flown):
-    """Records for everybody to see."""
+class AppendPut(_PipelinedPut):
+    """Put of records that are visible immediately."""
 
     def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, window: Window) -> None:
-        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
+        super().__init__(bridge, Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
         self._broker, self._who = broker, who
         self._placements = Placements()
 
-    def _hand_over(self, piece: Chunk) -> Awaitable[Published]:
-        return self._broker.publish(self._who, piece.topic, piece.batch, partition=piece.partition)
+    def _hand_over(self, chunk: Chunk) -> Awaitable[Published]:
+        return self._broker.publish(self._who, chunk.topic, chunk.batch, partition=chunk.partition)
 
-    def _landed(self, answer: Published) -> None:
+    def _written(self, answer: Published) -> None:
         if answer.placements is None:
             self._placements.add(answer.partition, answer.base_offset, answer.count)
             return
@@ -189,7 +189,7 @@ class AppendPut(_Flown):
             self._placements.add(partition, offset, 1)
 
     def finish(self) -> object:
-        self._land_all()
+        self._wait_all()
         return {"records": self._placements.records, "placements": self._placements.found}
 
     def durable(self) -> int:
@@ -197,14 +197,14 @@ class AppendPut(_Flown):
 
 
 class Handles:
-    """The handles that are being written to. Used by many threads."""
+    """Handles with a put in progress. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: set[str] = set()
 
     def take(self, handle: str) -> None:
-        """Raises `InvalidRequest` if another put has it: the rows of both would be published as one."""
+        """Reserve a handle. Raises `InvalidRequest` if another put uses it: publishing would mix the rows of both."""
         with self._lock:
             if handle in self._taken:
                 raise InvalidRequest(f"stage {handle!r} is being written by another put")
@@ -215,8 +215,8 @@ class Handles:
             self._taken.discard(handle)
 
 
-class StagePut(_Flown):
-    """Records that nobody sees before their handle is published."""
+class StagePut(_PipelinedPut):
+    """Put of records that become visible when their handle is published."""
 
     def __init__(
         self,
@@ -226,63 +226,63 @@ class StagePut(_Flown):
         schema: pa.Schema,
         target: Target,
         window: Window,
-        asked: request.Stage,
+        stage: request.Stage,
         handles: Handles,
     ) -> None:
-        super().__init__(bridge, Cutter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
-        self._broker, self._who, self._asked = broker, who, asked
+        super().__init__(bridge, Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
+        self._broker, self._who, self._stage = broker, who, stage
         self._has_staged = False
         self._handles = handles
-        handles.take(asked.handle)
+        handles.take(stage.handle)
 
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
         try:
             super().__exit__(kind, failure, trace)
         finally:
-            self._handles.leave(self._asked.handle)
+            self._handles.leave(self._stage.handle)
 
-    def _hand_over(self, piece: Chunk) -> Awaitable[None]:
-        asked = self._asked
+    def _hand_over(self, chunk: Chunk) -> Awaitable[None]:
+        stage = self._stage
         staged = self._broker.stage(
             self._who,
-            asked.handle,
-            piece.topic,
-            piece.batch,
-            writer=asked.writer,
-            epoch=asked.epoch,
-            order=asked.order,
-            partition=piece.partition,
+            stage.handle,
+            chunk.topic,
+            chunk.batch,
+            writer=stage.writer,
+            epoch=stage.epoch,
+            order=stage.order,
+            partition=chunk.partition,
         )
         self._has_staged = True
         return staged
 
-    def _landed(self, answer: Any) -> None:
+    def _written(self, answer: Any) -> None:
         pass
 
     def abandon(self) -> None:
-        """Half of a task is of no use to anybody, and a handle is used once."""
+        """Drop the staged records: a handle is used once."""
         try:
             self._bridge.wait(self._drop)
         except BrokerError:
-            pass  # the broker is draining, or the caller may not any more: it goes with the broker, or expires
+            pass  # the broker is draining or the caller has lost the permission; the stage expires
         super().abandon()
 
     async def _drop(self) -> None:
-        """Not what another put has staged under the handle: then this one was refused."""
+        """Drop only what this put has staged: the broker may have rejected it because of another put."""
         if self._has_staged:
-            await self._broker.drop_staged(self._who, [self._asked.handle])
+            await self._broker.drop_staged(self._who, [self._stage.handle])
 
     def finish(self) -> object:
-        self._land_all()
-        asked = self._asked
+        self._wait_all()
+        stage = self._stage
         size = self._bridge.wait(
-            lambda: self._broker.seal(self._who, asked.handle, writer=asked.writer, epoch=asked.epoch, order=asked.order)
+            lambda: self._broker.seal(self._who, stage.handle, writer=stage.writer, epoch=stage.epoch, order=stage.order)
         )
         return {"records": size.records, "size_bytes": size.size_bytes}
 
 
 class LettersPut(Put):
-    """Records that somebody could not read, by their places: they go to the dead letters of their topic, each of them once."""
+    """Put of the positions of unreadable records, which move to the dead letters of their topic, each once."""
 
     _TYPES = (("partition", pa.int64()), ("offset", pa.int64()), ("error", pa.string()), ("reason", pa.string()))
 
@@ -292,7 +292,7 @@ class LettersPut(Put):
         names = [name for name, _ in self._TYPES]
         given = column_names(schema)
         if sorted(given) != sorted(names):
-            raise InvalidRequest(f"the columns of dead letters are {', '.join(names)}, not {', '.join(given)[:200]}")
+            raise InvalidRequest(f"dead letters: expected the columns {', '.join(names)}, got {', '.join(given)[:200]}")
 
     def take(self, batch: pa.RecordBatch) -> None:
         check_rows(batch)
@@ -318,4 +318,4 @@ class LettersPut(Put):
         return {"moved": self._moved}
 
     def abandon(self) -> None:
-        """What has been moved stays where it is, and is left alone when it comes again."""
+        """Keep the moved records: moving them again has no effect."""

@@ -1,8 +1,8 @@
-"""From batches of the log to Arrow record batches.
+"""Conversion of stored batches to Arrow record batches.
 
-Keys and values are laid out in a batch as Arrow lays them out, so they are wrapped where they lie; a window of a batch is a slice.
-Offsets and timestamps are made or wrapped by numpy. Only headers cost Python for each record, and only when somebody asks for them.
-Batches of a few records each are joined, because a message costs as much as some thousand rows; large ones are sliced.
+Keys and values of a stored batch have the layout of Arrow and are wrapped without a copy; a window of a batch is a slice. Offsets and
+timestamps are computed or wrapped by numpy. Only headers need Python code per record, and only if requested. Small batches are joined,
+because a message costs as much as a few thousand rows; large ones are sliced.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from headrace.records import NEVER, Headers
 
 assert BATCH_BYTES_MAX < 1 << 31, "a column of one batch never needs 64-bit offsets"
 _JOIN_BYTES: Final = 1 << 20
-"""A piece that is at least so large is sent as it is: joining would copy it, and saves nothing."""
+"""A chunk of at least this size is sent without joining, which would copy it."""
 _JOIN_ROWS: Final = 8_192
 _MS: Final = 1_000
 _TIME_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999 in Unix ms. Any protocol takes later ones, but they may not fit into microseconds, nor into anybody's calendar."""
+"""The end of the year 9999 in Unix ms. The protocols accept later times, but those may overflow microseconds and calendars."""
 
 
-class Arrows:
-    """Turns batches into record batches of some columns, none with more than `rows_max` rows or much more than the target size."""
+class ArrowBatches:
+    """Converts stored batches to record batches of some columns, with at most `rows_max` rows and about the target size."""
 
     def __init__(self, columns: tuple[str, ...], rows_max: int, bytes_max: int = FLIGHT_BATCH_BYTES_TARGET) -> None:
         self.schema = stored_schema(columns)
@@ -41,27 +41,27 @@ class Arrows:
         self._pending_rows = self._pending_bytes = self._next_offset = 0
 
     def feed(self, batches: Iterable[Batch], now: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """What can be sent now, each with the place to read on at. Small ends are kept for the next call. What has expired by `now` (Unix
-        ms) is left out."""
+        """Yield record batches to send, each with the position to resume at. Small remainders are kept for the next call. Records that have
+        expired by `now` (Unix ms) are skipped."""
         for batch in batches:
             for part in self._parts(batch):
                 size_bytes = part.size_estimate_bytes
                 yield from self._take(self._living(part, now), size_bytes, part.next_offset)
 
     def flush(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """What is left."""
+        """Yield the remainder."""
         if self._pending:
             pending, self._pending = self._pending, []
             self._pending_rows = self._pending_bytes = 0
             yield pending[0] if len(pending) == 1 else self._joined(pending), encode_place(self._next_offset)
 
-    def _take(self, piece: pa.RecordBatch, size_bytes: int, next_offset: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        rows = piece.num_rows
+    def _take(self, chunk: pa.RecordBatch, size_bytes: int, next_offset: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        rows = chunk.num_rows
         if not rows:
             return
         if self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
             yield from self.flush()
-        self._pending.append(piece)
+        self._pending.append(chunk)
         self._pending_rows += rows
         self._pending_bytes += size_bytes
         self._next_offset = next_offset
@@ -69,7 +69,7 @@ class Arrows:
             yield from self.flush()
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
-        """The batch in windows that respect the bounds; a single record may be larger than they are."""
+        """Yield the batch in windows within the limits; a single record may exceed them."""
         if 0 < len(batch) <= self._rows_max and batch.size_estimate_bytes <= self._bytes_max:
             yield batch
             return
@@ -81,12 +81,12 @@ class Arrows:
             yield batch.window(0, count)
             batch = batch.window(count, len(batch))
 
-    def _joined(self, pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-        arrays = [pa.concat_arrays([piece.column(index) for piece in pieces]) for index in range(len(self._columns))]
+    def _joined(self, chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
+        arrays = [pa.concat_arrays([chunk.column(index) for chunk in chunks]) for index in range(len(self._columns))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _living(self, batch: Batch, now: int) -> pa.RecordBatch:
-        """The records of the window that have time to live."""
+        """Return the records of the window that have not expired."""
         wrapped = self._wrap(batch)
         expiries = batch.expiry_buffer()
         if expiries is None:
@@ -151,7 +151,7 @@ def _headers(batch: Batch) -> pa.Array:
 
 
 def headers_array(rows: list[Headers]) -> pa.Array:
-    """A list of pairs for each record; null where it has none."""
+    """Return an array with a list of pairs for each record; null without headers."""
     pairs = [pair for row in rows for pair in row]
     ends = pa.array(list(accumulate(map(len, rows), initial=0)), pa.int32())
     entries = pa.StructArray.from_arrays(
@@ -164,7 +164,7 @@ _COLUMNS: Final = {"key": _keys, "value": _values, "offset": _offsets, "timestam
 
 
 def below(batches: list[Batch], stop: int) -> list[Batch]:
-    """The records of a read with offsets below `stop`."""
+    """Return the records with offsets below `stop`."""
     kept: list[Batch] = []
     for batch in batches:
         if not len(batch) or batch.first_offset >= stop:

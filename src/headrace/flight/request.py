@@ -1,11 +1,11 @@
-"""What travels on the Flight endpoint besides Arrow: tickets, commands, actions and their answers, all of them JSON.
+"""Tickets, commands, actions and their replies on the Flight endpoint, all in JSON.
 
     GetFlightInfo   descriptor path [topic] or [topic, partition], or command = a `Range`     → endpoints with tickets
     DoGet           ticket = a `Range`                                                         → record batches of stored columns
-    DoPut           descriptor path [topic], or command = an `Append`, `Stage` or `Letters`    → one JSON answer as metadata
-    DoAction        type = the name of a verb, body = its fields                               → one JSON answer
+    DoPut           descriptor path [topic], or command = an `Append`, `Stage` or `Letters`    → one JSON reply as metadata
+    DoAction        type = the name of an action, body = its fields                            → one JSON reply
 
-Unknown fields are refused: a misspelt `partiton` must not read the wrong one. Everything is checked before anything is allocated.
+Unknown fields are errors: a misspelt `partiton` must not read the wrong partition. Requests are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ READ_SCHEMA: Final = pa.schema(
         ("headers", HEADERS),
     ]
 )
-"""What a reader may ask for. The names and types are those of Spark's Kafka source."""
+"""The columns that a reader may select, with the names and types of Spark's Kafka source."""
 ALL: Final = tuple(READ_SCHEMA.names)
 STORED: Final = ("key", "value", "offset", "timestamp", "headers")
-"""What the server sends. The rest is the same for all rows of a range, and made by the client."""
+"""The columns that the server sends. The client adds the others, which are constant within a range."""
 TIMESTAMP_TYPE: Final = 1
-"""As Kafka counts: the log stamps its records when it appends them."""
+"""Kafka's LogAppendTime: the broker sets the timestamp when it appends a record."""
 
 _OFFSET_MAX: Final = (1 << 63) - 1
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
-"""Whether it is a good name is the broker's question; this only bounds it."""
+"""Only the length is checked here; the broker validates names."""
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_PER_TOPIC_MAX)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)]
 Millis = Annotated[int, msgspec.Meta(ge=-_OFFSET_MAX, le=_OFFSET_MAX)]
@@ -60,20 +60,20 @@ Handle = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=PARTITIONS_MAX)]
 Handles = Annotated[list[Handle], msgspec.Meta(max_length=PARTITIONS_MAX)]
 Places = Annotated[dict[Name, dict[Partition, Offset]], msgspec.Meta(max_length=PARTITIONS_MAX)]
-"""Topic → partition → offset; of no more topics than there can be, since each of them is asked about."""
+"""Topic → partition → offset."""
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """Anything a client sends."""
+    """Base class of requests."""
 
 
 class Range(Request):
-    """Rows of one partition with start <= offset < stop. Without `stop`: to the end as it is at the call."""
+    """Rows of one partition with start <= offset < stop. Without `stop`: up to the end of the partition at the call."""
 
     topic: Name
     partition: Partition = 0
     start: Offset | None = None
-    """None: the first there is."""
+    """None: the earliest offset."""
     stop: Offset | None = None
     columns: Annotated[list[str], msgspec.Meta(max_length=len(STORED))] | None = None
     """Of `STORED`; None: all of them."""
@@ -81,15 +81,16 @@ class Range(Request):
     """Rows of one record batch."""
 
 
-class Append(Request, tag_field="verb", tag="append"):
-    """Columns `value`, and where wanted `key`, `headers`, `partition`, `timestamp`. Without either `partition`, keys decide."""
+class Append(Request, tag_field="operation", tag="append"):
+    """Append rows with the column `value` and optionally `key`, `headers`, `partition`, `timestamp`. Without a partition, the key
+    selects it."""
 
     topic: Name
     partition: Partition | None = None
 
 
-class Stage(Request, tag_field="verb", tag="stage"):
-    """As `Append`, but nothing is seen before the handle is published. Without `topic`, a column `topic` says where to."""
+class Stage(Request, tag_field="operation", tag="stage"):
+    """Like `Append`, but the rows become visible when the handle is published. Without `topic`, the column `topic` has it."""
 
     handle: Handle
     writer: Name
@@ -98,7 +99,7 @@ class Stage(Request, tag_field="verb", tag="stage"):
     order: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] = 0
 
 
-class Letters(Request, tag_field="verb", tag="dead_letters"):
+class Letters(Request, tag_field="operation", tag="dead_letters"):
     """Move records to the dead letters of their topic. Columns `partition`, `offset`, `error`, `reason`."""
 
     topic: Name
@@ -108,17 +109,17 @@ Put = Append | Stage | Letters
 
 
 class Topics(Request):
-    """The names of all topics that the caller may see."""
+    """Return the names of all topics that the caller may see."""
 
 
 class Describe(Request):
-    """Partitions and bounds of these topics; of all that the caller may see, if none is named."""
+    """Return the partitions and bounds of these topics, or of all topics that the caller may see."""
 
     topics: Names | None = None
 
 
 class Split(Request):
-    """A range as several, cut where batches begin."""
+    """Divide a range at batch boundaries."""
 
     topic: Name
     partition: Partition
@@ -128,73 +129,73 @@ class Split(Request):
 
 
 class Commit(Request):
-    """The next offsets to read of a group: topic → partition → offset. Durable when answered."""
+    """Commit the next offsets of a group: topic → partition → offset. Durable when the reply arrives."""
 
     group: Group
     offsets: Places
 
 
 class Committed(Request):
-    """What a group has committed in a topic: partition → offset."""
+    """Return the committed offsets of a group in a topic: partition → offset."""
 
     group: Group
     topic: Name
 
 
 class OffsetForTime(Request):
-    """For each partition the first offset at or after a time (Unix ms); null where there is none."""
+    """Return for each partition the first offset at or after a time (Unix ms); null if there is none."""
 
     topic: Name
     times: dict[Partition, Millis]
 
 
 class Wait(Request):
-    """Answer like `describe` once an end lies beyond the one given here, or a partition is not among those given, or the time is over."""
+    """Reply like `describe` when an end offset exceeds the given one, a partition is missing in `ends`, or the time has elapsed."""
 
     ends: Places
     wait_ms: WaitMs
 
 
 class Schema(Request):
-    """What the topic requires of its values, with other versions of it to read older values by; null: nothing."""
+    """Return the schema that the topic requires and its other versions, to decode older values; null: no schema."""
 
     topic: Name
     version: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] = 0
-    """Another version than the one required."""
+    """Another version than the required one; 0: the required one."""
 
 
 class CreateTopic(Request):
-    """A new topic, with the broker's defaults."""
+    """Create a topic with the broker's defaults."""
 
     name: Name
     partitions: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] = 1
 
 
 class EnsureTopic(Request):
-    """A topic, created if it is not there and the broker allows that."""
+    """Create a topic if it does not exist and the broker allows automatic creation."""
 
     name: Name
 
 
 class Publish(Request):
-    """Everything staged under these handles becomes readable at once. A version at or below the last one changes nothing."""
+    """Make all rows staged under these handles visible atomically. A version at or below the last one has no effect."""
 
     writer: Name
     version: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)]
     handles: Handles
     epoch: Annotated[str, msgspec.Meta(max_length=256)] = ""
     remember_ms: Annotated[int, msgspec.Meta(ge=0, le=WRITER_IDLE_MS)] = 0
-    """How long the application may come back to ask whether it was published; 0: as long as any."""
+    """How long the broker remembers the version for a repeated request; 0: the default."""
 
 
 class Drop(Request):
-    """Forget what is staged under these handles; says how many there were."""
+    """Drop the rows staged under these handles. Return how many handles existed."""
 
     handles: Handles
 
 
 class LastVersion(Request):
-    """The last version that an application has published; null: none."""
+    """Return the last version that a writer has published; null: none."""
 
     writer: Name
 
@@ -220,7 +221,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def decode(raw: bytes, kind: type[T], what: str) -> T:
-    """Raises `InvalidRequest` with what is wrong and where."""
+    """Decode JSON. Raises `InvalidRequest`, which names the invalid field."""
     if len(raw) > FLIGHT_REQUEST_BYTES_MAX:
         raise InvalidRequest(f"{what} of {len(raw)} bytes exceeds the limit of {FLIGHT_REQUEST_BYTES_MAX} bytes")
     try:
@@ -232,8 +233,8 @@ def decode(raw: bytes, kind: type[T], what: str) -> T:
 
 
 def decode_put(raw: bytes) -> Put:
-    """The command of a DoPut. Raises `InvalidRequest`."""
-    put: Put = decode(raw, Put, "command")  # type: ignore[arg-type]  # a union is no type object, but msgspec takes it
+    """Decode the command of a DoPut. Raises `InvalidRequest`."""
+    put: Put = decode(raw, Put, "command")  # type: ignore[arg-type]  # msgspec accepts a union
     return put
 
 
@@ -242,7 +243,7 @@ def encode(message: object) -> bytes:
 
 
 def encode_place(offset: int) -> bytes:
-    """What rides on each record batch of a DoGet: the offset to read on at, should the line break behind it."""
+    """Encode the metadata of a record batch of DoGet: the offset to resume at after a lost connection."""
     return offset.to_bytes(8, "little")
 
 
@@ -251,19 +252,19 @@ def decode_place(metadata: pa.Buffer | None) -> int:
 
 
 def stored_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """The schema of these columns, in this order."""
+    """Return the schema of these columns, in this order."""
     return pa.schema([READ_SCHEMA.field(name) for name in columns])
 
 
 def check_stored(columns: list[str] | None) -> tuple[str, ...]:
-    """Raises `InvalidRequest` for a column that the server does not send, or that is asked for twice."""
+    """Check the selected columns. Raises `InvalidRequest` for an unknown or duplicate column."""
     if columns is None:
         return STORED
     for index, name in enumerate(columns):
         if name not in STORED:
-            raise InvalidRequest(f"no column {name[:60]!r}; there are {', '.join(STORED)}")
+            raise InvalidRequest(f"unknown column {name[:60]!r}; expected {', '.join(STORED)}")
         if name in columns[:index]:
-            raise InvalidRequest(f"column {name!r} is asked for twice")
+            raise InvalidRequest(f"duplicate column {name!r}")
     if not columns:
-        raise InvalidRequest("no column is asked for")
+        raise InvalidRequest(f"no columns selected; expected some of {', '.join(STORED)}")
     return tuple(columns)

@@ -1,10 +1,10 @@
-"""The Flight server: tickets, commands and actions become verbs of the broker.
+"""Flight server: converts tickets, commands and actions to broker calls.
 
     Flight thread ── Bridge ──► loop: broker.fetch ──► batches ──► Flight thread: wrap, send     (DoGet, one chunk read ahead)
-    Flight thread: record batch ──► runs ── Bridge ──► loop: broker.publish ──► durable          (DoPut, a window of bytes in flight)
+    Flight thread: record batch ──► chunks ── Bridge ──► loop: broker.publish ──► durable        (DoPut, a window of bytes in flight)
 
-gRPC has one thread for each call and its own flow control: a reader that does not read stops the generator here, a writer that floods is
-not read while its window is full.
+gRPC uses one thread per call and its own flow control: a reader that does not read blocks the generator, and a put stops reading while
+its window is full.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.flight import request
-from headrace.flight.actions import Verbs
+from headrace.flight.actions import Actions
 from headrace.flight.bridge import Bridge
 from headrace.flight.calls import Call, Calls
 from headrace.flight.errors import flight_error
 from headrace.flight.login import MIDDLEWARE
-from headrace.flight.puts import AppendPut, Handles, LettersPut, Put, StagePut, share
-from headrace.flight.reading import Arrows, below
+from headrace.flight.puts import AppendPut, Handles, LettersPut, Put, StagePut, window_bytes
+from headrace.flight.reading import ArrowBatches, below
 from headrace.flight.request import Append, Range, Stage, check_stored, decode, decode_put, encode, stored_schema
 from headrace.flight.writing import Target
 from headrace.limits import FLIGHT_READ_AHEAD_BYTES
@@ -37,12 +37,12 @@ from headrace.limits import FLIGHT_READ_AHEAD_BYTES
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _ENDPOINTS: Final = 8
-"""Into how many ranges GetFlightInfo divides a partition at most."""
+"""The maximum number of ranges per partition in GetFlightInfo."""
 _ENDPOINT_ROWS_MIN: Final = 100_000
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """`who` says who the caller of a call is; `calls` are counted by the middleware."""
+    """The server. `who` returns the user of a call; the middleware counts `calls`."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         **options: Any,
     ) -> None:
         self._broker, self._bridge, self._who = broker, bridge, who
-        self._verbs = Verbs(broker, bridge)
+        self._actions = Actions(broker, bridge)
         self._turns = itertools.count()
         self._handles = Handles()
         self.calls = calls
         super().__init__(location, **options)
 
-    # What there is
+    # Metadata
 
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
-        """One for each partition of each topic that the caller may see; `criteria` is what their names begin with."""
+        """List the partitions of the topics that the caller may see and whose names begin with `criteria`."""
         with self._call(context) as who:
             prefix = bytes(criteria or b"").decode(errors="replace")
             return iter(self._bridge.wait(lambda: self._flights(who, prefix)))
@@ -76,8 +76,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             try:
                 flights += [self._flight(who, topic.name, partition) for partition in range(topic.partitions)]
             except UnknownTopic:
-                pass  # it has gone since
-            await asyncio.sleep(0)  # there may be thousands, and others want the loop
+                pass  # deleted meanwhile
+            await asyncio.sleep(0)  # yield: there may be thousands of topics
         return flights
 
     def _flight(self, who: Principal, topic: str, partition: int) -> flight.FlightInfo:
@@ -106,7 +106,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             rows += stop - start
             size += self._broker.size_bytes(who, topic.name, partition) * (stop - start) // held if held else 0
             parts = max(1, min(_ENDPOINTS, (stop - start) // _ENDPOINT_ROWS_MIN))
-            for begin, end in await self._verbs.split(who, topic.name, partition, start, stop, parts):
+            for begin, end in await self._actions.split(who, topic.name, partition, start, stop, parts):
                 ticket = Range(topic.name, partition, begin, end, wanted.columns, wanted.rows_max)
                 endpoints.append(flight.FlightEndpoint(encode(ticket), []))
         return flight.FlightInfo(schema, descriptor, endpoints, rows, size)
@@ -119,7 +119,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             columns = check_stored(wanted.columns)
             bounds = self._bridge.call(lambda: self._checked_bounds(who, wanted))
             start, stop = _bounded(wanted, bounds[0], bounds[1])
-            arrows = Arrows(columns, wanted.rows_max)
+            arrows = ArrowBatches(columns, wanted.rows_max)
             reading = _Call(self.calls, context, lambda: who, carries_rows=True)
             return flight.GeneratorStream(arrows.schema, self._rows(reading, wanted, start, stop, arrows))
 
@@ -128,8 +128,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         bounds = self._broker.bounds(who, wanted.topic, wanted.partition)
         return bounds.first, bounds.end
 
-    def _rows(self, call: _Call, wanted: Range, position: int, stop: int, arrows: Arrows) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """Runs on the thread of the call, as far as its reader keeps up; one chunk is read ahead."""
+    def _rows(self, call: _Call, wanted: Range, position: int, stop: int, arrows: ArrowBatches) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """Yield record batches on the thread of the call, at the pace of the reader, with one chunk read ahead."""
 
         def fetch(who: Principal, offset: int) -> Any:
             return self._bridge.start(
@@ -164,7 +164,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with call as who, self._put(who, _command(descriptor), reader.schema) as put:
             for chunk in call.received(reader):
                 put.take(chunk)
-            if context.is_cancelled():  # the rows of a caller that has gone end like those of one that is done
+            if context.is_cancelled():  # the rows of a disconnected caller end like complete ones
                 raise _gone()
             answer = encode(put.finish())
             try:
@@ -172,24 +172,26 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             except OSError:
                 raise _gone() from None
 
-    def _put(self, who: Principal, asked: request.Put, schema: pa.Schema) -> Put:
-        """Rows are received, and unpacked where they are compressed, for nobody who may not put them there."""
-        if asked.topic is not None:
-            self._bridge.call(lambda: self._check_may_put(who, asked))
-        if isinstance(asked, Append):
-            return AppendPut(self._bridge, self._broker, who, schema, Target(asked.topic, asked.partition, next(self._turns)), self._window)
-        if isinstance(asked, Stage):
-            target = Target(asked.topic, None, next(self._turns))
-            return StagePut(self._bridge, self._broker, who, schema, target, self._window, asked, self._handles)
-        return LettersPut(self._bridge, self._broker, who, schema, asked.topic)
+    def _put(self, who: Principal, command: request.Put, schema: pa.Schema) -> Put:
+        """Return the put of a command. Permissions are checked before any row is received and decompressed."""
+        if command.topic is not None:
+            self._bridge.call(lambda: self._check_may_put(who, command))
+        if isinstance(command, Append):
+            return AppendPut(
+                self._bridge, self._broker, who, schema, Target(command.topic, command.partition, next(self._turns)), self._window
+            )
+        if isinstance(command, Stage):
+            target = Target(command.topic, None, next(self._turns))
+            return StagePut(self._bridge, self._broker, who, schema, target, self._window, command, self._handles)
+        return LettersPut(self._bridge, self._broker, who, schema, command.topic)
 
-    def _check_may_put(self, who: Principal, asked: request.Put) -> None:
-        assert asked.topic is not None
-        self._broker.topic(who, asked.topic)
-        if isinstance(asked, request.Letters):
-            self._broker.check_reads(who, asked.topic)
+    def _check_may_put(self, who: Principal, command: request.Put) -> None:
+        assert command.topic is not None
+        self._broker.topic(who, command.topic)
+        if isinstance(command, request.Letters):
+            self._broker.check_reads(who, command.topic)
         else:
-            self._broker.check_ready(who, asked.topic, ())
+            self._broker.check_ready(who, command.topic, ())
 
     def do_exchange(
         self,
@@ -198,15 +200,15 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """Said in words: `pyarrow` answers what is not there with a traceback."""
+        """Return a clear error: by default `pyarrow` replies with a traceback."""
         with self._call(context):
-            raise InvalidRequest("DoExchange is not spoken here; there are DoGet and DoPut")
+            raise InvalidRequest("DoExchange is not supported; use DoGet or DoPut")
 
     def _window(self) -> int:
-        """Readers are counted with the writers: theirs is memory too."""
-        return share(self.calls.carriers_under_way)
+        """Return the window of one put. Readers count too, because they use memory."""
+        return window_bytes(self.calls.carriers_under_way)
 
-    # Verbs
+    # Actions
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         with self._call(context):
@@ -215,15 +217,15 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         with self._call(context) as who:
             body = b"" if action.body is None else action.body.to_pybytes()
-            return iter([encode(self._verbs.answer(who, action.type, body))])
+            return iter([encode(self._actions.answer(who, action.type, body))])
 
     def _call(self, context: flight.ServerCallContext, *, carries_rows: bool = False) -> _Call:
         return _Call(self.calls, context, lambda: self._who(context), carries_rows=carries_rows)
 
 
 class _Call:
-    """A call that the middleware has counted, and will count out. What the broker raises inside leaves as a Flight error, and a defect of
-    ours as one that tells a stranger nothing of our inside."""
+    """Context of a call that the middleware has counted. A `BrokerError` becomes a Flight error, any other exception an internal error
+    without details."""
 
     def __init__(self, calls: Calls, context: flight.ServerCallContext, who: Callable[[], Principal], *, carries_rows: bool) -> None:
         self._calls, self._peer, self._who, self._carries_rows = calls, context.peer(), who, carries_rows
@@ -237,14 +239,14 @@ class _Call:
             raise flight_error(error) from None
 
     def sent(self, rows: Iterable[T]) -> Iterator[T]:
-        """It is the peer's turn until the next is asked for."""
+        """Yield items; the call waits for the peer until the next one is requested."""
         for one in rows:
             self._call.peers_turn()
             yield one
             self._call.our_turn()
 
     def received(self, reader: flight.MetadataRecordBatchReader) -> Iterator[pa.RecordBatch]:
-        """It is the peer's turn until the next has come. Raises `InvalidRequest`."""
+        """Yield record batches; the call waits for the peer until the next one arrives. Raises `InvalidRequest`."""
         while True:
             self._call.peers_turn()
             try:
@@ -263,7 +265,7 @@ class _Call:
             raise flight_error(failure) from None
         if isinstance(failure, Exception) and not isinstance(failure, flight.FlightError):
             _log.error("defect: a call of the Flight endpoint failed", exc_info=failure)
-            raise flight.FlightInternalError("internal: the broker has met a defect; its log says more") from None
+            raise flight.FlightInternalError("internal error; see the log of the broker") from None
 
 
 def _path(descriptor: flight.FlightDescriptor) -> list[str]:
@@ -274,7 +276,7 @@ def _path(descriptor: flight.FlightDescriptor) -> list[str]:
 
 
 def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
-    """What a descriptor means: one range, or (two, to say so) all partitions of a topic."""
+    """Return the range of a descriptor, or two equal ranges for all partitions of a topic."""
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
         return [decode(descriptor.command, Range, "command")]
     path = _path(descriptor)
@@ -287,7 +289,7 @@ def _ranges(descriptor: flight.FlightDescriptor) -> Sequence[Range]:
 
 
 def _gone() -> flight.FlightError:
-    return flight.FlightCancelledError("the caller has gone")
+    return flight.FlightCancelledError("the caller has disconnected")
 
 
 def _command(descriptor: flight.FlightDescriptor) -> request.Put:
@@ -298,7 +300,7 @@ def _command(descriptor: flight.FlightDescriptor) -> request.Put:
 
 
 def _bounded(wanted: Range, first: int, end: int) -> tuple[int, int]:
-    """The range with its open ends filled in. Raises `OffsetOutOfRange`, `InvalidRequest`."""
+    """Return start and stop with defaults filled in. Raises `OffsetOutOfRange`, `InvalidRequest`."""
     start = first if wanted.start is None else wanted.start
     stop = end if wanted.stop is None else wanted.stop
     if wanted.stop is not None and start > stop:

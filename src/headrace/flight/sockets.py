@@ -1,4 +1,4 @@
-"""Ending a connection that gRPC holds: by shutting its socket, which is found among those of the process by the addresses at its ends."""
+"""Closing connections of gRPC: shut down the socket, found among the descriptors of the process by its two addresses."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ Address: TypeAlias = tuple[str, int]
 
 
 def cut(peer: str, port: int) -> bool:
-    """End the connection of this peer (`ipv4:127.0.0.1:4711`) to this port of ours. Returns whether there was one."""
+    """Close the connection of this peer (`ipv4:127.0.0.1:4711`) to this local port. Return whether there was one."""
     wanted = address_of(peer)
     return wanted is not None and shut(port, {wanted}) > 0
 
 
 def cut_all(port: int) -> int:
-    """End every connection to this port of ours. Returns how many there were."""
+    """Close every connection to this local port. Return how many there were."""
     return shut(port, None)
 
 
 def shut(port: int, wanted: Set[Address] | None) -> int:
-    """End the connections of these peers to this port of ours; None: of all. Returns how many there were."""
+    """Close the connections of these peers (None: of all) to this local port. Return how many there were."""
     count = 0
     for name in os.listdir("/dev/fd"):
-        line = _line(int(name))
-        if line is None:
+        found_socket = _socket_of(int(name))
+        if found_socket is None:
             continue
-        with line:
-            found = _ends(line)
+        with found_socket:
+            found = _ends(found_socket)
             if found is not None and found[1] == port and (wanted is None or found[0] in wanted):
-                count += _is_shut(line)
+                count += _is_shut(found_socket)
     return count
 
 
-def _is_shut(line: socket.socket) -> bool:
+def _is_shut(found_socket: socket.socket) -> bool:
     try:
-        line.shutdown(socket.SHUT_RDWR)
+        found_socket.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return False  # it ended by itself this moment
+        return False  # it has just ended
     return True
 
 
 def address_of(peer: str) -> Address | None:
-    """Of what gRPC calls a peer; None if that has no address."""
+    """Parse the address of a gRPC peer name; None if it has none."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     try:
         return _plain(host.strip("[]")), int(port)
@@ -56,31 +56,32 @@ def address_of(peer: str) -> Address | None:
 
 
 def _plain(host: str) -> str:
-    """One text for each address: an IPv4 address is itself, also where a socket for both shows it as an IPv6 one."""
+    """Normalize an address: an IPv4-mapped IPv6 address becomes the IPv4 address."""
     found = ip_address(host.partition("%")[0])
     return str(getattr(found, "ipv4_mapped", None) or found)
 
 
-def _line(number: int) -> socket.socket | None:
-    """A socket of our own for this descriptor; None if it is something else. Nothing else is even opened: closing a file gives up locks."""
+def _socket_of(number: int) -> socket.socket | None:
+    """Return a duplicate of the socket with this descriptor; None if it is not a socket. Other files are not duplicated: closing a
+    duplicate releases locks."""
     try:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
             return None
-        ours = os.dup(number)
+        duplicate = os.dup(number)
     except OSError:
         return None  # closed since it was listed
     try:
-        return socket.socket(fileno=ours)
+        return socket.socket(fileno=duplicate)
     except OSError:
-        os.close(ours)
+        os.close(duplicate)
         return None
 
 
-def _ends(line: socket.socket) -> tuple[Address, int] | None:
-    if line.family not in (socket.AF_INET, socket.AF_INET6):
+def _ends(found_socket: socket.socket) -> tuple[Address, int] | None:
+    if found_socket.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:
-        host, port, *_ = line.getpeername()
-        return (_plain(host), port), line.getsockname()[1]
+        host, port, *_ = found_socket.getpeername()
+        return (_plain(host), port), found_socket.getsockname()[1]
     except OSError:
-        return None  # listens, or is gone
+        return None  # a listening or closed socket

@@ -1,8 +1,8 @@
-"""From Arrow record batches to runs of the log, whole columns at a time.
+"""Conversion of Arrow record batches to column batches, whole columns at a time.
 
-    record batch ─ columns cast ─ partition of each row ─ rows of one partition side by side (one `take`) ─ cut at the batch size ─ runs
+    record batch ─ cast columns ─ partition of each row ─ group rows by partition (one `take`) ─ split at the batch size ─ column batches
 
-A row's partition is what its `partition` says, else what its key says (the same FNV-1a as for every other protocol), else the put's turn.
+The partition of a row is its `partition`, else the hash of its key (the same FNV-1a as in every protocol), else the next in turn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MILLIS_MAX: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One batch's worth of records, and where it goes."""
+    """One batch of records with its topic and partition."""
 
     topic: str
     partition: int
@@ -46,17 +46,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the rows of a put go unless they say it themselves."""
+    """The destination of rows that have no `topic` or `partition` of their own."""
 
     topic: str | None
-    """None: a column says."""
+    """None: the column `topic` has it."""
     partition: int | None
     turn: int
-    """Where rows without a key go, counted over all partitions."""
+    """Selects the partition of rows without a key, modulo the partition count."""
 
 
-class Cutter:
-    """Checks the schema of a put once, then turns each of its record batches into pieces. `partitions` asks how many a topic has."""
+class Splitter:
+    """Splits the record batches of a put into chunks. The schema is checked once. `partitions` returns the partition count of a topic."""
 
     def __init__(self, schema: pa.Schema, target: Target, partitions: Callable[[str], int]) -> None:
         _check(schema, target)
@@ -67,8 +67,8 @@ class Cutter:
         if target.topic is not None:
             self._count(target.topic)
 
-    def pieces(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
-        """In the order of the rows within each partition.
+    def chunks(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
+        """Yield chunks, in the order of the rows within each partition.
 
         Raises `InvalidRequest`, `RecordTooLarge`, `LimitExceeded`, `UnknownPartition`.
         """
@@ -81,52 +81,52 @@ class Cutter:
             return
         topics = columns["topic"]
         if topics.null_count:
-            raise InvalidRequest("column 'topic' is null in a row, and no topic is given for all")
+            raise InvalidRequest("column 'topic' is null in a row, and the request names no topic")
         coded = columns.pop("topic").dictionary_encode()
         names = coded.dictionary.to_pylist()
         if len(names) == 1:
             yield from self._of_topic(names[0], columns)
             return
-        for code, rows in _side_by_side(coded.indices.to_numpy(), columns):
+        for code, rows in _grouped(coded.indices.to_numpy(), columns):
             yield from self._of_topic(names[code], rows)
 
     def _of_topic(self, topic: str, columns: dict[str, pa.Array]) -> Iterator[Chunk]:
-        places = self._places(topic, columns)
+        partitions = self._partitions_of(topic, columns)
         chosen = {name: array for name, array in columns.items() if name in _STORED}
-        if isinstance(places, int):
-            yield from _cut(topic, places, chosen)
+        if isinstance(partitions, int):
+            yield from _split(topic, partitions, chosen)
             return
-        for partition, part in _side_by_side(places, chosen):
-            yield from _cut(topic, partition, part)
+        for partition, part in _grouped(partitions, chosen):
+            yield from _split(topic, partition, part)
 
-    def _places(self, topic: str, columns: dict[str, pa.Array]) -> int | npt.NDArray[np.int64]:
-        """The partition of each row, or of all of them."""
+    def _partitions_of(self, topic: str, columns: dict[str, pa.Array]) -> int | npt.NDArray[np.int64]:
+        """Return the partition of each row, or one for all rows."""
         count = self._count(topic)
         if self._target.partition is not None:
             return _within(topic, self._target.partition, count)
         given = columns.get("partition")
         if given is not None and given.null_count < len(given):
-            return self._given_places(topic, count, given, columns.get("key"))
-        return self._keyed_places(count, columns.get("key"))
+            return self._given_partitions(topic, count, given, columns.get("key"))
+        return self._keyed_partitions(count, columns.get("key"))
 
-    def _given_places(self, topic: str, count: int, given: pa.Array, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
+    def _given_partitions(self, topic: str, count: int, given: pa.Array, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
         lowest, highest = pc.min_max(given).as_py().values()
         _within(topic, lowest, count)
         _within(topic, highest, count)
         if lowest == highest and not given.null_count:
             return int(lowest)
-        otherwise = self._keyed_places(count, keys)
+        otherwise = self._keyed_partitions(count, keys)
         placed: npt.NDArray[np.int64] = pc.fill_null(given.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
         if given.null_count:
             placed = np.where(pc.is_valid(given).to_numpy(zero_copy_only=False), placed, otherwise)
         return placed
 
-    def _keyed_places(self, count: int, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
+    def _keyed_partitions(self, count: int, keys: pa.Array | None) -> int | npt.NDArray[np.int64]:
         turn = self._target.turn % count
         if count == 1 or keys is None or keys.null_count == len(keys):
             return turn
         column = Binary(keys)
-        _check_sizes(column, KEY_BYTES_MAX)  # before they are hashed, which takes as long as they are
+        _check_sizes(column, KEY_BYTES_MAX)  # before hashing, whose time grows with the size
         places: npt.NDArray[np.int64] = (fnv1a(column) % np.uint32(count)).astype(np.int64)
         return places if column.valid is None else np.where(column.valid, places, turn)
 
@@ -138,23 +138,23 @@ class Cutter:
 
 
 def _check(schema: pa.Schema, target: Target) -> None:
-    """Raises `InvalidRequest`, naming the column."""
+    """Check the columns. Raises `InvalidRequest`, which names the column."""
     names = column_names(schema)
     for index, name in enumerate(names):
         if name not in COLUMNS:
-            raise InvalidRequest(f"column {name[:60]!r} is not known; there are {', '.join(COLUMNS)}")
+            raise InvalidRequest(f"unknown column {name[:60]!r}; expected {', '.join(COLUMNS)}")
         if name in names[:index]:
-            raise InvalidRequest(f"column {name!r} is there twice")
+            raise InvalidRequest(f"duplicate column {name!r}")
         if not _fits(name, schema.field(index).type):
             raise InvalidRequest(f"column {name!r} is {str(schema.field(index).type)[:200]}; expected {_EXPECTED[name]}")
     if "value" not in names:
-        raise InvalidRequest("a column 'value' is needed")
+        raise InvalidRequest("the column 'value' is missing")
     if target.topic is None and "topic" not in names:
-        raise InvalidRequest("neither the request nor a column 'topic' says where the rows go")
+        raise InvalidRequest("no topic: set it in the request or add a column 'topic'")
 
 
 def column_names(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns. Raises `InvalidRequest` for one that is not text: Arrow takes any bytes from the peer."""
+    """Return the names of the columns. Raises `InvalidRequest` for a name that is not UTF-8, which Arrow does not check."""
     try:
         return list(schema.names)
     except UnicodeDecodeError as failure:
@@ -185,8 +185,8 @@ def _are_headers(kind: pa.DataType) -> bool:
     return names == ["key", "value"] and all(is_bytes(pair.field(index).type) for index in (0, 1))
 
 
-def _side_by_side(labels: npt.NDArray[Any], columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    """The rows of each label, in their order: all are moved once, however many labels there are."""
+def _grouped(labels: npt.NDArray[Any], columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+    """Yield the rows of each label, in their order. All rows are moved once, for any number of labels."""
     order = np.argsort(labels, kind="stable")
     picked, ordered = pa.array(order), labels[order]
     moved = {name: array.take(picked) for name, array in columns.items()}
@@ -207,7 +207,7 @@ def check_rows(batch: pa.RecordBatch) -> None:
 
 
 def _plain(array: pa.Array, name: str) -> pa.Array:
-    """The column in the one layout that everything below works on. Raises `InvalidRequest`, `LimitExceeded`."""
+    """Convert a column to its canonical type. Raises `InvalidRequest`, `LimitExceeded`."""
     if name in ("value", "key"):
         return as_binary(checked(texts_as_bytes(array), name), name)
     array = checked(array, name)
@@ -218,19 +218,19 @@ def _plain(array: pa.Array, name: str) -> pa.Array:
 
 
 def _times(array: pa.Array) -> pa.Array:
-    """Unix ms, rounded down."""
+    """Convert timestamps to Unix ms, rounded down."""
     if array.null_count:
-        raise InvalidRequest("column 'timestamp' is null in a row; leave it out to have the broker's clock")
-    plain = array.cast(pa.int64())  # units since 1970 in UTC, whatever zone it is shown in
+        raise InvalidRequest("column 'timestamp' is null in a row; omit the column to use the broker's clock")
+    plain = array.cast(pa.int64())  # units since 1970 in UTC, in any time zone
     per_ms = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}[array.type.unit]
     numbers = plain.to_numpy(zero_copy_only=False)
     if per_ms[0] > 1 and len(numbers) and int(numbers.max()) > _MILLIS_MAX // per_ms[0]:
-        raise InvalidRequest("column 'timestamp' has a time that is too far ahead")
+        raise InvalidRequest("column 'timestamp' has a time beyond the range of Unix ms")
     return pa.array(numbers * per_ms[0] // per_ms[1])
 
 
-def _cut(topic: str, partition: int, rows: dict[str, pa.Array]) -> Iterator[Chunk]:
-    """The rows of one partition as batches' worths: so many bytes, or one record that has more."""
+def _split(topic: str, partition: int, rows: dict[str, pa.Array]) -> Iterator[Chunk]:
+    """Split the rows of one partition into batches of the target size, or of one larger record."""
     values = Binary(rows["value"])
     keys = Binary(rows["key"]) if "key" in rows and rows["key"].null_count < len(rows["key"]) else None
     headers = header_blobs(rows["headers"]) if "headers" in rows else None

@@ -1,7 +1,7 @@
-"""Accept TCP connections, and survive running out of what a connection takes.
+"""Accept TCP connections, with a pause while file descriptors or memory are exhausted.
 
 A process without free file descriptors (EMFILE, ENFILE) or memory (ENOBUFS, ENOMEM) cannot accept, but its listening socket stays
-readable: whoever only tried again would spin. Accepting pauses instead and resumes by itself; peers wait in the kernel's queue.
+readable, so an immediate retry would spin. The acceptor pauses and retries later; peers wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from headrace.net.counters import NetCounters
 
 _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1_024
-_ACCEPTS_A_TURN: Final = 64
-"""Connections accepted before the loop turns to others."""
+_ACCEPTS_PER_CALL: Final = 64
+"""Connections accepted before the event loop serves other sockets."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -40,9 +40,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 class Acceptor:
-    """Makes a protocol of `factory` for each connection to a listening socket, which it owns from `start` to `close`.
+    """Creates a protocol with `factory` for each connection to a listening socket, which it owns from `start` to `close`.
 
-    `connections_max` is looked at before anything is made for a connection, those that are being opened included.
+    `connections_max` includes connections that are being opened and is checked before anything is allocated for a connection.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self.pending = 0
-        """Accepted, and not yet made a connection that counts itself."""
+        """Accepted connections that are not yet in the counters."""
         self._resume_timer: asyncio.TimerHandle | None = None
         self._is_exhausted = False
         self._is_closed = False
@@ -61,7 +61,7 @@ class Acceptor:
         self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more. Idempotent."""
+        """Stop accepting. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -73,20 +73,20 @@ class Acceptor:
             task.cancel()
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_A_TURN):
+        for _ in range(_ACCEPTS_PER_CALL):
             try:
                 accepted, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as failure:
-                # Any other failure is taken for one of the peer's connection (accept(2)), and must not spin either.
+                # accept(2) also returns errors of the peer's connection, which must not spin either.
                 self._pause(failure)
                 return
             if self._is_exhausted:
                 self._is_exhausted = False
-                _log.info("accepting connections again")
+                _log.info("accepting connections resumed")
             if self._counters.open + self.pending >= self._connections_max:
-                self._refuse(accepted)
+                self._reject(accepted)
                 continue
             accepted.setblocking(False)
             self.pending += 1
@@ -94,7 +94,7 @@ class Acceptor:
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    def _refuse(self, accepted: socket.socket) -> None:
+    def _reject(self, accepted: socket.socket) -> None:
         accepted.close()
         reason = f"too many connections: {self._connections_max} are open"
         self._counters.accepted += 1
@@ -117,6 +117,6 @@ class Acceptor:
             self._counters.accept_pauses += 1
             if not self._is_exhausted:
                 self._is_exhausted = True
-                _log.warning("accepting no connections for now", extra={"reason": str(failure), "retry_seconds": ACCEPT_PAUSE_SECONDS})
+                _log.warning("accepting connections paused", extra={"reason": str(failure), "retry_seconds": ACCEPT_PAUSE_SECONDS})
         self._loop.remove_reader(self._socket.fileno())
         self._resume_timer = self._loop.call_later(ACCEPT_PAUSE_SECONDS, self.start)

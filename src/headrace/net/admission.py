@@ -1,7 +1,7 @@
-"""Decide who may have a connection: limits for all, for one address and for one user, and a reserve for administrators.
+"""Connection limits: in total, per address and per user, with a reserve for administrators.
 
-When the places for everybody are taken, a few connections are admitted all the same: each of them has until the deadline for logging in to
-show that it is an administrator's. One address gets only a part of the reserve, so that it takes several to keep administrators out.
+When the regular slots are in use, a few reserved slots remain. A connection in a reserved slot must log in as an administrator before
+the login deadline. One address gets only a part of the reserve, so that a single address cannot lock administrators out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from enum import Enum
 from headrace.net.counters import NetCounters
 
 
-class Place(Enum):
-    """What a connection was admitted to."""
+class Slot(Enum):
+    """The kind of slot that a connection occupies."""
 
     REGULAR = "regular"
     RESERVED = "reserved"
-    """It is kept only for an administrator."""
+    """Only an administrator may keep it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """`reserved` of `connections_max` are for administrators. A `per_user_max` of 0 is no limit."""
+    """`reserved` of `connections_max` are for administrators. 0 `per_user_max`: no limit."""
 
     connections_max: int
     per_ip_max: int
@@ -38,15 +38,15 @@ class AdmissionLimits:
         return max(1, self.reserved // 4)
 
 
-def admit(limits: AdmissionLimits, counters: NetCounters, host: str) -> Place | str:
-    """Return the place of a new connection from this host, or why there is none."""
-    refusal = _full(limits, counters, host)
-    if refusal is None:
-        return Place.REGULAR
+def admit(limits: AdmissionLimits, counters: NetCounters, host: str) -> Slot | str:
+    """Return the slot of a new connection from this host, or the reason for rejecting it."""
+    reason = _full(limits, counters, host)
+    if reason is None:
+        return Slot.REGULAR
     is_room = counters.open < limits.connections_max and counters.reserved_open < limits.reserved
     if is_room and counters.reserved_by_host.get(host, 0) < limits.reserved_per_ip_max:
-        return Place.RESERVED
-    return refusal
+        return Slot.RESERVED
+    return reason
 
 
 def _full(limits: AdmissionLimits, counters: NetCounters, host: str) -> str | None:
@@ -57,13 +57,13 @@ def _full(limits: AdmissionLimits, counters: NetCounters, host: str) -> str | No
     return None
 
 
-def log_in(limits: AdmissionLimits, counters: NetCounters, host: str, place: Place, user: str, *, is_admin: bool) -> Place | str:
-    """Return the place of a connection whose user is known now, or why it has to go. It is counted for the user by whoever calls."""
+def log_in(limits: AdmissionLimits, counters: NetCounters, host: str, slot: Slot, user: str, *, is_admin: bool) -> Slot | str:
+    """Return the slot of a connection after its login, or the reason for closing it. The caller counts it for the user."""
     if is_admin:
-        return place
+        return slot
     if limits.per_user_max and counters.open_by_user.get(user, 0) >= limits.per_user_max:
         return f"too many connections of one user: {limits.per_user_max} are open"
-    if place is Place.REGULAR:
-        return place
-    refusal = _full(limits, counters, host)
-    return Place.REGULAR if refusal is None else f"{refusal}, and the rest is reserved for administrators"
+    if slot is Slot.REGULAR:
+        return slot
+    reason = _full(limits, counters, host)
+    return Slot.REGULAR if reason is None else f"{reason}, and the rest is reserved for administrators"

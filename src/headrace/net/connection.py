@@ -1,13 +1,13 @@
-"""One TCP connection: it finds its protocol by the first bytes, then carries bytes between the socket and the session.
+"""TCP connection: detects the protocol by the first bytes, then passes bytes between the socket and the session.
 
-The very first byte tells TLS from plain text; what the protocols see is plain in both cases.
+The first byte distinguishes TLS from plain text. Sessions always see plain text.
 
     sniffing ──► open ──► closing ──► lost
         │                    ▲
-        └────────────────────┘            lost may come at any time
+        └────────────────────┘            lost is possible at any time
 
-Closing is gentle: what was sent leaves first, then our half of the connection is shut and what the peer still sends is thrown away
-until it closes too. A socket closed with unread bytes in it would be reset, and a reset takes the last acknowledgements with it.
+Closing sends the remaining output, shuts down the sending half of the connection, and discards input until the peer closes too. The
+kernel resets a socket that is closed with unread bytes, and a reset drops the last acknowledgements.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from headrace import limits
-from headrace.net.admission import AdmissionLimits, Place, admit, log_in
+from headrace.net.admission import AdmissionLimits, Slot, admit, log_in
 from headrace.net.counters import NetCounters
 from headrace.net.protocol import ServedProtocol, Sniff, choose
-from headrace.net.tls import HANDSHAKE_BYTE, NOT_HERE, Tls, TlsRefused, TlsStream
+from headrace.net.tls import HANDSHAKE_BYTE, HANDSHAKE_FAILURE, Tls, TlsRefused, TlsStream
 from headrace.sessions.contract import FramedSession
 
 log = logging.getLogger(__name__)
 
 SNIFF_BYTES_MAX: Final = 256
-"""A protocol that cannot tell by then never will."""
+"""The protocol must be known after this many bytes."""
 _TCP_ESTABLISHED, _TCP_SYN_RECEIVED = 1, 3
-"""The states of a TCP connection, as Linux numbers them, in which the peer may still send."""
+"""Linux TCP states in which the peer may still send."""
 _SOCKET_OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    # A peer whose machine is gone says nothing, for ever; the kernel finds out within two minutes.
+    # The kernel detects a dead peer machine within two minutes.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
@@ -45,28 +45,28 @@ _SOCKET_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NetLimits:
-    """The numbers one listener holds its peers to. Seconds of 0 mean: no deadline."""
+    """Limits of one listener. 0 seconds: no deadline."""
 
     connections_max: int = limits.CONNECTIONS_MAX
     connections_per_ip_max: int = limits.CONNECTIONS_PER_IP_MAX
     connections_per_user_max: int = limits.CONNECTIONS_PER_USER_MAX
-    """Of one user who is no administrator; 0: no limit."""
+    """Per user, administrators excepted; 0: no limit."""
     connections_reserved: int = 0
-    """Of `connections_max`, those that only administrators may keep."""
+    """The part of `connections_max` that only administrators may keep."""
     login_seconds: float = 0.0
-    """From the first recognisable bytes to the login, where one is needed."""
+    """From the detection of the protocol to the login, if one is required."""
     handshake_seconds: float = limits.HANDSHAKE_SECONDS_MAX
-    """From the connection to its first recognisable bytes."""
+    """From the connection to the detection of the protocol."""
     linger_seconds: float = limits.LINGER_SECONDS_MAX
-    """From the decision to close to the close, whatever the peer does."""
+    """From the decision to close to the close."""
     output_high_water_bytes: int = limits.OUTPUT_HIGH_WATER_BYTES
     output_low_water_bytes: int = limits.OUTPUT_LOW_WATER_BYTES
     output_bytes_max: int = limits.OUTPUT_BUFFER_BYTES_MAX
-    """Above this the peer is no longer read, so that its requests cannot grow the answers it does not take."""
+    """Above this the connection stops reading, so that more requests cannot add replies that the peer does not read."""
     output_total_bytes_max: int = limits.OUTPUT_TOTAL_BYTES_MAX
     """Of all connections together."""
     frame_check_seconds: float = limits.FRAME_CHECK_SECONDS
-    """How often unfinished frames are looked at."""
+    """How often incomplete frames are checked."""
     unfinished_bytes_max: int = limits.UNFINISHED_BYTES_MAX
     """Of all connections together."""
 
@@ -76,7 +76,7 @@ class NetLimits:
 
 
 class ListenerContext(Protocol):
-    """What a connection needs of its listener."""
+    """The listener as a connection sees it."""
 
     @property
     def protocols(self) -> Sequence[ServedProtocol]: ...
@@ -98,38 +98,37 @@ class ListenerContext(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A `Peer` at its protocol, and then a `Link` to its session."""
+    """A `Peer` for its protocol and a `Link` for its session."""
 
-    def __init__(self, house: ListenerContext) -> None:
-        self._house = house
-        self._limits, self._counters = house.limits, house.counters
+    def __init__(self, listener: ListenerContext) -> None:
+        self._listener = listener
+        self._limits, self._counters = listener.limits, listener.counters
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._host = self.peer = self.local = "unknown"
         self._tls: TlsStream | None = None
-        self._place: Place | None = None
-        """None: it was not admitted."""
+        self._slot: Slot | None = None
+        """None: the connection was rejected."""
         self._user: str | None = None
-        """Whose connection it is counted as."""
-        self._is_known = self._is_admin = False
-        """Whether the peer has logged in, and as an administrator."""
+        """The user for whom the connection is counted."""
+        self._is_logged_in = self._is_admin = False
         self._first = b""
         self._protocol: ServedProtocol | None = None
         self._session: FramedSession | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received_bytes = self._held_bytes = 0
-        self._look: tuple[int, int] | None = None
-        """What had been received and what was unfinished when `look_at_frame` last looked; None: nothing was."""
+        self._checked: tuple[int, int] | None = None
+        """Bytes received and bytes of an incomplete frame at the last `check_frame`; None: no incomplete frame."""
         self._pauses = 0
         self._largest_unsent = 0
         """The largest write since the output was below its low-water mark."""
-        self._choked = False
-        """Reading is paused because the peer does not take its answers."""
+        self._is_output_full = False
+        """Reading is paused because the peer does not read its replies."""
         self._peer_finished = False
         self._reason: str | None = None
         """Why this connection closes; set once."""
 
-    # What the loop tells us.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, but not by inheritance
@@ -138,38 +137,38 @@ class Connection(asyncio.Protocol):
         if name:
             self._host, self.peer = name[0], written(name)
         self._counters.accepted += 1
-        self._house.made()
-        place = admit(self._limits.admission, self._counters, self._host)
-        if isinstance(place, str):
-            self._end(place, error=True)
+        self._listener.made()
+        slot = admit(self._limits.admission, self._counters, self._host)
+        if isinstance(slot, str):
+            self._end(slot, error=True)
             transport.abort()
             return
-        self._place = place
-        if place is Place.RESERVED:
+        self._slot = slot
+        if slot is Slot.RESERVED:
             self._counters.enter_reserve(self._host)
         self.local = written(transport.get_extra_info("sockname"))
         self._counters.enter(self._host)
-        self._house.entered(self)
+        self._listener.entered(self)
         for level, option, value in _SOCKET_OPTIONS:
             transport.get_extra_info("socket").setsockopt(level, option, value)
         transport.set_write_buffer_limits(self._limits.output_high_water_bytes, self._limits.output_low_water_bytes)
         if self._limits.handshake_seconds:
-            self._timer = self._loop.call_later(self._limits.handshake_seconds, self._came_too_late)
+            self._timer = self._loop.call_later(self._limits.handshake_seconds, self._handshake_timed_out)
 
     def data_received(self, data: bytes) -> None:
         self._counters.bytes_in += len(data)
         if self._reason is not None:
             return
         if self._tls is None:
-            if self._session is None and not self._first and not self._is_welcome(data):
+            if self._session is None and not self._first and not self._detect_tls(data):
                 return
             if self._tls is None:
                 self._deliver(data)
                 return
-        self._receive_sealed(self._tls, data)
+        self._receive_encrypted(self._tls, data)
 
     def eof_received(self) -> bool:
-        """The peer has finished sending; what it sent may still be under way to the disk, and it may still read the answers."""
+        """Let the session finish: requests may still be on their way to disk, and the peer may still read the replies."""
         if self._reason is not None:
             self._peer_finished = True
             return False
@@ -186,30 +185,30 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._largest_unsent = 0
         self._counters.output.update(self, self.kept_bytes, self._limits.output_total_bytes_max)
-        if self._choked:
-            self._choked = False
+        if self._is_output_full:
+            self._is_output_full = False
             self.resume_reading()
         self.feed()
 
     def connection_lost(self, failure: Exception | None) -> None:
         self._stop_timer()
-        if self._place is None:
+        if self._slot is None:
             return
         self._end("peer closed" if failure is None else f"connection lost: {failure}", error=False)
         self._counters.leave(self._host)
         self._counters.output.left(self)
-        if self._place is Place.RESERVED:
+        if self._slot is Slot.RESERVED:
             self._counters.leave_reserve(self._host)
         if self._user is not None:
             self._counters.leave_user(self._user)
         self._counters.unfinished_bytes -= self._held_bytes
-        self._house.left(self)
+        self._listener.left(self)
         if self._session is not None and self._protocol is not None:
             self._counters.leave_protocol(self._protocol.name)
             session, self._session = self._session, None
             session.lost()
 
-    # What the session may ask: `Link`.
+    # `Link`: called by the session.
 
     def send(self, frames: bytes) -> None:
         if self._reason is not None or self._transport.is_closing():
@@ -222,8 +221,8 @@ class Connection(asyncio.Protocol):
         if unsent_bytes > limits.OUTPUT_FREE_BYTES:
             self._largest_unsent = max(self._largest_unsent, len(frames))
             self._counters.output.update(self, self.kept_bytes, self._limits.output_total_bytes_max)
-            if not self._choked and unsent_bytes > self._limits.output_bytes_max:
-                self._choked = True
+            if not self._is_output_full and unsent_bytes > self._limits.output_bytes_max:
+                self._is_output_full = True
                 self.pause_reading()
 
     def close(self, reason: str, *, error: bool = True) -> None:
@@ -240,7 +239,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._transport.write_eof()
-        except OSError:  # the peer has reset the connection, and the loop has not heard of it yet
+        except OSError:  # the peer has reset the connection
             self._transport.abort()
             return
         if self._pauses:
@@ -264,11 +263,11 @@ class Connection(asyncio.Protocol):
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes > limits.OUTPUT_HIGH_WATER_BYTES or self._is_admin:
             return unsent_bytes
-        if self._counters.output.has_to_wait(self, unsent_bytes, self._limits.output_total_bytes_max):
+        if self._counters.output.must_wait(self, unsent_bytes, self._limits.output_total_bytes_max):
             return limits.OUTPUT_HIGH_WATER_BYTES + 1
         return unsent_bytes
 
-    # What the sum of all outputs may ask: `Holder`.
+    # `Holder`: called by the output budget.
 
     @property
     def waiting_bytes(self) -> int:
@@ -299,24 +298,24 @@ class Connection(asyncio.Protocol):
             return False
         return state not in (_TCP_ESTABLISHED, _TCP_SYN_RECEIVED)
 
-    # What the protocol may ask: `Peer`. (`local` is an attribute.)
+    # `Peer`: called by the protocol. (`local` is an attribute.)
 
     def logged_in(self, user: str, *, is_admin: bool) -> str | None:
-        if self._place is None or self._user == user:
+        if self._slot is None or self._user == user:
             return None
-        place = log_in(self._limits.admission, self._counters, self._host, self._place, user, is_admin=is_admin)
-        if isinstance(place, str):
-            return place
-        if self._place is Place.RESERVED and place is Place.REGULAR:
+        slot = log_in(self._limits.admission, self._counters, self._host, self._slot, user, is_admin=is_admin)
+        if isinstance(slot, str):
+            return slot
+        if self._slot is Slot.RESERVED and slot is Slot.REGULAR:
             self._counters.leave_reserve(self._host)
         if self._user is not None:
             self._counters.leave_user(self._user)
         self._user = None if is_admin else user
         if self._user is not None:
             self._counters.enter_user(user)
-        self._place, self._is_admin = place, is_admin
-        if not self._is_known:
-            self._is_known = True
+        self._slot, self._is_admin = slot, is_admin
+        if not self._is_logged_in:
+            self._is_logged_in = True
             if self._reason is None and not self._peer_finished:
                 self._stop_timer()
         return None
@@ -325,46 +324,44 @@ class Connection(asyncio.Protocol):
     def identity(self) -> str | None:
         return None if self._tls is None else self._tls.identity
 
-    # What the listener may ask.
+    # Called by the listener.
 
     def drain(self) -> None:
-        """Finish: the session completes what it has and closes."""
+        """Let the session finish its requests and close."""
         if self._session is None:
             self.close("draining", error=False)
         elif self._reason is None:
             self._session.closing()
 
-    def look_at_frame(self, seconds: float) -> None:
-        """Close if the same frame has been unfinished since the last look, so many seconds ago, and has hardly grown."""
-        before, self._look = self._look, None
+    def check_frame(self, seconds: float) -> None:
+        """Close the connection if the same frame was incomplete at the last check, `seconds` ago, and has grown too slowly."""
+        before, self._checked = self._checked, None
         if self._session is None or self._reason is not None or self._pauses or self._peer_finished:
             return
         held_bytes = self._session.held_bytes
         if not held_bytes:
             return
-        self._look = self._received_bytes, held_bytes
+        self._checked = self._received_bytes, held_bytes
         if before is None:
             return
         received_bytes, grown_bytes = self._received_bytes - before[0], held_bytes - before[1]
-        # A frame that ended in between would have taken bytes away from what is held.
+        # If a frame ended in between, less is held than was received.
         if received_bytes == grown_bytes < seconds * limits.FRAME_BYTES_PER_SECOND_MIN:
-            self.close(f"frame too slow: {held_bytes} bytes of it, {grown_bytes} of them in {seconds:g} s")
+            self.close(f"frame too slow: {held_bytes} bytes received, {grown_bytes} of them in {seconds:g} s")
 
     def abort(self, reason: str) -> None:
-        """Close at once; what is unsent is lost."""
+        """Close immediately and drop the unsent bytes."""
         self._end(reason, error=False)
         self._transport.abort()
 
-    # The rest.
-
-    def _is_welcome(self, first: bytes) -> bool:
-        """Settle by its first byte whether this connection is sealed; False if it is not what the listener asks for."""
-        tls = self._house.tls
+    def _detect_tls(self, first: bytes) -> bool:
+        """Detect TLS by the first byte. Return False, after closing, if the listener does not accept it."""
+        tls = self._listener.tls
         if first[0] == HANDSHAKE_BYTE:
             if tls is not None:
                 self._tls = TlsStream(tls.context)
                 return True
-            self._transport.write(NOT_HERE)
+            self._transport.write(HANDSHAKE_FAILURE)
             self.close("TLS on a plain listener")
             return False
         if tls is None or (tls.settings.optional and is_loopback(self._host)):
@@ -372,13 +369,13 @@ class Connection(asyncio.Protocol):
         self.close(f"plain text on a TLS listener: first bytes {first[:16].hex()}")
         return False
 
-    def _receive_sealed(self, tls: TlsStream, sealed: bytes) -> None:
+    def _receive_encrypted(self, tls: TlsStream, data: bytes) -> None:
         was_open = tls.is_open
         try:
-            plain = tls.receive(sealed)
-        except TlsRefused as refused:
+            plain = tls.receive(data)
+        except TlsRefused as failure:
             self._transport.write(tls.take())
-            self.close(f"{'TLS broken' if was_open else 'TLS handshake failed'}: {refused}")
+            self.close(f"{'TLS broken' if was_open else 'TLS handshake failed'}: {failure}")
             return
         if answer := tls.take():
             self._counters.bytes_out += len(answer)
@@ -399,10 +396,10 @@ class Connection(asyncio.Protocol):
             self._session.receive(data)
             held_bytes = self._session.held_bytes
             if held_bytes or self._held_bytes:
-                self._hold(held_bytes)
+                self._count_unfinished(held_bytes)
 
-    def _hold(self, held_bytes: int) -> None:
-        """Keep the sum of unfinished frames; who adds to a large one when there are too many has to go."""
+    def _count_unfinished(self, held_bytes: int) -> None:
+        """Update the sum of incomplete frames. Above the limit, close the connection if it adds to a large one."""
         counters = self._counters
         counters.unfinished_bytes += held_bytes - self._held_bytes
         self._held_bytes = held_bytes
@@ -410,21 +407,21 @@ class Connection(asyncio.Protocol):
             self.close(f"too many unfinished frames: {counters.unfinished_bytes} bytes of them")
 
     def _enter_protocol(self, first: bytes) -> None:
-        """Open the session of the protocol these bytes belong to. A listener with one protocol asks nobody: its decoder will find out."""
-        protocols = self._house.protocols
+        """Open the session of the detected protocol. A single protocol needs no detection: its decoder rejects other bytes."""
+        protocols = self._listener.protocols
         found = protocols[0] if len(protocols) == 1 else choose(protocols, first)
         if isinstance(found, ServedProtocol):
             self._stop_timer()
             self._first, self._protocol = b"", found
             self._counters.enter_protocol(found.name)
             self._session = found.open(self)
-            self._expect_login()
+            self._start_login_timer()
         elif found is Sniff.MORE and len(first) < SNIFF_BYTES_MAX:
             self._first = first
         else:
             self.close(f"unknown protocol: first bytes {first[:16].hex()}")
 
-    def _came_too_late(self) -> None:
+    def _handshake_timed_out(self) -> None:
         if self._first:
             what = "nothing recognisable"
         elif self._tls is not None and not self._tls.is_open:
@@ -433,21 +430,20 @@ class Connection(asyncio.Protocol):
             what = "nothing at all"
         self.close(f"no first message in time: {what}")
 
-    def _expect_login(self) -> None:
-        """A peer that never logs in must not hold its place for ever. One in the reserve has to be an administrator."""
-        seconds = self._limits.login_seconds or (self._limits.handshake_seconds if self._place is Place.RESERVED else 0.0)
-        if seconds and not self._is_known and self._reason is None and self._timer is None:
-            self._timer = self._loop.call_later(seconds, self._login_is_late)
+    def _start_login_timer(self) -> None:
+        seconds = self._limits.login_seconds or (self._limits.handshake_seconds if self._slot is Slot.RESERVED else 0.0)
+        if seconds and not self._is_logged_in and self._reason is None and self._timer is None:
+            self._timer = self._loop.call_later(seconds, self._login_timed_out)
 
-    def _login_is_late(self) -> None:
+    def _login_timed_out(self) -> None:
         self._timer = None
-        if self._place is Place.RESERVED:
-            self.close("no login in time: the place is reserved for administrators")
+        if self._slot is Slot.RESERVED:
+            self.close("no login in time: the connection slot is reserved for administrators")
         elif self._protocol is not None and self._protocol.needs_login():
             self.close("no login in time: nothing is allowed without one")
 
     def _may_switch_reading(self) -> bool:
-        """Once the peer has finished or we close, reading is no longer the session's to stop."""
+        """Return whether pauses apply: not after the peer has finished or while the connection closes."""
         return self._reason is None and not self._peer_finished and not self._transport.is_closing()
 
     def _abort_after_linger(self) -> None:
@@ -461,7 +457,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
 
     def _end(self, reason: str, *, error: bool) -> None:
-        """Settle why this connection ends, once."""
+        """Record and log the reason of the end, once."""
         if self._reason is not None:
             return
         self._reason = reason
@@ -472,12 +468,12 @@ class Connection(asyncio.Protocol):
 
 
 def written(name: tuple[str, int]) -> str:
-    """`host:port`, an IPv6 host in brackets."""
+    """Format `host:port`, with an IPv6 host in brackets."""
     return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address (not a name) is this machine's own, also when it is an IPv4 one in IPv6 clothes."""
+    """Return whether a numeric address is a loopback address, also as an IPv4-mapped IPv6 address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

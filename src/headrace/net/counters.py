@@ -1,4 +1,4 @@
-"""What the network counts: plain integers, read by the metrics whenever they are asked for."""
+"""Network counters: plain integers that the metrics read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from headrace.net.output import OutputBudget
 
 REASONS_MAX: Final = 128
-"""Distinct reasons counted by name; later ones are counted as `other`, so that no peer can grow the table."""
+"""Distinct reasons counted by name. Further ones count as `other`, so that peers cannot grow the table."""
 
 
 @dataclass(slots=True)
 class NetCounters:
-    """Shared by all listeners of a server, so that the connection limits hold for all of them together."""
+    """Counters shared by all listeners of a server, so that the connection limits apply to all of them together."""
 
     accepted: int = 0
     open: int = 0
@@ -21,27 +21,27 @@ class NetCounters:
     bytes_out: int = 0
     opened_with_tls: int = 0
     reading_pauses: int = 0
-    """How often a peer had to wait because it wrote faster than the broker could keep, or did not read its answers."""
+    """How often reading paused because a peer sent faster than the broker could write, or did not read its replies."""
     accept_pauses: int = 0
-    """How often accepting paused because file descriptors or memory had run out."""
+    """How often accepting paused because file descriptors or memory were exhausted."""
     reserved_open: int = 0
-    """Of the open connections, those in the reserve for administrators."""
+    """Open connections in the reserve for administrators."""
     unfinished_bytes: int = 0
-    """What connections hold of frames that are not whole yet."""
+    """Received bytes of incomplete frames."""
     opened_by_protocol: dict[str, int] = field(default_factory=dict)
     open_by_protocol: dict[str, int] = field(default_factory=dict)
     open_by_host: dict[str, int] = field(default_factory=dict)
     open_by_user: dict[str, int] = field(default_factory=dict)
-    """Connections that have logged in, administrators' not included."""
+    """Connections that have logged in, without those of administrators."""
     reserved_by_host: dict[str, int] = field(default_factory=dict)
     output: OutputBudget = field(default_factory=OutputBudget)
     closed: dict[str, int] = field(default_factory=dict)
-    """Connections that ended as connections do, by reason."""
+    """Connections that ended normally, by reason."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Connections ended because of what the peer did or what the broker could not do, by reason."""
+    """Connections that ended with an error of the peer or the broker, by reason."""
 
     def count_end(self, reason: str, *, error: bool) -> None:
-        """Count a connection's end under the part of the reason before its first colon: numbers and names stand behind it."""
+        """Count the end of a connection under the part of the reason before the first colon: details follow it."""
         table = self.rejected if error else self.closed
         label = reason.partition(":")[0]
         if label not in table and len(table) >= REASONS_MAX:
@@ -54,7 +54,7 @@ class NetCounters:
 
     def leave(self, host: str) -> None:
         self.open -= 1
-        _take_one(self.open_by_host, host)
+        _decrement(self.open_by_host, host)
 
     def enter_reserve(self, host: str) -> None:
         self.reserved_open += 1
@@ -62,13 +62,13 @@ class NetCounters:
 
     def leave_reserve(self, host: str) -> None:
         self.reserved_open -= 1
-        _take_one(self.reserved_by_host, host)
+        _decrement(self.reserved_by_host, host)
 
     def enter_user(self, user: str) -> None:
         self.open_by_user[user] = self.open_by_user.get(user, 0) + 1
 
     def leave_user(self, user: str) -> None:
-        _take_one(self.open_by_user, user)
+        _decrement(self.open_by_user, user)
 
     def enter_protocol(self, protocol: str) -> None:
         self.opened_by_protocol[protocol] = self.opened_by_protocol.get(protocol, 0) + 1
@@ -78,7 +78,7 @@ class NetCounters:
         self.open_by_protocol[protocol] -= 1
 
 
-def _take_one(counts: dict[str, int], name: str) -> None:
+def _decrement(counts: dict[str, int], name: str) -> None:
     left = counts[name] - 1
     if left:
         counts[name] = left

@@ -1,4 +1,4 @@
-"""A TCP listener: several protocols on one address, one limit for all its connections, and an orderly end."""
+"""TCP listener: several protocols on one address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Listener:
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(
@@ -37,13 +37,13 @@ class Listener:
         counters: NetCounters | None = None,
         tls: Tls | None = None,
     ) -> Listener:
-        """Bind and accept. Port 0 takes a free one: see `address`. Raises `OSError` when the address cannot be had."""
+        """Bind and accept. Port 0 selects a free port, which `address` reports. Raises `OSError` if the address is unavailable."""
         listener = cls(protocols, limits, NetCounters() if counters is None else counters, tls)
         listening = listening_socket(host, port)
         listener._bound = listening.getsockname()[:2]
         listener._acceptor = Acceptor(listening, lambda: Connection(listener), listener.counters, limits.connections_max)
         listener._acceptor.start()
-        listener._look_again()
+        listener._schedule_check()
         return listener
 
     @property
@@ -56,11 +56,11 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """`host:port`, an IPv6 host in brackets."""
+        """The bound address as `host:port`, with an IPv6 host in brackets."""
         return written(self._bound)
 
     async def drain(self, deadline_seconds: float) -> int:
-        """Accept nobody, let every session finish what it has, and close. Returns how many had to be cut off at the deadline."""
+        """Stop accepting, let every session finish its requests, and close. Return how many were aborted at the deadline."""
         self._acceptor.close()
         for connection in list(self._connections):
             connection.drain()
@@ -73,25 +73,25 @@ class Listener:
         return late
 
     def close(self) -> None:
-        """Accept nobody and cut every connection off. Idempotent."""
+        """Stop accepting and abort every connection. Idempotent."""
         self._acceptor.close()
-        if self._look_timer is not None:
-            self._look_timer.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         for connection in list(self._connections):
             connection.abort("listener closed")
 
-    def _look_again(self) -> None:
+    def _schedule_check(self) -> None:
         if self.limits.frame_check_seconds:
             loop = asyncio.get_running_loop()
-            self._look_timer = loop.call_later(self.limits.frame_check_seconds, self._look_at_frames)
+            self._check_timer = loop.call_later(self.limits.frame_check_seconds, self._check_frames)
 
-    def _look_at_frames(self) -> None:
-        # One timer for all connections: a timer for each would be moved with every piece of every frame.
+    def _check_frames(self) -> None:
+        # One timer for all connections: a timer for each would be moved with every chunk of every frame.
         for connection in list(self._connections):
-            connection.look_at_frame(self.limits.frame_check_seconds)
-        self._look_again()
+            connection.check_frame(self.limits.frame_check_seconds)
+        self._schedule_check()
 
-    # What a connection tells us.
+    # Called by a connection.
 
     def made(self) -> None:
         self._acceptor.pending -= 1

@@ -1,9 +1,8 @@
-"""One bound for what waits unsent on all connections together.
+"""Limit for the unsent bytes of all connections together.
 
-Each connection has bounds of its own, but ten thousand peers that ask and never read would hold ten thousand times as much. Above the
-common bound a connection that has unsent bytes is not fed further ones, and from a quarter above it nobody is; a peer that has taken
-nothing for a while is disconnected then, the one with the most unsent bytes first. Those that had to wait are fed again in the order
-they came.
+Each connection has its own limit, but ten thousand peers that never read would use ten thousand times as much. Above the common limit,
+connections with unsent bytes get no more output; from a quarter above it, no connection does. Peers that have read nothing for a while
+are then disconnected, the one with the most unsent bytes first. Connections that had to wait resume in the order they came.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Final, Protocol
 from headrace.limits import OUTPUT_BUFFER_BYTES_MAX, OUTPUT_CHECK_SECONDS, OUTPUT_FREE_BYTES, OUTPUT_STALL_SECONDS
 
 _HARD_QUARTERS: Final = 5
-"""From so many quarters of the bound on, not even those are fed who have nothing unsent."""
+"""From this many quarters of the limit on, connections without unsent bytes wait too."""
 
 
 class Holder(Protocol):
@@ -22,17 +21,17 @@ class Holder(Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits unsent now."""
+        """The unsent bytes."""
 
     @property
     def kept_bytes(self) -> int:
-        """What is held in memory for it: a write that was taken in part is held as a whole."""
+        """The memory in use: a partly sent write stays in memory as a whole."""
 
     def feed(self) -> None:
-        """Go on: there is room again."""
+        """Resume output."""
 
     def disconnect(self, reason: str) -> None:
-        """End at once; what is unsent is lost."""
+        """Close immediately and drop the unsent bytes."""
 
 
 class _Entry:
@@ -41,11 +40,11 @@ class _Entry:
     def __init__(self, now: float) -> None:
         self.size_bytes = self.waiting_bytes = 0
         self.progressed = now
-        """When the peer was last seen to take something."""
+        """When the peer last read something."""
 
 
 class OutputBudget:
-    """Shared by all listeners of a server. A connection with less than `OUTPUT_FREE_BYTES` unsent is not counted."""
+    """The limit, shared by all listeners of a server. A connection with at most `OUTPUT_FREE_BYTES` unsent is not counted."""
 
     def __init__(self) -> None:
         self.unsent_bytes = 0
@@ -57,7 +56,7 @@ class OutputBudget:
         self._feeding: asyncio.Handle | None = None
 
     def update(self, holder: Holder, kept_bytes: int, bytes_max: int) -> None:
-        """Count what is kept for this connection now; `bytes_max` is the bound for all of them."""
+        """Set the memory in use by this connection; `bytes_max` is the limit for all of them."""
         entry = self._entries.get(holder)
         if entry is None:
             if kept_bytes <= OUTPUT_FREE_BYTES:
@@ -66,29 +65,29 @@ class OutputBudget:
             entry = self._entries[holder] = _Entry(loop.time())
             self._bytes_max = bytes_max
             if self._timer is None:
-                self._timer = loop.call_later(OUTPUT_CHECK_SECONDS, self._look)
+                self._timer = loop.call_later(OUTPUT_CHECK_SECONDS, self._check)
         self.unsent_bytes += kept_bytes - entry.size_bytes
         entry.size_bytes = kept_bytes
         self._feed_soon()
 
     def left(self, holder: Holder) -> None:
-        """The connection is gone."""
+        """Remove a closed connection."""
         entry = self._entries.pop(holder, None)
         if entry is not None:
             self.unsent_bytes -= entry.size_bytes
         self._waiting.pop(holder, None)
         self._feed_soon()
 
-    def has_to_wait(self, holder: Holder, unsent_bytes: int, bytes_max: int) -> bool:
-        """Whether this connection must not be fed now. If so, its `feed` is called when it may be."""
+    def must_wait(self, holder: Holder, unsent_bytes: int, bytes_max: int) -> bool:
+        """Return whether this connection must wait. If so, `feed` is called when it may resume."""
         quarters = 4 if unsent_bytes else _HARD_QUARTERS
         if self.unsent_bytes * 4 <= bytes_max * quarters:
             return False
         self._waiting[holder] = None
         return True
 
-    def _look(self) -> None:
-        """Count anew: a transport tells nobody when it has sent a part of what it holds."""
+    def _check(self) -> None:
+        """Update all entries: a transport does not report that it has sent a part of its buffer."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer = None
@@ -106,12 +105,12 @@ class OutputBudget:
             self._make_room(now)
         self._feed()
         if self._entries or self._waiting:
-            self._timer = loop.call_later(OUTPUT_CHECK_SECONDS, self._look)
+            self._timer = loop.call_later(OUTPUT_CHECK_SECONDS, self._check)
 
     def _make_room(self, now: float) -> None:
         stalled = [(entry.size_bytes, now - entry.progressed, holder) for holder, entry in self._entries.items()]
-        stalled = [found for found in stalled if found[1] >= OUTPUT_STALL_SECONDS]
-        for size_bytes, seconds, holder in sorted(stalled, key=lambda found: found[0], reverse=True):
+        stalled = [entry for entry in stalled if entry[1] >= OUTPUT_STALL_SECONDS]
+        for size_bytes, seconds, holder in sorted(stalled, key=lambda entry: entry[0], reverse=True):
             if self.unsent_bytes <= self._bytes_max:
                 return
             self.disconnected += 1
@@ -123,12 +122,12 @@ class OutputBudget:
             )
 
     def _feed_soon(self) -> None:
-        """Not now: whoever reports is in the middle of something."""
+        """Schedule `_feed`: the caller is not reentrant."""
         if self._waiting and self._feeding is None and self.unsent_bytes <= self._bytes_max:
             self._feeding = asyncio.get_running_loop().call_soon(self._feed)
 
     def _feed(self) -> None:
-        """Let some of those go on that had to wait, as many as there is room for if each takes a whole buffer."""
+        """Resume as many waiting connections as there is room for if each fills its buffer."""
         self._feeding = None
         room = self._bytes_max - self.unsent_bytes
         for holder in list(self._waiting)[: max(0, 1 + room // OUTPUT_BUFFER_BYTES_MAX) if room >= 0 else 0]:

@@ -1,4 +1,4 @@
-"""A protocol: one protocol a listener may speak, told apart from the others by a connection's first bytes."""
+"""Protocols of a listener, detected by the first bytes of a connection."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["Peer", "ServedProtocol", "Sniff", "choose"]
 
 
 class Peer(WatchedLink, Protocol):
-    """Somebody at a protocol: a link, and what the connection knows about the two sides of it."""
+    """The link of a session, with the identity and addresses of the connection."""
 
     @property
     def identity(self) -> str | None:
-        """Whom the peer's certificate names, if one was asked for."""
+        """The name in the client certificate, if one was required."""
 
     @property
     def local(self) -> str:
-        """The address of ours that the peer came to."""
+        """The local address of the connection."""
 
     def logged_in(self, user: str, *, is_admin: bool) -> str | None:
-        """Count the connection for this user, whom the peer has shown to be. Returns why it cannot be kept; None: it can."""
+        """Count the connection for this user after a login. Return the reason for closing it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedProtocol:
-    """`sniff` sees the first bytes of a connection (at least one, all that have come so far); `open` makes its session.
+    """`sniff` gets all bytes received so far, at least one; `open` creates the session.
 
-    `needs_login` says, when the deadline for logging in has passed, whether a peer that has not done so can do nothing here.
+    `needs_login` returns, at the login deadline, whether a peer without a login has no permission at all.
     """
 
     name: str
@@ -41,9 +41,9 @@ class ServedProtocol:
 
 
 def choose(protocols: Sequence[ServedProtocol], first: bytes) -> ServedProtocol | Sniff:
-    """The protocol these first bytes belong to, `Sniff.MORE` to wait for more, `Sniff.NO` if no protocol will have them.
+    """Return the protocol of these first bytes, `Sniff.MORE` to wait for more, or `Sniff.NO` if no protocol matches.
 
-    The first protocol that says yes wins: a protocol says so only when it is sure, so nobody waits for one that still wonders.
+    The first protocol that returns `YES` wins, even if others need more bytes: `YES` is certain.
     """
     answer = Sniff.NO
     for protocol in protocols:

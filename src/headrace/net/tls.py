@@ -1,7 +1,7 @@
-"""TLS of one connection, without its socket: sealed bytes in, plain bytes out, and back.
+"""TLS of one connection, without its socket: encrypted bytes in, plain bytes out, and back.
 
-The event loop's own TLS would hide the first byte, by which plain and sealed peers share a port, and cannot close one half of a
-connection. Here the connection keeps its transport, its back-pressure and its gentle end, and only passes its bytes through.
+asyncio's TLS transport hides the first byte, which selects TLS or plain text on a shared port, and cannot close one half of a
+connection. Here the connection keeps its transport, its back-pressure and its half-close, and passes its bytes through `TlsStream`.
 
     socket ─► TlsStream.receive ─► session ─► TlsStream.send ─► socket
 """
@@ -18,57 +18,57 @@ from typing import Final
 from headrace.errors import HeadraceError
 
 HANDSHAKE_BYTE: Final = 0x16
-"""The first byte of every TLS connection: a record that holds a handshake message."""
-NOT_HERE: Final = bytes.fromhex("15 03 03 00 02 02 28")
-"""A fatal alert (handshake failure), for a peer that tries TLS where there is none: its library then says so, at once."""
+"""The first byte of every TLS connection: the record type of a handshake message."""
+HANDSHAKE_FAILURE: Final = bytes.fromhex("15 03 03 00 02 02 28")
+"""A fatal TLS alert for a peer that tries TLS on a plain listener."""
 _PLAIN_BYTES: Final = 64 * 1024
 
 
 class TlsUnusable(HeadraceError):
-    """The certificate files cannot be used; the text is one line for the operator."""
+    """The certificate files cannot be used. The text is one line for the operator."""
 
 
 class TlsRefused(HeadraceError):
-    """The peer cannot be talked to: no common version, no certificate, a wrong one."""
+    """TLS with the peer failed: no common version, no certificate, or an invalid one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """What a listener asks of its peers."""
+    """TLS settings of a listener."""
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
-    """Every peer has to show a certificate signed by one of these."""
+    """CAs of client certificates. If set, every peer must present one."""
     minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
     optional: bool = False
-    """Peers on this machine may do without."""
+    """Peers on loopback may use plain text."""
 
 
 class Tls:
-    """The certificates in use. They may change while connections are open: those keep what they were opened with."""
+    """The certificates in use. After a reload, open connections keep the old ones."""
 
     def __init__(self, settings: TlsSettings) -> None:
-        """Raises `TlsUnusable`."""
+        """Load the files. Raises `TlsUnusable`."""
         self.settings = settings
-        self._marks = self._look()
+        self._versions = self._file_versions()
         self.context = load(settings)
 
     def reload(self) -> None:
-        """Use what the files hold now. Raises `TlsUnusable`, and goes on with what was loaded before."""
-        self._marks = self._look()
+        """Load the files again. Raises `TlsUnusable`; the old certificates then stay in use."""
+        self._versions = self._file_versions()
         self.context = load(self.settings)
 
     def has_changed(self) -> bool:
-        """Whether the files are others than at the last attempt to load them."""
-        return self._look() != self._marks
+        """Return whether the files have changed since the last attempt to load them."""
+        return self._file_versions() != self._versions
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _file_versions(self) -> list[tuple[int, int, int] | None]:
         files = (self.settings.certificate, self.settings.key, self.settings.client_ca)
-        return [_mark(path) for path in files if path is not None]
+        return [_file_version(path) for path in files if path is not None]
 
 
-def _mark(path: Path) -> tuple[int, int, int] | None:
+def _file_version(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
     except OSError:
@@ -77,26 +77,26 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def load(settings: TlsSettings) -> ssl.SSLContext:
-    """Raises `TlsUnusable`, naming the file."""
+    """Return a context with these files. Raises `TlsUnusable`, which names the file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = settings.minimum
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    # No resumption: each connection proves anew who it is, with a certificate that is valid now.
+    # No resumption: each connection presents a certificate that is valid now.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     _require_private(settings.key)
     for path in (settings.certificate, settings.key, settings.client_ca):
         _require_readable(path)
     try:
-        # Without an answer OpenSSL would ask the terminal for the passphrase of an encrypted key.
+        # Without a password, OpenSSL would prompt on the terminal for the passphrase of an encrypted key.
         context.load_cert_chain(settings.certificate, settings.key, password=lambda: "")
     except (ssl.SSLError, ValueError) as failure:
-        raise TlsUnusable(f"{settings.certificate} and {settings.key}: {_words(failure)}") from None
+        raise TlsUnusable(f"{settings.certificate} and {settings.key}: {_reason(failure)}") from None
     if settings.client_ca is not None:
         try:
             context.load_verify_locations(settings.client_ca)
         except (ssl.SSLError, ValueError) as failure:
-            raise TlsUnusable(f"{settings.client_ca}: {_words(failure)}") from None
+            raise TlsUnusable(f"{settings.client_ca}: {_reason(failure)}") from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -118,8 +118,8 @@ def _require_private(path: Path) -> None:
         raise TlsUnusable(f"{path} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
 
 
-def _words(failure: Exception) -> str:
-    """What OpenSSL found, without its file and line."""
+def _reason(failure: Exception) -> str:
+    """Return OpenSSL's error text without its file and line."""
     if isinstance(failure, ssl.SSLCertVerificationError):
         return f"certificate verify failed ({failure.verify_message})"
     if isinstance(failure, ssl.SSLError) and failure.reason:
@@ -128,34 +128,34 @@ def _words(failure: Exception) -> str:
 
 
 class TlsStream:
-    """The server's side of one connection. `take` what it has to say after each call."""
+    """The server side of one connection. Send the result of `take` after each call."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._names_required = context.verify_mode is ssl.CERT_REQUIRED
+        self._certificate_required = context.verify_mode is ssl.CERT_REQUIRED
         self.is_open = False
         """The handshake is done."""
         self.is_finished = False
-        """The peer has said that it sends no more."""
+        """The peer has closed its sending half."""
         self.identity: str | None = None
-        """Whom the peer's certificate names; None without one."""
+        """The name in the client certificate; None without one."""
 
-    def receive(self, sealed: bytes) -> bytes:
-        """The plain bytes in it, none while the handshake goes on. Raises `TlsRefused`."""
-        self._incoming.write(sealed)
+    def receive(self, data: bytes) -> bytes:
+        """Decrypt. Returns no bytes during the handshake. Raises `TlsRefused`."""
+        self._incoming.write(data)
         try:
             if not self.is_open:
                 self._tls.do_handshake()
-                self._greet()
+                self._finish_handshake()
             return self._read()
         except ssl.SSLWantReadError:
             return b""
         except ssl.SSLError as failure:
-            raise TlsRefused(_words(failure)) from None
+            raise TlsRefused(_reason(failure)) from None
 
     def send(self, plain: bytes) -> bytes:
-        """The same, sealed. Nothing after a failure: the peer could not read it."""
+        """Encrypt. Returns no bytes after a failure: the peer could not read them."""
         rest = memoryview(plain)
         try:
             while rest:
@@ -165,40 +165,40 @@ class TlsStream:
         return self._outgoing.read()
 
     def take(self) -> bytes:
-        """What the handshake, or its failure, has to tell the peer."""
+        """Return the handshake messages or alerts to send."""
         return self._outgoing.read()
 
     def close(self) -> bytes:
-        """The words that end our half."""
+        """Return the message that ends the sending half."""
         if self.is_open:
             try:
                 self._tls.unwrap()
             except ssl.SSLError:
-                pass  # the peer has not ended its half yet, and need not
+                pass  # the peer has not ended its half yet
         return self._outgoing.read()
 
     def _read(self) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         try:
-            while piece := self._tls.read(_PLAIN_BYTES):
-                pieces.append(piece)
+            while chunk := self._tls.read(_PLAIN_BYTES):
+                chunks.append(chunk)
             self.is_finished = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
             self.is_finished = True
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _greet(self) -> None:
+    def _finish_handshake(self) -> None:
         self.is_open = True
-        if self._names_required:
+        if self._certificate_required:
             self.identity = identity_of(self._tls.getpeercert() or {})
             if self.identity is None:
-                raise TlsRefused("the certificate names nobody")
+                raise TlsRefused("the certificate contains no client name")
 
 
 def identity_of(certificate: object) -> str | None:
-    """The first URI, else the first DNS name, else the common name of what `getpeercert` returns. Taken as it is, or not at all."""
+    """Return the first URI, else the first DNS name, else the common name of a `getpeercert` result; None if it is unprintable."""
     assert isinstance(certificate, dict)
     alternatives = certificate.get("subjectAltName", ())
     common = [pair for names in certificate.get("subject", ()) for pair in names]

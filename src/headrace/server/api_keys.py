@@ -1,6 +1,6 @@
-"""BlipMQ's API keys: found where the configuration says, or made at the first start and kept in the data directory.
+"""BlipMQ API keys: read from the configured references, or generated at the first start and stored in the data directory.
 
-A key is never logged. The one that is made is shown once, on stdout, by the start that made it.
+Keys are never logged. A generated key is printed once on stdout.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from headrace.server.settings import References, SecretReference
 _log = logging.getLogger(__name__)
 FILE_NAME: Final = "blipmq.key"
 KEY_BYTES_MAX: Final = 65_535
-"""What an AUTH frame can carry."""
+"""The largest key in an AUTH frame."""
 OWNER: Final = "blipmq"
-"""Who the user of a key without a named owner is."""
+"""The user of a key without a named owner."""
 _RANDOM_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKeys:
-    """The keys with their owners; `made` is the file of a key that did not exist before."""
+    """API keys and their owners; `generated` is the file of a new key."""
 
     owners: Mapping[str, str]
-    made: Path | None = None
+    generated: Path | None = None
 
     def __repr__(self) -> str:
         return f"ApiKeys({len(self.owners)} keys)"
 
 
 def from_flag(text: str) -> tuple[str, str] | SecretReference:
-    """What --blipmq-key holds: a reference, or (key, owner)."""
+    """Parse --blipmq-key: return a reference or (key, owner)."""
     try:
         return References.one(text)
     except ValueError:
@@ -46,7 +46,7 @@ def from_flag(text: str) -> tuple[str, str] | SecretReference:
 
 
 def configured(references: Iterable[SecretReference], flags: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """All keys that are configured, with their owners. Raises `ConfigError`, without a key in it."""
+    """Return all configured keys and their owners. Raises `ConfigError`, whose text never contains a key."""
     owners: dict[str, str] = {}
     found = [*references, *map(from_flag, flags)]
     for entry in found:
@@ -54,27 +54,27 @@ def configured(references: Iterable[SecretReference], flags: Iterable[str], envi
             key, owner, where = _read(entry, environment), entry.owner or OWNER, f"blipmq.keys: {entry}"
         else:
             (key, owner), where = entry, "--blipmq-key"
-            _log.warning("--blipmq-key: other users of this machine can see a command line; file:PATH or env:NAME hides the key")
+            _log.warning("--blipmq-key: other users of this machine can read the command line; use file:PATH or env:NAME to hide the key")
         if not 0 < len(key.encode()) <= KEY_BYTES_MAX:
             raise ConfigError(f"{where} does not hold a key; expected 1 to {KEY_BYTES_MAX} bytes")
         owners[key] = owner
     return owners
 
 
-def kept(directory: Path) -> ApiKeys:
-    """The key of the data directory, made now if there is none. The caller holds the directory. Raises `ConfigError`."""
+def load_or_generate(directory: Path) -> ApiKeys:
+    """Return the key of the data directory, generated if absent. The caller holds the directory lock. Raises `ConfigError`."""
     path = directory / FILE_NAME
     try:
         if path.exists():
             return ApiKeys({_private_text(path): OWNER})
         _write(path, secrets.token_urlsafe(_RANDOM_BYTES))
-        return ApiKeys({_private_text(path): OWNER}, made=path)
+        return ApiKeys({_private_text(path): OWNER}, generated=path)
     except OSError as failure:
         raise ConfigError(f"{path}: {failure.strerror or failure}") from None
 
 
 def _write(path: Path, key: str) -> None:
-    """Whole or not at all, and never readable by others, not even for a moment."""
+    """Write the file atomically and never readable by other users."""
     beside = path.with_name(f".{path.name}")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -107,7 +107,7 @@ def _private_text(path: Path) -> str:
 
 
 def private_text(path: Path, key: str) -> str:
-    """The secret in a file that others cannot read; `key` is what the configuration calls it. Raises `ConfigError`, and `OSError`."""
+    """Read a secret from a file that other users cannot read; `key` is the configuration key. Raises `ConfigError` and `OSError`."""
     with path.open("rb") as stream:
         mode = os.fstat(stream.fileno()).st_mode
         content = stream.read(KEY_BYTES_MAX + 2)

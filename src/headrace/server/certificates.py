@@ -1,11 +1,11 @@
-"""Certificates for development: a CA of one's own, a certificate for the server, and one for each client.
+"""Development certificates: a CA, a server certificate, and one for each client.
 
-    DIR/ca.pem      DIR/ca.key          trusted by both sides; the key signs
+    DIR/ca.pem      DIR/ca.key          trusted by both sides; signs the others
     DIR/server.pem  DIR/server.key      tls.certificate and tls.key
-    DIR/NAME.pem    DIR/NAME.key        of the client NAME, who is then known by that name
+    DIR/NAME.pem    DIR/NAME.key        client certificate; NAME is the user name
 
-Keys are readable by their owner alone. What exists is never overwritten: a second CA under the same name would silently make
-everything signed by the first one worthless.
+Only their owner can read the keys. Existing files are never overwritten: a second CA would invalidate every certificate that the
+first one signed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.errors import ConfigError
 
 CA_DAYS: Final = 3_650
 LEAF_DAYS: Final = 825
-"""What strict verifiers accept at most."""
+"""The maximum that strict verifiers accept."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST: Final = re.compile(r"(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _RESERVED: Final = ("ca", "server")
@@ -35,7 +35,7 @@ _CLOCK_SLACK: Final = timedelta(hours=1)
 
 
 def init(directory: Path, names: Sequence[str], now: datetime) -> list[Path]:
-    """Make a CA and a server certificate for these host names and addresses; the files. Raises `ConfigError`."""
+    """Create a CA and a server certificate for these host names and addresses, and return the files. Raises `ConfigError`."""
     subjects = [_host(name) for name in names]
     if not subjects:
         raise ConfigError("a server certificate needs at least one name")
@@ -57,9 +57,9 @@ def init(directory: Path, names: Sequence[str], now: datetime) -> list[Path]:
 
 
 def client(directory: Path, name: str, now: datetime) -> list[Path]:
-    """Make a certificate for a client of that name, signed by the CA of the directory; its files. Raises `ConfigError`."""
+    """Create a client certificate signed by the CA of the directory, and return its files. Raises `ConfigError`."""
     if not _NAME.fullmatch(name) or name in _RESERVED:
-        raise ConfigError(f"{name!r} is not a client's name; expected letters, digits, '.', '_' and '-', and not {' or '.join(_RESERVED)}")
+        raise ConfigError(f"{name!r} is not a client name; expected letters, digits, '.', '_' and '-', and not {' or '.join(_RESERVED)}")
     _require_absent(directory, name)
     return _issue(directory, name, name, [x509.DNSName(name)], ExtendedKeyUsageOID.CLIENT_AUTH, _read_ca(directory), now)
 
@@ -100,7 +100,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # A client whose clock is a little behind should not have to wait.
+        # The clock of a client may be slow.
         .not_valid_before(now - _CLOCK_SLACK)
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
@@ -145,11 +145,11 @@ def _read_ca(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
         certificate = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
         key = serialization.load_pem_private_key((directory / "ca.key").read_bytes(), password=None)
     except OSError as failure:
-        raise ConfigError(f"{failure.filename}: {failure.strerror}; headrace certs init {directory} makes a CA") from None
+        raise ConfigError(f"{failure.filename}: {failure.strerror}; create a CA with headrace certs init {directory}") from None
     except (ValueError, TypeError) as failure:
         raise ConfigError(f"{directory}: the CA cannot be read: {failure}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{directory / 'ca.key'} was not made by headrace certs init")
+        raise ConfigError(f"{directory / 'ca.key'} is not an elliptic-curve key; expected the key that headrace certs init creates")
     return certificate, key
 
 
@@ -163,7 +163,7 @@ def _make_directory(directory: Path) -> None:
 def _require_absent(directory: Path, *stems: str) -> None:
     for path in (directory / f"{stem}.{ending}" for stem in stems for ending in ("pem", "key")):
         if path.exists():
-            raise ConfigError(f"{path} exists already, and what it signed or proved would be worthless; remove it or choose another place")
+            raise ConfigError(f"{path} already exists and is not overwritten; remove it or choose another directory")
 
 
 def _write(directory: Path, stem: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> list[Path]:

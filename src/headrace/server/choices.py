@@ -1,4 +1,4 @@
-"""What some settings may be, by name."""
+"""Enumerations of configuration values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class LogLevel(enum.StrEnum):
-    """How much is said on stderr."""
+    """Log levels."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -15,21 +15,21 @@ class LogLevel(enum.StrEnum):
 
 
 class LogFormat(enum.StrEnum):
-    """How it is said."""
+    """Log line formats."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class TlsVersion(enum.StrEnum):
-    """Versions of TLS that are still safe to speak."""
+    """Supported TLS versions."""
 
     V1_2 = "1.2"
     V1_3 = "1.3"
 
 
 class FujinHeaders(enum.StrEnum):
-    """Nothing in a Fujin WRITE says whether it carries headers."""
+    """Whether a Fujin WRITE carries headers: the frame itself does not say."""
 
     AUTO = "auto"
     NEVER = "never"
@@ -37,7 +37,7 @@ class FujinHeaders(enum.StrEnum):
 
 
 class QuicRetry(enum.StrEnum):
-    """When a QUIC client has to show that it is where it says it is."""
+    """When a QUIC client must confirm its address with a Retry."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -45,14 +45,14 @@ class QuicRetry(enum.StrEnum):
 
 
 class AccessMode(enum.StrEnum):
-    """Whether anybody is asked who they are."""
+    """Whether permissions are checked."""
 
     OPEN = "open"
     ENFORCED = "enforced"
 
 
 class FlyMqDialect(enum.StrEnum):
-    """The specification and the original implementation of FlyMQ disagree on a few layouts."""
+    """FlyMQ dialects: the specification and the original implementation differ in a few layouts."""
 
     SPEC = "spec"
     SDK = "sdk"

@@ -1,8 +1,7 @@
-"""The configuration: one frozen tree, from one TOML file, the environment and flags.
+"""Broker configuration: one frozen tree, read from a TOML file, environment variables and flags.
 
-A flag wins over the environment, the environment over the file, the file over the default. Each key of the tree has a twin in
-the environment: `storage.ack` is `HEADRACE__STORAGE__ACK`. Secrets never stand in the configuration, only the name of the file
-or variable that holds them.
+Flags override the environment, the environment overrides the file, the file overrides the defaults. Each key has an environment
+variable: `storage.ack` is `HEADRACE__STORAGE__ACK`. The configuration never holds a secret, only the file or variable that does.
 """
 
 from __future__ import annotations
@@ -42,55 +41,56 @@ _GIB: Final = 1024 * MIB
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _FILE_BYTES_MAX: Final = 1 * MIB
 _VARIABLE_PREFIX: Final = "HEADRACE__"
-_PRINCIPAL: Final = "Who comes through this protocol without a client certificate: the name that rules know them by."
+_PRINCIPAL: Final = "The user name, as rules refer to it, of a client without a client certificate on this protocol."
 TCP_PROTOCOLS: Final = ("flymq", "rustlog", "blipmq", "figg")
 """The protocols of a TCP address."""
 QUIC_PROTOCOLS: Final = ("fujin",)
 """The protocols of a QUIC address."""
 FLIGHT_PROTOCOLS: Final = ("flight",)
-"""The protocols of a bulk address."""
+"""The protocols of a Flight address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where records are kept, and what an acknowledgement promises."""
+    """Data directory, durability and encryption."""
 
     path: Path = setting(
         Directory(),
         "./headrace-data",
-        "The data directory. It is created if absent and taken by one broker at a time. The flag --data sets it.",
+        "The data directory. Created if absent, locked by one broker at a time. The flag --data sets it.",
     )
     ack: Ack = setting(
         Choice(Ack),
         "durable",
-        "What an acknowledgement promises for new topics. durable: fdatasync has returned. written: handed to the operating "
-        "system, survives the death of the process but not of the machine. none: ordered, nothing more.",
+        "What an acknowledgement guarantees for new topics. durable: fdatasync has returned. written: handed to the operating "
+        "system; survives a crash of the process but not of the machine. none: ordered, not yet written.",
     )
     segment_size: int = setting(
         Size(64 * KIB, 4 * _GIB),
         "128 MiB",
-        "A segment file of a new topic is closed at this size. Retention gives back whole segments, so smaller ones give back sooner.",
+        "The size of a segment file of a new topic. Retention deletes whole segments, so smaller segments free space sooner.",
     )
     journal_size: int = setting(
         Size(1 * MIB, 4 * _GIB),
         "64 MiB",
-        "The size of one preallocated journal file. A full one makes the log checkpoint its segments and go on in the next.",
+        "The size of one preallocated journal file. When it is full, the broker checkpoints its segments and continues in the next file.",
     )
     checkpoint_interval: int = setting(
         Duration(100, _HOUR),
         "5s",
-        "How often segments are synced so that old journal files can go. Shorter means less to replay after a crash, and more writes.",
+        "How often segments are synced so that old journal files can be deleted. A shorter interval means less replay after a crash "
+        "and more writes.",
     )
     headroom: int = setting(
         Size(0, 1024 * _GIB),
         "256 MiB",
-        "Free disk space that is never used for records: below it publishes are refused as 'disk full', reads and deletes go on.",
+        "Free disk space that records never use. Below it, publishes fail with 'disk full'; reads and deletes continue.",
     )
     key_file: str = setting(
         Reference("the path of a file"),
         "",
         "The file that holds the encryption key: 32 bytes, or 64 hexadecimal digits. With a key, everything written is encrypted "
-        "with AES-256-GCM; without the key a data directory written with it does not open.",
+        "with AES-256-GCM. A data directory written with a key does not open without it.",
     )
     key_env: str = setting(
         Reference("the name of an environment variable", r"(?![0-9A-Fa-f]{64}$)[A-Za-z_][A-Za-z0-9_]*", is_hidden=True),
@@ -102,53 +102,55 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """What a new topic is made with when nothing else is said."""
+    """Defaults for new topics."""
 
-    auto_create: bool = setting(Flag(), True, "Create a topic when somebody publishes or attaches to a name that is not there.")
-    partitions: int = setting(Count(1, limits.PARTITIONS_PER_TOPIC_MAX), 1, "Partitions of a topic that is created by use.")
+    auto_create: bool = setting(Flag(), True, "Create a topic when a client publishes or subscribes to a name that does not exist.")
+    partitions: int = setting(Count(1, limits.PARTITIONS_PER_TOPIC_MAX), 1, "Partitions of an automatically created topic.")
     retention: int = setting(
         Duration(_SECOND, 36_500 * _DAY, zero="forever"),
         0,
-        "How long records are kept. A whole segment goes once all its records are older.",
+        "How long records are kept. A segment is deleted once all its records are older.",
     )
     retention_size: int = setting(
-        Size(64 * KIB, 1024 * _GIB, zero="no limit"), 0, "How many bytes a partition keeps. The oldest whole segments beyond that go."
+        Size(64 * KIB, 1024 * _GIB, zero="no limit"), 0, "How many bytes a partition keeps. Older whole segments are deleted."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The protocols."""
+    """Listener addresses."""
 
     tcp: tuple[Bind, ...] = setting(
         Binds(TCP_PROTOCOLS),
         ["127.0.0.1:9092", "127.0.0.1:5555=blipmq", "127.0.0.1:8119=figg"],
-        "Where TCP connections are taken. An address serves every TCP protocol, the first bytes tell them apart, or only those named "
-        "behind it. An address beyond loopback needs TLS and authentication, or the flag --insecure. The flag --listen replaces the list.",
+        "TCP addresses. An address serves every TCP protocol (the first bytes of a connection select it), or only those named after "
+        "'='. An address beyond loopback needs TLS and authentication, or the flag --insecure. The flag --listen replaces the list.",
     )
     quic: tuple[Bind, ...] = setting(
         Binds(QUIC_PROTOCOLS, kind="QUIC", least=0),
-        [],
-        "Where QUIC connections (UDP) are taken; Fujin's own port is 4848. They are always encrypted: with tls.certificate, or with a "
-        "self-signed one that is made in the data directory. Needs the extra headrace[quic]. The flag --listen-quic replaces the list.",
+        ["127.0.0.1:4848"],
+        "QUIC addresses (UDP) for Fujin. Always encrypted: with tls.certificate, or with a self-signed certificate created in the data "
+        "directory. Needs the extra headrace[quic]. If the extra or the port is unavailable, the broker logs that and starts without "
+        "QUIC, unless this key is set. The flag --listen-quic replaces the list.",
     )
     flight: tuple[Bind, ...] = setting(
         Binds(FLIGHT_PROTOCOLS, kind="flight", least=0),
         ["127.0.0.1:8815"],
-        "Where the Flight endpoint (Arrow Flight over gRPC) is: for Spark, pandas, Polars, DuckDB. Needs the extra headrace[flight]; unless it was "
-        "asked for, the broker starts without it where that or the port is not to be had, and says so. The flag --listen-flight replaces the list.",
+        "Addresses of the Flight endpoint (Arrow Flight over gRPC), for Spark, pandas, Polars and DuckDB. Needs the extra "
+        "headrace[flight]. If the extra or the port is unavailable, the broker logs that and starts without the endpoint, unless this key "
+        "is set. The flag --listen-flight replaces the list.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Encryption on the wire: one certificate for all TCP addresses. The files are looked at every few seconds and on SIGHUP; new ones
-    are used for new connections."""
+    """TLS: one certificate for all addresses. The broker checks the files every few seconds and on SIGHUP, and uses changed files for
+    new connections."""
 
     certificate: str = setting(
         Reference("the path of a file"),
         "",
-        "The server's certificate in PEM, followed by those between it and its CA. With it, every TCP address asks for TLS.",
+        "The server's certificate in PEM, followed by the intermediate certificates. When set, every TCP address requires TLS.",
     )
     key: str = setting(
         Reference("the path of a file"), "", "The private key of tls.certificate in PEM, not encrypted and not readable by others."
@@ -156,43 +158,43 @@ class Tls:
     client_ca: str = setting(
         Reference("the path of a file"),
         "",
-        "The CA certificates (PEM) that clients are to be signed by. With it every client has to show a certificate, and its name "
-        "(the first URI or DNS name of it, else its common name) is who the client is.",
+        "The CA certificates (PEM) that sign client certificates. When set, every client must present a certificate, and its name "
+        "(the first URI or DNS name, else the common name) is the user name.",
     )
     optional: bool = setting(
-        Flag(), False, "Let peers on this machine (loopback) talk without TLS on the same addresses. All others still need it."
+        Flag(), False, "Allow peers on this machine (loopback) to connect without TLS on the same addresses. All others still need it."
     )
-    minimum: TlsVersion = setting(Choice(TlsVersion), "1.3", "The oldest version of TLS that is spoken.")
+    minimum: TlsVersion = setting(Choice(TlsVersion), "1.3", "The oldest TLS version accepted.")
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what."""
+    """Users and permissions."""
 
     mode: AccessMode = setting(
         Choice(AccessMode),
         "open",
-        "open: everybody who can reach the broker may do everything, so addresses beyond loopback are refused. enforced: users, roles, "
-        "rules and API keys decide, and whoever shows nothing is 'anonymous', who may do nothing unless a rule says so.",
+        "open: every client may do everything, so addresses beyond loopback are rejected. enforced: users, roles, rules and API keys "
+        "decide. A client without credentials is the user 'anonymous', who has no permission unless a rule grants one.",
     )
     admin_password_file: str = setting(
         Reference("the path of a file"),
         "",
-        "Where the first password of the user 'admin' is, for a first start with nobody watching. Without it, a password is made and shown "
-        "once. It is used only while no enabled user has the role 'admin'.",
+        "The file that holds the first password of the user 'admin', for an unattended first start. Without it, the broker generates a "
+        "password and prints it once. Used only while no enabled user has the role 'admin'.",
     )
     audit_retention: int = setting(
         Duration(_HOUR, 36_500 * _DAY, zero="forever"),
         "90d",
-        "How long the audit log keeps who did what. Whole segments go, as everywhere.",
+        "How long the audit log keeps entries. Whole segments are deleted.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one peer, and all of them together, may use."""
+    """Resource limits per connection and for all connections."""
 
-    connections: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_MAX, "Open connections. One more is closed at once.")
+    connections: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_MAX, "Open connections. Further ones are closed immediately.")
     connections_per_ip: int = setting(Count(1, 1_000_000), limits.CONNECTIONS_PER_IP_MAX, "Open connections from one address.")
     connections_per_user: int = setting(
         Count(1, 1_000_000, zero="no limit"),
@@ -202,61 +204,62 @@ class Limits:
     connections_reserved: int = setting(
         Count(1, 1_000, zero="none"),
         limits.CONNECTIONS_RESERVED,
-        "Of limits.connections, those that are kept for administrators where access is enforced. Anybody may take one when the others are "
-        "in use, and loses it at limits.login_timeout unless an administrator has logged in on it.",
+        "Connections of limits.connections that are reserved for administrators when access is enforced. When the others are in use, any "
+        "client may open a reserved one, but the broker closes it at limits.login_timeout unless an administrator has logged in on it.",
     )
     flight_connections: int = setting(
         Count(1, 1_000_000),
         limits.FLIGHT_CONNECTIONS_MAX,
-        "Open connections to the Flight endpoint. Those beyond it are disconnected, the ones without a call first.",
+        "Open connections to the Flight endpoint. The broker closes connections beyond the limit, those without a call first.",
     )
     frame: int = setting(
         Size(1 * KIB, 1 * _GIB),
         limits.FRAME_BYTES_DEFAULT_MAX,
-        "The largest Figg frame. A larger one closes the connection. The other protocols set their own bound.",
+        "The largest Figg frame. A larger one closes the connection. The other protocols define their own limit.",
     )
     handshake_timeout: int = setting(
         Duration(100, _HOUR),
         f"{limits.HANDSHAKE_SECONDS_MAX:g}s",
-        "How long a new connection may take to say which protocol it speaks. A silent one is closed.",
+        "How long a new connection may take to send the bytes that identify its protocol. The broker then closes it.",
     )
     login_timeout: int = setting(
         Duration(100, _HOUR, zero="never"),
         f"{limits.LOGIN_SECONDS_MAX:g}s",
-        "How long a connection may be without a login where access is enforced. It is closed then, unless rules allow something to whoever "
-        "has not logged in. BlipMQ has limits.handshake_timeout.",
+        "How long a connection may stay without a login when access is enforced. The broker then closes it, unless rules grant "
+        "permissions to clients without a login. For BlipMQ, limits.handshake_timeout applies instead.",
     )
     frame_timeout: int = setting(
         Duration(100, _HOUR, zero="never"),
         f"{limits.FRAME_CHECK_SECONDS:g}s",
-        "How often a frame that is not whole yet is looked at. A peer that has sent less than 1 KiB of it for each second is closed.",
+        "How often incomplete frames are checked. The broker closes a peer that sends less than 1 KiB per second of an incomplete frame.",
     )
     unfinished_frames: int = setting(
         Size(1 * MIB, 1024 * _GIB),
         limits.UNFINISHED_BYTES_MAX,
-        "What may have come of frames that are not whole yet, on all connections together. Beyond it, who adds to a large one is closed.",
+        "Received bytes of incomplete frames, on all connections together. Beyond the limit, the broker closes connections that add to a "
+        "large one.",
     )
     idle_timeout: int = setting(
         Duration(_SECOND, 30 * _DAY, zero="never"),
         f"{limits.IDLE_SECONDS_MAX:g}s",
-        "How long a peer that used to send pings may be silent before it is taken for gone. One that never pings may be silent for ever.",
+        "How long a peer that has sent pings may be silent before the broker closes its connection. No limit for peers that never ping.",
     )
     output_buffer: int = setting(
-        Size(64 * KIB, 1 * _GIB), limits.OUTPUT_BUFFER_BYTES_MAX, "What may wait unsent for one peer before it stops being fed."
+        Size(64 * KIB, 1 * _GIB), limits.OUTPUT_BUFFER_BYTES_MAX, "Unsent bytes for one peer before the broker stops sending it records."
     )
     output_total: int = setting(
         Size(1 * MIB, 1024 * _GIB),
         limits.OUTPUT_TOTAL_BYTES_MAX,
-        "What may wait unsent for all peers together. Beyond it nobody is fed who has unsent bytes, and peers that have read nothing for "
-        f"{limits.OUTPUT_STALL_SECONDS:g} seconds are disconnected.",
+        "Unsent bytes for all peers together. Beyond the limit, peers with unsent bytes get no more records, and peers that have read "
+        f"nothing for {limits.OUTPUT_STALL_SECONDS:g} seconds are disconnected.",
     )
     in_flight: int = setting(
         Size(64 * KIB, 1 * _GIB),
         limits.IN_FLIGHT_BYTES_MAX,
-        "Published but unacknowledged bytes of one connection before its socket is no longer read.",
+        "Published but unacknowledged bytes of one connection before the broker stops reading its socket.",
     )
     drain_timeout: int = setting(
-        Duration(100, _HOUR), "10s", "How long connections may take to finish when the broker stops. Later ones are cut off."
+        Duration(100, _HOUR), "10s", "How long connections may take to finish when the broker stops. Remaining ones are then closed."
     )
 
 
@@ -265,10 +268,10 @@ class Figg:
     """The Figg protocol."""
 
     strict_version: bool = setting(
-        Flag(), True, "Refuse a frame whose version is not 1. The original implementation looks at no version; false does the same."
+        Flag(), True, "Reject a frame whose version is not 1. false ignores the version, as the original implementation does."
     )
     ack_each: bool = setting(
-        Flag(), False, "Send one ACK for each PUBLISH. Otherwise one ACK with the highest sequence number may cover many of them."
+        Flag(), False, "Send one ACK per PUBLISH. Otherwise one ACK with the highest sequence number may cover several."
     )
     principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
 
@@ -280,7 +283,7 @@ class RustLog:
     auto_create: bool = setting(
         Flag(),
         False,
-        "Let a Produce create the topic it names, if topics.auto_create allows that at all. The original refuses an unknown topic.",
+        "Create the topic that a Produce names, if topics.auto_create is true. The original implementation rejects an unknown topic.",
     )
     principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
 
@@ -292,18 +295,18 @@ class BlipMq:
     keys: tuple[SecretReference, ...] = setting(
         References(),
         [],
-        "Where the API keys are: each in a file of its own or in an environment variable. Without any, one is made at the first start, "
-        "shown once and kept in the data directory. The flag --blipmq-key adds one. An owner before a key (NAME=) is who its user is.",
+        "References to the API keys: each in a file or an environment variable. Without any, the first start generates one, prints it "
+        "once and stores it in the data directory. The flag --blipmq-key adds one. NAME= before a reference sets the user name of the key.",
     )
     retry_backoff: int = setting(
-        Duration(1, _HOUR), "100ms", "How long a first delivery may wait for its ACK. Each further one may wait twice as long."
+        Duration(1, _HOUR), "100ms", "How long the first delivery waits for its ACK. Each further delivery waits twice as long."
     )
-    max_retries: int = setting(Count(1, 1_000), 3, "How often a message is delivered before it goes to the topic's dead letters.")
+    max_retries: int = setting(Count(1, 1_000), 3, "Deliveries of a message before it moves to the dead letters of its topic.")
     subscription_idle: int = setting(
-        Duration(_SECOND, 365 * _DAY, zero="never"), "10m", "A subscription that no open connection has used for so long is forgotten."
+        Duration(_SECOND, 365 * _DAY, zero="never"), "10m", "How long a subscription without an open connection is kept."
     )
     silent_poll: bool = setting(
-        Flag(), False, "Leave a POLL of an unknown subscription without answer, as the original does, instead of a NACK 404."
+        Flag(), False, "Do not answer a POLL of an unknown subscription, as the original implementation does. Otherwise answer NACK 404."
     )
 
 
@@ -314,12 +317,12 @@ class FlyMq:
     dialect: FlyMqDialect = setting(
         Choice(FlyMqDialect),
         "spec",
-        "What a connection speaks until a request shows that its client is the original's. spec: as specified. sdk: as the original.",
+        "The dialect of a connection until a request identifies its client. spec: the specification. sdk: the original implementation.",
     )
     advertise: str = setting(
         Reference("HOST:PORT", r"[^\s\0]+:[0-9]{1,5}"),
         "",
-        "The address that clients are told when they ask for the cluster. Without it they are told the one they came to.",
+        "The address that the broker reports to clients that request the cluster metadata. Default: the address that the client used.",
     )
 
 
@@ -330,46 +333,48 @@ class Fujin:
     readers: tuple[str, ...] = setting(
         Lines('"NAME=TOPIC+…;group=GROUP;start=earliest|latest"'),
         [],
-        "What the names of readers mean. The group is the name's own unless another is given, and begins at the earliest record. "
-        "A name that is not listed is the topic of that name.",
+        "Reader names and their topics. The group defaults to the name of the reader, its start to earliest. A name that is not listed "
+        "is the topic of that name.",
     )
     writers: tuple[str, ...] = setting(
-        Lines('"NAME=TOPIC"'), [], "What the names of writers mean. A name that is not listed is the topic of that name."
+        Lines('"NAME=TOPIC"'), [], "Writer names and their topics. A name that is not listed is the topic of that name."
     )
-    only_named: bool = setting(Flag(), False, "Refuse names that fujin.readers and fujin.writers do not list.")
+    only_named: bool = setting(Flag(), False, "Reject names that fujin.readers and fujin.writers do not list.")
     write_headers: FujinHeaders = setting(
         Choice(FujinHeaders),
         "auto",
-        "Whether a WRITE carries headers. auto: told by its bytes, except for values whose size is a multiple of 128 KiB. "
-        "never: as the original's client. always: as the specification's table.",
+        "Whether a WRITE carries headers. auto: detected from its bytes, except for values whose size is a multiple of 128 KiB. "
+        "never: as in the original client. always: as in the table of the specification.",
     )
     message: int = setting(
-        Size(1, limits.VALUE_BYTES_MAX), limits.FUJIN_MESSAGE_BYTES_MAX, "The largest value of a WRITE. A larger one is refused."
+        Size(1, limits.VALUE_BYTES_MAX), limits.FUJIN_MESSAGE_BYTES_MAX, "The largest value of a WRITE. A larger one is an error."
     )
     fetch_wait: int = setting(
-        Duration(1, _MINUTE, zero="not at all"), "500ms", "How long a FETCH waits for its first message before it is answered with none."
+        Duration(1, _MINUTE, zero="not at all"), "500ms", "How long a FETCH waits for its first message before the reply is empty."
     )
-    ack_timeout: int = setting(Duration(1, _DAY), "30s", "How long a message may wait for its ACK or NACK before it comes again.")
+    ack_timeout: int = setting(Duration(1, _DAY), "30s", "How long a message waits for its ACK or NACK before it is redelivered.")
     backoff: int = setting(
-        Duration(1, _HOUR, zero="at once"), "1s", "What a message waits after its first NACK. It doubles with each further one."
+        Duration(1, _HOUR, zero="at once"), "1s", "The redelivery delay after the first NACK. It doubles with each further NACK."
     )
     attempts: int = setting(
-        Count(1, 1_000, zero="no limit"), 5, "How often a message is delivered before it goes to the topic's dead letters."
+        Count(1, 1_000, zero="no limit"), 5, "Deliveries of a message before it moves to the dead letters of its topic."
     )
     retry: QuicRetry = setting(
         Choice(QuicRetry),
         "auto",
-        "When a client has to show, by one more round trip, that it gets mail at its address (QUIC's Retry). auto: while "
-        f"{limits.QUIC_UNPROVEN_MAX} or more handshakes are unfinished, as under a flood of forged addresses.",
+        "When a client must confirm its address with one more round trip (QUIC Retry). auto: while "
+        f"{limits.QUIC_UNPROVEN_MAX} or more handshakes are unfinished, as in a flood of forged addresses.",
     )
     ping_interval: int = setting(
-        Duration(10, _HOUR, zero="never"), f"{limits.QUIC_PING_SECONDS:g}s", "From the answer to one ping to the next."
+        Duration(10, _HOUR, zero="never"), f"{limits.QUIC_PING_SECONDS:g}s", "The time from a ping reply to the next ping."
     )
     ping_timeout: int = setting(
-        Duration(10, _HOUR), f"{limits.QUIC_PONG_SECONDS_MAX:g}s", "How long a client may take to answer a ping before it is cut off."
+        Duration(10, _HOUR),
+        f"{limits.QUIC_PONG_SECONDS_MAX:g}s",
+        "How long a client may take to answer a ping before it is disconnected.",
     )
     idle_timeout: int = setting(
-        Duration(_SECOND, _DAY), f"{limits.IDLE_SECONDS_MAX:g}s", "A connection on which nothing arrives for so long is over."
+        Duration(_SECOND, _DAY), f"{limits.IDLE_SECONDS_MAX:g}s", "How long a connection may be silent before the broker closes it."
     )
     principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
 
@@ -383,15 +388,15 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Logging:
-    """What the broker says about itself on stderr. Payloads are never logged."""
+    """The broker's log on stderr. Payloads are never logged."""
 
-    level: LogLevel = setting(Choice(LogLevel), "info", "The least severe line that is written.")
-    format: LogFormat = setting(Choice(LogFormat), "text", "text for people, json for machines; one line per event in both.")
+    level: LogLevel = setting(Choice(LogLevel), "info", "The lowest level that is written.")
+    format: LogFormat = setting(Choice(LogFormat), "text", "text for people, json for programs. Both write one line per event.")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole tree. It never changes while the broker runs."""
+    """The configuration tree. Immutable while the broker runs."""
 
     storage: Storage = Storage()
     topics: Topics = Topics()
@@ -414,7 +419,7 @@ SECTIONS: Final = tuple(dict.fromkeys(name.partition(".")[0] for name in SETTING
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A tree, and for each key where its value came from: `default`, a file, a variable or a flag."""
+    """A configuration and the origin of each value: `default`, a file, a variable or a flag."""
 
     config: Config
     origins: Mapping[str, str]
@@ -424,16 +429,16 @@ class Resolved:
         return getattr(getattr(self.config, section), leaf)
 
     def plain(self, name: str) -> Plain:
-        """The value as a file would hold it."""
+        """Return the value as written in a file."""
         return SETTINGS[name].kind.plain(self.value(name))
 
 
 def resolve(
     *, file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, tuple[str, object]] | None = None
 ) -> Resolved:
-    """Flags over environment over file over defaults. `flags` maps a key to (the flag's name, its value).
+    """Merge defaults, file, environment and flags, in ascending priority. `flags` maps a key to (flag name, value).
 
-    Raises `ConfigError` with one line for the first thing that is wrong.
+    Raises `ConfigError` with one line for the first error found.
     """
     values: dict[str, object] = {name: known.default for name, known in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
@@ -455,20 +460,20 @@ def resolve(
 
 
 def is_default(config: Config, name: str) -> bool:
-    """Whether nobody has chosen this key: a chosen value may be equal to the default, but never is the same object."""
+    """Return whether this key was left at its default. A configured value may equal the default but is never the same object."""
     section, _, leaf = name.partition(".")
     return getattr(getattr(config, section), leaf) is SETTINGS[name].default
 
 
 def explain(name: str) -> Setting:
-    """The key of that name; raises `ConfigError` with the nearest valid name."""
+    """Return the setting of that name. Raises `ConfigError` with the nearest valid name."""
     if name not in SETTINGS:
         raise ConfigError(f"unknown key {name}{_nearest(name, SETTINGS)}")
     return SETTINGS[name]
 
 
 def toml_of(resolved: Resolved) -> str:
-    """A file that says the same."""
+    """Return the configuration as a TOML file."""
     lines: list[str] = []
     for section in SECTIONS:
         lines.append(f"[{section}]")
@@ -478,7 +483,7 @@ def toml_of(resolved: Resolved) -> str:
 
 
 def toml_value(value: Plain) -> str:
-    """One value in TOML's words."""
+    """Return one value in TOML syntax."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -540,7 +545,7 @@ def _parse(known: Setting, raw: object, origin: str) -> object:
     try:
         return known.kind.parse(raw)
     except ValueError as failure:
-        # What was written instead of a reference to a secret may be the secret.
+        # A wrong value of a secret reference may be the secret itself.
         is_hidden = isinstance(known.kind, References) or (isinstance(known.kind, Reference) and known.kind.is_hidden)
         shown = "" if is_hidden else f" = {_quote(raw)}"
         raise ConfigError(f"{known.name}{shown} ({origin}): {failure}; expected {known.kind.expected}") from None
@@ -569,11 +574,11 @@ def _tree(values: Mapping[str, object]) -> Config:
 
 
 def _check_together(config: Config) -> None:
-    """Rules that concern more than one key."""
+    """Check rules that concern more than one key."""
     if config.storage.key_file and config.storage.key_env:
         raise ConfigError("storage.key_file and storage.key_env are both set; expected one of them")
     if bool(config.tls.certificate) != bool(config.tls.key):
-        raise ConfigError("tls.certificate and tls.key belong together; only one of them is set")
+        raise ConfigError("tls.certificate and tls.key must be set together; only one of them is set")
     if not config.tls.certificate and (config.tls.client_ca or config.tls.optional):
         raise ConfigError(f"tls.{'client_ca' if config.tls.client_ca else 'optional'} is set without tls.certificate and tls.key")
 
@@ -581,14 +586,14 @@ def _check_together(config: Config) -> None:
 def _nearest(name: str, valid: Iterable[str]) -> str:
     candidates = list(valid)
     found = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4)
-    if not found:  # the right word in the wrong section, or without one
+    if not found:  # the right key in the wrong section, or without a section
         leaf = name.rpartition(".")[2]
         found = [candidate for candidate in candidates if candidate.rpartition(".")[2] == leaf][:1]
     return f"; did you mean {found[0]}?" if found else f"; valid are {', '.join(candidates[:8])}{', …' if len(candidates) > 8 else ''}"
 
 
 def _quote(value: object) -> str:
-    """Short and on one line, whatever it is."""
+    """Return the value on one line of at most 60 characters."""
     text = toml_value(value) if isinstance(value, (str, bool, int)) else repr(value)
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,7 +1,7 @@
-"""Share the file descriptors of the process between the log and the connections.
+"""Division of the process's file descriptors between storage and connections.
 
-The log needs a descriptor for each open segment, and must get one when it needs one: a log that cannot open a file cannot keep records.
-Connections get what is left when a quarter of all, but at least `FILES_RESERVED_MIN`, has been set aside.
+Storage needs a descriptor for each open segment: without one it cannot store records. A quarter of all descriptors, but at least
+`FILES_RESERVED_MIN`, is reserved for it. Connections get the rest.
 
     RLIMIT_NOFILE = reserve + connections of listeners + connections of the Flight endpoint
 """
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DescriptorShares:
-    """Who may have how many of the `open_files` that the operating system allows."""
+class DescriptorLimits:
+    """How the `open_files` that the operating system allows are divided."""
 
     open_files: int
     reserve: int
@@ -28,7 +28,7 @@ class DescriptorShares:
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one: that of a login shell (1,024) is far below what a broker uses."""
+    """Raise the soft limit of open files to the hard limit: 1,024, the limit of a login shell, is too low for a broker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -38,30 +38,30 @@ def raise_file_limit() -> None:
 
 
 def open_files_max() -> int:
-    """Return the limit in force; "unlimited" is taken for a million."""
+    """Return the current limit; a million if unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1_000_000 if soft == resource.RLIM_INFINITY else soft
 
 
-def share(open_files: int, *, connections: int, flight_connections: int) -> DescriptorShares:
-    """Divide `open_files`; nobody gets more connections than wanted. `flight_connections` of 0: there is no Flight endpoint."""
+def divide(open_files: int, *, connections: int, flight_connections: int) -> DescriptorLimits:
+    """Divide `open_files`, with `connections` and `flight_connections` as upper bounds. 0 `flight_connections`: no Flight endpoint."""
     reserve = max(FILES_RESERVED_MIN, open_files // 4)
     left = max(2, open_files - reserve)
-    # The Flight endpoint never gets more than a quarter: it can only disconnect peers that are too many, not refuse them.
+    # The Flight endpoint gets at most a quarter: gRPC accepts every connection, so the endpoint can only disconnect excess peers.
     flight = min(flight_connections, max(1, left // 4))
-    return DescriptorShares(open_files, reserve, max(1, min(connections, left - flight)), flight)
+    return DescriptorLimits(open_files, reserve, max(1, min(connections, left - flight)), flight)
 
 
-def report(shares: DescriptorShares, *, connections: int, flight_connections: int) -> None:
-    """Log what was derived, as a warning where it is less than what was configured."""
-    is_less = shares.connections < connections or shares.flight_connections < flight_connections
+def report(limits: DescriptorLimits, *, connections: int, flight_connections: int) -> None:
+    """Log the derived limits, as a warning if one is lower than configured."""
+    is_less = limits.connections < connections or limits.flight_connections < flight_connections
     _log.log(
         logging.WARNING if is_less else logging.INFO,
         "connection limits lowered to fit the limit of open files" if is_less else "connection limits",
         extra={
-            "open_files": shares.open_files,
-            "reserved_for_log": shares.reserve,
-            "connections": shares.connections,
-            "flight_connections": shares.flight_connections,
+            "open_files": limits.open_files,
+            "reserved_for_storage": limits.reserve,
+            "connections": limits.connections,
+            "flight_connections": limits.flight_connections,
         },
     )

@@ -1,4 +1,4 @@
-"""The Flight endpoint of a broker. Imported only where one is asked for: its libraries are an extra."""
+"""Flight endpoints of a broker. Imported only when configured: the libraries are an extra."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headrace.server.config import Config
 
 
 class FlightEndpoints:
-    """Lanes on any number of addresses. Raises `OSError` for certificates that cannot be read.
+    """Endpoints on any number of addresses. Raises `OSError` for certificates that cannot be read.
 
-    gRPC keeps the certificates it was started with, and chooses the version of TLS by itself (1.2 or 1.3).
+    gRPC keeps the certificates it was started with and selects the TLS version itself (1.2 or 1.3).
     """
 
     def __init__(self, broker: Broker, config: Config, access: Access, connections_max: int) -> None:
@@ -30,12 +30,12 @@ class FlightEndpoints:
         )
 
     @property
-    def cover(self) -> str:
-        """How it is sealed, for the people who start it."""
+    def encryption(self) -> str:
+        """Description of the encryption for the banner."""
         return "TLS" if self._settings.certificate else ""
 
     async def listen(self, host: str, port: int) -> Endpoint:
-        """Raises `OSError`: gRPC only says that it failed, so the address is tried before."""
+        """Open an endpoint. Raises `OSError`: gRPC gives no reason for a failure, so the address is bound once before."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

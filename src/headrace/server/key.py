@@ -1,4 +1,4 @@
-"""The encryption key: read from the file or variable that the configuration names. It is never logged, shown or stored."""
+"""Encryption key of the data directory, read from the configured file or variable. It is never logged, printed or stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE_BYTES_MAX: Final = 4096
 
 
 def read_key(storage: Storage, environment: Mapping[str, str]) -> bytes | None:
-    """The key of the data directory, or None when no reference to one is configured. Raises `ConfigError`, without the key in it."""
+    """Return the key, or None if none is configured. Raises `ConfigError`, whose text never contains the key."""
     if storage.key_file:
         return _from_file(Path(storage.key_file))
     if storage.key_env:

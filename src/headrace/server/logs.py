@@ -1,7 +1,7 @@
-"""Log lines on stderr: one line per event, for people or for machines, through the standard library's logging.
+"""Log lines on stderr: one line per event, as text or JSON, through the standard library's logging.
 
-A line never holds a payload, and what a peer may have put into it (a topic name, an address) cannot act on a terminal or forge
-a second line: control characters are escaped. Fields are given as `extra={"peer": …}` and appear as `peer=…` or as JSON keys.
+A line never contains a payload. Control characters in text from a peer (a topic name, an address) are escaped, so that it cannot
+control a terminal or forge a second line. Fields given as `extra={"peer": …}` appear as `peer=…` or as JSON keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIELD_CHARACTERS_MAX: Final = 500
 
 
 def set_up_logs(log: Logging, stream: TextIO | None = None) -> None:
-    """Send everything under `headrace` and `asyncio` to `stream` (default: stderr) in the chosen format."""
+    """Send the loggers `headrace` and `asyncio` to `stream` (default: stderr) in the configured format."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if log.format is LogFormat.JSON else TextLines())
     for name in ("headrace", "asyncio"):
@@ -31,11 +31,11 @@ def set_up_logs(log: Logging, stream: TextIO | None = None) -> None:
         logger.propagate = False
     logging.getLogger("headrace").setLevel(log.level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.raiseExceptions = False  # a full disk or a closed pipe behind stderr must not become more output
+    logging.raiseExceptions = False  # a full disk or a closed pipe must not cause more output
 
 
 def escaped(text: str) -> str:
-    """The text on one line, with everything that is not printable made visible."""
+    """Return the text on one line with unprintable characters escaped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
@@ -74,7 +74,7 @@ class TextLines(logging.Formatter):
 
     @staticmethod
     def _failure(failure: BaseException) -> str:
-        """The last frame is enough to find the place; the whole stack would be many lines, and is there for who asks."""
+        """Return the exception and its last frame on one line; HEADRACE_TRACEBACK=1 adds the whole stack."""
         frames = traceback.extract_tb(failure.__traceback__)
         place = f" at {frames[-1].filename.rpartition('/headrace/')[2]}:{frames[-1].lineno}" if frames else ""
         line = f"{type(failure).__name__}: {escaped(str(failure))}{place}"
@@ -84,7 +84,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line; an exception brings its traceback along as a string."""
+    """One JSON object per line, with the traceback of an exception as a string."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Which protocols are served, and with which settings: the only place that names them all."""
+"""TCP protocols of a broker and their settings: the only module that names them all."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _LOGIN_PROTOCOLS: Final = {AccessMode.OPEN: frozenset({"blipmq"}), AccessMode.EN
 
 
 def login_protocols(config: Config) -> frozenset[str]:
-    """Protocols behind which nobody can do anything without a secret."""
+    """Return the protocols that require a login."""
     return _LOGIN_PROTOCOLS[config.access.mode]
 
 
 class Protocols:
-    """All protocols of a broker. Opened after it and closed before it.
+    """The TCP protocols of a broker. Open after the broker, close before it.
 
-    `blipmq_keys` are API keys with the names of their owners; BlipMQ may be left out only if no listener offers it.
+    `blipmq_keys` maps API keys to their owners.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Protocols:
         await self._subscriptions.close()
 
     def named(self, names: Sequence[str]) -> list[ServedProtocol]:
-        """These protocols, or all if none is named, the surest sniffer first."""
+        """Return these protocols, or all if `names` is empty, ordered by how reliably they are detected."""
         return [protocol for name, protocol in self._by_name.items() if not names or name in names]
 
     def _figg(self) -> ServedProtocol:
@@ -81,8 +81,8 @@ class Protocols:
 
         principal = self._config.figg.principal
 
-        def enter(visitor: Peer) -> FramedSession:
-            return FiggSession(self._broker, visitor, self._who(visitor, "figg", principal), settings, self._turns)
+        def enter(peer: Peer) -> FramedSession:
+            return FiggSession(self._broker, peer, self._who(peer, "figg", principal), settings, self._turns)
 
         return ServedProtocol("figg", figg.sniff, enter, self._needs_login(principal))
 
@@ -95,17 +95,17 @@ class Protocols:
         )
         commons, principal = RustLogContext(settings, turns=self._turns), self._config.rustlog.principal
 
-        def enter(visitor: Peer) -> FramedSession:
-            who = self._who(visitor, "rustlog", principal)
-            return RustLogSession(visitor, self._broker, who, commons, lambda: self._access.allows_anything(who.name))
+        def enter(peer: Peer) -> FramedSession:
+            who = self._who(peer, "rustlog", principal)
+            return RustLogSession(peer, self._broker, who, commons, lambda: self._access.allows_anything(who.name))
 
         return ServedProtocol("rustlog", rustlog.sniff, enter, self._needs_login(principal))
 
     def _blipmq(self, keys: Mapping[str, str]) -> ServedProtocol:
         configured = api_keys(keys)
 
-        def enter(visitor: Peer) -> FramedSession:
-            caller = Caller(Principal(ANONYMOUS, "blipmq"), host_of(visitor.peer))
+        def enter(peer: Peer) -> FramedSession:
+            caller = Caller(Principal(ANONYMOUS, "blipmq"), host_of(peer.peer))
 
             def verify(key: bytes) -> Principal | None:
                 known = configured(key)
@@ -113,9 +113,9 @@ class Protocols:
                     who: Principal | None = replace(known, address=caller.address)
                 else:
                     who = self._access.verify_key(key.decode("utf-8", "replace"), caller)
-                return who if who is not None and self._keeps(visitor, who) else None
+                return who if who is not None and self._keeps(peer, who) else None
 
-            return BlipMqSession(visitor, self._broker, self._subscriptions, verify_key=verify)
+            return BlipMqSession(peer, self._broker, self._subscriptions, verify_key=verify)
 
         return ServedProtocol("blipmq", blipmq.sniff, enter)
 
@@ -123,37 +123,37 @@ class Protocols:
         chosen = self._config.flymq
         dialect = flymq.Dialect(chosen.dialect.value)
 
-        def enter(visitor: Peer) -> FramedSession:
-            node = Node(address=chosen.advertise or visitor.local)
-            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(visitor, "flymq", ANONYMOUS)
-            access = FlyMqAccess(self._access, who, visitor.peer, lambda who: self._logged_in(visitor, who))
-            return FlyMqSession(visitor, self._broker, who, settings, access, self._turns)
+        def enter(peer: Peer) -> FramedSession:
+            node = Node(address=chosen.advertise or peer.local)
+            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(peer, "flymq", ANONYMOUS)
+            access = FlyMqAccess(self._access, who, peer.peer, lambda who: self._logged_in(peer, who))
+            return FlyMqSession(peer, self._broker, who, settings, access, self._turns)
 
         return ServedProtocol("flymq", flymq.sniff, enter, self._needs_login(ANONYMOUS))
 
-    def _who(self, visitor: Peer, protocol: str, otherwise: str) -> Principal:
-        """Before a login, if the protocol knows one: a certificate tells who it is, or the configuration does."""
-        who = Principal(visitor.identity or otherwise, protocol, address=host_of(visitor.peer))
-        if visitor.identity is not None:
-            self._keeps(visitor, who)
+    def _who(self, peer: Peer, protocol: str, otherwise: str) -> Principal:
+        """Return the user before a login: the name in the certificate, else the configured one."""
+        who = Principal(peer.identity or otherwise, protocol, address=host_of(peer.peer))
+        if peer.identity is not None:
+            self._keeps(peer, who)
         return who
 
-    def _logged_in(self, visitor: Peer, who: Principal) -> str | None:
-        return visitor.logged_in(who.name, is_admin=self._access.is_admin(who))
+    def _logged_in(self, peer: Peer, who: Principal) -> str | None:
+        return peer.logged_in(who.name, is_admin=self._access.is_admin(who))
 
-    def _keeps(self, visitor: Peer, who: Principal) -> bool:
-        """Count the connection for its user; one too many is closed."""
-        refusal = self._logged_in(visitor, who)
-        if refusal is not None:
-            visitor.close(refusal)
-        return refusal is None
+    def _keeps(self, peer: Peer, who: Principal) -> bool:
+        """Count the connection for its user, or close it if the user has too many."""
+        reason = self._logged_in(peer, who)
+        if reason is not None:
+            peer.close(reason)
+        return reason is None
 
     def _needs_login(self, name: str) -> Callable[[], bool]:
         return lambda: not self._access.allows_anything(name)
 
 
 def host_of(peer: str) -> str:
-    """Of `HOST:PORT`, and of a stream of it."""
+    """Return HOST of `HOST:PORT`, also of a QUIC stream's peer name."""
     return peer.rpartition(":")[0] or peer
 
 

@@ -1,4 +1,4 @@
-"""The protocols over QUIC. Imported only where one is asked for: its library is an extra."""
+"""QUIC listeners of a broker. Imported only when configured: the library is an extra."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class QuicListeners:
-    """Fujin, on any number of addresses. Raises `OSError` or `ConfigError` when the certificate cannot be read or made."""
+    """Fujin on any number of addresses. Raises `OSError` or `ConfigError` if the certificate cannot be read or created."""
 
     def __init__(
         self, broker: Broker, config: Config, access: Access, limits: NetLimits, counters: NetCounters, *, now: datetime.datetime
@@ -48,11 +48,11 @@ class QuicListeners:
         )
         self._listeners: list[QuicListener] = []
         self._counters = counters
-        settings, ids, shares = fujin_settings(config), WriterIds(), GroupPushes(broker)
+        settings, ids, pushes = fujin_settings(config), WriterIds(), GroupPushes(broker)
 
         def enter(link: StreamLink) -> StreamSession:
             who = Principal(link.identity or config.fujin.principal, "fujin", address=host_of(link.peer))
-            return FujinSession(broker, link, who, ids, settings, shares)
+            return FujinSession(broker, link, who, ids, settings, pushes)
 
         def needs_login() -> bool:
             return not access.allows_anything(config.fujin.principal)
@@ -60,8 +60,8 @@ class QuicListeners:
         self.protocol = QuicProtocol("fujin", fujin.ALPN, enter, fujin.encode.PING, PING_ERROR_CODE, needs_login)
 
     @property
-    def cover(self) -> str:
-        """How it is sealed, for the people who start it."""
+    def encryption(self) -> str:
+        """Description of the encryption for the banner."""
         kind = "self-signed " if self.is_self_signed else ""
         return f"TLS, {kind}certificate SHA-256 {self.fingerprint}"
 
@@ -71,7 +71,7 @@ class QuicListeners:
         return listener
 
     def renew(self) -> None:
-        """The certificate's files are others than before, and have been found to fit: use them for connections from now on."""
+        """Load the changed certificate files for new connections."""
         try:
             for listener in self._listeners:
                 listener.renew(self._tls)
@@ -88,7 +88,7 @@ def _tls(config: Config, now: datetime.datetime) -> ServerTls:
 
 
 def fujin_settings(config: Config) -> FujinSettings:
-    """What the configuration says about the Fujin protocol."""
+    """Return the Fujin settings of the configuration."""
     chosen = config.fujin
     return FujinSettings(
         connectors=Connectors(readers(chosen.readers), writers(chosen.writers), chosen.only_named),
@@ -104,7 +104,7 @@ def fujin_settings(config: Config) -> FujinSettings:
 
 
 def writers(lines: tuple[str, ...]) -> Mapping[str, str]:
-    """`name=topic` each."""
+    """Parse lines of `name=topic`."""
     found: dict[str, str] = {}
     for line in lines:
         name, equals, topic = line.partition("=")
@@ -115,7 +115,7 @@ def writers(lines: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def readers(lines: tuple[str, ...]) -> Mapping[str, ReaderConnector]:
-    """`name=topic+topic;group=…;start=…` each."""
+    """Parse lines of `name=topic+topic;group=…;start=…`."""
     found: dict[str, ReaderConnector] = {}
     for line in lines:
         head, *choices = line.split(";")

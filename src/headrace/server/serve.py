@@ -1,7 +1,7 @@
-"""The life of a broker process: start, ready, drain, gone.
+"""Broker process: start, serve, drain, exit.
 
-The first SIGTERM or SIGINT drains: no new connections, what was received is finished and acknowledged, then exit code 0. A second one
-exits at once, as a crash would: everything acknowledged is on disk anyway. SIGHUP loads the certificates anew.
+The first SIGTERM or SIGINT drains: the broker accepts no new connections, finishes and acknowledges the requests it has received, then
+exits with code 0. A second signal exits immediately, like a crash: everything acknowledged is on disk. SIGHUP reloads the certificates.
 """
 
 from __future__ import annotations
@@ -27,67 +27,66 @@ from headrace.server.config import Config
 from headrace.server.descriptors import raise_file_limit
 from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
-from headrace.server.ready import ReadyFile
-from headrace.server.supervisor import notify
+from headrace.server.ready import ReadyFile, notify
 from headrace.server.wiring import Opened, Server
 from headrace.storage.batch import CHECKSUMS_IN_C
 
 _log = logging.getLogger(__name__)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _ACCESS: Final = {
-    AccessMode.OPEN: "open: whoever can reach an address may do everything (access.mode)",
-    AccessMode.ENFORCED: "enforced: users, rules and keys decide",
+    AccessMode.OPEN: "open: every client may do everything (access.mode)",
+    AccessMode.ENFORCED: "enforced: users, rules and API keys decide",
 }
 _COLLECT_AFTER_OBJECTS: Final = 20_000
-"""A collection of so many takes about a millisecond."""
+"""A collection of this many objects takes about a millisecond."""
 _PROMISES: Final = {
     Ack.DURABLE: "fdatasync before every acknowledgement",
-    Ack.WRITTEN: "survives the death of the process, not of the machine",
-    Ack.NONE: "may be lost any time",
+    Ack.WRITTEN: "survives a crash of the process, not of the machine",
+    Ack.NONE: "may be lost at any time",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """What the command line says about this one run, beside the configuration."""
+class ServeOptions:
+    """Command-line options of `headrace serve` that are not part of the configuration."""
 
     ready_file: Path | None = None
     duration_seconds: float | None = None
-    """Drain by itself after so long; None: when told to."""
+    """Drain after this time; None: only on a signal."""
     blipmq_keys: tuple[str, ...] = ()
-    """API keys of this run: references, or keys themselves, which then never become part of the configuration."""
+    """API keys or references to them. They never become part of the configuration."""
 
     def __repr__(self) -> str:
-        return f"Life(ready_file={self.ready_file}, duration_seconds={self.duration_seconds}, {len(self.blipmq_keys)} keys)"
+        return f"ServeOptions(ready_file={self.ready_file}, duration_seconds={self.duration_seconds}, {len(self.blipmq_keys)} keys)"
 
 
-def serve(config: Config, life: Life, environment: Mapping[str, str]) -> int:
-    """Run until told to stop; the exit code. Raises `ConfigError` or `StartFailed` with one line when it cannot start."""
+def serve(config: Config, options: ServeOptions, environment: Mapping[str, str]) -> int:
+    """Run the broker until a signal and return the exit code. Raises `ConfigError` or `StartFailed` with one line if it cannot start."""
     started = time.monotonic()
     set_up_logs(config.logging)
     raise_file_limit()
     if not CHECKSUMS_IN_C:
-        _log.warning("checksums are made in Python, about 1 MB/s: this google-crc32c has no extension module")
+        _log.warning("checksums are computed in Python at about 1 MB/s: the installed google-crc32c has no extension module")
     server = Server(
         config,
         key=read_key(config.storage, environment),
         clock=lambda: time.time_ns() // 1_000_000,
-        blipmq_keys=configured(config.blipmq.keys, life.blipmq_keys, environment),
+        blipmq_keys=configured(config.blipmq.keys, options.blipmq_keys, environment),
     )
-    ready = ReadyFile(life.ready_file) if life.ready_file else None
+    ready = ReadyFile(options.ready_file) if options.ready_file else None
     if ready:
         ready.clear()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_live(server, config, life, ready, started, environment))
+            runner.run(_run(server, config, options, ready, started, environment))
     finally:
         if ready:
             ready.remove()
     return 0
 
 
-async def _live(
-    server: Server, config: Config, life: Life, ready: ReadyFile | None, started: float, environment: Mapping[str, str]
+async def _run(
+    server: Server, config: Config, options: ServeOptions, ready: ReadyFile | None, started: float, environment: Mapping[str, str]
 ) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report_defect)
@@ -97,12 +96,12 @@ async def _live(
         try:
             if ready:
                 ready.write(_by_kind(opened))
-            _settle_memory()
+            _freeze_memory()
             server.report_limits()
             _print_banner(config, opened, server, time.monotonic() - started)
             notify("READY=1", environment)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), life.duration_seconds)
+                await asyncio.wait_for(stop.wait(), options.duration_seconds)
             _log.info("draining")
         finally:
             notify("STOPPING=1", environment)
@@ -119,7 +118,7 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ready: ReadyF
         if stop.is_set():
             if ready:
                 ready.remove()
-            # Not sys.exit: that would wait for threads, and whoever sends a second signal does not want to wait.
+            # sys.exit would wait for threads.
             os._exit(128 + number)
         _log.info("received %s", number.name)
         stop.set()
@@ -144,15 +143,15 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def _report_defect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A callback failed that nobody awaits: one line, and the broker lives on."""
+    """Log a failed callback in one line. The broker continues."""
     _log.error("defect: %s", context["message"], exc_info=context.get("exception"))
 
 
-def _settle_memory() -> None:
-    """What is alive now lives as long as the process: the collector need not look at it again.
+def _freeze_memory() -> None:
+    """Exclude the objects of the start from garbage collection: they live as long as the process.
 
-    What comes later is mostly columns and futures, which are gone by themselves: looking for cycles among every 700 of them, as is usual,
-    takes a tenth of the time of small publishes.
+    Later objects are mostly columns and futures without cycles. Collecting after every 700 of them, the default, takes a tenth of the
+    time of small publishes.
     """
     gc.collect()
     gc.freeze()
@@ -169,17 +168,16 @@ def _print_banner(config: Config, opened: Sequence[Opened], server: Server, seco
     key = ", encrypted" if config.storage.key_file or config.storage.key_env else ""
     lines = [f"headrace {__version__}  data={config.storage.path.absolute()}{key}  ack={ack} ({_PROMISES[ack]})"]
     for found in opened:
-        cover = f"  ({found.cover})" if found.cover else ""
-        lines.append(f"  {found.kind:<5}{found.address:<22}{' '.join(found.protocols)}{cover}")
-    if server.left_out:
-        lines.append(f"  {server.left_out}")
+        encryption = f"  ({found.encryption})" if found.encryption else ""
+        lines.append(f"  {found.kind:<7}{found.address:<22}{' '.join(found.protocols)}{encryption}")
+    lines += [f"  {line}" for line in server.unavailable]
     lines.append(f"  access {_ACCESS[config.access.mode]}")
-    if server.made_password is not None:
-        lines.append(f"  made the user admin, password shown this once:  {server.made_password}")
-    if server.made_key is not None:
-        path, secret = server.made_key
-        lines.append(f"  made a BlipMQ API key, shown this once and kept in {path.absolute()}:  {secret}")
+    if server.generated_password is not None:
+        lines.append(f"  created the user admin, password shown this once:  {server.generated_password}")
+    if server.generated_key is not None:
+        path, secret = server.generated_key
+        lines.append(f"  generated a BlipMQ API key, shown this once and stored in {path.absolute()}:  {secret}")
     lines.append(f"ready in {seconds * 1000:.0f} ms, process {os.getpid()}")
-    with contextlib.suppress(OSError):  # nobody has to listen
+    with contextlib.suppress(OSError):  # stdout may be closed
         print("\n".join(lines), file=sys.stdout, flush=True)
     _log.info("ready", extra={"protocols": ",".join(found.address for found in opened)})

@@ -1,7 +1,7 @@
-"""What a configuration key is: a kind of value, a default, bounds, and a text that explains it.
+"""Configuration keys: the kind of value, its default, its bounds and its description.
 
-A `Kind` turns what a file, the environment or a flag holds into a typed value, and back into what a file would hold.
-A wrong value raises `ValueError` whose text is only what is wrong; the caller knows the key and where the value came from.
+A `Kind` parses the content of a file, variable or flag into a typed value, and formats it for a file. A wrong value raises
+`ValueError`, whose text says only what is wrong; the caller adds the key and the origin.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ T_co = TypeVar("T_co", covariant=True)
 E = TypeVar("E", bound=enum.StrEnum)
 
 Plain = str | int | bool | list[str]
-"""What TOML and JSON can hold of a setting."""
+"""A setting as TOML and JSON hold it."""
 
 
 class Kind(Protocol[T_co]):
-    """How values of one kind are read, written and described."""
+    """Parser, formatter and description of one kind of value."""
 
     @property
     def expected(self) -> str:
-        """What a valid value is, for error lines and `config explain`."""
+        """Description of a valid value, for error messages and `config explain`."""
 
     def parse(self, raw: object) -> T_co:
-        """The typed value; `raw` is what TOML holds, or the text of a variable or flag."""
+        """Return the typed value. `raw` is a TOML value, or the text of a variable or flag."""
 
     def plain(self, value: Any) -> Plain:
-        """The value as a file would hold it."""
+        """Return the value as written in a file."""
 
 
 class _Bounded:
-    """Whole numbers between two bounds; the subclasses differ in how people write them."""
+    """Whole numbers between two bounds."""
 
     def __init__(self, low: int, high: int, *, zero: str | None = None) -> None:
         self._low, self._high, self._zero = low, high, zero
@@ -108,7 +108,7 @@ class Duration(_Bounded):
 
 
 class Flag:
-    """Yes or no."""
+    """A boolean."""
 
     expected: Final = "true or false"
 
@@ -124,7 +124,7 @@ class Flag:
 
 
 class Choice(Generic[E]):
-    """One word of a few."""
+    """One value of an enumeration."""
 
     def __init__(self, words: type[E]) -> None:
         self._words = words
@@ -144,7 +144,7 @@ class Choice(Generic[E]):
 
 
 class Directory:
-    """A path; relative ones are relative to where the broker is started."""
+    """A path, absolute or relative to the working directory of the broker."""
 
     expected: Final = "a path"
 
@@ -158,8 +158,8 @@ class Directory:
 
 
 class Reference:
-    """The name of something that is elsewhere (a file, an environment variable); empty means: none. `is_hidden`: a wrong value is not
-    repeated, since it may be the secret that is to be elsewhere."""
+    """The name of a file or an environment variable; empty: none. With `is_hidden`, errors do not quote a wrong value: it may be the
+    secret itself."""
 
     def __init__(self, noun: str, pattern: str = r"[^\0]+", *, is_hidden: bool = False) -> None:
         self._noun, self._pattern = noun, re.compile(pattern)
@@ -180,14 +180,14 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """Where a protocol listens. Port 0 takes a free one."""
+    """A listener address. Port 0 selects a free port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """`host:port`, an IPv6 host in brackets."""
+        """Parse `host:port`, with an IPv6 host in brackets."""
         match = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})", text.strip(), re.ASCII)
         if match is None or int(match["port"]) > 65_535:
             raise ValueError(f"{text!r} is not HOST:PORT")
@@ -199,7 +199,7 @@ class Address:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Bind:
-    """An address to listen on and the protocols it takes: all of them, unless some are named."""
+    """A listener address and its protocols."""
 
     address: Address
     protocols: tuple[str, ...] = ()
@@ -210,7 +210,7 @@ class Bind:
 
 
 class Binds:
-    """A list of `HOST:PORT` or `HOST:PORT=protocol,protocol`; in the environment, with commas between."""
+    """A list of `HOST:PORT` or `HOST:PORT=protocol,protocol`, separated by commas in the environment."""
 
     def __init__(self, protocols: Sequence[str], *, kind: str = "TCP", least: int = 1) -> None:
         self._protocols, self._kind, self._least = tuple(protocols), kind, least
@@ -218,7 +218,7 @@ class Binds:
     @property
     def expected(self) -> str:
         return (
-            'a list of "HOST:PORT" or "HOST:PORT=PROTOCOL,…" (port 0 takes a free one), '
+            'a list of "HOST:PORT" or "HOST:PORT=PROTOCOL,…" (port 0 selects a free port), '
             f"{'at least one' if self._least else 'or none'}; protocols are {', '.join(self._protocols)}"
         )
 
@@ -242,7 +242,7 @@ class Binds:
 
 
 class Lines:
-    """A list of texts that somebody else understands; in the environment, with commas between."""
+    """A list of strings that another module parses, separated by commas in the environment."""
 
     def __init__(self, shape: str) -> None:
         self._shape = shape
@@ -263,7 +263,7 @@ class Lines:
 
 
 def _joined(text: str) -> list[str]:
-    """Split at the commas between addresses, not at those between the protocols of one: a protocol has no colon."""
+    """Split at the commas between addresses, not at those between protocols: only an address has a colon."""
     parts: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
         if ":" in part or not parts:
@@ -274,7 +274,7 @@ def _joined(text: str) -> list[str]:
 
 
 class References:
-    """A list of secrets that are elsewhere: `file:PATH` or `env:VARIABLE`, each with the name of its owner before it or not."""
+    """A list of references to secrets: `file:PATH` or `env:VARIABLE`, optionally after `NAME=` for the owner."""
 
     expected: Final = 'a list of "file:PATH" or "env:VARIABLE", or with an owner "NAME=file:PATH"'
     _REFERENCE: Final = re.compile(r"(?:(?P<owner>[^=:\s]{1,200})=)?(?P<kind>file|env):(?P<place>[^\0]+)")
@@ -293,14 +293,14 @@ class References:
     def one(cls, text: str) -> SecretReference:
         match = cls._REFERENCE.fullmatch(text)
         if match is None:
-            # Not quoted: whoever wrote a secret here by mistake does not want to read it in a log.
+            # The text is not quoted: it may be a secret written here by mistake.
             raise ValueError("not a reference")
         return SecretReference(match["kind"], match["place"], match["owner"] or "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SecretReference:
-    """Where a secret is found, never the secret itself."""
+    """The location of a secret, never the secret itself."""
 
     kind: str
     """`file` or `env`."""
@@ -323,20 +323,20 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its twin in the environment."""
+        """The environment variable of the key."""
         return "HEADRACE__" + self.name.replace(".", "__").upper()
 
 
 def setting(kind: Kind[object], default: object, text: str) -> Any:
-    """A dataclass field that knows its kind and its text. The default is written as a file would hold it."""
+    """Return a dataclass field for a key. `default` is written as in a file."""
     return dataclasses.field(default=kind.parse(default), metadata={"kind": kind, "text": text})
 
 
 def settings_of(tree: type[Any]) -> dict[str, Setting]:
-    """All keys of a tree of sections, in the order of declaration."""
+    """Return all keys of a tree of sections in the order of declaration."""
     found: dict[str, Setting] = {}
     for section in dataclasses.fields(tree):
-        assert section.default is not dataclasses.MISSING, "a section is present even when the file does not name it"
+        assert section.default is not dataclasses.MISSING, "every section needs a default"
         for leaf in dataclasses.fields(section.default):
             name = f"{section.name}.{leaf.name}"
             found[name] = Setting(name, leaf.metadata["kind"], leaf.default, leaf.metadata["text"])

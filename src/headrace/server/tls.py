@@ -1,4 +1,4 @@
-"""The broker's TLS: made from the configuration, and renewed while the broker runs."""
+"""TLS of the broker: loaded from the configuration, reloaded while the broker runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headrace.server.config import Config
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 3.0
-"""How often the files are looked at. A renewed certificate is in use after this, without a signal."""
+"""How often the files are checked. A renewed certificate is in use after this time, without a signal."""
 EXPIRY_DAYS: Final = 14
-"""How long before its end a certificate is spoken of."""
+"""How long before its expiry a certificate causes a warning."""
 _VERSIONS: Final = {TlsVersion.V1_2: ssl.TLSVersion.TLSv1_2, TlsVersion.V1_3: ssl.TLSVersion.TLSv1_3}
 
 
 def tls_of(config: Config) -> Tls | None:
-    """What the configuration asks for; None: plain text. Raises `TlsUnusable`."""
+    """Return the configured TLS, or None for plain text. Raises `TlsUnusable`."""
     chosen = config.tls
     if not chosen.certificate:
         return None
@@ -38,16 +38,16 @@ def tls_of(config: Config) -> Tls | None:
             optional=chosen.optional,
         )
     )
-    mind_expiry(tls.settings.certificate, datetime.now(UTC))
+    warn_of_expiry(tls.settings.certificate, datetime.now(UTC))
     return tls
 
 
-def mind_expiry(path: Path, now: datetime) -> None:
-    """Say so in the log if the certificate has expired or soon will: every client would be the first to find out."""
+def warn_of_expiry(path: Path, now: datetime) -> None:
+    """Log a warning if the certificate has expired or expires within `EXPIRY_DAYS`."""
     try:
         end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except (OSError, ValueError):
-        return  # OpenSSL has just loaded it; what is there now is for the next look
+        return  # OpenSSL has just loaded it; the next check reads a file replaced meanwhile
     days = (end - now).days
     if days < EXPIRY_DAYS:
         words = "the certificate has expired" if end <= now else f"the certificate expires in {days} days"
@@ -55,10 +55,10 @@ def mind_expiry(path: Path, now: datetime) -> None:
 
 
 class TlsWatch:
-    """Looks at the certificate files now and then. What cannot be used is reported, and the old certificate goes on."""
+    """Periodic check of the certificate files. Files that cannot be loaded are logged, and the old certificate stays in use."""
 
     def __init__(self, tls: Tls, look_seconds: float = LOOK_SECONDS, *, renewed: Callable[[], None] = lambda: None) -> None:
-        """`renewed` is called after new files were loaded: for listeners that keep a certificate of their own."""
+        """`renewed` is called after new files were loaded, for listeners that hold their own copy."""
         self._tls, self._look_seconds, self._renewed = tls, look_seconds, renewed
         self._timer: asyncio.TimerHandle | None = None
 
@@ -71,16 +71,16 @@ class TlsWatch:
             self._timer = None
 
     def reload(self) -> None:
-        """Load the files whether they have changed or not."""
+        """Load the files even if they have not changed."""
         try:
             self._tls.reload()
         except TlsUnusable as failure:
-            # Renewal writes two files, one after the other: between them they do not fit, and the next look finds both.
+            # Renewal writes two files in turn. Between the writes they do not match; the next check finds both.
             _log.error("certificate not reloaded", extra={"reason": str(failure)})
         else:
             self._renewed()
             _log.info("certificate reloaded", extra={"certificate": self._tls.settings.certificate})
-            mind_expiry(self._tls.settings.certificate, datetime.now(UTC))
+            warn_of_expiry(self._tls.settings.certificate, datetime.now(UTC))
 
     def _look(self) -> None:
         if self._tls.has_changed():

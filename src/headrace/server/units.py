@@ -1,6 +1,6 @@
-"""Sizes and durations as people write them: `"64 MiB"`, `"5ms"`, `"7d"`.
+"""Sizes and durations with units: `"64 MiB"`, `"5ms"`, `"7d"`.
 
-Inside, a size is a whole number of bytes and a duration a whole number of milliseconds. What is read can be written back:
+Parsed, a size is a whole number of bytes and a duration a whole number of milliseconds. Formatting is reversible:
 `parse_size(format_size(n)) == n`, and the same for durations.
 """
 
@@ -29,12 +29,12 @@ _QUANTITY_CHARACTERS_MAX: Final = 40
 
 
 def parse_size(text: str) -> int:
-    """Bytes. Units: B, KiB, MiB, GiB, TiB (powers of 1024) and kB, MB, GB, TB (powers of 1000); none means bytes."""
+    """Return bytes. Units: B, KiB, MiB, GiB, TiB (powers of 1024) and kB, MB, GB, TB (powers of 1000). Without a unit: bytes."""
     return _parse(text, _SIZE_UNITS)
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds. Units: ms, s, m, h, d, w; a number without one is only clear when it is zero."""
+    """Return milliseconds. Units: ms, s, m, h, d, w. Only zero needs no unit."""
     return _parse(text, _DURATION_UNITS)
 
 
@@ -55,12 +55,12 @@ def _parse(text: str, units: Mapping[str, int]) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The largest binary unit that leaves a whole number."""
+    """Format with the largest binary unit that gives a whole number."""
     return _format(size_bytes, [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)], " ")
 
 
 def format_duration(duration_ms: int) -> str:
-    """The largest unit that leaves a whole number."""
+    """Format with the largest unit that gives a whole number."""
     return _format(duration_ms, [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)], "")
 
 

@@ -1,4 +1,4 @@
-"""The one place where everything is joined: files, engine, broker, protocols, listeners. Opened in that order, closed in reverse."""
+"""Construction of a server: files, engine, broker, protocols and listeners, opened in that order and closed in reverse."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -29,7 +30,7 @@ from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
 from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_PROTOCOLS, Config, is_default
-from headrace.server.descriptors import open_files_max, report, share
+from headrace.server.descriptors import divide, open_files_max, report
 from headrace.server.protocols import Protocols
 from headrace.server.settings import Bind
 from headrace.server.tls import TlsWatch, tls_of
@@ -46,37 +47,47 @@ _CANNOT_BIND: Final = {
 
 
 class StartFailed(HeadraceError):
-    """The broker cannot start; the text is one line for the operator."""
+    """The broker cannot start. The text is one line for the operator."""
+
+
+class CannotListen(StartFailed):
+    """A listener address is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An address that takes connections: its kind (`tcp`), the protocols it takes, and how (`TLS`)."""
+    """An open listener address: its kind (`tcp`), its protocols and its encryption (`TLS`)."""
 
     kind: str
     address: str
     protocols: tuple[str, ...]
-    cover: str = ""
+    encryption: str = ""
 
 
 class Drainable(Protocol):
-    """A listener, whatever it listens to."""
+    """A listener of any kind."""
+
+    @property
+    def address(self) -> str: ...
 
     async def drain(self, deadline_seconds: float) -> int: ...
 
 
 class Server:
-    """A broker with its protocols. `clock` gives Unix ms; `key` opens the data directory, `blipmq_keys` (with their owners) that protocol."""
+    """A broker with its listeners.
+
+    `clock` returns Unix ms, `key` decrypts the data directory, `blipmq_keys` maps API keys to users.
+    """
 
     def __init__(
         self, config: Config, *, key: bytes | None, clock: Callable[[], int], blipmq_keys: Mapping[str, str] | None = None
     ) -> None:
         self._config, self._clock = config, clock
         self._blipmq_keys = blipmq_keys or {}
-        self.made_key: tuple[Path, str] | None = None
-        """A BlipMQ key that did not exist before, and where it is kept: to be shown once."""
-        self.made_password: str | None = None
-        """The first password of the user `admin`: to be shown once."""
+        self.generated_key: tuple[Path, str] | None = None
+        """The file and text of a BlipMQ key that this start generated, to be printed once."""
+        self.generated_password: str | None = None
+        """The first password of the user `admin`, to be printed once."""
         self._engine = _engine(config, key, clock)
         self._engine.health.changed = _log_health
         self._access = access_of(config, self._engine, clock)
@@ -92,17 +103,17 @@ class Server:
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
         self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
-        self._shares = share(open_files_max(), **self._wanted_connections)
+        self._connection_limits = divide(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
         self._protocols: Protocols | None = None
         self._tls: Tls | None = None
         self._watch: TlsWatch | None = None
         self._renew_quic: Callable[[], None] = lambda: None
-        self.left_out = ""
-        """Why there is no Flight endpoint although the default has one; empty: nothing is missing."""
+        self.unavailable: list[str] = []
+        """Default listeners that could not open, each with the reason."""
 
     async def open(self) -> list[Opened]:
-        """Recover the log, then open every protocol. When one fails, what was opened is closed again."""
+        """Recover the log, then open every listener. Close everything again if one fails."""
         self._tls = _certificates(self._config)
         await self._open_broker()
         try:
@@ -111,31 +122,34 @@ class Server:
             await protocols.open()
             self._protocols = protocols
             opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, protocols)]
-            opened += await self._listen_quic()
-            opened += await self._listen_bulk()
+            opened += await self._listen_if_available("QUIC listener", "listen.quic", self._listen_quic)
+            opened += await self._listen_if_available("Flight endpoint", "listen.flight", self._listen_flight)
         except BaseException:
             await self.close()
             raise
         if self._tls is not None:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
+        for line in self.unavailable:
+            reason = line.partition(": pip install")[0]  # the banner has the command
+            _log.warning("started without a default listener", extra={"reason": reason})
         return opened
 
     def reload(self) -> None:
-        """Use the certificates that the files hold now, for connections from now on."""
+        """Reload the certificate files. New connections use them."""
         if self._watch is None:
-            _log.info("nothing to reload: no TLS")
+            _log.info("nothing to reload: TLS is not configured")
         else:
             self._watch.reload()
 
     async def close(self) -> None:
-        """Drain: take no new connection, let sessions finish what they have, then close the log. Idempotent."""
+        """Stop accepting connections, let sessions finish their requests, then close the log. Idempotent."""
         if self._watch is not None:
             self._watch.stop()
         seconds = self._config.limits.drain_timeout / 1000
         late = sum(await asyncio.gather(*(listener.drain(seconds) for listener in self._listeners)))
         if late:
-            _log.warning("cut off connections that did not finish in time", extra={"connections": late})
+            _log.warning("closed connections that did not finish in time", extra={"connections": late})
         self._listeners.clear()
         if self._protocols is not None:
             await self._protocols.close()
@@ -144,7 +158,7 @@ class Server:
         await self._broker.close()
 
     def figures(self) -> dict[str, object]:
-        """What the protocols have seen so far, for a line of the log."""
+        """Return the connection counters as log fields."""
         counters = self._counters
         rejected = ", ".join(f"{reason}: {count}" for reason, count in sorted(counters.rejected.items()))
         return {
@@ -159,21 +173,21 @@ class Server:
 
     def _keys(self) -> Mapping[str, str]:
         if self._blipmq_keys or self._access.is_enforced:
-            return self._blipmq_keys  # where access is enforced, keys are made for somebody: `headrace key create`
-        kept = api_keys.kept(self._config.storage.path)
-        if kept.made is not None:
-            (key,) = kept.owners
-            self.made_key = kept.made, key
-        return kept.owners
+            return self._blipmq_keys  # when access is enforced, `headrace key create` makes the key of each user
+        stored = api_keys.load_or_generate(self._config.storage.path)
+        if stored.generated is not None:
+            (key,) = stored.owners
+            self.generated_key = stored.generated, key
+        return stored.owners
 
     async def _open_broker(self) -> None:
         path = self._config.storage.path
         try:
             try:
                 await self._broker.open()
-                self.made_password = await self._access.open(admin_password(self._config))
+                self.generated_password = await self._access.open(admin_password(self._config))
             except BaseException:
-                await self._engine.close()  # the engine may have been open when a table failed to load
+                await self._engine.close()  # the engine may be open when a table fails to load
                 raise
         except DirectoryLocked as failure:
             raise StartFailed(f"data directory {path} is {failure}") from None
@@ -186,25 +200,42 @@ class Server:
             raise StartFailed(f"data directory {path}: {failure}") from failure
 
     def report_limits(self) -> None:
-        """Log the connection limits that were derived from the limit of open files."""
-        report(self._shares, **self._wanted_connections)
+        """Log the connection limits derived from the limit of open files."""
+        report(self._connection_limits, **self._wanted_connections)
 
     def _net_limits(self) -> NetLimits:
-        return replace(net_limits(self._config), connections_max=self._shares.connections)
+        return replace(net_limits(self._config), connections_max=self._connection_limits.connections)
 
     async def _listen(self, bind: Bind, protocols: Protocols) -> list[Opened]:
         limits, chosen = self._net_limits(), protocols.named(bind.protocols)
         names = tuple(protocol.name for protocol in chosen)
-        cover = "" if self._tls is None else "TLS or plain" if self._tls.settings.optional else "TLS"
+        encryption = "" if self._tls is None else "TLS or plain" if self._tls.settings.optional else "TLS"
+        listen = partial(Listener.open, protocols=chosen, limits=limits, counters=self._counters, tls=self._tls)
+        return await self._open_all("tcp", [bind], listen, names, encryption)
+
+    async def _open_all(
+        self, kind: str, binds: Iterable[Bind], listen: Callable[[str, int], Awaitable[Drainable]], names: tuple[str, ...], encryption: str
+    ) -> list[Opened]:
         opened: list[Opened] = []
-        for host in await _numeric(bind):
-            try:
-                listener = await Listener.open(host, bind.address.port, chosen, limits, self._counters, self._tls)
-            except OSError as failure:
-                raise _cannot_listen(bind, failure) from None
-            self._listeners.append(listener)
-            opened.append(Opened("tcp", listener.address, names, cover))
+        for bind in binds:
+            for host in await _numeric(bind):
+                try:
+                    listener = await listen(host, bind.address.port)
+                except OSError as failure:
+                    raise _cannot_listen(bind, failure, "--listen" if kind == "tcp" else f"--listen-{kind}") from None
+                self._listeners.append(listener)
+                opened.append(Opened(kind, listener.address, names, encryption))
         return opened
+
+    async def _listen_if_available(self, title: str, key: str, listen: Callable[[], Awaitable[list[Opened]]]) -> list[Opened]:
+        """Open the listeners of a key. A failure is fatal only if the key is configured: the default may lack its extra or its port."""
+        try:
+            return await listen()
+        except (CannotListen, MissingExtra) as failure:
+            if not is_default(self._config, key):
+                raise
+            self.unavailable.append(f"no {title}: {failure}")
+            return []
 
     async def _listen_quic(self) -> list[Opened]:
         if not self._config.listen.quic:
@@ -213,60 +244,35 @@ class Server:
             from headrace.server.quic import QuicListeners
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
-            protocols = QuicListeners(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
-        except (OSError, ConfigError) as failure:
+            listeners = QuicListeners(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
+        except OSError as failure:
+            raise CannotListen(f"listen.quic: {failure}") from None
+        except ConfigError as failure:
             raise StartFailed(f"listen.quic: {failure}") from None
-        self._renew_quic = protocols.renew
-        opened: list[Opened] = []
-        for bind in self._config.listen.quic:
-            for host in await _numeric(bind):
-                try:
-                    listener = await protocols.listen(host, bind.address.port)
-                except OSError as failure:
-                    raise _cannot_listen(bind, failure) from None
-                self._listeners.append(listener)
-                opened.append(Opened("quic", listener.address, (protocols.protocol.name,), protocols.cover))
+        opened = await self._open_all("quic", self._config.listen.quic, listeners.listen, (listeners.protocol.name,), listeners.encryption)
+        self._renew_quic = listeners.renew
         return opened
 
-    async def _listen_bulk(self) -> list[Opened]:
-        """A lane that nobody asked for may be missing: a second broker on the machine, or one without Arrow, is still a broker."""
+    async def _listen_flight(self) -> list[Opened]:
         if not self._config.listen.flight:
             return []
-        try:
-            return await self._open_lanes()
-        except (StartFailed, MissingExtra) as failure:
-            if not is_default(self._config, "listen.flight"):
-                raise
-            self.left_out = f"no Flight endpoint: {failure}"
-            return []
-
-    async def _open_lanes(self) -> list[Opened]:
         with needs("listen.flight"):
             from headrace.server.flight import FlightEndpoints
         try:
-            lanes = FlightEndpoints(self._broker, self._config, self._access, self._shares.flight_connections)
+            endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
-        opened: list[Opened] = []
-        for bind in self._config.listen.flight:
-            for host in await _numeric(bind):
-                try:
-                    lane = await lanes.listen(host, bind.address.port)
-                except OSError as failure:
-                    raise _cannot_listen(bind, failure, "--listen-flight") from None
-                self._listeners.append(lane)
-                opened.append(Opened("flight", lane.address, ("flight",), lanes.cover))
-        return opened
+        return await self._open_all("flight", self._config.listen.flight, endpoints.listen, ("flight",), endpoints.encryption)
 
 
-def _cannot_listen(bind: Bind, failure: OSError, flag: str = "--listen") -> StartFailed:
-    # asyncio wraps the reason in a sentence of its own; the errno alone is what it knew.
+def _cannot_listen(bind: Bind, failure: OSError, flag: str) -> CannotListen:
+    # asyncio wraps the reason in its own sentence; the errno has the cause.
     reason = _CANNOT_BIND.get(failure.errno or 0, os.strerror(failure.errno) if failure.errno else str(failure))
-    return StartFailed(f"cannot listen on {bind.address}: {reason.format(flag=flag)}")
+    return CannotListen(f"cannot listen on {bind.address}: {reason.format(flag=flag)}")
 
 
 def _log_health(report: HealthReport) -> None:
-    """Called on any thread whenever a background step begins to fail, recovers, or ends writing."""
+    """Log a change of the storage health. Called on any thread."""
     problems = {"problems": "; ".join(str(problem) for problem in report.problems)}
     match report.state:
         case HealthState.OK:
@@ -274,7 +280,7 @@ def _log_health(report: HealthReport) -> None:
         case HealthState.DEGRADED:
             _log.warning("background work fails and is retried", extra=problems)
         case HealthState.FAILED:
-            _log.error("no more writes are taken until the broker is started again", extra=problems)
+            _log.error("writes fail until the broker is restarted", extra=problems)
 
 
 def _certificates(config: Config) -> Tls | None:
@@ -295,13 +301,13 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
 
 
 def access_of(config: Config, engine: Engine, clock: Callable[[], int]) -> Access:
-    """What the configuration says about who may do what."""
+    """Return the access control that the configuration describes."""
     settings = AccessSettings(Mode(config.access.mode.value), config.access.audit_retention)
     return Access(engine, clock=clock, random_bytes=secrets.token_bytes, settings=settings, ticks=lambda: time.monotonic_ns() // 1_000_000)
 
 
 def admin_password(config: Config) -> str | None:
-    """The first password of `admin`, if the configuration says where it is. Raises `ConfigError`."""
+    """Return the first password of `admin` from the configured file, if any. Raises `ConfigError`."""
     if not config.access.admin_password_file:
         return None
     path = Path(config.access.admin_password_file)
@@ -312,7 +318,7 @@ def admin_password(config: Config) -> str | None:
 
 
 def broker_settings(config: Config) -> BrokerSettings:
-    """What the configuration says about topics that are created by use."""
+    """Return the broker settings of the configuration."""
     return BrokerSettings(
         auto_create=config.topics.auto_create,
         auto_create_partitions=config.topics.partitions,
@@ -327,7 +333,7 @@ def broker_settings(config: Config) -> BrokerSettings:
 
 
 def net_limits(config: Config) -> NetLimits:
-    """What the configuration says about connections."""
+    """Return the connection limits of the configuration."""
     is_enforced = config.access.mode is AccessMode.ENFORCED
     high_water_bytes = min(OUTPUT_HIGH_WATER_BYTES, config.limits.output_buffer)
     return NetLimits(
@@ -347,18 +353,18 @@ def net_limits(config: Config) -> NetLimits:
 
 
 def flight_connections(config: Config) -> int:
-    """How many connections the Flight endpoint may have; 0 where there is none."""
+    """Return the connection limit of the Flight endpoint; 0 without one."""
     return config.limits.flight_connections if config.listen.flight else 0
 
 
 async def _numeric(bind: Bind) -> list[str]:
-    """The addresses behind a name. A free port is taken on the first alone: two listeners would get two different ones."""
+    """Resolve the addresses of a host name. Port 0 uses only the first address: two listeners would get different ports."""
     address = bind.address
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
         )
     except OSError as failure:
-        raise StartFailed(f"cannot listen on {address}: {failure.strerror or failure}") from None
+        raise CannotListen(f"cannot listen on {address}: {failure.strerror or failure}") from None
     hosts = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     return hosts if address.port else hosts[:1]

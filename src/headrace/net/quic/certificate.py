@@ -1,6 +1,6 @@
-"""A certificate for a server that was given none: self-signed, made once, kept beside the data.
+"""Self-signed certificate of a server without a configured one, created once and stored in the data directory.
 
-Nobody vouches for it. A client that wants to know whom it speaks to compares the fingerprint, which the server prints at its start.
+No CA signs it. A client can authenticate the server by the fingerprint that the server prints at its start.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headrace.net.quic.endpoint import ServerTls
 _CERTIFICATE_NAME: Final = "quic-certificate.pem"
 _KEY_NAME: Final = "quic-key.pem"
 _DAYS: Final = 3_650
-"""Its trust is the fingerprint, not a date; a renewal would break every client that holds it."""
+"""Clients trust the fingerprint, not the date; a renewal would break every client that stores it."""
 
 
 def self_signed(directory: Path, *, now: datetime.datetime) -> ServerTls:
-    """The certificate in the directory, made if there is none. Raises `OSError`."""
+    """Return the certificate of the directory, created if absent. Raises `OSError`."""
     tls = ServerTls(directory / _CERTIFICATE_NAME, directory / _KEY_NAME)
     if not (tls.certificate_file.exists() and tls.key_file.exists()):
         _make(tls, now)
@@ -33,7 +33,7 @@ def self_signed(directory: Path, *, now: datetime.datetime) -> ServerTls:
 
 
 def fingerprint(tls: ServerTls) -> str:
-    """SHA-256 of the certificate, hexadecimal. Raises `OSError`, and `ValueError` when the file holds no certificate."""
+    """Return the SHA-256 of the certificate in hexadecimal. Raises `OSError`, and `ValueError` if the file holds no certificate."""
     certificate = x509.load_pem_x509_certificate(tls.certificate_file.read_bytes())
     return certificate.fingerprint(SHA256()).hex()
 
@@ -60,13 +60,13 @@ def _make(tls: ServerTls, now: datetime.datetime) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, SHA256())
     )
-    # The key first: a certificate without its key would be taken for a whole pair's half on the next start, and made anew.
+    # The key first: the next start creates both again if one is missing.
     _write(tls.key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
     _write(tls.certificate_file, certificate.public_bytes(Encoding.PEM), 0o644)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable by others for a moment."""
+    """Write the file atomically and with `mode` from the start."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -1,15 +1,17 @@
-"""One QUIC connection over datagrams: the one home of the library that does it.
+"""QUIC connection over datagrams, an adapter of `aioquic`.
 
     datagrams ⇄ Carrier ⇄ ConnectionReceiver            a `ConnectionReceiver` is the server's connection or the client's
 
-The library (`aioquic`) is a core without I/O; what is added here is time, the turns of the loop, and credit:
+`aioquic` is a core without I/O. This module adds time, event loop scheduling and flow control:
 
-- What arrives in one turn of the loop is handed over together, stream by stream, and what is to be sent leaves together: runs grow
-  with the load, and one acknowledgement serves many datagrams.
-- The library grants a peer more credit as soon as its bytes have *arrived*. Here credit follows what was *taken*: a stream that nobody
-  reads from stops being sent to after one window. That is the only back-pressure QUIC has.
-- Datagrams start at the 1,200 bytes that every path carries. The library does not probe for more; on loopback, where every path is
-  known to carry 64 KiB, they grow after the handshake to what the peer accepts.
+- Input that arrives in one iteration of the event loop is delivered together, stream by stream, and output is sent together. Batches
+  grow with the load, and one acknowledgement covers many datagrams.
+- `aioquic` grants a peer more credit as soon as its bytes *arrive*. Here credit follows the bytes that the receiver has *taken*: a peer
+  stops sending after one window on a stream that is not read. QUIC has no other back-pressure.
+- Datagrams start at 1,200 bytes, which every path carries. `aioquic` does not probe for more. On loopback, which carries 64 KiB, they
+  grow after the handshake to the size that the peer accepts.
+
+`docs/decisions/quic.md` lists the private names of `aioquic` used here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from aioquic._buffer import Buffer
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # exported without __all__
 from aioquic.quic import events
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.congestion.reno import RenoCongestionControl
@@ -40,12 +42,12 @@ SendDatagram: TypeAlias = Callable[[bytes, NetworkAddress], None]
 
 INITIAL_DATAGRAM_BYTES: Final = SMALLEST_MAX_DATAGRAM_SIZE
 _LOOPBACK_DATAGRAM_BYTES: Final = 16_000
-"""The library writes the length of a STREAM frame in 14 bits."""
+"""`aioquic` writes the length of a STREAM frame in 14 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """What a peer may have sent and not yet seen taken, and how many streams it may have open."""
+    """Flow-control windows of a peer and the number of streams it may open."""
 
     stream_bytes: int = limits.QUIC_STREAM_WINDOW_BYTES
     connection_bytes: int = limits.QUIC_CONNECTION_WINDOW_BYTES
@@ -53,26 +55,26 @@ class Windows:
 
 
 class ConnectionReceiver(Protocol):
-    """Who hears of what a connection does. Every call comes on the loop; none may raise because of the peer."""
+    """Callbacks of a connection. Every call runs on the event loop; none may raise because of the peer."""
 
     def connected(self) -> None:
         """The handshake is done."""
 
     def received(self, stream: int, data: bytes, finished: bool) -> None:
-        """Bytes of a stream, in order. They count against the peer's credit until `Carrier.taken` says that they were used."""
+        """Receive bytes of a stream, in order. They use the peer's credit until `Carrier.taken` releases it."""
 
     def reset(self, stream: int) -> None:
-        """The peer gives the stream up: it sends no more, or reads no more."""
+        """The peer has reset the stream or stopped reading it."""
 
     def progressed(self) -> None:
-        """The peer has acknowledged something: less may be waiting for it now."""
+        """The peer may have acknowledged bytes."""
 
     def lost(self, reason: str) -> None:
-        """The connection is over. Called once, and last."""
+        """The connection has ended. Called once, as the last call."""
 
 
 class _CreditedConnection(QuicConnection):
-    """The library's connection, with credit that follows what was taken."""
+    """`QuicConnection` with credit that follows the bytes taken."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class _CreditedConnection(QuicConnection):
     ) -> None:
         self._client_check = client_check
         self.identity: str | None = None
-        """Whom the client's certificate names, once it is checked."""
+        """The name in the client certificate, after its verification."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_cid,
@@ -92,7 +94,7 @@ class _CreditedConnection(QuicConnection):
         )
         self._windows = windows
         self._local_max_streams_bidi.value = self._local_max_streams_bidi.sent = windows.streams_max
-        # Fujin has no unidirectional streams, so a peer may not open any.
+        # Fujin has no unidirectional streams.
         self._local_max_streams_uni.value = self._local_max_streams_uni.sent = 0
         self.taken: dict[int, int] = {}
         self.taken_total = 0
@@ -107,28 +109,28 @@ class _CreditedConnection(QuicConnection):
         finish = tls._server_handle_finished
 
         def finish_if_known(input_buf: Buffer, output_buf: Buffer) -> None:
-            """The last word of the client: by now it has shown that it holds the key of the certificate it sent, if it sent one."""
+            """Verify the certificate at the client's Finished message, which follows the proof that the client holds the key."""
             try:
                 self.identity = check.identity(tls._peer_certificate, tls._peer_certificate_chain)
-            except TlsRefused as refusal:
-                raise AlertBadCertificate(str(refusal)) from None
+            except TlsRefused as failure:
+                raise AlertBadCertificate(str(failure)) from None
             finish(input_buf, output_buf)
 
-        tls._server_handle_finished = finish_if_known  # type: ignore[method-assign]  # one instance's, not the class's
+        tls._server_handle_finished = finish_if_known  # type: ignore[method-assign]  # of this instance only
 
     def take(self, stream_id: int, size_bytes: int) -> None:
         self.taken[stream_id] = self.taken.get(stream_id, 0) + size_bytes
         self.taken_total += size_bytes
 
     def take_rest(self, stream_id: int) -> None:
-        """Nobody will ask for the rest of this stream: the connection must not be charged for it for ever."""
+        """Release the credit of everything received on a stream that is no longer read."""
         stream = self._streams.get(stream_id)
         taken = self.taken.pop(stream_id, 0)
         if stream is not None:
             self.taken_total += stream.receiver.highest_offset - taken
 
     def may_send(self, stream_id: int) -> bool:
-        """Not on a stream that has ended on this side, also because the peer asked for that."""
+        """Return whether the sending side of the stream is open."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return not self._stream_is_discarded(stream_id)
@@ -145,15 +147,15 @@ class _CreditedConnection(QuicConnection):
             self._max_datagram_size = size_bytes
             self._loss._pacer._max_datagram_size = size_bytes
             congestion = self._loss._cc
-            assert isinstance(congestion, RenoCongestionControl), "the library's default"
+            assert isinstance(congestion, RenoCongestionControl), "the default of aioquic"
             congestion._max_datagram_size = size_bytes
             congestion.congestion_window = int(congestion.congestion_window * grown)
 
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
         super()._parse_transport_parameters(data, from_session_ticket)
-        said = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
-        if said is not None:
-            self.peer_datagram_bytes_max = said
+        size_bytes = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
+        if size_bytes is not None:
+            self.peer_datagram_bytes_max = size_bytes
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
         window, receiver = self._windows.stream_bytes, stream.receiver
@@ -162,7 +164,7 @@ class _CreditedConnection(QuicConnection):
         granted = self.taken.get(stream.stream_id, 0) + window
         if granted - stream.max_stream_data_local >= window // 2:
             stream.max_stream_data_local = granted
-        # The library doubles a limit once half of it has arrived. It must not see what has.
+        # aioquic doubles a limit once half of it has arrived, so the arrived bytes are hidden from it.
         arrived, receiver.highest_offset = receiver.highest_offset, 0
         try:
             super()._write_stream_limits(builder, space, stream)
@@ -182,7 +184,7 @@ class _CreditedConnection(QuicConnection):
 
 
 class Carrier:
-    """One connection. Made by a server's endpoint or a client's."""
+    """One connection, created by a server or client endpoint."""
 
     def __init__(
         self,
@@ -194,25 +196,25 @@ class Carrier:
         retried_cid: bytes | None = None,
         client_check: ClientCheck | None = None,
     ) -> None:
-        """`original_cid` is what a server's peer called it first, `retried_cid` what it was told to call it by a Retry; with
-        `client_check` the peer has to show a certificate."""
+        """`original_cid` is the connection id in the client's first packet, `retried_cid` the one of a Retry. With `client_check`, the
+        peer must present a certificate."""
         self._loop = asyncio.get_running_loop()
         self._quic = _CreditedConnection(windows, configuration, original_cid, retried_cid, client_check)
         self._send_datagram = send_datagram
-        self._hearer: ConnectionReceiver
+        self._receiver: ConnectionReceiver
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._turn: asyncio.Handle | None = None
         self._arrived: dict[int, list[bytes]] = {}
         self._finished: set[int] = set()
-        self._given_up: list[int] = []
+        self._reset: list[int] = []
         self._is_ending = self._is_lost = False
         self.address: NetworkAddress | None = None
         self.on_cid: Callable[[bytes, bool], None] = lambda cid, is_new: None
-        """The connection is to be found under this id, or no longer."""
+        """Called when the connection gets or retires a connection id."""
 
-    def attach(self, hearer: ConnectionReceiver) -> None:
-        self._hearer = hearer
+    def attach(self, receiver: ConnectionReceiver) -> None:
+        self._receiver = receiver
 
     @property
     def host_cid(self) -> bytes:
@@ -220,7 +222,7 @@ class Carrier:
 
     @property
     def identity(self) -> str | None:
-        """Whom the peer's certificate names; None without one."""
+        """The name in the client certificate; None without one."""
         return self._quic.identity
 
     @property
@@ -233,7 +235,7 @@ class Carrier:
             return "unknown"
         return f"[{self.address[0]}]:{self.address[1]}" if ":" in self.address[0] else f"{self.address[0]}:{self.address[1]}"
 
-    # What its owner asks.
+    # Called by the owner.
 
     def connect(self, address: NetworkAddress) -> None:
         self.address = address
@@ -241,66 +243,66 @@ class Carrier:
         self._transmit()
 
     def open_stream(self) -> int:
-        """A new bidirectional one. Where the peer allows no more, what is sent on it waits."""
+        """Return a new bidirectional stream. Beyond the peer's stream limit, its output waits."""
         return self._quic.get_next_available_stream_id()
 
     def send(self, stream: int, data: bytes, *, finish: bool = False) -> None:
-        """Queue; on a stream that has ended on this side the bytes are dropped."""
+        """Queue bytes. They are dropped if the sending side of the stream has ended."""
         if not self._is_lost and self._quic.may_send(stream):
             self._quic.send_stream_data(stream, data, end_stream=finish)
-            self._soon()
+            self._schedule()
 
     def unacknowledged(self, stream: int) -> int:
-        """Bytes sent on the stream that the peer has not acknowledged: they are kept here."""
+        """Return the bytes sent on the stream that the peer has not acknowledged. They stay in memory."""
         return self._quic.unacknowledged(stream)
 
     def taken(self, stream: int, size_bytes: int) -> None:
-        """So many received bytes are used: the peer may send as many more."""
+        """Release the credit of received bytes: the peer may send as many more."""
         self._quic.take(stream, size_bytes)
-        self._soon()
+        self._schedule()
 
     def ignore(self, stream: int) -> None:
-        """What the peer has sent or will send on the stream is of no interest any more."""
+        """Stop reading the stream and release its credit."""
         if not self._is_lost and stream in self._quic._streams:
             self._quic.take_rest(stream)
             if not self._quic._streams[stream].receiver.is_finished:
                 self._quic.stop_stream(stream, QuicErrorCode.NO_ERROR)
-            self._soon()
+            self._schedule()
 
     def abort(self, stream: int) -> None:
-        """Send no more on the stream; what is unacknowledged is forgotten."""
+        """Reset the sending side of the stream and drop its unacknowledged bytes."""
         if not self._is_lost:
             self._quic.reset_stream(stream, QuicErrorCode.NO_ERROR)
-            self._soon()
+            self._schedule()
 
     def close(self, code: int, reason: str) -> None:
-        """End the connection now. The peer is told the code and the reason."""
+        """Close the connection and send the peer the code and the reason."""
         if not self._is_lost:
             self._quic.close(error_code=code, reason_phrase=reason)
             self._transmit()
-            self._hear()
+            self._process_events()
 
     def refuse(self, reason: str) -> None:
-        """End a connection whose handshake has not begun: an error of the transport, since only that may carry a reason so early."""
+        """Close a connection before its handshake, with a transport error: only that may carry a reason so early."""
         self._quic.close(error_code=QuicErrorCode.CONNECTION_REFUSED, frame_type=QuicFrameType.PADDING, reason_phrase=reason)
         self._transmit()
-        self._hear()
+        self._process_events()
 
     def give_up(self, reason: str) -> None:
-        """The connection is of no use any more, and the peer cannot be told."""
+        """End the connection without notifying the peer."""
         self._end(reason)
 
-    # What the network brings.
+    # Input.
 
     def receive_datagram(self, data: bytes, address: NetworkAddress) -> None:
         if self.address is None:
             self.address = address
         self._quic.receive_datagram(data, address, now=self._loop.time())
-        self._hear()
-        self._soon()
+        self._process_events()
+        self._schedule()
 
-    def _hear(self) -> None:
-        """Note what has happened; all but the end of the connection is told in the next turn."""
+    def _process_events(self) -> None:
+        """Collect the events of the connection. All but its end are delivered in the next iteration of the loop."""
         while (event := self._quic.next_event()) is not None:
             match event:
                 case events.StreamDataReceived(data=data, end_stream=finished, stream_id=stream):
@@ -308,7 +310,7 @@ class Carrier:
                     if finished:
                         self._finished.add(stream)
                 case events.StreamReset(stream_id=stream) | events.StopSendingReceived(stream_id=stream):
-                    self._given_up.append(stream)
+                    self._reset.append(stream)
                 case events.ConnectionIdIssued(connection_id=cid):
                     self.on_cid(cid, True)
                 case events.ConnectionIdRetired(connection_id=cid):
@@ -316,7 +318,7 @@ class Carrier:
                 case events.HandshakeCompleted():
                     if _is_loopback(self.host):
                         self._quic.grow_datagrams(_LOOPBACK_DATAGRAM_BYTES)
-                    self._hearer.connected()
+                    self._receiver.connected()
                 case events.ConnectionTerminated(error_code=code, reason_phrase=reason):
                     self._end(f"code {code}: {reason}" if reason else f"code {code}")
 
@@ -324,50 +326,50 @@ class Carrier:
         if self._is_ending:
             return
         self._is_ending = True
-        self._tell()  # what came before the end is not lost by it
+        self._deliver()  # input that arrived before the end
         self._is_lost = True
         for handle in (self._timer, self._turn):
             if handle is not None:
                 handle.cancel()
-        self._hearer.lost(reason)
+        self._receiver.lost(reason)
 
-    # Turns.
+    # Scheduling.
 
-    def _soon(self) -> None:
+    def _schedule(self) -> None:
         if self._turn is None and not self._is_lost:
-            self._turn = self._loop.call_soon(self._take_turn)
+            self._turn = self._loop.call_soon(self._run_turn)
 
-    def _take_turn(self) -> None:
+    def _run_turn(self) -> None:
         self._turn = None
-        self._tell()
-        self._hearer.progressed()
+        self._deliver()
+        self._receiver.progressed()
         self._transmit()
 
-    def _tell(self) -> None:
+    def _deliver(self) -> None:
         arrived, self._arrived = self._arrived, {}
         finished, self._finished = self._finished, set()
-        given_up, self._given_up = self._given_up, []
-        for stream, pieces in arrived.items():
-            self._hearer.received(stream, pieces[0] if len(pieces) == 1 else b"".join(pieces), stream in finished)
-        for stream in given_up:
-            self._hearer.reset(stream)
+        reset, self._reset = self._reset, []
+        for stream, chunks in arrived.items():
+            self._receiver.received(stream, chunks[0] if len(chunks) == 1 else b"".join(chunks), stream in finished)
+        for stream in reset:
+            self._receiver.reset(stream)
 
     def _transmit(self) -> None:
-        """Send what may be sent now, and set the timer for the rest."""
+        """Send the datagrams that are due, and set the timer."""
         for data, address in self._quic.datagrams_to_send(now=self._loop.time()):
             self._send_datagram(data, address)
         at = self._quic.get_timer()
         if at != self._timer_at or self._timer is None:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = None if at is None else self._loop.call_at(at, self._ring)
+            self._timer = None if at is None else self._loop.call_at(at, self._handle_timer)
             self._timer_at = at
 
-    def _ring(self) -> None:
+    def _handle_timer(self) -> None:
         assert self._timer_at is not None
         now, self._timer, self._timer_at = max(self._timer_at, self._loop.time()), None, None
         self._quic.handle_timer(now=now)
-        self._hear()
+        self._process_events()
         if not self._is_lost:
             self._transmit()
 

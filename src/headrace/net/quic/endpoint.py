@@ -1,4 +1,4 @@
-"""UDP sockets and TLS for QUIC: a server's endpoint, where many connections share a socket, and a client's."""
+"""UDP sockets and TLS for QUIC: server endpoints, where connections share a socket, and client endpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from aioquic._buffer import Buffer
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # exported without __all__
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import (
     QuicErrorCode,
@@ -36,52 +36,52 @@ log = logging.getLogger(__name__)
 NO_ERROR: Final = int(QuicErrorCode.NO_ERROR)
 _CID_BYTES: Final = 8
 _SOCKET_BUFFER_BYTES: Final = 4 * 1024 * 1024
-"""A burst of a whole congestion window must find room: what the socket drops has to be sent again."""
+"""Room for a burst of a whole congestion window: datagrams that the socket drops are sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Who the server is, and who may vouch for its clients; without `client_ca_file` they are not asked."""
+    """The server's certificate, and the CAs of its clients. Without `client_ca_file`, clients need no certificate."""
 
     certificate_file: Path
     key_file: Path
     client_ca_file: Path | None = None
 
     def client_check(self) -> ClientCheck | None:
-        """Raises `OSError` or `ValueError`."""
+        """Return the verifier of client certificates, if required. Raises `OSError` or `ValueError`."""
         return None if self.client_ca_file is None else ClientCheck(self.client_ca_file)
 
 
 class Retry(enum.StrEnum):
-    """Whether a client has to show that it gets mail at the address it writes from, before anything is kept for it.
+    """Whether a client must confirm its address before the server keeps state for it.
 
-    It costs one round trip. Without it, whoever forges addresses fills the table of connections with handshakes that never end.
+    A Retry costs one round trip. Without it, forged addresses can fill the connection table with handshakes that never end.
     """
 
     AUTO = "auto"
-    """Once many handshakes are unfinished."""
+    """While many handshakes are unfinished."""
     ALWAYS = "always"
     NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Whom the client believes: a server with this SHA-256 fingerprint, one vouched for by `ca_file` or the system, or any."""
+    """Which servers the client trusts: one with this SHA-256 fingerprint, one signed by `ca_file` or a system CA, or any."""
 
     ca_file: Path | None = None
     fingerprint: str | None = None
     """Hexadecimal, with or without colons."""
     certificate_file: Path | None = None
     key_file: Path | None = None
-    """What the client shows to a server that asks who it is. None: the key is in the same file."""
+    """The client certificate. A `key_file` of None: the key is in the same file."""
     server_name: str | None = None
-    """The name the server's certificate must hold; None: the host that is connected to."""
+    """The name that the server's certificate must contain; None: the host of the connection."""
     insecure: bool = False
-    """Believe any certificate. Whoever is on the way can then read and change everything."""
+    """Accept any certificate. An attacker on the network can then read and change everything."""
 
 
 class ServerEndpoint(asyncio.DatagramProtocol):
-    """A socket, and the connections on it. `accept` gets each new connection before its first datagram is looked at."""
+    """A socket and its connections. `accept` gets each new connection before its first datagram is processed."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         self._retry, self._tokens = retry, QuicRetryTokenHandler()
         self._carriers: dict[bytes, Carrier] = {}
         self._unproven: set[Carrier] = set()
-        """Those whose handshake is not done: nobody knows yet whether they exist."""
+        """Connections with an unfinished handshake, whose addresses are not confirmed."""
         self._transport: asyncio.DatagramTransport
-        self._is_deaf = False
+        self._accepts_new = True
         self._closed = asyncio.Event()
 
     @classmethod
@@ -114,12 +114,12 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         accept: Callable[[Carrier, str], str | None],
         retry: Retry = Retry.AUTO,
     ) -> ServerEndpoint:
-        """`host` is numeric. `accept` returns why the connection is refused, or None. Raises `OSError` when the address cannot be had."""
+        """Bind a numeric `host`. `accept` returns the reason for rejecting a connection, or None. Raises `OSError` if it cannot bind."""
         configuration = _configuration(alpn, windows, idle_seconds, is_client=False)
         configuration.load_cert_chain(tls.certificate_file, tls.key_file)
         client_check = tls.client_check()
         loop = asyncio.get_running_loop()
-        # Bound here: uvloop would hide the reason why an address cannot be had.
+        # Bound here: uvloop hides the reason of a failed bind.
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sock.setblocking(False)
@@ -136,24 +136,24 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         return host, port
 
     def renew(self, tls: ServerTls) -> None:
-        """Connections from now on see this certificate. Raises `OSError` or `ValueError` when it cannot be used: the old one stays."""
+        """Use this certificate for new connections. Raises `OSError` or `ValueError`; the old one then stays in use."""
         renewed = copy.copy(self._configuration)
         renewed.load_cert_chain(tls.certificate_file, tls.key_file)
         self._configuration, self._client_check = renewed, tls.client_check()
 
     def proven(self, carrier: Carrier) -> None:
-        """Its handshake is done."""
+        """Record that the handshake is done."""
         self._unproven.discard(carrier)
 
     def refuse_new(self) -> None:
-        """From now on, connections that are not known are not answered."""
-        self._is_deaf = True
+        """Ignore new connections."""
+        self._accepts_new = False
 
     def close(self) -> None:
         self._transport.close()
 
     async def wait_closed(self) -> None:
-        """The address is free again."""
+        """Wait until the address is free."""
         await self._closed.wait()
 
     def connection_lost(self, failure: Exception | None) -> None:
@@ -166,16 +166,16 @@ class ServerEndpoint(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
-        _widen(transport)
+        _set_buffer_sizes(transport)
 
     def datagram_received(self, data: bytes, address: NetworkAddress) -> None:
-        # A short header is followed by the connection's id at once: nearly every datagram is found by one slice.
+        # The connection id follows a short header byte, so one slice finds the connection of nearly every datagram.
         carrier = self._carriers.get(data[1 : 1 + _CID_BYTES]) if data and not data[0] & 0x80 else self._by_long_header(data, address)
         if carrier is not None:
             carrier.receive_datagram(data, address)
 
     def error_received(self, failure: Exception) -> None:
-        """An unreachable peer, told by the network. Its connection will find out by its own clock."""
+        """Ignore an unreachable peer: its connection times out."""
         log.debug("datagram not delivered", extra={"reason": str(failure)})
 
     def _by_long_header(self, data: bytes, address: NetworkAddress) -> Carrier | None:
@@ -194,7 +194,12 @@ class ServerEndpoint(asyncio.DatagramProtocol):
                 )
             return None
         carrier = self._carriers.get(header.destination_cid)
-        if carrier is not None or self._is_deaf or header.packet_type is not QuicPacketType.INITIAL or len(data) < INITIAL_DATAGRAM_BYTES:
+        if (
+            carrier is not None
+            or not self._accepts_new
+            or header.packet_type is not QuicPacketType.INITIAL
+            or len(data) < INITIAL_DATAGRAM_BYTES
+        ):
             return carrier
         return self._new(header, data, address)
 
@@ -206,9 +211,9 @@ class ServerEndpoint(asyncio.DatagramProtocol):
                     address=address, destination_cid=cid, token=header.token, now=asyncio.get_running_loop().time()
                 )
             except ValueError:
-                return None  # forged, borrowed or too old: its sender may begin anew
-        elif self._wants_proof():
-            self._ask_for_proof(header, address)
+                return None  # forged, of another address, or expired
+        elif self._needs_retry():
+            self._send_retry(header, address)
             return None
         retried_cid = cid if header.token else None
         carrier = Carrier(
@@ -229,21 +234,21 @@ class ServerEndpoint(asyncio.DatagramProtocol):
                 self._carriers.pop(cid, None)
 
         carrier.on_cid = on_cid
-        refusal = self._accept(carrier, address[0])
+        reason = self._accept(carrier, address[0])
         self._carriers[cid] = self._carriers[carrier.host_cid] = carrier
-        if refusal is None:
+        if reason is None:
             return carrier
         carrier.receive_datagram(data, address)
-        carrier.refuse(refusal)
+        carrier.refuse(reason)
         return None
 
-    def _wants_proof(self) -> bool:
+    def _needs_retry(self) -> bool:
         if self._retry is Retry.AUTO:
             return len(self._unproven) >= limits.QUIC_UNPROVEN_MAX
         return self._retry is Retry.ALWAYS
 
-    def _ask_for_proof(self, header: QuicHeader, address: NetworkAddress) -> None:
-        """A Retry packet: whoever sends its token back is where it says. Nothing is kept until then."""
+    def _send_retry(self, header: QuicHeader, address: NetworkAddress) -> None:
+        """Send a Retry packet. A client that returns its token has confirmed its address; no state is kept until then."""
         assert header.version is not None, "an Initial packet has a version"
         cid = os.urandom(_CID_BYTES)
         token = self._tokens.create_token(
@@ -269,7 +274,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
 
 
 class ClientEndpoint(asyncio.DatagramProtocol):
-    """A socket of one connection's own."""
+    """A client's socket with one connection."""
 
     def __init__(self, configuration: QuicConfiguration, windows: Windows, tls: ClientTls) -> None:
         self._tls = tls
@@ -280,7 +285,7 @@ class ClientEndpoint(asyncio.DatagramProtocol):
     async def open(
         cls, host: str, port: int, *, alpn: str, tls: ClientTls, windows: Windows = Windows(), idle_seconds: float
     ) -> ClientEndpoint:
-        """Resolve and bind; `start` then shakes hands. Raises `OSError`."""
+        """Resolve and bind; `start` begins the handshake. Raises `OSError`."""
         configuration = _configuration(alpn, windows, idle_seconds, is_client=True)
         configuration.server_name = tls.server_name or host
         if tls.certificate_file is not None:
@@ -300,26 +305,26 @@ class ClientEndpoint(asyncio.DatagramProtocol):
         self._transport.close()
 
     def distrust(self) -> str | None:
-        """After the handshake: why this server is not the one that was meant, if it is not.
+        """Return, after the handshake, why the server is not trusted, or None.
 
-        The handshake has proved that the server holds the certificate's key; here the certificate itself is compared.
+        The handshake has verified that the server holds the certificate's key; this compares the fingerprint of the certificate.
         """
         if self._tls.fingerprint is None:
             return None
         certificate = self.carrier._quic.tls._peer_certificate
         found = "" if certificate is None else certificate.fingerprint(SHA256()).hex()
         wanted = self._tls.fingerprint.replace(":", "").lower()
-        return None if found == wanted else f"the certificate has the fingerprint {found}, not {wanted}"
+        return None if found == wanted else f"the certificate has the fingerprint {found}; expected {wanted}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
-        _widen(transport)
+        _set_buffer_sizes(transport)
 
     def datagram_received(self, data: bytes, address: NetworkAddress) -> None:
         self.carrier.receive_datagram(data, address)
 
     def error_received(self, failure: Exception) -> None:
-        """Nobody listens there (any more): no use in waiting for a time-out."""
+        """End the connection if the port is closed, without waiting for a timeout."""
         if isinstance(failure, ConnectionRefusedError):
             self.carrier.give_up("connection refused")
 
@@ -340,7 +345,7 @@ def _configuration(alpn: str, windows: Windows, idle_seconds: float, *, is_clien
     )
 
 
-def _widen(transport: asyncio.BaseTransport) -> None:
+def _set_buffer_sizes(transport: asyncio.BaseTransport) -> None:
     sock = transport.get_extra_info("socket")
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)

@@ -1,7 +1,7 @@
-"""Who a QUIC client is: its certificate, checked as on TCP.
+"""Client certificates over QUIC, verified by the same rules as on TCP.
 
-The library can ask a client for a certificate and checks that the client holds its key. It does not ask who signed it, so that is done
-here, with OpenSSL, as part of the handshake: a client that cannot show a good one never gets as far as a stream.
+aioquic can request a client certificate and verifies that the client holds its key, but not its signature chain. This module verifies
+the chain with OpenSSL during the handshake, so a client without a valid certificate never opens a stream.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from headrace.net.tls import TlsRefused, identity_of
 
 
 class ClientCheck:
-    """Which CAs may vouch for clients."""
+    """Verifier of client certificates with a set of CAs."""
 
     def __init__(self, ca_file: Path) -> None:
-        """Raises `OSError`, and `ValueError` when the file holds no certificate."""
+        """Load the CAs. Raises `OSError`, and `ValueError` if the file holds no certificate."""
         self._store = crypto.X509Store()
         for certificate in x509.load_pem_x509_certificates(ca_file.read_bytes()):
             self._store.add_cert(crypto.X509.from_cryptography(certificate))
 
     def identity(self, certificate: x509.Certificate | None, chain: list[x509.Certificate]) -> str:
-        """Whom the certificate names. Raises `TlsRefused`."""
+        """Return the client name in the certificate. Raises `TlsRefused`."""
         if certificate is None:
-            raise TlsRefused("no certificate was shown")
+            raise TlsRefused("no client certificate was presented")
         between = [crypto.X509.from_cryptography(one) for one in chain]
         try:
             crypto.X509StoreContext(self._store, crypto.X509.from_cryptography(certificate), between).verify_certificate()
@@ -39,7 +39,7 @@ class ClientCheck:
         except ValueError:
             raise TlsRefused("the certificate cannot be read") from None
         if found is None:
-            raise TlsRefused("the certificate names no client")
+            raise TlsRefused("the certificate contains no client name")
         return found
 
 
@@ -47,7 +47,7 @@ _CLIENT: Final = frozenset({ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID
 
 
 def _is_for_clients(certificate: x509.Certificate) -> bool:
-    """A server's certificate is none for a client; one that says nothing about its use is good for both."""
+    """Return whether the certificate is for client authentication or does not restrict its use."""
     try:
         uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -56,7 +56,7 @@ def _is_for_clients(certificate: x509.Certificate) -> bool:
 
 
 def _as_on_tcp(certificate: x509.Certificate) -> dict[str, object]:
-    """The names as `getpeercert` tells them, so that one rule reads both."""
+    """Return the names in the form of `ssl.SSLSocket.getpeercert`."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

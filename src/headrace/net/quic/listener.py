@@ -1,10 +1,10 @@
-"""The QUIC listener: streams that peers open become links, each with a session of its own.
+"""QUIC listener: each stream that a peer opens is a link with its own session.
 
     UDP socket ─ ServerEndpoint ─ Carrier ─ QuicPeer ─┬─ StreamLink ⇄ session
-                 (the library's side)                 └─ StreamLink ⇄ session
+                 (adapter of aioquic)                 └─ StreamLink ⇄ session
 
-A connection is kept alive, and found dead, by pings: a stream that the server opens, with a few bytes and an end on it; any answer that
-ends it will do. A stream closes gently: what was sent is acknowledged first, or the linger time is over.
+Pings keep a connection alive and detect a dead one: the server opens a stream, sends a few bytes and its end, and the client ends it.
+A stream closes after the peer has acknowledged its output, or after the linger time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from headrace import limits
-from headrace.net.admission import Place, admit
+from headrace.net.admission import Slot, admit
 from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
 from headrace.net.quic.connection import Carrier, Windows
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 _OPENED_BY_PEER: Final = 0
 _OPENED_HERE: Final = 1
-"""The last two bits of a stream's number."""
+"""The last two bits of a stream id."""
 
 
 class StreamSession(Session, Protocol):
-    """A session on a stream, whose two directions end apart."""
+    """A session on a stream, whose two directions end separately."""
 
     def finished(self) -> None:
-        """The peer has sent its last byte: complete what was received, then close the link."""
+        """The peer has sent its last byte. Complete the requests received, then close the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +45,28 @@ class QuicProtocol:
     alpn: str
     open: Callable[[StreamLink], StreamSession]
     ping: bytes
-    """What a ping's stream carries."""
+    """The content of a ping stream."""
     ping_code: int = NO_ERROR
-    """The application error code of a connection whose pings go unanswered."""
+    """The application error code that closes a connection after an unanswered ping."""
     needs_login: Callable[[], bool] = lambda: False
-    """Whether a peer without a certificate can do nothing here, asked when the deadline for logging in has passed."""
+    """Return, at the login deadline, whether a peer without a certificate has no permission at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuicLimits:
-    """The numbers one listener holds its peers to."""
+    """Limits of one listener."""
 
     net: NetLimits = NetLimits()
     windows: Windows = Windows()
     idle_seconds: float = limits.IDLE_SECONDS_MAX
-    """A connection on which nothing arrives for so long is over."""
+    """How long a connection may be silent before it is closed."""
     ping_seconds: float = limits.QUIC_PING_SECONDS
     pong_seconds: float = limits.QUIC_PONG_SECONDS_MAX
     retry: Retry = Retry.AUTO
 
 
 class StreamLink:
-    """A stream, as its session sees it: a `Link`."""
+    """A stream as its session sees it: a `Link`."""
 
     def __init__(self, owner: QuicPeer, stream: int) -> None:
         self._owner, self._stream = owner, stream
@@ -74,20 +74,20 @@ class StreamLink:
         self._loop = asyncio.get_running_loop()
         self.peer = f"{self._carrier.peer}#{stream}"
         self.identity = self._carrier.identity
-        """Whom the peer's certificate names; None without one."""
+        """The name in the client certificate; None without one."""
         self._pauses = 0
-        self._choked = False
-        """Reading is paused because the peer does not take its answers."""
+        self._is_output_full = False
+        """Reading is paused because the peer does not read its replies."""
         self._held: list[bytes] = []
-        """Came while the session did not read. The peer's credit bounds it."""
+        """Input that arrived while reading was paused, bounded by the peer's credit."""
         self._peer_finished = False
-        self._told_finished = False
+        self._finish_delivered = False
         self._wants_drained = False
         self._reason: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._session: StreamSession | None = owner.protocol.open(self)
 
-    # What the session may ask: `Link`.
+    # `Link`: called by the session.
 
     def send(self, frames: bytes) -> None:
         if self._reason is not None or not frames:
@@ -99,8 +99,8 @@ class StreamLink:
             self._counters.output.update(self, unsent, self._limits.output_total_bytes_max)
         if unsent > self._limits.output_high_water_bytes:
             self._wants_drained = True
-        if unsent > self._limits.output_bytes_max and not self._choked:
-            self._choked = True
+        if unsent > self._limits.output_bytes_max and not self._is_output_full:
+            self._is_output_full = True
             self.pause_reading()
 
     def close(self, reason: str, *, error: bool = True) -> None:
@@ -122,15 +122,15 @@ class StreamLink:
         assert self._pauses > 0, "a resume without its pause"
         self._pauses -= 1
         if self._pauses == 0 and (self._held or self._peer_finished):
-            # Not now: whoever resumes is in the middle of something.
+            # Scheduled: the caller is not reentrant.
             self._loop.call_soon(self._hand_over)
 
     @property
     def unsent_bytes(self) -> int:
-        """What the peer has not acknowledged: with QUIC it waits in this process, not in the kernel."""
+        """The unacknowledged bytes: with QUIC they wait in this process, not in the kernel."""
         return self._carrier.unacknowledged(self._stream)
 
-    # What the sum of all outputs may ask: `Holder`.
+    # `Holder`: called by the output budget.
 
     @property
     def waiting_bytes(self) -> int:
@@ -148,7 +148,7 @@ class StreamLink:
         self._end(reason, error=True)
         self.abort()
 
-    # What its connection tells.
+    # Called by the connection.
 
     def received(self, data: bytes, finished: bool) -> None:
         self._counters.bytes_in += len(data)
@@ -165,8 +165,8 @@ class StreamLink:
                 self._leave()
         elif self._wants_drained and self.unsent_bytes <= self._limits.output_low_water_bytes:
             self._wants_drained = False
-            if self._choked:
-                self._choked = False
+            if self._is_output_full:
+                self._is_output_full = False
                 self.resume_reading()
             if self._session is not None:
                 self._session.drained()
@@ -176,16 +176,14 @@ class StreamLink:
             self._session.closing()
 
     def lost(self, reason: str) -> None:
-        """The stream or its connection is gone."""
+        """The stream or its connection has ended."""
         self._end(reason, error=False)
         self._leave()
 
     def abort(self) -> None:
-        """The peer has not taken its last bytes in time."""
+        """Reset the stream: the peer has not acknowledged its last bytes in time."""
         self._carrier.abort(self._stream)
         self._leave()
-
-    # The rest.
 
     def _hand_over(self) -> None:
         while self._held and not self._pauses and self._reason is None and self._session is not None:
@@ -193,8 +191,8 @@ class StreamLink:
             self._held.clear()
             self._carrier.taken(self._stream, len(data))
             self._session.receive(data)
-        if self._peer_finished and not self._held and not self._pauses and self._reason is None and not self._told_finished:
-            self._told_finished = True
+        if self._peer_finished and not self._held and not self._pauses and self._reason is None and not self._finish_delivered:
+            self._finish_delivered = True
             if self._session is not None:
                 self._session.finished()
 
@@ -210,7 +208,7 @@ class StreamLink:
             session.lost()
 
     def _end(self, reason: str, *, error: bool) -> None:
-        """Settle why this stream ends, once."""
+        """Record and log the reason of the end, once."""
         if self._reason is None:
             self._reason = reason
             self._counters.count_end(reason, error=error)
@@ -234,16 +232,16 @@ class QuicPeer:
         self.counters.enter(host)
         carrier.attach(self)
         if self.limits.net.handshake_seconds:
-            self._timer = self._loop.call_later(self.limits.net.handshake_seconds, self._came_too_late)
+            self._timer = self._loop.call_later(self.limits.net.handshake_seconds, self._handshake_timed_out)
 
-    # What the carrier tells.
+    # Called by the carrier.
 
     def connected(self) -> None:
         self._listener.connected(self)
         self._stop_timer()
         self._ping_later()
         if self.limits.net.login_seconds and self.carrier.identity is None:
-            self._login_timer = self._loop.call_later(self.limits.net.login_seconds, self._login_is_late)
+            self._login_timer = self._loop.call_later(self.limits.net.login_seconds, self._login_timed_out)
 
     def received(self, stream: int, data: bytes, finished: bool) -> None:
         if stream & 3 == _OPENED_HERE:
@@ -265,13 +263,13 @@ class QuicPeer:
 
     def reset(self, stream: int) -> None:
         if stream == self._pinging:
-            self._unanswered()
+            self._ping_timed_out()
             return
         self.carrier.ignore(stream)
         link = self._links.get(stream)
         if link is not None:
             self.carrier.abort(stream)
-            link.lost("peer gave the stream up")
+            link.lost("peer reset the stream")
 
     def progressed(self) -> None:
         for link in list(self._links.values()):
@@ -287,7 +285,7 @@ class QuicPeer:
         self.counters.leave(self._host)
         self._listener.left(self)
 
-    # What its links and the listener ask.
+    # Called by its links and the listener.
 
     def left(self, stream: int) -> None:
         if self._links.pop(stream, None) is not None:
@@ -320,16 +318,16 @@ class QuicPeer:
     def _ping(self) -> None:
         self._pinging = self.carrier.open_stream()
         self.carrier.send(self._pinging, self.protocol.ping, finish=True)
-        self._timer = self._loop.call_later(self.limits.pong_seconds, self._unanswered)
+        self._timer = self._loop.call_later(self.limits.pong_seconds, self._ping_timed_out)
 
-    def _unanswered(self) -> None:
+    def _ping_timed_out(self) -> None:
         self.close(f"read: no answer to a ping within {self.limits.pong_seconds:g} s", self.protocol.ping_code)
 
-    def _login_is_late(self) -> None:
+    def _login_timed_out(self) -> None:
         if self.protocol.needs_login():
             self.close("no login in time: nothing is allowed without a certificate")
 
-    def _came_too_late(self) -> None:
+    def _handshake_timed_out(self) -> None:
         self.close("no handshake in time")
 
     def _stop_timer(self) -> None:
@@ -345,7 +343,7 @@ class QuicListener:
         self.protocol, self.limits, self.counters = protocol, limits, counters
         self._endpoint: ServerEndpoint
         self._peers: set[QuicPeer] = set()
-        """Those whose end has not been said yet."""
+        """Connections that are not closed yet."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -359,7 +357,7 @@ class QuicListener:
         limits: QuicLimits = QuicLimits(),
         counters: NetCounters | None = None,
     ) -> QuicListener:
-        """Bind and accept. Port 0 takes a free one: see `address`. Raises `OSError` when the address cannot be had."""
+        """Bind and accept. Port 0 selects a free port, which `address` reports. Raises `OSError` if the address is unavailable."""
         listener = cls(protocol, limits, NetCounters() if counters is None else counters)
         listener._endpoint = await ServerEndpoint.open(
             host,
@@ -374,7 +372,7 @@ class QuicListener:
         return listener
 
     def renew(self, tls: ServerTls) -> None:
-        """Use this certificate for connections from now on. Raises `OSError` or `ValueError`; the old one then stays in use."""
+        """Use this certificate for new connections. Raises `OSError` or `ValueError`; the old one then stays in use."""
         self._endpoint.renew(tls)
 
     @property
@@ -387,11 +385,11 @@ class QuicListener:
 
     @property
     def address(self) -> str:
-        """`host:port`, an IPv6 host in brackets."""
+        """The bound address as `host:port`, with an IPv6 host in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def drain(self, deadline_seconds: float) -> int:
-        """Accept nobody, let every session finish what it has, and close. Returns how many had to be cut off at the deadline."""
+        """Stop accepting, let every session finish its requests, and close. Return how many were aborted at the deadline."""
         self._endpoint.refuse_new()
         for peer in list(self._peers):
             peer.drain()
@@ -405,35 +403,35 @@ class QuicListener:
         return late
 
     def close(self) -> None:
-        """Accept nobody and cut every connection off. Idempotent."""
+        """Stop accepting and abort every connection. Idempotent."""
         self._endpoint.refuse_new()
         for peer in list(self._peers):
             peer.close("listener closed")
         self._endpoint.close()
 
-    # What connections tell us.
+    # Called by connections and the endpoint.
 
     def _accept(self, carrier: Carrier, host: str) -> str | None:
         self.counters.accepted += 1
-        refusal = self._refusal(host)
-        if refusal is not None:
-            self.counters.count_end(refusal, error=True)
-            carrier.attach(_Refused(self._endpoint, carrier))
-            return refusal
+        reason = self._reject_reason(host)
+        if reason is not None:
+            self.counters.count_end(reason, error=True)
+            carrier.attach(_Rejected(self._endpoint, carrier))
+            return reason
         self._peers.add(QuicPeer(self, carrier, host))
         self._empty.clear()
         return None
 
-    def _refusal(self, host: str) -> str | None:
-        """Nobody logs in over QUIC, so that the reserve for administrators is not for its peers."""
-        place = admit(self.limits.net.admission, self.counters, host)
-        return place if isinstance(place, str) else None if place is Place.REGULAR else "too many connections"
+    def _reject_reason(self, host: str) -> str | None:
+        """Return why the connection is rejected, or None. QUIC has no login, so its peers get no reserved slot."""
+        slot = admit(self.limits.net.admission, self.counters, host)
+        return slot if isinstance(slot, str) else None if slot is Slot.REGULAR else "too many connections"
 
     def connected(self, peer: QuicPeer) -> None:
         self._endpoint.proven(peer.carrier)
 
     def closing(self, peer: QuicPeer) -> None:
-        """Its end has been said; the library still answers latecomers for a while."""
+        """Forget a closed connection; aioquic still answers late packets for a while."""
         self._peers.discard(peer)
         if not self._peers:
             self._empty.set()
@@ -443,8 +441,8 @@ class QuicListener:
         self.closing(peer)
 
 
-class _Refused:
-    """Hears of a connection that was refused at once: only its end matters."""
+class _Rejected:
+    """Receiver of a rejected connection: only its end matters."""
 
     def __init__(self, endpoint: ServerEndpoint, carrier: Carrier) -> None:
         self._endpoint, self._carrier = endpoint, carrier

@@ -1,4 +1,4 @@
-"""A broker with a Flight endpoint in this process: its loop runs on a thread of its own, so that tests can use the blocking client."""
+"""A broker with a Flight endpoint in this process. Its event loop runs on a thread, so that tests can use the blocking client."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NOW = 1_700_000_000_000
 DEADLINE_SECONDS = 60.0
 
 
-class Stand:
-    """`now` is the broker's clock."""
+class Harness:
+    """A broker and its endpoint. `now` is the broker's clock."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -41,7 +41,7 @@ class Stand:
         self.engine: Engine
         self.broker: Broker
         self.access: Access
-        self.lane: Endpoint
+        self.endpoint: Endpoint
         self.password: str | None = None
 
     def run(self, work: Awaitable[T]) -> T:
@@ -75,19 +75,19 @@ class Stand:
         self.access.listen(self.broker.access_changed)
         await self.broker.open()
         self.password = await self.access.open()
-        self.lane = await Endpoint.open("127.0.0.1", 0, self.broker, self.access, settings)
+        self.endpoint = await Endpoint.open("127.0.0.1", 0, self.broker, self.access, settings)
 
     async def close(self) -> None:
-        assert await self.lane.drain(DEADLINE_SECONDS) == 0, "a call did not end"
+        assert await self.endpoint.drain(DEADLINE_SECONDS) == 0, "a call did not end"
         await self.access.close()
         await self.broker.close()
 
     @property
     def servers(self) -> Servers:
-        return Servers.parse(self.lane.address)
+        return Servers.parse(self.endpoint.address)
 
     def client(self, **more: Any) -> FlightClient:
-        return FlightClient(Servers.parse(self.lane.address, **more))
+        return FlightClient(Servers.parse(self.endpoint.address, **more))
 
     def topic(self, name: str, partitions: int = 1, **config: Any) -> str:
         self.run(self.broker.create_topic(ROOT, name, partitions=partitions, config=TopicConfig(**config)))
@@ -101,29 +101,29 @@ class Stand:
 
 
 @contextmanager
-def standing(
+def running_harness(
     path: Path | None = None,
     *,
     key: bytes | None = None,
     settings: EndpointSettings = EndpointSettings(),
     access: AccessSettings = AccessSettings(),
-) -> Iterator[Stand]:
-    stand = Stand()
-    stand._thread.start()
+) -> Iterator[Harness]:
+    harness = Harness()
+    harness._thread.start()
     try:
-        stand.run(stand.open(path, key, settings, access))
+        harness.run(harness.open(path, key, settings, access))
         try:
-            yield stand
+            yield harness
         finally:
-            stand.run(stand.close())
+            harness.run(harness.close())
     finally:
-        stand._loop.call_soon_threadsafe(stand._loop.stop)
-        stand._thread.join(DEADLINE_SECONDS)
-        stand._loop.close()
+        harness._loop.call_soon_threadsafe(harness._loop.stop)
+        harness._thread.join(DEADLINE_SECONDS)
+        harness._loop.close()
 
 
 def rows(client: FlightClient, topic: str, partition: int = 0, start: int | None = None, stop: int | None = None, **more: Any) -> list[Any]:
-    """The rows of a range, whole by default, as dictionaries."""
+    """Return the rows of a range, by default of the whole partition, as dictionaries."""
     held = client.describe([topic])[topic].partitions[partition]
     start, stop = held.first if start is None else start, held.end if stop is None else stop
     return [row for batch in client.read(topic, partition, start, stop, **more) for row in batch.to_pylist()]
@@ -133,4 +133,4 @@ def values(*items: bytes | str | None, **columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(items, pa.binary()), **columns})
 
 
-__all__ = ["ALL", "DEADLINE_SECONDS", "NOW", "ROOT", "Stand", "rows", "standing", "values"]
+__all__ = ["ALL", "DEADLINE_SECONDS", "NOW", "ROOT", "Harness", "rows", "running_harness", "values"]
