@@ -39,7 +39,7 @@ IMAGES_A_CUT = 4
 SETTINGS = BrokerSettings(
     stages_memory_bytes=1_500,
     publication_bytes=700,
-    spill_sizes=SpillSizes(write_bytes=300, piece_bytes=150, log_bytes=900, step_bytes=350),
+    spill_sizes=SpillSizes(write_bytes=300, chunk_bytes=150, log_bytes=900, step_bytes=350),
 )
 SIZES = [3, 14, 1, 20]
 """Batches of the two tasks of each version: some fit into one append, some do not."""

@@ -17,7 +17,7 @@ from tests.broker.harness import ANN, Harness
 SETTINGS = BrokerSettings(
     stages_memory_bytes=3_000,
     publication_bytes=1_500,
-    spill_sizes=SpillSizes(write_bytes=500, piece_bytes=200, log_bytes=2_000, step_bytes=600),
+    spill_sizes=SpillSizes(write_bytes=500, chunk_bytes=200, log_bytes=2_000, step_bytes=600),
 )
 WRITERS, VERSIONS = 5, 6
 

@@ -16,7 +16,7 @@ from tests.broker.harness import ANN, Harness, turns
 TIGHT = BrokerSettings(
     stages_memory_bytes=2_000,
     publication_bytes=1_000_000,
-    spill_sizes=SpillSizes(write_bytes=400, piece_bytes=200, log_bytes=1_500, step_bytes=500),
+    spill_sizes=SpillSizes(write_bytes=400, chunk_bytes=200, log_bytes=1_500, step_bytes=500),
 )
 ROLLED = BrokerSettings(stages_memory_bytes=2_000, publication_bytes=1_000, spill_sizes=TIGHT.spill_sizes)
 """Sizes that make little data exceed the limits."""

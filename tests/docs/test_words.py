@@ -54,8 +54,12 @@ LEGITIMATE = {
     "txnAppId": "an option of Delta Lake's writer in Spark",
     "spark.app.": "a setting of Spark",
     "appName": "a method of Spark's session builder",
+    "app_name": "the name of a Spark application",
+    "app_metadata": "a field of Arrow Flight's messages",
+    "app_transactions": "an argument of deltalake",
     "runId": "a field of Spark's query progress",
     "run id of the query": "the same in prose",
+    "query id, run id and batch id": "the same in prose",
     "begins with a verb": "a word of grammar",
 }
 """A hit is ignored on a line that contains one of these."""

@@ -23,7 +23,7 @@ class FaultProxy:
         """Close new connections at once."""
         self.delay_seconds = 0.0
         """Before each chunk is passed on."""
-        self.piece_bytes = 65_536
+        self.chunk_bytes = 65_536
         """1: byte by byte."""
         self.holding_answers = False
         """Pass nothing on to the client until it is released."""
@@ -79,7 +79,7 @@ class FaultProxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
         try:
-            while chunk := await reader.read(self.piece_bytes):
+            while chunk := await reader.read(self.chunk_bytes):
                 if self.delay_seconds:
                     await asyncio.sleep(self.delay_seconds)
                 while answers and self.holding_answers:

@@ -145,7 +145,7 @@ async def test_a_connection_that_is_not_read_knows_when_its_peer_has_left(leave:
 async def test_protocols_are_told_apart_by_the_first_bytes_however_they_are_cut() -> None:
     abc, abd = Sessions("abc", sniff=starts_with(b"abc")), Sessions("abd", sniff=starts_with(b"abd"))
     async with listening([abc.protocol, abd.protocol]) as listener, FaultProxy(listener.host, listener.port) as proxy:
-        proxy.piece_bytes = 1
+        proxy.chunk_bytes = 1
         for word in (b"abd", b"abc"):
             reader, writer = await connect(proxy)
             writer.write(word + b"...")

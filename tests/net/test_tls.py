@@ -95,7 +95,7 @@ async def test_bytes_of_any_size_go_in_and_out_encrypted(tmp_path: Path) -> None
 
 async def test_a_handshake_cut_anywhere_is_the_same_handshake(tmp_path: Path) -> None:
     async with listening(Sessions(), files(tmp_path)) as listener, FaultProxy(listener.host, listener.port) as proxy:
-        proxy.piece_bytes = 1
+        proxy.chunk_bytes = 1
         reader, writer = await connect(proxy, client())
         assert await echoed(reader, writer) == b"hello"
         writer.close()

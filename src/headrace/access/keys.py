@@ -18,7 +18,7 @@ from typing import Final
 PREFIX: Final = "hr"
 _ID_BYTES, _SECRET_BYTES = 8, 32
 _ID_CHARACTERS: Final = 12
-_NOBODY: Final = hashlib.sha256(b"").hexdigest()
+_NO_KEY: Final = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +49,4 @@ def id_of(text: str) -> str:
 
 def fits(digest: str | None, text: str) -> bool:
     """Return whether the text is the key of that digest; always False for None, in the same time."""
-    return hmac.compare_digest(digest or _NOBODY, digest_of(text)) and digest is not None
+    return hmac.compare_digest(digest or _NO_KEY, digest_of(text)) and digest is not None

@@ -14,7 +14,7 @@ class SpillSizes:
 
     write_bytes: int = 32 * limits.MIB
     """Bytes per write: at most one flush of the log, so that other writers do not wait long."""
-    piece_bytes: int = 16 * limits.MIB
+    chunk_bytes: int = 16 * limits.MIB
     """Bytes of one chunk."""
     log_bytes: int = 256 * limits.MIB
     """Size at which a stage log is full."""

@@ -26,7 +26,7 @@ from headrace.limits import FLIGHT_CALLS_MAX, FLIGHT_CHECK_SECONDS, MIB
 _log = logging.getLogger(__name__)
 _QUIET_SECONDS: Final = 5.0
 _CUT_SECONDS: Final = 5.0
-"""How long a call may take to end after its connection."""
+"""Time a call may take to end after its connection."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES: Final = 64 * MIB
 """Unused bytes kept at the end of a heap; a few threads share one heap."""

@@ -185,7 +185,7 @@ class Publish(Request):
     handles: Handles
     epoch: Annotated[str, msgspec.Meta(max_length=256)] = ""
     remember_ms: Annotated[int, msgspec.Meta(ge=0, le=WRITER_IDLE_MS)] = 0
-    """How long the broker remembers the version for a repeated request; 0: the default."""
+    """Time for which the broker remembers the version for a repeated request; 0: the default."""
 
 
 class Drop(Request):

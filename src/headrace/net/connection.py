@@ -66,7 +66,7 @@ class NetLimits:
     output_total_bytes_max: int = limits.OUTPUT_TOTAL_BYTES_MAX
     """Of all connections together."""
     frame_check_seconds: float = limits.FRAME_CHECK_SECONDS
-    """How often incomplete frames are checked."""
+    """Interval of the check for incomplete frames."""
     unfinished_bytes_max: int = limits.UNFINISHED_BYTES_MAX
     """Of all connections together."""
 

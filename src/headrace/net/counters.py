@@ -21,9 +21,9 @@ class NetCounters:
     bytes_out: int = 0
     opened_with_tls: int = 0
     reading_pauses: int = 0
-    """How often reading paused because a peer sent faster than the broker could write, or did not read its replies."""
+    """Times that reading paused because a peer sent faster than the broker could write, or did not read its replies."""
     accept_pauses: int = 0
-    """How often accepting paused because file descriptors or memory were exhausted."""
+    """Times that accepting paused because file descriptors or memory were exhausted."""
     reserved_open: int = 0
     """Open connections in the reserve for administrators."""
     unfinished_bytes: int = 0

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DescriptorLimits:
-    """How the `open_files` that the operating system allows are divided."""
+    """Division of the `open_files` that the operating system allows."""
 
     open_files: int
     reserve: int

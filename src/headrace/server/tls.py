@@ -18,9 +18,9 @@ from headrace.server.config import Config
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 3.0
-"""How often the files are checked. A renewed certificate is in use after this time, without a signal."""
+"""Interval of the check for new files. A renewed certificate is in use after this time, without a signal."""
 EXPIRY_DAYS: Final = 14
-"""How long before its expiry a certificate causes a warning."""
+"""Time before its expiry at which a certificate causes a warning."""
 _VERSIONS: Final = {TlsVersion.V1_2: ssl.TLSVersion.TLSv1_2, TlsVersion.V1_3: ssl.TLSVersion.TLSv1_3}
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-APP_ID_BYTES_MAX: Final = 200
+WRITER_BYTES_MAX: Final = 200
 """Longest `txnAppId`; the topic is appended to it."""
 CHECK_SECONDS_MAX: Final = 15.0
 """Time limit for the driver to reach the broker before the query starts: a user is waiting."""
@@ -69,8 +69,8 @@ class SinkOptions:
         writer, version = options.text("txnAppId"), options.count("txnVersion", None, least=0)
         if version is not None and not writer:
             raise ConfigError("option txnVersion needs txnAppId too: set the name of the writer")
-        if len(writer.encode()) > APP_ID_BYTES_MAX:
-            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, at most {APP_ID_BYTES_MAX} are allowed")
+        if len(writer.encode()) > WRITER_BYTES_MAX:
+            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, at most {WRITER_BYTES_MAX} are allowed")
         return cls(
             servers=servers_of(options),
             topic=options.text("topic"),

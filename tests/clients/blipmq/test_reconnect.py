@@ -127,7 +127,7 @@ async def test_an_idle_connection_is_kept() -> None:
 
 async def test_byte_by_byte_is_only_slower() -> None:
     async with served(PATIENT) as server:
-        server.proxy.piece_bytes = 1
+        server.proxy.chunk_bytes = 1
         async with await server.client() as client:
             subscription = await client.subscribe("demo", settlement="auto")
             await client.publish_many("demo", [b"%d" % index for index in range(30)])

@@ -164,7 +164,7 @@ async def test_answered_pings_keep_a_quiet_connection() -> None:
 
 async def test_a_connection_byte_by_byte_is_a_connection() -> None:
     async with behind_a_proxy() as (_server, proxy), figg_client(proxy) as client:
-        proxy.piece_bytes = 1
+        proxy.chunk_bytes = 1
         await client.publish_many("t", [b"%d" % index for index in range(20)])
         subscription = await client.subscribe("t", "earliest")
         assert [(await anext(subscription)).value for _ in range(20)] == [b"%d" % index for index in range(20)]

@@ -46,7 +46,7 @@ def test_a_length_that_cannot_be_headers_is_a_length(size: int) -> None:
 
 @pytest.mark.parametrize("size", [131_072, 262_144, 393_216])
 def test_a_length_that_could_be_headers_is_not_written_in_auto(size: int) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be told from headers"):
+    with pytest.raises(InvalidRequest, match="is ambiguous with headers"):
         encode.writes("t", [CID], [b"x" * size])
     value = b"x" * size
     for form in (WriteForm.NEVER, WriteForm.ALWAYS):

@@ -35,7 +35,7 @@ from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 _PlanKey: TypeAlias = tuple[str, int]
 """Writer name and row number."""
-_ROW_PIECES: Final = 10_000
+_ROW_CHUNKS: Final = 10_000
 _HEAVY_BYTES: Final = 64 * MIB
 
 
@@ -56,8 +56,8 @@ class Plans(TableLog[_PlanKey, tuple[SpilledBatch, ...]]):
         return [chunk for row in range(rows) for chunk in self._rows[writer, row]]
 
     def put_all(self, writer: str, chunks: Sequence[SpilledBatch]) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
-        starts = range(0, len(chunks), _ROW_PIECES)
-        return [((writer, row), tuple(chunks[start : start + _ROW_PIECES])) for row, start in enumerate(starts)]
+        starts = range(0, len(chunks), _ROW_CHUNKS)
+        return [((writer, row), tuple(chunks[start : start + _ROW_CHUNKS])) for row, start in enumerate(starts)]
 
     def remove_all(self, writer: str, rows: int) -> list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]]:
         return [((writer, row), None) for row in range(rows)]

@@ -37,7 +37,7 @@ class Spill:
         self._engine = engine
         self.health = engine.health
         self._publisher = publisher
-        self._pieces: Counter[int] = Counter()
+        self._chunks: Counter[int] = Counter()
         self._current: int | None = None
         self._current_bytes = 0
         self._next = 1
@@ -50,7 +50,7 @@ class Spill:
         for name in [name for name in self._engine.topics() if name.startswith(_PREFIX)]:
             log = int(name.removeprefix(_PREFIX))
             self._next = max(self._next, log + 1)
-            if not self._pieces[log]:
+            if not self._chunks[log]:
                 await self._remove(log)
 
     async def drain(self) -> None:
@@ -58,7 +58,7 @@ class Spill:
             await asyncio.wait(self._removals)
 
     def hold(self, chunks: Iterable[SpilledBatch]) -> None:
-        self._pieces.update(chunk.log for chunk in chunks)
+        self._chunks.update(chunk.log for chunk in chunks)
 
     def release(self, chunks: Iterable[SpilledBatch]) -> None:
         """Release chunks that are no longer needed."""
@@ -66,10 +66,10 @@ class Spill:
             self._release_log(chunk.log)
 
     def _release_log(self, log: int) -> None:
-        self._pieces[log] -= 1
-        if self._pieces[log] > 0:
+        self._chunks[log] -= 1
+        if self._chunks[log] > 0:
             return
-        del self._pieces[log]
+        del self._chunks[log]
         if log == self._current:
             self._current = None
         removal = asyncio.get_running_loop().create_task(self._remove(log))
@@ -89,9 +89,9 @@ class Spill:
         """Write to a stage log and return the chunks. Durable when it returns. Chunks of a partition keep the order of the writes;
         the caller holds them."""
         log = await self._log(sum(one.memory_bytes for one in held))
-        self._pieces[log] += 1  # keeps the log while it is written to
+        self._chunks[log] += 1  # keeps the log while it is written to
         try:
-            drafts = list(_drafts(log, held, self.sizes.piece_bytes))
+            drafts = list(_drafts(log, held, self.sizes.chunk_bytes))
             writes = [Write(_name(log), 0, batch_of(one.write)) for _, ones in drafts for one in ones]
             appended = await asyncio.shield(self._publisher.append(writes, Ack.DURABLE))
             chunks, index = list[SpilledBatch](), 0

@@ -66,7 +66,7 @@ class Retry(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Which servers the client trusts: one with this SHA-256 fingerprint, one signed by `ca_file` or a system CA, or any."""
+    """Trusted servers: one with this SHA-256 fingerprint, one signed by `ca_file` or a system CA, or any."""
 
     ca_file: Path | None = None
     fingerprint: str | None = None

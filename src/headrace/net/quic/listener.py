@@ -59,7 +59,7 @@ class QuicLimits:
     net: NetLimits = NetLimits()
     windows: Windows = Windows()
     idle_seconds: float = limits.IDLE_SECONDS_MAX
-    """How long a connection may be silent before it is closed."""
+    """Time a connection may be silent before it is closed."""
     ping_seconds: float = limits.QUIC_PING_SECONDS
     pong_seconds: float = limits.QUIC_PONG_SECONDS_MAX
     retry: Retry = Retry.AUTO

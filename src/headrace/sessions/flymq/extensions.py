@@ -15,7 +15,7 @@
 | delayed.list | topic, limit | [{id, topic, due, owner, key, size}], earliest first, 1,000 by default; null: hidden |
 | writer.list | | [{writer, version, at, epoch, is_publishing}] |
 | writer.forget | writer | {} |
-| stage.list | | [{handle, app, records, size_bytes, by_topic, age_ms, is_sealed}] |
+| stage.list | | [{handle, writer, records, size_bytes, by_topic, age_ms, is_sealed}] |
 | stage.drop | handles | {dropped} |
 | schema.… | | see `schemas.py` |
 

@@ -43,7 +43,7 @@ FETCH_BYTES: Final = 1 * limits.MIB
 _UNREAD_TIMEOUT_MS: Final = 3_600_000
 """With auto commit there are no acknowledgements: only a lost connection returns a message."""
 _LAST_WORDS_SECONDS: Final = 0.25
-"""How long a disconnecting reader waits for the acknowledgement of its last messages. Then they are returned to the group."""
+"""Time a disconnecting reader waits for the acknowledgement of its last messages. Then they are returned to the group."""
 _CONFIRM_SECONDS: Final = 0.05
 """Interval for checking whether the last messages have arrived while there is nothing to send."""
 
@@ -359,7 +359,7 @@ class Reader:
         self._confirm()
 
     def _confirm(self) -> None:
-        """Confirm what the peer has received. Only messages are counted, so an unsent reply delays the confirmation and never advances it."""
+        """Confirm what the peer has received. Only messages count, so an unsent reply delays the confirmation and never advances it."""
         arrived = self._sent_bytes - self._link.unsent_bytes
         while self._unconfirmed and self._unconfirmed[0][0] <= arrived:
             self._unconfirmed.popleft()[1]()

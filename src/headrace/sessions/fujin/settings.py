@@ -55,9 +55,9 @@ class FujinSettings:
     in_flight_bytes_max: int = limits.IN_FLIGHT_BYTES_MAX
     """Written bytes of one stream that are not durable yet. Above this the stream is not read."""
     fetch_wait_ms: int = 500
-    """How long a FETCH waits for its first message. An empty reply breaks the original's client."""
+    """Time a FETCH waits for its first message. An empty reply breaks the original's client."""
     ack_timeout_ms: int = 30_000
-    """How long a message may wait for its ACK or NACK before it is redelivered."""
+    """Time a message may wait for its ACK or NACK before it is redelivered."""
     backoff_ms: int = 1_000
     """Redelivery delay after the first NACK. It doubles with each further one."""
     backoff_max_ms: int = 60_000
@@ -65,6 +65,6 @@ class FujinSettings:
     """Deliveries of one message before it goes to the dead letters. Zero: no limit."""
     transaction_timeout_ms: int = 60_000
     stop_seconds: float = 5.0
-    """How long a client may take to disconnect after a STOP."""
+    """Time a client may take to disconnect after a STOP."""
     doubt_seconds: float = 0.05
-    """How long an empty value may turn out to be the start of headers."""
+    """Time in which an empty value may turn out to be the start of headers."""

@@ -64,7 +64,7 @@ _SETTLES: Final = {Request.ACK: Reply.ACK, Request.NACK: Reply.NACK}
 
 
 class _Role(Enum):
-    NOBODY = auto()
+    UNCONNECTED = auto()
     WRITER = auto()
     READER = auto()
 
@@ -82,7 +82,7 @@ class RequestDecoder(Decoder[ClientMessage]):
             WriteForm.ALWAYS: 0,
         }[form]
         """Up to here the u32 after a name is the length of a valid value, without another check."""
-        self._role = _Role.NOBODY
+        self._role = _Role.UNCONNECTED
         self._settle: Settle | None = None
         self._ids_left = 0
         self._doubt: bytes | None = None
@@ -128,9 +128,9 @@ class RequestDecoder(Decoder[ClientMessage]):
             return self._counted(request, buffer, position)
         if self._role is _Role.READER and request == Request.DISCONNECT:
             return Disconnect(), position + 1
-        if self._role is _Role.NOBODY and request == Request.CONNECT_WRITER:
+        if self._role is _Role.UNCONNECTED and request == Request.CONNECT_WRITER:
             return self._connect_writer(buffer, position)
-        if self._role is _Role.NOBODY and request == Request.CONNECT_READER:
+        if self._role is _Role.UNCONNECTED and request == Request.CONNECT_READER:
             return self._connect_reader(buffer, position)
         raise WireError(f"unknown request: 0x{request:02x}")
 
