@@ -155,7 +155,7 @@ def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
             os.kill(java_below(child.pid), signal.SIGKILL)
             _, errors = child.communicate(timeout=60)
             assert child.returncode == 1
-            assert errors.splitlines()[-1].startswith("headrace: the Spark process has ended; what it said last is in ")
+            assert errors.splitlines()[-1].startswith("headrace: the Spark process has ended; see ")
         [row] = json.loads(terminal.run("pipeline", "list", "-o", "json").stdout)
         assert (row["name"], row["state"], row["pid"]) == ("copy", "lost" if kills == 1 else "failed", child.pid)
     child = terminal.start("pipeline", "run", "copy.toml")
