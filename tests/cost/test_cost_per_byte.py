@@ -54,7 +54,7 @@ from tests.sessions.rustlog.support import Wire as RustLogWire
 
 CHUNK_BYTES = 256 * 1024
 """Bytes that a socket delivers at once."""
-PRINCIPALS = ("nobody", "dave")
+PRINCIPALS = ("anonymous", "dave")
 """A peer without a login, and a user who may read and publish."""
 DEADLINE_SECONDS = 60.0
 
@@ -116,7 +116,7 @@ class Meter:
 
 @pytest.fixture(params=["cpu", "memory"])
 def meter(request: pytest.FixtureRequest, who: str, proof: Proof) -> Iterator[Meter]:
-    made = Meter(request.param == "memory", who == "nobody")
+    made = Meter(request.param == "memory", who == "anonymous")
     if made.of_memory:
         tracemalloc.start()
     try:
@@ -172,13 +172,13 @@ async def test_rustlog_requests_cost_no_more_than_their_bytes_pay_for(who: str, 
 
 @pytest.mark.parametrize("who", PRINCIPALS)
 async def test_blipmq_requests_cost_no_more_than_their_bytes_pay_for(who: str, meter: Meter) -> None:
-    """A publish needs a key; `nobody` is a peer without one."""
+    """A publish needs a key; `anonymous` is a peer without one."""
     async with world() as env:
         await furnish(env)
         book = SubscriptionBook(env.engine, "blipmq")
         subscriptions = Subscriptions(env.broker, book, clock=env.clock, settings=BlipMqSettings(), later=env.clock.later)
         await subscriptions.open()
-        login = b"" if who == "nobody" else blipmq.encoder.hello(1) + blipmq.encoder.auth(2, b"key")
+        login = b"" if who == "anonymous" else blipmq.encoder.hello(1) + blipmq.encoder.auth(2, b"key")
         for kind, make in worst.BLIPMQ_WORST.items():
             wire = BlipMqWire()
             session = BlipMqSession(wire, env.broker, subscriptions, verify_key=lambda key: PEOPLE[who].at("blipmq"))

@@ -168,7 +168,7 @@ async def test_what_fujin_does_not_support_is_rejected_by_the_client(tmp_path: P
             await client.committed("t", group="t")
         with pytest.raises(InvalidRequest, match="empty"):
             await client.publish("t", b"")
-        with pytest.raises(InvalidRequest, match="told from headers"):
+        with pytest.raises(InvalidRequest, match="ambiguous with headers"):
             await client.publish("t", b"x" * 131_072)
         await client.publish("t", b"x" * 131_073)
         assert client.unacknowledged == 0
