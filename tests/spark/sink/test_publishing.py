@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import ConfigError, InvalidRequest, Unavailable
-from headrace.spark import publishing
+from headrace.spark import publishing, retry
 from headrace.spark.publishing import WRITER_BYTES_MAX, Replay, Version, Versions, stage
 from headrace.spark.retry import retry_until
 from tests.spark.sink.fakes import EPOCH, QUERY, FakeBroker, rows, task
@@ -20,7 +20,7 @@ LONG_TOPIC = "ü" * 124
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.spark.retry.backoff", lambda *_: 0.001)
+    monkeypatch.setattr(retry, "backoff", lambda *_: 0.001)
 
 
 def soon(seconds: float = 5.0) -> float:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import IntegerType, StructType
 
 from headrace.errors import ConfigError, InvalidRequest, StaleEpoch, Unavailable, UnknownStage, UnknownTopic
-from headrace.spark import sink
+from headrace.spark import retry, sink
 from headrace.spark.publishing import TaskId
 from headrace.spark.sink import Staged, StreamSink, batch_writer, stream_writer
 from tests.spark.sink.fakes import EPOCH, QUERY, SCHEMA, VALUES, FakeBroker, rows, task
@@ -38,7 +38,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
     monkeypatch.setattr(sink, "connect", lambda servers: standing_in)
     monkeypatch.setattr(sink, "_seen_topics", {})
     monkeypatch.setattr(sink, "CHECK_SECONDS_MAX", 0.5)
-    monkeypatch.setattr("headrace.spark.retry.backoff", lambda *_: 0.001)
+    monkeypatch.setattr(retry, "backoff", lambda *_: 0.001)
     return standing_in
 
 
