@@ -22,7 +22,7 @@ LONGEST_FIRST: Final = ("spark", "kill_loop", "crash_images")
 """Markers, in the order in which xdist hands out what has them. `make test-quick` leaves out all three."""
 OF_THE_CALLER: Final = frozenset(
     ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
-    + tuple(f"HEADRACE_{name}" for name in ("API_KEY", "BULK", "CONFIG", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER"))
+    + tuple(f"HEADRACE_{name}" for name in ("API_KEY", "FLIGHT", "CONFIG", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER"))
 )
 """Variables that change what programs print or whom they talk to. The tests set those they need."""
 
