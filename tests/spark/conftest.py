@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.serving import FlightBroker, session_settings, shadow_home
+from tests.spark.fast_start import spark_home
+from tests.spark.serving import FlightBroker, session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     directory = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SPARK_HOME", str(shadow_home(directory / "home")))
+        environment.setenv("SPARK_HOME", str(spark_home()))
         environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         running = session("tests", "local[2]", **session_settings(directory))
         yield running
