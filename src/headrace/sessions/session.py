@@ -171,7 +171,7 @@ class BaseSession(ABC, Generic[Message]):
 
     def _must_wait(self) -> bool:
         is_full = self._in_flight_bytes >= self._in_flight_bytes_max or len(self._owed) >= self._owed_max
-        return is_full or self._is_busy or self._work_left <= 0
+        return self._is_busy or is_full or self._work_left <= 0
 
     def _update(self) -> None:
         """Send the replies, pause or resume reading, and close if everything is done."""

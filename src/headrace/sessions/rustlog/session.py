@@ -17,7 +17,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.publishing.publish import Published
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, UnknownTopic
-from headrace.limits import RUSTLOG_REQUESTS_IN_FLIGHT_MAX
+from headrace.limits import OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
 from headrace.sessions.contract import Link
 from headrace.sessions.rustlog.context import RustLogContext, RustLogSettings
 from headrace.sessions.rustlog.handlers import RustLogHandlers
@@ -144,7 +144,7 @@ class RustLogSession(BaseSession[Incoming]):
             slots.release()
 
     def _is_writable(self) -> bool:
-        if super()._is_writable():
+        if self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:
             return True
         if not self._choked:
             self._choked = True
