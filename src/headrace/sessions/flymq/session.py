@@ -341,7 +341,7 @@ class FlyMqSession:
             case Malformed() | UnknownOpcode():
                 self._link.send(encode_failure(not_understood(event), self._dialect))
             case _:
-                if speaks_sdk(event):
+                if self._dialect is Dialect.SPEC and speaks_sdk(event):
                     self._dialect = Dialect.SDK
                 if isinstance(event, Fetch) and not event.pattern:
                     await self._fetch(event)
@@ -372,7 +372,7 @@ class FlyMqSession:
             self._who = self._handlers.who = self._access.who
             self._decoder.inflated_bytes_max = self._inflated_bytes_max
             self._handlers.transactions.abort_all()
-            if self._access.speaks_sdk:
+            if self._dialect is Dialect.SPEC and self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply
 
