@@ -12,10 +12,10 @@ from aioquic.quic.connection import QuicConnection
 
 from headrace.limits import QUIC_UNPROVEN_MAX
 from headrace.net.connection import NetLimits
-from headrace.net.quic.certificate import fingerprint, self_signed
 from headrace.net.quic.connection import Windows
-from headrace.net.quic.endpoint import ClientTls, Retry, ServerTls
+from headrace.net.quic.endpoint import ClientTls, Retry, ServerTls, fingerprint
 from headrace.net.quic.listener import QuicLimits
+from headrace.server.quic import self_signed
 from tests.net.polling import until
 from tests.net.quic_peer import NOW, quic_server
 from tests.net.udp_proxy import UdpProxy

@@ -13,8 +13,9 @@ from headrace.clients.backoff import Backoff
 from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.engine.memory import MemoryEngine
 from headrace.net.counters import NetCounters
-from headrace.net.quic.certificate import fingerprint, self_signed
+from headrace.net.quic.endpoint import fingerprint
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
+from headrace.server.quic import self_signed
 from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession

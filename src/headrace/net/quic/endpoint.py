@@ -25,6 +25,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
+from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from headrace import limits
@@ -50,6 +51,11 @@ class ServerTls:
     def client_check(self) -> ClientCheck | None:
         """Return the verifier of client certificates, if required. Raises `OSError` or `ValueError`."""
         return None if self.client_ca_file is None else ClientCheck(self.client_ca_file)
+
+
+def fingerprint(tls: ServerTls) -> str:
+    """Return the SHA-256 of the certificate in hexadecimal. Raises `OSError`, and `ValueError` if the file holds no certificate."""
+    return x509.load_pem_x509_certificate(tls.certificate_file.read_bytes()).fingerprint(SHA256()).hex()
 
 
 class Retry(enum.StrEnum):
