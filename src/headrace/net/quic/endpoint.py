@@ -226,11 +226,11 @@ class ServerEndpoint(asyncio.DatagramProtocol):
             self._configuration,
             self._windows,
             self._send,
+            address,
             original_cid=original_cid,
             retried_cid=retried_cid,
             client_check=self._client_check,
         )
-        carrier.address = address
         self._unproven.add(carrier)
 
         def on_cid(cid: bytes, is_new: bool) -> None:
@@ -283,9 +283,9 @@ class ClientEndpoint(asyncio.DatagramProtocol):
     """A client's socket with one connection."""
 
     def __init__(self, configuration: QuicConfiguration, windows: Windows, tls: ClientTls) -> None:
-        self._tls = tls
+        self._configuration, self._windows, self._tls = configuration, windows, tls
         self._transport: asyncio.DatagramTransport
-        self.carrier = Carrier(configuration, windows, self._send)
+        self.carrier: Carrier
 
     @classmethod
     async def open(
@@ -305,7 +305,7 @@ class ClientEndpoint(asyncio.DatagramProtocol):
         return endpoint
 
     def start(self) -> None:
-        self.carrier.connect(self._transport.get_extra_info("peername"))
+        self.carrier.connect()
 
     def close(self) -> None:
         self._transport.close()
@@ -317,14 +317,14 @@ class ClientEndpoint(asyncio.DatagramProtocol):
         """
         if self._tls.fingerprint is None:
             return None
-        certificate = self.carrier._quic.tls._peer_certificate
-        found = "" if certificate is None else certificate.fingerprint(SHA256()).hex()
+        found = self.carrier.peer_fingerprint
         wanted = self._tls.fingerprint.replace(":", "").lower()
         return None if found == wanted else f"the certificate has the fingerprint {found}; expected {wanted}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
         _set_buffer_sizes(transport)
+        self.carrier = Carrier(self._configuration, self._windows, self._send, transport.get_extra_info("peername"))
 
     def datagram_received(self, data: bytes, address: NetworkAddress) -> None:
         self.carrier.receive_datagram(data, address)
