@@ -71,6 +71,7 @@ HOMES: dict[str, set[str]] = {
     "rich": {"cli", "bench", "demo"},
     "uvloop": {"server", "cli", "bench"},
     "google_crc32c": {"storage"},
+    "re2": {"sessions"},
     "backports": {"storage"},
     "compression": {"storage"},
     "argon2": {"access"},

@@ -216,7 +216,7 @@ class FlyMqSession(BaseSession[Step]):
         if slots is not None:
             await self._take_fetch_slot(slots)
         try:
-            if speaks_sdk(request):
+            if self._dialect is Dialect.SPEC and speaks_sdk(request):
                 self._dialect = Dialect.SDK
             handler = self._handlers.by_type.get(type(request), self._answer_access)
             self._reply(encode_reply(opcode_of(request), await handler(request), self._dialect))
@@ -234,6 +234,6 @@ class FlyMqSession(BaseSession[Step]):
             self._who = self._handlers.who = self._access.who
             self._decoder.inflated_bytes_max = self._inflated_bytes_max
             self._handlers.transactions.abort_all()
-            if self._access.speaks_sdk:
+            if self._dialect is Dialect.SPEC and self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply
