@@ -62,18 +62,24 @@ class FlightBroker(BrokerProcess):
         return str(protocols[kind][0])
 
 
-def shadow_home(directory: Path) -> Path:
+def shadow_home(directory: Path, *, only: tuple[str, ...] = ()) -> Path:
     """Create a SPARK_HOME whose Python is the installed package instead of a zip.
 
     Each of the four to seven Python processes of a session imports pyspark; from the zip, which holds no compiled code, that takes
-    a second of CPU each.
+    a second of CPU each. `only`: hide the other packages that are installed beside it.
     """
     package = Path(pyspark.__file__).parent
+    packages = package.parent
     (directory / "python" / "lib").mkdir(parents=True)
     for name in ("bin", "jars", "sbin", "data"):
         (directory / name).symlink_to(package / name)
+    if only:
+        packages = directory / "packages"
+        packages.mkdir()
+        for name in only:
+            (packages / name).symlink_to(package.parent / name)
     for archive in (package / "python" / "lib").glob("*.zip"):
-        (directory / "python" / "lib" / archive.name).symlink_to(package.parent, target_is_directory=True)
+        (directory / "python" / "lib" / archive.name).symlink_to(packages, target_is_directory=True)
     return directory
 
 
