@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pyspark
 
@@ -17,6 +18,9 @@ from headrace.cli import main
 main()
 """
 """A broker that applies retention ten times a second."""
+
+CONNECT_SETTINGS: Final = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "spark.connect.grpc.binding.port": 0}
+"""Start a server of Spark Connect in the session's own Java process, on a free port."""
 
 
 class FlightBroker(BrokerProcess):

@@ -210,7 +210,7 @@ def test_avro_with_logical_types(registry: Registry) -> None:
 def test_avro_in_confluents_framing_is_read_when_asked(registry: Registry) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
     framed, bare = b"\0\0\0\0\x07" + _avro(schema, {"id": 1}), _avro(schema, {"id": 2})
-    given = {"value_format": "avro", "value_schema": json.dumps(schema), "badRecords": "null"}
+    given: dict[str, Any] = {"value_format": "avro", "value_schema": json.dumps(schema), "badRecords": "null"}
     out = decoder_of(registry, value_framing="confluent", **given).decode(rows([framed, bare, None]), "t", registry.client)
     assert values(out) == [{"id": 1}, None, None]
     assert out.column("_error").to_pylist()[1].startswith("no Confluent framing: expected a zero byte and a schema id of 4 bytes, got 04")
