@@ -46,19 +46,31 @@ spark.stop()
 
 def spark_home() -> Path:
     """Return the SPARK_HOME of the virtual environment."""
-    package = Path(pyspark.__file__).parent
     home = KEPT / f"spark-home-{pyspark.__version__}"
     with _alone(home):
         if not home.exists():
             made = home.with_suffix(".new")
             shutil.rmtree(made, ignore_errors=True)
-            (made / "python" / "lib").mkdir(parents=True)
-            for name in ("bin", "jars", "sbin", "data"):
-                (made / name).symlink_to(package / name)
-            for archive in (package / "python" / "lib").glob("*.zip"):
-                (made / "python" / "lib" / archive.name).symlink_to(package.parent, target_is_directory=True)
+            make_spark_home(made)
             made.rename(home)
     return home
+
+
+def make_spark_home(directory: Path, *, only: tuple[str, ...] = ()) -> Path:
+    """Create a SPARK_HOME. `only`: hide the other packages that are installed beside pyspark."""
+    package = Path(pyspark.__file__).parent
+    packages = package.parent
+    (directory / "python" / "lib").mkdir(parents=True)
+    for name in ("bin", "jars", "sbin", "data"):
+        (directory / name).symlink_to(package / name)
+    if only:
+        packages = directory / "packages"
+        packages.mkdir()
+        for name in only:
+            (packages / name).symlink_to(package.parent / name)
+    for archive in (package / "python" / "lib").glob("*.zip"):
+        (directory / "python" / "lib" / archive.name).symlink_to(packages, target_is_directory=True)
+    return directory
 
 
 def java_options() -> str:

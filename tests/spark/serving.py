@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 from tests.server.process import BrokerProcess
 from tests.spark.fast_start import java_options
@@ -16,6 +17,9 @@ from headrace.cli import main
 main()
 """
 """A broker that applies retention ten times a second."""
+
+CONNECT_SETTINGS: Final = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "spark.connect.grpc.binding.port": 0}
+"""Start a server of Spark Connect in the session's own Java process, on a free port."""
 
 
 class FlightBroker(BrokerProcess):
