@@ -120,7 +120,7 @@ class Handlers:
             v.ClusterLeave: cluster.leave,
             v.ClusterStatus: cluster.status,
             ClusterMetadata: cluster.metadata,
-            v.BrokerCall: BrokerHandlers(self._broker, who).call,
+            v.BrokerCall: BrokerHandlers(self._broker, who, node.report).call,
         }
 
     # Topics.
