@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from headrace.errors import ConfigError
 from headrace.flight.client import FlightClient
 from headrace.spark.session import check_java, session
-from tests.spark.rows import publish
 from tests.spark.fast_start import make_spark_home
+from tests.spark.rows import publish
 from tests.spark.serving import FlightBroker
 
 
