@@ -18,7 +18,7 @@ import pytest
 from headrace.access.policy import decide
 from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
 from headrace.broker.authorizer import Authorizer
-from headrace.broker.schemas.operations import Schemas
+from headrace.broker.operations.schemas import Schemas
 from headrace.errors import BrokerError, NotAuthorized, UnknownMessage, UnknownStage
 from headrace.records import RecordBatch
 from headrace.schemas import Compatibility, SchemaType

@@ -74,7 +74,7 @@ def test_latency_reports_percentiles_in_order(protocol: str, tmp_path: Path) -> 
 
 
 def test_delayed_messages_are_measured_alone_and_under_load(tmp_path: Path) -> None:
-    report = measured("delayed", "--messages", "20", "--rate", "200", "--delay", "200", directory=tmp_path)
+    report = measured("benchmarks.delayed", "--messages", "20", "--rate", "200", "--delay", "200", directory=tmp_path)
     quiet, busy, machine = report["figures"]
     for figure in (quiet, busy, machine):
         assert 0 < figure["notes"]["p50"] <= figure["notes"]["max"]

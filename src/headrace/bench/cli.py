@@ -184,43 +184,6 @@ def latency(
 
 @bench.command()
 @options.common
-@click.option("--messages", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Delayed messages of one repetition.")
-@click.option("--rate", type=click.FloatRange(0.1, 10_000), default=100.0, show_default=True, help="Delayed messages published per second.")
-@click.option(
-    "--delay", "delay_ms", type=click.IntRange(1, 60_000), default=1_000, show_default=True, help="Delay of each message in milliseconds."
-)
-@options.profile()
-@needs("headrace bench delayed", "hdrh")
-def delayed(repeat: int, output: str, parent: Path | None, messages: int, rate: float, delay_ms: int, profile: Path | None) -> None:
-    """Measure how late delayed messages arrive, on an idle broker and under full load.
-
-    Lateness is the time from the delivery time of a message to its arrival at a Figg reader. A message that arrives early ends the
-    benchmark.
-    """
-    from headrace.bench import delayed as lateness
-
-    config: dict[str, NoteValue] = {"messages": messages, "rate": rate, "delay_ms": delay_ms}
-    quiet, busy, machine = [], [], []
-    with options.measuring("delayed", repeat, output, parent, config) as running:
-        with running.broker(options.Chosen("durable", None, None, profile)) as target:
-
-            def once(name: str, turn: int) -> list[float]:
-                with running.steps.step(f"{name} {turn + 1}/{repeat}", messages) as tick:
-                    return lateness.lateness(
-                        target.address, f"delayed-{name}-{turn}", messages=messages, rate=rate, delay_ms=delay_ms, tick=tick
-                    )
-
-            for turn in range(repeat):
-                quiet.append(once("quiet", turn))
-                with lateness.loaded(target.address, running.directory), lateness.Pulse(running.directory) as pulse:
-                    busy.append(once("busy", turn))
-                machine.append(pulse.late)
-        for figure in lateness.figures(quiet, busy, machine):
-            running.report.add(figure)
-
-
-@bench.command()
-@options.common
 @options.size()
 @options.records(1_000_000)
 @click.option(
