@@ -221,3 +221,13 @@ def test_config_explain_tells_text_default_bounds_and_variable() -> None:
 def test_config_explain_without_a_key_lists_all() -> None:
     lines = headrace("config", "explain").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(SETTINGS)
+
+
+def test_doctor_exits_with_1_if_something_needs_action(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text("[storage]\nakc = 1\n")
+    done = headrace("doctor", "--config", str(file), "--data", str(tmp_path / "data"), "-q")
+    assert done.returncode == 1
+    assert done.stdout.startswith("action configuration") and f"{file}:2: unknown key" in done.stdout
+    rows = json.loads(headrace("doctor", "--config", str(file), "-o", "json").stdout)
+    assert rows[0]["level"] == "action" and rows[0]["advice"] == "correct the file"
