@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace import __version__
-from headrace.cli import COMMANDS, load
+from headrace.cli import COMMANDS, EXIT_CODES, REFUSED, exit_code, load
+from headrace.errors import HeadraceError
 from headrace.server.config import SETTINGS
 
 
@@ -231,3 +232,11 @@ def test_doctor_exits_with_1_if_something_needs_action(tmp_path: Path) -> None:
     assert done.stdout.startswith("action configuration") and f"{file}:2: unknown key" in done.stdout
     rows = json.loads(headrace("doctor", "--config", str(file), "-o", "json").stdout)
     assert rows[0]["level"] == "action" and rows[0]["advice"] == "correct the file"
+
+
+def test_a_broker_that_closes_every_connection_has_an_exit_code_of_its_own() -> None:
+    class RefusedRepeatedly(HeadraceError):
+        kind = "refused_repeatedly"
+
+    assert exit_code(RefusedRepeatedly()) == REFUSED
+    assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 130]
