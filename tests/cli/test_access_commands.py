@@ -188,6 +188,9 @@ def test_records_need_a_login_too(admin: Admin) -> None:
     assert admin.run("pub", "gps", "hello", "--protocol", "flymq").returncode == 0
     assert admin.run("fetch", "gps", "--from", "earliest", "--protocol", "flymq").stdout == "hello\n"
     assert admin.run("pub", "gps", "hello", "--protocol", "rustlog", user="").returncode != 0
+    for command in (["pub", "gps", "hello"], ["sub", "gps"], ["fetch", "gps"], ["sub", "gps", "--group", "g"]):
+        done = admin.run(*command, user="")
+        assert done.returncode == 4 and "anonymous may not" in done.stderr, command
 
 
 def command_lines() -> Iterator[bytes]:

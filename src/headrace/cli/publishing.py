@@ -158,6 +158,8 @@ class _Publishing:
         self._last: Receipt | None = None
         self._began = 0.0
         self._under_way: deque[_Sent] = deque()
+        self._current: asyncio.Future[None] | None = None
+        """The batch that goes through FlyMQ. An interrupt does not cancel it, so that its acknowledgement is counted."""
 
     async def run(self, server: Server, source: AsyncIterator[list[InputRecord]]) -> int:
         client = await server.connect()
@@ -169,6 +171,8 @@ class _Publishing:
                     await self._publish(client, server, source)
             except asyncio.CancelledError:
                 await asyncio.shield(client.close())  # raises if an acknowledgement is missing
+                if self._current is not None:
+                    await self._current
                 await self._acknowledged(all_of_them=True)
                 self._report(server)
                 raise
@@ -188,7 +192,9 @@ class _Publishing:
             async for records in source:
                 if server.protocol == "flymq":
                     for chunk in _chunks(records):
-                        await self._publish_exactly(cast("FlyMqClient", client), chunk)
+                        self._current = asyncio.ensure_future(self._publish_exactly(cast("FlyMqClient", client), chunk))
+                        self._current.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+                        await asyncio.shield(self._current)
                 else:
                     await self._send(client, records)
         except InvalidLine:
