@@ -22,6 +22,7 @@ QUIC_PROTOCOLS = ["fujin"]
 """Protocols over QUIC have their own load generator."""
 COMPARED_PROTOCOLS = "figg,blipmq,flymq,rustlog"
 PEERS = ["nats", "redis"]
+OPERATIONS = ["publish", "fetch-1", "fetch-10", "fetch-500", "consume"]
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
 
@@ -134,9 +135,7 @@ def consume(
 @click.option(
     "--rate", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="Records per second, sent at fixed times."
 )
-@click.option(
-    "--duration", type=click.FloatRange(0.01, 3_600), default=10.0, show_default=True, help="Duration of the open loop in seconds."
-)
+@options.duration(10.0, "Duration of the open loop in seconds.")
 @click.option("--round-trips", type=click.IntRange(1), default=2_000, show_default=True, help="Records sent one at a time.")
 @needs("headrace bench latency", "hdrh")
 def latency(
@@ -180,6 +179,49 @@ def latency(
                     machine.append(own)
         for figure in replies.figures(protocol_name, ack, rate, open_loops, trips, machine):
             running.report.add(figure)
+
+
+@bench.command()
+@options.protocol([*PROTOCOLS[:-1], *QUIC_PROTOCOLS])
+@click.option(
+    "--connections",
+    default="1,16,64,256",
+    show_default=True,
+    metavar="NUMBERS",
+    callback=options.parse_numbers,
+    help="Comma-separated numbers of connections; for fujin, of streams.",
+)
+@click.option("--operations", default=",".join(OPERATIONS), show_default=True, metavar="NAMES", help="Comma-separated operations.")
+@options.records(100_000)
+@options.duration(2.0, "Duration of each measurement in seconds.")
+def requests(
+    protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
+    repeat: int, output: str, parent: Path | None, connections: list[int], operations: str, records: int, duration: float,
+) -> None:  # fmt: skip
+    """Measure requests one at a time on many connections, beside a bare server.
+
+    publish: one durable record. fetch-N: N records of a topic with --records records. consume: the next record (FlyMQ, BlipMQ). The bare
+    server receives and sends as many bytes; for a publish it also writes and syncs them, many at once.
+    """
+    from headrace.bench import requests as measurements
+
+    names = _names(operations, list(OPERATIONS), "--operations")
+    config: dict[str, NoteValue] = {
+        "protocol": protocol_name,
+        "connections": ",".join(map(str, connections)),
+        "operations": ",".join(names),
+        "records": records,
+        "value_bytes": value_bytes,
+        "ack": ack,
+        "duration": duration,
+    }
+    if protocol_name in QUIC_PROTOCOLS:
+        _quic_only(server)
+    workload = measurements.Workload(protocol_name, names, connections, duration, records, value_bytes)
+    with options.measuring("requests", repeat, output, parent, config) as running:
+        for point in measurements.measure(running, options.Chosen(ack, server, key, profile), workload):
+            for figure in point.figures():
+                running.report.add(figure)
 
 
 @bench.command()
