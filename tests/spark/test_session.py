@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.flight.client import FlightClient
 from headrace.spark.session import check_java, session
 from tests.spark.rows import publish
-from tests.spark.serving import FlightBroker, shadow_home
+from tests.spark.serving import JAVA_OPTIONS, FlightBroker, shadow_home
 
 
 def java_home(directory: Path, release: str, *, script: str = "") -> Path:
@@ -45,12 +45,12 @@ from pyspark.sql import SparkSession
 
 import headrace.spark
 
-servers, topic = sys.argv[1:]
+servers, topic, java_options = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[1]")
     .config("spark.ui.enabled", "false")
     .config("spark.driver.host", "127.0.0.1")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    .config("spark.driver.extraJavaOptions", java_options)
     .getOrCreate()
 )
 
@@ -83,7 +83,7 @@ def test_register_serves_a_plain_session_in_an_environment_that_is_not_activated
         "SPARK_HOME": str(shadow_home(tmp_path / "home", only=("pyspark", "py4j"))),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    command = [sys.executable, "-c", PLAIN, broker.address, topic]
+    command = [sys.executable, "-c", PLAIN, broker.address, topic, JAVA_OPTIONS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "True\n4\n", done.stderr[-4000:]
 

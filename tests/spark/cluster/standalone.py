@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.spark.serving import shadow_home
+from tests.spark.serving import JAVA_OPTIONS, shadow_home
 
 START_SECONDS_MAX: Final = 120.0
-SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Standalone:
@@ -23,7 +22,8 @@ class Standalone:
     def __init__(self, directory: Path, *, workers: int = 2) -> None:
         self._directory, self._workers = directory, workers
         directory.mkdir(parents=True)
-        self._home = shadow_home(directory / "home")
+        self.home = shadow_home(directory / "home", only=("pyspark", "py4j"))
+        """SPARK_HOME of the cluster, and of drivers: a Python without packages does not find ours there."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master = ""
 
@@ -55,18 +55,18 @@ class Standalone:
         """Settings of a session on this cluster."""
         return {
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.executor.extraJavaOptions": JAVA_OPTIONS,
             "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[3]),
         }
 
     def _start(self, name: str, *command: str) -> Path:
         log = self._directory / f"{name}.log"
-        environment = {**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": SMALL}
+        environment = {**os.environ, "SPARK_HOME": str(self.home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS}
         environment["SPARK_DAEMON_MEMORY"] = "256m"
         with log.open("wb") as output:
             # A separate process group, which includes the executors of a worker.
             process = subprocess.Popen(
-                [str(self._home / "bin" / "spark-class"), *command],
+                [str(self.home / "bin" / "spark-class"), *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
