@@ -41,7 +41,7 @@ from headrace.records import AnyBatch
 __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
 
 T = TypeVar("T")
-_KIND: Final = "transaction"
+_KIND: Final = "writer"
 """Resource kind of a writer in access rules."""
 _STEP: Final = "publications of exactly-once writers"
 _RETRY_SECONDS: Final = 1.0
