@@ -59,10 +59,10 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "replay": (lambda broker: broker.replay(BOB, "t", ["0-0"]), Action.READ, "topic"),
     "purge_dead_letters": (lambda broker: broker.purge_dead_letters(BOB, "t"), Action.DELETE, "topic"),
     "publish_delayed": (lambda broker: broker.publish_delayed(BOB, "t", b"x", delay_ms=1), Action.PUBLISH, "topic"),
-    "stage": (lambda broker: broker.stage(BOB, "i", "t", RecordBatch([b"x"]), writer="q"), Action.PUBLISH, "transaction"),
-    "publish_staged": (lambda broker: broker.publish_staged(BOB, "q", 0, ["h"]), Action.PUBLISH, "transaction"),
-    "last_version": (lambda broker: broker.last_version(BOB, "q"), Action.DESCRIBE, "transaction"),
-    "forget_writer": (lambda broker: broker.forget_writer(BOB, "q"), Action.DELETE, "transaction"),
+    "stage": (lambda broker: broker.stage(BOB, "i", "t", RecordBatch([b"x"]), writer="q"), Action.PUBLISH, "writer"),
+    "publish_staged": (lambda broker: broker.publish_staged(BOB, "q", 0, ["h"]), Action.PUBLISH, "writer"),
+    "last_version": (lambda broker: broker.last_version(BOB, "q"), Action.DESCRIBE, "writer"),
+    "forget_writer": (lambda broker: broker.forget_writer(BOB, "q"), Action.DELETE, "writer"),
     "status": (lambda broker: broker.status(BOB), Action.DESCRIBE, "broker"),
 }
 AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}

@@ -54,7 +54,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """The object of the operation. `kind` is one of topic, group, transaction, schema, broker."""
+    """The object of the operation. `kind` is one of topic, group, transaction, writer, schema, broker."""
 
     kind: str
     name: str
