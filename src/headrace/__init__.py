@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from headrace.clients import sync as sync
     from headrace.clients.api import Client as Client
     from headrace.clients.api import Subscription as Subscription
-    from headrace.clients.backoff import exponential as exponential
     from headrace.clients.connect import connect as connect
     from headrace.clients.errors import AlreadySubscribed as AlreadySubscribed
     from headrace.clients.errors import ClientClosed as ClientClosed
@@ -38,10 +37,11 @@ if TYPE_CHECKING:
     from headrace.clients.sync import SyncClient as SyncClient
     from headrace.clients.sync import SyncSubscription as SyncSubscription
     from headrace.errors import HeadraceError as HeadraceError
+    from headrace.retry import exponential as exponential
 
 _MODULES: Final = {
     "headrace.clients.api": ("Client", "Subscription"),
-    "headrace.clients.backoff": ("exponential",),
+    "headrace.retry": ("exponential",),
     "headrace.clients.connect": ("connect",),
     "headrace.clients.errors": (
         "AlreadySubscribed",

@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from headrace.clients.api import Client
-from headrace.clients.backoff import Backoff
 from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState, OnState
 from headrace.clients.tls import TlsOptions
 from headrace.clients.unsupported import BaseClient
 from headrace.extras import needs
+from headrace.retry import Backoff
 
 
 class Scheme(NamedTuple):

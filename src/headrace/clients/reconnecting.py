@@ -14,13 +14,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from headrace.clients.backoff import Backoff
 from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
 from headrace.clients.messages import ConnectionState, OnState
 from headrace.clients.stream import Stream, open_stream
 from headrace.clients.tls import TlsOptions
 from headrace.clients.unsupported import BaseClient
 from headrace.errors import HeadraceError
+from headrace.retry import Backoff
 
 
 class Outstanding(Protocol):

@@ -11,9 +11,9 @@ from collections.abc import Sized
 from datetime import datetime
 from typing import Protocol
 
-from headrace.clients.backoff import Backoff
 from headrace.clients.messages import OnState, Start, check_start
 from headrace.clients.reconnecting import Outstanding, StreamClient
+from headrace.retry import Backoff
 
 
 class Unanswered(Outstanding, Sized, Protocol):

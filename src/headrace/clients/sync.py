@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from headrace.clients.api import Client, Subscription
-from headrace.clients.backoff import Backoff
 from headrace.clients.connect import connect as connect_async
 from headrace.clients.errors import ClientClosed
 from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.records import Headers
+from headrace.retry import Backoff
 
 _Answer = TypeVar("_Answer")
 

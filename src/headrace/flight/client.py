@@ -22,6 +22,7 @@ from headrace.errors import BrokerError, InvalidRequest, LoginFailed, Unavailabl
 from headrace.flight import request
 from headrace.flight.errors import broker_error
 from headrace.flight.request import ALL, DEFAULT_PORT, READ_SCHEMA, STORED, TIMESTAMP_TYPE, encode
+from headrace.retry import ATTEMPTS_MAX, exponential
 
 __all__ = [
     "ALL",
@@ -36,9 +37,6 @@ __all__ = [
     "TopicState",
 ]
 
-_ATTEMPTS: Final = 4
-_BACKOFF_SECONDS: Final = 0.25
-"""The delay before the second attempt; it triples before each further one. A restarted broker is available by then."""
 _PUBLISH_SECONDS: Final = 600.0
 """A publication larger than memory takes long, and a retry does not make it faster."""
 _PING_MS: Final = 360_000
@@ -49,6 +47,7 @@ _OPTIONS: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+_BACKOFF: Final = exponential()
 _CONNECTION_FAILURES: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
@@ -389,7 +388,7 @@ class FlightClient:
                 (answer,) = self._connected().do_action(action, self._options(options))
                 return request.decode(answer.body.to_pybytes(), object, "answer")
             except flight.FlightError as failure:
-                failures = self._failed(failure, failures if again else _ATTEMPTS)
+                failures = self._failed(failure, failures if again else ATTEMPTS_MAX)
 
     def _ensure_connected(self) -> None:
         """Check the connection and the token before a put, which cannot be repeated. Costs a round trip, and finds another address or a
@@ -406,15 +405,15 @@ class FlightClient:
         """Raise the error, or prepare another attempt and return the number of failures."""
         error = broker_error(failure)
         failures += 1
-        if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < _ATTEMPTS:
+        if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < ATTEMPTS_MAX:
             self._drop_connection(next_address=False)  # the token has expired, or the broker was restarted
             return failures
         if error is not None and not isinstance(error, Unavailable):
             raise error from None
-        if failures >= _ATTEMPTS or not isinstance(failure, _CONNECTION_FAILURES):
+        if failures >= ATTEMPTS_MAX or not isinstance(failure, _CONNECTION_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()
-        time.sleep(_BACKOFF_SECONDS * 3 ** (failures - 1))
+        time.sleep(_BACKOFF(failures))
         return failures
 
     def _connected(self) -> flight.FlightClient:

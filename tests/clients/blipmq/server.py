@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.subscriptions import SubscriptionBook
-from headrace.clients.backoff import exponential
 from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
 from headrace.clients.messages import OnState
 from headrace.engine.memory import MemoryEngine
 from headrace.net.listener import Listener
 from headrace.net.protocol import ServedProtocol
+from headrace.retry import exponential
 from headrace.sessions.blipmq.keys import api_keys
 from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings

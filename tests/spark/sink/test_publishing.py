@@ -20,7 +20,7 @@ LONG_TOPIC = "ü" * 124
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "backoff", lambda *_: 0.001)
+    monkeypatch.setattr(retry, "exponential", lambda **_: lambda failures: 0.001)
 
 
 def soon(seconds: float = 5.0) -> float:

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.blipmq.subscription import Subscription
 from headrace.clients.errors import ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
@@ -33,6 +32,7 @@ from headrace.clients.window import Unacknowledged, Window
 from headrace.errors import RecordTooLarge, WireError
 from headrace.limits import MIB
 from headrace.records import Headers
+from headrace.retry import Backoff, exponential
 from headrace.wire.blipmq import AckBatch, Decoder, Malformed, Message, Nack, Pong, PublishBatch, encoder
 
 DEFAULT_PORT: Final = 5555

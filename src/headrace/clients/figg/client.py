@@ -18,7 +18,6 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import AlreadySubscribed, ClientClosed, NotSupported
 from headrace.clients.figg.subscription import PARTITION, Subscription
@@ -31,6 +30,7 @@ from headrace.clients.window import Unacknowledged, Window
 from headrace.errors import InvalidTopicName, RecordTooLarge, WireError
 from headrace.limits import FIGG_TOPIC_BYTES_MAX, MIB, VALUE_BYTES_MAX
 from headrace.records import Headers
+from headrace.retry import Backoff, exponential
 from headrace.wire.figg import AckBatch, Attached, DataBatch, Detached, Pong, ServerMessage, client_decoder, encode
 
 DEFAULT_PORT: Final = 8119

@@ -22,7 +22,6 @@ from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeVar
 
-from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, keys_of, then
 from headrace.clients.errors import NotSupported, Refused
 from headrace.clients.flymq.access import AccessCalls
@@ -39,6 +38,7 @@ from headrace.clients.tls import TlsOptions
 from headrace.errors import WireError
 from headrace.limits import MIB
 from headrace.records import Bounds, Headers
+from headrace.retry import Backoff, exponential
 from headrace.wire.flymq import Dialect, ReplyDecoder, encode_request
 from headrace.wire.flymq import messages as m
 

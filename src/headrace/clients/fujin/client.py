@@ -20,7 +20,6 @@ from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import NotSupported, OutcomeUnknown, Refused
 from headrace.clients.fujin.connection import Connection, open_connection, trust
@@ -34,6 +33,7 @@ from headrace.clients.tls import TlsOptions
 from headrace.errors import InvalidRequest
 from headrace.limits import MIB
 from headrace.records import Headers
+from headrace.retry import Backoff, exponential
 from headrace.wire.fujin import Fetched, ReaderKind, Request, WriteForm, encode
 
 DEFAULT_PORT: Final = 4848

@@ -21,7 +21,6 @@ from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeVar
 
-from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import NotSupported
 from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
@@ -33,6 +32,7 @@ from headrace.clients.tls import TlsOptions
 from headrace.errors import OffsetOutOfRange, WireError
 from headrace.limits import MIB, RUSTLOG_FRAME_BYTES_MAX
 from headrace.records import Headers
+from headrace.retry import Backoff, exponential
 from headrace.wire.rustlog import Dialect, Reply, ReplyDecoder, Request, Undecodable, encode_request, produce_requests
 from headrace.wire.rustlog import messages as m
 
