@@ -61,8 +61,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "bench": {"headrace.*"},
     # The demo works from outside: it starts programs and connects to them as a user would.
     "demo": {"headrace.clients.*", "headrace.flight.client", "headrace.programs"},
-    # `import headrace.sync` finds the blocking clients.
-    "sync": {"headrace.clients.sync"},
+    "sync": {"headrace.clients.*"},
     "programs": set(),
     "retry": set(),
     "__main__": {"headrace.cli"},

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.blipmq.client import BlipMqClient
-from headrace.clients.errors import ConnectFailed, Refused
+from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
+from headrace.clients.errors import ConnectFailed, LoginRefused, Refused
 from headrace.clients.figg.client import FiggClient
 from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
-from headrace.clients.flymq.login import LoginRefused
 from headrace.errors import ConfigError, NotAuthorized
 from headrace.server.addresses import require_caution
 from headrace.server.config import resolve
@@ -100,8 +99,8 @@ async def test_each_protocol_knows_who_comes(tmp_path: Path) -> None:
             await root.create_user("lorry", "", ["producer"])
             key = (await root.manage("key.create", owner="lorry"))["key"]
             with pytest.raises((ConnectFailed, Refused)):
-                await BlipMqClient.connect(*address, api_key="hr_aaaaaaaaaaaa_no")
-            async with await BlipMqClient.connect(*address, api_key=key) as blipmq:
+                await BlipMqClient.connect(*address, options=BlipMqOptions(api_key="hr_aaaaaaaaaaaa_no"))
+            async with await BlipMqClient.connect(*address, options=BlipMqOptions(api_key=key)) as blipmq:
                 await blipmq.publish("t", b"by key")
             await root.manage("rule.add", subject="user:sensors", actions=["publish"], kind="topic", name="t")
             async with await FiggClient.connect(*address) as figg:

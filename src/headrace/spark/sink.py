@@ -25,11 +25,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from headrace.errors import ConfigError, InvalidRequest, UnknownStage
 from headrace.flight.client import Publication, Servers
+from headrace.retry import TIMEOUT_SECONDS
 from headrace.spark import publishing
 from headrace.spark.connection import connect
 from headrace.spark.options import Options
 from headrace.spark.publishing import TaskId, Version, Versions
-from headrace.spark.retry import TIMEOUT_SECONDS, retry_until
+from headrace.spark.retry import retry_until
 from headrace.spark.servers import servers_of
 from headrace.spark.sink_columns import SinkColumns
 

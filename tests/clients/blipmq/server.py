@@ -38,8 +38,8 @@ class Served:
     proxy: FaultProxy
 
     async def client(self, *, on_state: OnState = lambda state, reason: None, **options: float) -> BlipMqClient:
-        chosen = BlipMqOptions(backoff=exponential(first_seconds=0.01, seconds_max=0.05), on_state=on_state, **options)  # type: ignore[arg-type]  # whole numbers are floats here
-        return await BlipMqClient.connect(self.proxy.host, self.proxy.port, api_key="dev-key", options=chosen)
+        chosen = BlipMqOptions(api_key="dev-key", backoff=exponential(first_seconds=0.01, seconds_max=0.05), on_state=on_state, **options)  # type: ignore[arg-type]  # whole numbers are floats here
+        return await BlipMqClient.connect(self.proxy.host, self.proxy.port, options=chosen)
 
     def values(self, topic: str) -> list[bytes | None]:
         return [value for batch in self.engine._find(topic, 0).batches for value in batch.values()]

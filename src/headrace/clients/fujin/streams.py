@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from headrace.clients.errors import OutcomeUnknown, Refused
 from headrace.clients.fujin.connection import Connection
-from headrace.errors import WireError
+from headrace.errors import HeadraceError, WireError
 from headrace.wire.fujin import (
     Disconnected,
     Failed,
@@ -132,7 +132,7 @@ class WriterStream(ClientStream):
         connection: Connection,
         id: bytes | int | None,
         *,
-        answered: Callable[[Sequence[bytes], Exception | None], None],
+        answered: Callable[[Sequence[bytes], HeadraceError | None], None],
         over: Callable[[str], None],
     ) -> None:
         self._answered = answered
