@@ -63,7 +63,6 @@ QUIC = (
         "fujin",
         kind="quic",
         writes_empty=False,
-        reads_offsets=False,
         needs_settlement=True,
         options=FujinOptions(write_form=WriteForm.NEVER),
     ),

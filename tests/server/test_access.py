@@ -127,10 +127,10 @@ async def test_a_figg_client_without_rights_ends_with_an_error_after_a_few_conne
         async with await log_in(broker) as root:
             await root.create_topic("t")
         options = FiggOptions(backoff=lambda failures: 0.0, refused_connections_max=8)
-        for use in (lambda figg: figg.subscribe("t", "earliest"), lambda figg: figg.publish("t", b"x")):
+        for method, arguments in (("subscribe", ("t", "earliest")), ("publish", ("t", b"x"))):
             async with asyncio.timeout(60), await FiggClient.connect(*broker.addresses[0], options) as figg:
                 with pytest.raises(headrace.RefusedRepeatedly, match="not logged in or not allowed") as caught:
-                    await use(figg)
+                    await getattr(figg, method)(*arguments)
                 assert caught.value.count == 8
         code, _, log = broker.stop()
         lines = [line for line in log.splitlines() if "connection closed" in line and "not_authorized" in line]

@@ -39,7 +39,7 @@ PARTITION: Final = 0
 _FIRST_PUBLISH: Final = 1 << 62
 _FIRST_REQUEST: Final = 1 << 63
 """Correlation ids are far above delivery tags, which count from 1, so that the NACK of an ACK is never taken for that of a request."""
-_KINDS: Final = {401: "not_authorized"}
+_KINDS: Final = {401: "not_authorized", 404: "unknown_topic"}
 """Kinds of error by the code of a NACK."""
 _HANDSHAKE: Final = (_FIRST_REQUEST, _FIRST_REQUEST + 1)
 

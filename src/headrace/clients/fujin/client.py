@@ -193,7 +193,7 @@ class FujinClient(ReconnectingClient[FujinOptions]):
         answer = await stream.request(lambda cid: encode.fetch(cid, records_max or FETCH_RECORDS))
         assert isinstance(answer, Fetched) and answer.ids is not None
         settler = _Puller(self, topic)
-        return [Delivery(topic, None, None, value, settler=settler, id=id) for id, value in zip(answer.ids, answer.values, strict=True)]
+        return [Delivery.of(topic, id, value, settler) for id, value in zip(answer.ids, answer.values, strict=True)]
 
     async def ping(self) -> None:
         """Wait for one reply: connect a writer and disconnect it. Raises `OutcomeUnknown`."""

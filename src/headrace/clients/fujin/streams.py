@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from headrace.clients.errors import OutcomeUnknown, Refused
 from headrace.clients.fujin.connection import Connection
@@ -27,6 +27,8 @@ from headrace.wire.fujin import (
 )
 
 _Answer = TypeVar("_Answer")
+_KINDS: Final = {"writer not found": "unknown_topic", "reader not found": "unknown_topic"}
+"""Kinds of the errors that the original has its own words for."""
 
 
 class ClientStream:
@@ -201,4 +203,4 @@ class ReaderStream(ClientStream):
 
 def _error_of(text: str) -> Refused:
     """Return the error. A Headrace server sends its kind before the first colon."""
-    return Refused(code=0, text=text, kind=text.partition(":")[0])
+    return Refused(code=0, text=text, kind=_KINDS.get(text, text.partition(":")[0]))
