@@ -59,10 +59,13 @@ async def test_the_example_of_the_readme_runs(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_every_example_is_fully_typed(tmp_path: Path) -> None:
-    """`mypy --strict`, each example in a function of its own."""
+    """`mypy --strict`: the page and the README, each example in a function of its own, and the pages of the protocols."""
     blocks = [textwrap.indent(example, "    ") for example in (README_EXAMPLE, *(example for example, _ in EXAMPLES))]
     functions = "\n".join(f"async def example_{number}(api_key: str) -> None:\n{block}" for number, block in enumerate(blocks))
     (tmp_path / "examples.py").write_text(f"import headrace\n\n{functions}")
+    for page in (ROOT / "docs" / "protocols").glob("*.md"):
+        for number, example in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+            (tmp_path / f"{page.stem}_{number}.py").write_text(example)
     checked = subprocess.run(
         [
             sys.executable,

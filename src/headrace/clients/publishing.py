@@ -32,7 +32,7 @@ _Done = TypeVar("_Done")
 _Wanted = TypeVar("_Wanted")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Records:
     """Records to publish together."""
 
@@ -83,10 +83,11 @@ class Publisher(BaseClient, ABC):
         self._check(topic, key, partition, headers)
         check_values([value], None)
         try:
-            (receipt,) = await self._acknowledged(Records(topic, [value], _keys(key, [value]), partition, headers), timeout)
+            (timed,) = await self._within(Records(topic, [value], _keys(key, [value]), partition, headers), timeout)
+            await timed.settled()
         except RecordRefused as refused:
             raise refused.failure from None
-        return receipt
+        return timed.batch.receipts()[0]
 
     async def send(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
@@ -151,35 +152,37 @@ class Publisher(BaseClient, ABC):
         check_text("topic", topic)
         check_key(key)
         check_count("partition", partition)
-        for what, is_wanted in (
-            ("keys", key is not None),
-            ("headers", bool(headers)),
-            ("partitions", partition is not None and partition != self.only_partition),
-        ):
-            if is_wanted and what not in self.carries:
-                raise self._unsupported(what, what, _OTHERS[what])
+        if key is not None:
+            self._check_carried("keys")
+        if partition is not None and partition != self.only_partition:
+            self._check_carried("partitions")
         if headers:
+            self._check_carried("headers")
             check_headers(headers)
+
+    def _check_carried(self, what: str) -> None:
+        if what not in self.carries:
+            raise self._unsupported(what, what, _OTHERS[what])
 
     @abstractmethod
     def _check_open(self) -> None: ...
-
-    async def _acknowledged(self, records: Records, timeout: float | None) -> list[Receipt]:
-        return [receipt for batch in await self._within(records, timeout) for receipt in await batch.wait()]
 
     async def _within(self, records: Records, timeout: float | None) -> list[_Timed]:
         """Submit records with a deadline. Raises `NotSent` if the window has no room in time."""
         seconds = self._publish_seconds if timeout is None else timeout
         deadline = asyncio.get_running_loop().time() + seconds if seconds else None
-        try:
-            async with asyncio.timeout_at(deadline):
-                batches = await self._submit(records)
-        except TimeoutError:
-            raise NotSent(len(records.values), f"no room in the window within {seconds:g} s") from None
+        if deadline is None or self._window.has_room(len(records.values), sum(map(len, records.values))):
+            batches = await self._submit(records)
+        else:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    batches = await self._submit(records)
+            except TimeoutError:
+                raise NotSent(len(records.values), f"no room in the window within {seconds:g} s") from None
         return [_Timed(batch, self._window, seconds, deadline) for batch in batches]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Timed:
     """A batch and its deadline."""
 
@@ -191,22 +194,15 @@ class _Timed:
     async def settled(self) -> None:
         """Wait for the acknowledgement. After the deadline an unsent batch is withdrawn."""
         done: asyncio.Future[None] = self.batch.done
+        if not done.done():
+            left = None if self.deadline is None else max(0.0, self.deadline - done.get_loop().time())
+            # Unlike `await done`, this does not cancel the future with its caller, which would disturb the order of replies.
+            await asyncio.wait((done,), timeout=left)
         if done.done():
             return done.result()
-        try:
-            async with asyncio.timeout_at(self.deadline):
-                # Shielded: a cancelled caller must not disturb the order of replies.
-                await asyncio.shield(done)
-        except TimeoutError:
-            if done.done():
-                return done.result()
-            why = f"no acknowledgement within {self.seconds:g} s"
-            is_unsent = self.window.withdraw([self.batch])
-            raise (NotSent if is_unsent else OutcomeUnknown)(self.batch.count, why) from None
-
-    async def wait(self) -> list[Receipt]:
-        await self.settled()
-        return self.batch.receipts()
+        why = f"no acknowledgement within {self.seconds:g} s"
+        is_unsent = self.window.withdraw([self.batch])
+        raise (NotSent if is_unsent else OutcomeUnknown)(self.batch.count, why)
 
 
 class _Tally:

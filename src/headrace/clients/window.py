@@ -104,6 +104,11 @@ class Window(Generic[_Entry]):
         """Whether something other than a ping is without a reply."""
         return any(not entry.is_ping for entry in self._entries)
 
+    def has_room(self, records: int, size_bytes: int) -> bool:
+        """Return whether these records enter without waiting, even if their frames are twice as large."""
+        fits = self._weight + records <= self._weight_max and self._bytes + 2 * size_bytes <= self._bytes_max
+        return fits and not self._entry_lock.locked()
+
     async def enter(self, *entries: _Entry) -> None:
         """Wait for room, then queue. Entries above the bounds enter when the window is empty. Raises `ClientClosed`."""
         weight, size_bytes = sum(entry.weight for entry in entries), sum(entry.size_bytes for entry in entries)
