@@ -23,6 +23,7 @@ from headrace.flight import request
 from headrace.flight.errors import broker_error
 from headrace.flight.put_schema import check_put_schema
 from headrace.flight.request import ALL, DEFAULT_PORT, READ_SCHEMA, STORED, TIMESTAMP_TYPE, encode
+from headrace.retry import ATTEMPTS_MAX, exponential
 
 __all__ = [
     "ALL",
@@ -38,9 +39,6 @@ __all__ = [
     "check_put_schema",
 ]
 
-_ATTEMPTS: Final = 4
-_BACKOFF_SECONDS: Final = 0.25
-"""The delay before the second attempt; it triples before each further one. A restarted broker is available by then."""
 _PUBLISH_SECONDS: Final = 600.0
 """A publication larger than memory takes long, and a retry does not make it faster."""
 _PING_MS: Final = 360_000
@@ -51,6 +49,9 @@ _OPTIONS: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+_FAILURES: Final = (flight.FlightError, pa.ArrowInvalid)
+"""Arrow raises `ArrowInvalid` if it cannot start a call, for example without a free thread."""
+_BACKOFF: Final = exponential()
 _CONNECTION_FAILURES: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
@@ -250,7 +251,7 @@ class FlightClient:
                         reached(position)
                     yield complete(batch)
                 return
-            except flight.FlightError as failure:
+            except _FAILURES as failure:
                 if start < stop <= position:  # all rows have arrived
                     return
                 failures = self._failed(failure, failures)
@@ -293,7 +294,7 @@ class FlightClient:
         descriptor = flight.FlightDescriptor.for_command(encode(command))
         try:
             self._ensure_connected()
-            upload, answers = self._connected().do_put(descriptor, first.schema, self._options(None))
+            upload, answers = self._started_put(descriptor, first.schema)
             with upload:
                 upload.write_batch(first)
                 for batch in coming:
@@ -305,6 +306,12 @@ class FlightClient:
         if answer is None:
             raise Unavailable("the broker closed the put without a reply")
         return request.decode(answer.to_pybytes(), dict, "answer")
+
+    def _started_put(self, descriptor: flight.FlightDescriptor, schema: pa.Schema) -> Any:
+        try:
+            return self._connected().do_put(descriptor, schema, self._options(None))
+        except pa.ArrowInvalid as failure:
+            raise _raised(failure) from None
 
     # Schemas and dead letters
 
@@ -390,8 +397,8 @@ class FlightClient:
             try:
                 (answer,) = self._connected().do_action(action, self._options(options))
                 return request.decode(answer.body.to_pybytes(), object, "answer")
-            except flight.FlightError as failure:
-                failures = self._failed(failure, failures if again else _ATTEMPTS)
+            except _FAILURES as failure:
+                failures = self._failed(failure, failures if again else ATTEMPTS_MAX)
 
     def _ensure_connected(self) -> None:
         """Check the connection and the token before a put, which cannot be repeated. Costs a round trip, and finds another address or a
@@ -401,22 +408,24 @@ class FlightClient:
             try:
                 self._connected().list_actions(self._options(self._servers.timeout_seconds))
                 return
-            except flight.FlightError as failure:
+            except _FAILURES as failure:
                 failures = self._failed(failure, failures)
 
-    def _failed(self, failure: flight.FlightError, failures: int) -> int:
+    def _failed(self, failure: flight.FlightError | pa.ArrowInvalid, failures: int) -> int:
         """Raise the error, or prepare another attempt and return the number of failures."""
+        if isinstance(failure, pa.ArrowInvalid):
+            raise _raised(failure) from None
         error = broker_error(failure)
         failures += 1
-        if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < _ATTEMPTS:
+        if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < ATTEMPTS_MAX:
             self._drop_connection(next_address=False)  # the token has expired, or the broker was restarted
             return failures
         if error is not None and not isinstance(error, Unavailable):
             raise error from None
-        if failures >= _ATTEMPTS or not isinstance(failure, _CONNECTION_FAILURES):
+        if failures >= ATTEMPTS_MAX or not isinstance(failure, _CONNECTION_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()
-        time.sleep(_BACKOFF_SECONDS * 3 ** (failures - 1))
+        time.sleep(_BACKOFF(failures))
         return failures
 
     def _connected(self) -> flight.FlightClient:
@@ -499,7 +508,9 @@ def _nothing(topic: str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], pa.binary() if name == "value" else pa.string()) for name in names], names=names)
 
 
-def _raised(failure: flight.FlightError) -> BrokerError:
+def _raised(failure: flight.FlightError | pa.ArrowInvalid) -> BrokerError:
+    if isinstance(failure, pa.ArrowInvalid):
+        return Unavailable(f"the call cannot be made: {_first_line(failure)}; check the limit of threads and memory of this process")
     error = broker_error(failure)
     if error is not None:
         return error
@@ -510,7 +521,7 @@ def _raised(failure: flight.FlightError) -> BrokerError:
     return Unavailable(_first_line(failure))
 
 
-def _first_line(failure: flight.FlightError) -> str:
+def _first_line(failure: flight.FlightError | pa.ArrowInvalid) -> str:
     """Return the first line of a gRPC error, without the debug context."""
     return str(failure).partition("gRPC client debug context")[0].strip().partition("\n")[0] or type(failure).__name__
 
