@@ -381,8 +381,13 @@ async def _singly(subscription: Subscription) -> AsyncIterator[MessageBatch]:
 def _batch_of(messages: Sequence[Message]) -> MessageBatch:
     first = messages[0]
     offsets = [message.offset for message in messages if message.offset is not None]
+    is_one = all(message.partition == first.partition for message in messages)
     return MessageBatch(
-        first.topic, first.partition, offsets, [message.value for message in messages], [message.key for message in messages]
+        first.topic,
+        first.partition if is_one else None,
+        offsets,
+        [message.value for message in messages],
+        [message.key for message in messages],
     )
 
 
@@ -413,8 +418,9 @@ async def _batches(client: Client, topic: str, start: Start, count: int, group: 
     while left and (messages := await client.fetch(topic, place, partition=partition, group=group, records_max=left)):
         yield _batch_of(messages)
         left -= len(messages)
-        if (last := messages[-1].offset) is not None:
-            place = last + 1
+        last = messages[-1]
+        if last.offset is not None and last.settler is None:
+            place = last.offset + 1
         for message in messages:
             if message.settler is not None:
-                await message.ack()  # without offsets, unacknowledged messages would be fetched again
+                await message.ack()  # unacknowledged messages would be fetched again
