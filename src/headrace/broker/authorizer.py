@@ -7,7 +7,8 @@ and every denial once.
 These modules ask it, and no others (tests/broker/test_access.py compares this list with the code):
 
     broker.py               every method of `Broker` that takes a principal, except those below. It also hands checks to
-                            cursors, settlement queues, transactions and delayed messages, which run later
+                            cursors, transactions and delayed messages, which run later
+    groups/operations.py    every method of `GroupOperations`. It also hands checks to members of groups, which run later
     publishing/publish.py   PUBLISH on a topic: `Publisher.route`, once per cached route, and `Publisher.check_may`.
                             Used by `publish`, `check_ready`, `publish_delayed`, `replay`, transactions and stages
     writers/stages.py       every method of `WriterOperations`: the decision depends on the writer's row and its stages

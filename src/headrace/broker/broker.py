@@ -1,13 +1,14 @@
 """The broker: every operation of a session. Each method checks the permission, then calls the module that implements it.
 
-`publish`, the writer operations (`WriterOperations`) and `schemas` leave the check to their module; `authorizer.py` lists all call sites.
+`publish`, the operations of writers (`WriterOperations`) and groups (`GroupOperations`) and `schemas` leave the check to their module;
+`authorizer.py` lists all call sites.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from headrace.broker.authorizer import ANONYMOUS, Action, AuditHook, Authorize, Authorizer, Principal, allow_all
@@ -16,8 +17,9 @@ from headrace.broker.dead_letters.expiry import Sweep
 from headrace.broker.dead_letters.moves import Moves
 from headrace.broker.delayed import Delayed, DelayedEntry, RandomBytes, Schedule, Waiting
 from headrace.broker.groups.consumer import GroupContext
-from headrace.broker.groups.offsets import GroupLag, Groups
-from headrace.broker.groups.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
+from headrace.broker.groups.members import GroupConsumers
+from headrace.broker.groups.offsets import Groups
+from headrace.broker.groups.operations import GroupOperations
 from headrace.broker.health import Status, supervise
 from headrace.broker.names import check_name
 from headrace.broker.publishing.producers import Producers
@@ -45,7 +47,7 @@ _BROKER = "headrace"
 """Name of the broker as a resource."""
 
 
-class Broker(WriterOperations):
+class Broker(WriterOperations, GroupOperations):
     """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(
@@ -100,7 +102,7 @@ class Broker(WriterOperations):
             random_bytes=random_bytes,
         )
         context = GroupContext(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
-        self._settlement = Settlement(context, consumers_max=settings.groups_max)
+        self._consumers = GroupConsumers(context, consumers_max=settings.groups_max)
         self._transactions = Transactions(
             publisher,
             groups,
@@ -150,7 +152,7 @@ class Broker(WriterOperations):
         await self._sweep.drain()
         if self._expiry is not None:
             await asyncio.wait([self._expiry])
-        await self._settlement.drain()
+        await self._consumers.drain()
         await self._schemas.checks.close()
         await staged
         await self._engine.close()
@@ -167,7 +169,7 @@ class Broker(WriterOperations):
         self._authorizer.forget()
         self._publisher.forget()
         self._cursors.recheck()
-        self._settlement.recheck()
+        self._consumers.recheck()
 
     @property
     def now(self) -> int:
@@ -336,55 +338,7 @@ class Broker(WriterOperations):
         check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
         return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check)
 
-    # Groups
-
-    async def commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit the next offset to read, by (topic, partition). Durable when it returns. An offset may decrease."""
-        self._check_commit(who, group, offsets)
-        await self._groups.put(self._groups.commits(group, offsets))
-
-    def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
-        """Return the committed offset; None if there is none."""
-        self._authorizer.check(who, Action.DESCRIBE, "group", group)
-        self._check_sees(who, topic)
-        self._topics.find_partition(topic, partition)
-        return self._groups.committed(group, topic, partition)
-
-    def lag(self, who: Principal, group: str) -> list[GroupLag]:
-        """Return one entry per partition with a committed offset, for the topics that this principal may see."""
-        self._authorizer.check(who, Action.DESCRIBE, "group", group)
-        return [lag for lag in self._groups.lag(group) if self._authorizer.allows_topic(who, lag.topic)]
-
-    def groups(self, who: Principal) -> list[str]:
-        """Return the groups with committed offsets that this principal may see, by name."""
-        return [group for group in self._groups.names() if self._authorizer.allows(who, Action.DESCRIBE, "group", group)]
-
-    async def delete_group(self, who: Principal, group: str, *, topic: str | None = None) -> None:
-        """Forget the group's offsets in one topic or (None) in all. Raises `InvalidRequest` while the group has an open settlement
-        queue."""
-        self._authorizer.check(who, Action.DELETE, "group", group)
-        if self._settlement.is_open(group):
-            raise InvalidRequest(f"group {group!r} has consumers")
-        await self._groups.delete(group, topic)
-
-    # Settlement and transactions
-
-    def queue(
-        self,
-        who: Principal,
-        group: str,
-        topic: str,
-        *,
-        policy: SettlementPolicy,
-        partitions: Sequence[int] | None = None,
-        start: Start = "latest",
-    ) -> SettlementQueue:
-        """Open a consumer's settlement queue in a group. It starts at the group's committed offset if there is one, else at `start`."""
-        self._check_takes(who, group, topic)
-        self._publisher.check_open()
-        queue = self._settlement.open(group, topic, self._topics.find(topic).partitions, policy, partitions, start)
-        queue.guard(who, partial(self._check_takes, group=group, topic=topic))
-        return queue
+    # Transactions
 
     def begin(self, who: Principal, *, id: str | None = None, timeout_ms: int = 60_000) -> Transaction:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
@@ -533,16 +487,6 @@ class Broker(WriterOperations):
         if not self._authorizer.allows_topic(who, topic):
             self._authorizer.check(who, Action.DESCRIBE, "topic", topic)
 
-    def _check_takes(self, who: Principal, group: str, topic: str) -> None:
-        self._authorizer.check(who, Action.READ, "topic", topic)
-        self._authorizer.check(who, Action.COMMIT, "group", group)
-
-    def _check_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        self._authorizer.check(who, Action.COMMIT, "group", group)
-        for topic, partition in offsets:
-            self._authorizer.check(who, Action.READ, "topic", topic)
-            self._topics.find_partition(topic, partition)
-
     def _exists(self, topic: str) -> bool:
         return topic in self._engine.topics()
 
@@ -550,7 +494,7 @@ class Broker(WriterOperations):
         self._publisher.forget(name)
         self._watermarks.topic_changed(name)
         self._sweep.consider()
-        self._settlement.partitions_added(name, self._engine.topics()[name].partitions)
+        self._consumers.partitions_added(name, self._engine.topics()[name].partitions)
 
     async def _topic_gone(self, name: str) -> None:
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""
@@ -559,7 +503,7 @@ class Broker(WriterOperations):
         self._fetcher.topic_gone(gone)
         self._watermarks.topic_gone(gone)
         self._cursors.topic_gone(gone)
-        self._settlement.topic_gone(gone)
+        self._consumers.topic_gone(gone)
         await self._groups.topic_gone(name)
         await self._producers.topic_gone(name)
         await self._dead_letters.topic_gone(name)

@@ -18,7 +18,6 @@ from headrace.net.quic.endpoint import Retry, ServerTls
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol, StreamLink, StreamSession
 from headrace.server.config import Config
 from headrace.server.protocols import host_of
-from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin.settings import Connectors, FujinSettings, ReaderConnector
 from headrace.sessions.fujin.writer import WriterIds
@@ -48,11 +47,11 @@ class QuicListeners:
         )
         self._listeners: list[QuicListener] = []
         self._counters = counters
-        settings, ids, pushes = fujin_settings(config), WriterIds(), GroupPushes(broker)
+        settings, ids = fujin_settings(config), WriterIds()
 
         def enter(link: StreamLink) -> StreamSession:
             who = Principal(link.identity or config.fujin.principal, "fujin", address=host_of(link.peer))
-            return FujinSession(broker, link, who, ids, settings, pushes)
+            return FujinSession(broker, link, who, ids, settings)
 
         def needs_login() -> bool:
             return not access.allows_anything(config.fujin.principal)

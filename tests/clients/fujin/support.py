@@ -16,7 +16,6 @@ from headrace.net.counters import NetCounters
 from headrace.net.quic.certificate import fingerprint, self_signed
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
 from headrace.sessions.contract import Link
-from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import WriterIds
@@ -41,11 +40,11 @@ class FujinServer:
         self.counters = NetCounters()
         self.sessions: list[FujinSession] = []
         self._settings, self._limits = settings, limits
-        self._ids, self._shares = WriterIds(), GroupPushes(self.broker)
+        self._ids = WriterIds()
         self.listener: QuicListener
 
     def open_session(self, link: Link) -> FujinSession:
-        self.sessions.append(FujinSession(self.broker, link, WHO, self._ids, self._settings, self._shares))
+        self.sessions.append(FujinSession(self.broker, link, WHO, self._ids, self._settings))
         return self.sessions[-1]
 
     async def open(self, port: int = 0) -> None:

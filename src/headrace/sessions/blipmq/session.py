@@ -336,13 +336,13 @@ class BlipMqSession:
     async def _subscribe(self, message: Subscribe, who: Principal) -> None:
         if not message.topic:
             return self._nack((message.cid,), errors.EMPTY_TOPIC)
-        if message.qos > 1:
+        if message.qos > 1 or (message.group and not message.qos):
             return self._nack((message.cid,), errors.INVALID_QOS)
         if len(self._held) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
             return self._nack((message.cid,), errors.TOO_MANY_SUBSCRIPTIONS)
         await self._outbox.settled()
         try:
-            subscription = await self._subscriptions.subscribe(who, message.topic, message.qos)
+            subscription = await self._subscriptions.subscribe(who, message, self._link.peer)
         except BrokerError as error:
             return self._nack((message.cid,), errors.reason_of(error))
         self._hold(subscription)

@@ -97,7 +97,7 @@ class FlyMqSession:
         self._link = link
         self._broker = broker
         self._who = who
-        self._handlers = Handlers(broker, who, settings.node, self._is_over)
+        self._handlers = Handlers(broker, who, settings.node, self._is_over, link.peer)
         self._access = access
         self._dialect = settings.dialect
         self._decoder = RequestDecoder(self._inflated_bytes_max)
@@ -133,7 +133,7 @@ class FlyMqSession:
 
     def lost(self) -> None:
         self._is_lost = True
-        self._handlers.transactions.abort_all()
+        self._handlers.abandon()
         self._inbox.clear()
         if self._task is not None:
             self._task.cancel()
@@ -371,7 +371,7 @@ class FlyMqSession:
         if self._access.who != self._who:
             self._who = self._handlers.who = self._access.who
             self._decoder.inflated_bytes_max = self._inflated_bytes_max
-            self._handlers.transactions.abort_all()
+            self._handlers.abandon()
             if self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply

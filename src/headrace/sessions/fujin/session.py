@@ -21,7 +21,6 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.errors import WireError
 from headrace.sessions.contract import Link
-from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.reader import Reader
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import Step, Writer, WriterIds
@@ -47,7 +46,7 @@ PING_ERROR_CODE: Final = 3
 
 
 class FujinSession:
-    """State of one stream. `ids` and `group_pushes` are shared by all streams. Without `group_pushes` every reader uses a queue."""
+    """State of one stream. `ids` are shared by all streams."""
 
     def __init__(
         self,
@@ -56,9 +55,8 @@ class FujinSession:
         who: Principal,
         ids: WriterIds,
         settings: FujinSettings = FujinSettings(),
-        group_pushes: GroupPushes | None = None,
     ) -> None:
-        self._broker, self._link, self._who, self._ids, self._settings, self._group_pushes = broker, link, who, ids, settings, group_pushes
+        self._broker, self._link, self._who, self._ids, self._settings = broker, link, who, ids, settings
         self._loop = asyncio.get_running_loop()
         self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
         self._role: Writer | Reader | None = None
@@ -201,7 +199,6 @@ class FujinSession:
             self._who,
             self._settings,
             message,
-            self._group_pushes,
             settled=self._close_when_done,
             failed=self._reader_failed,
         )
