@@ -24,10 +24,11 @@ from headrace.bench.report import Figure, NoteValue, Target, percentile
 if TYPE_CHECKING:
     from headrace.bench.progress import Steps
 
-PARTS = ["raw", "append", "read", "spread", "recovery", "memory"]
+PARTS = ["raw", "append", "read", "small-reads", "spread", "recovery", "memory"]
 APPEND_TARGET = Target(at_least=1_000_000)
 COLUMNS_TARGET = Target(at_least=3_000_000)
 READ_TARGET = Target(at_least=5_000_000)
+SMALL_READ_TARGET = Target(at_most=10)
 SPREAD_TARGET = Target(at_most=5)
 SPREAD_RECORDS = (1, 10)
 """For each partition."""
@@ -53,9 +54,9 @@ def log(
 ) -> None:  # fmt: skip
     """Measure the storage layer without a network, beside the disk and the memory.
 
-    raw: pwrite + fdatasync and memcpy. append: durable, 64 batches in flight. read: as columns and as values. spread: a flush to all
-    partitions, and one of the same bytes to one. recovery: opening a log whose process was killed with a full journal. memory: a
-    broker that idles on that log.
+    raw: pwrite + fdatasync and memcpy. append: durable, 64 batches in flight. read: as columns and as values. small-reads: a few records
+    at a time from large batches. spread: a flush to all partitions, and one of the same bytes to one. recovery: opening a log whose process
+    was killed with a full journal. memory: a broker that idles on that log.
     """
     config: dict[str, NoteValue] = {
         "records": records, "value_bytes": value_bytes, "batch_records": batch_records, "log_bytes": log_bytes, "partitions": partitions,
@@ -72,6 +73,8 @@ def figures(plan: LogPlan, parts: Collection[str], directory: Path, repeat: int,
         yield from _raw(plan, directory, repeat, steps)
     if "append" in parts or "read" in parts:
         yield from _append_and_read(plan, parts, directory / "log", repeat, steps)
+    if "small-reads" in parts:
+        yield from _small_reads(plan, directory / "small-reads", repeat, steps)
     if "spread" in parts:
         for each in SPREAD_RECORDS:
             yield _spread(plan, each, directory / "spread", repeat, steps)
@@ -135,6 +138,17 @@ def _append_columns(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -
         shutil.rmtree(directory)
     size = measurements.column_batch_records(plan.value_bytes)
     return Figure(f"append as columns, durable, batches of {size:,}", "records/s", rates, COLUMNS_TARGET)
+
+
+def _small_reads(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -> Iterator[Figure]:
+    turns = []
+    for turn in range(repeat):
+        with steps.step(f"small reads {turn + 1}/{repeat}", 1):
+            turns.append(on_loop(measurements.measure_small_reads(directory, plan.value_bytes)))
+        shutil.rmtree(directory)
+    what = f"read of {measurements.SMALL_READ_RECORDS} records from batches of {measurements.SMALL_READ_BATCH_RECORDS:,}"
+    for name in turns[0]:
+        yield Figure(f"{what}, {name}", "CPU µs", [times[name] for times in turns], SMALL_READ_TARGET)
 
 
 def _spread(plan: LogPlan, each: int, directory: Path, repeat: int, steps: Steps) -> Figure:

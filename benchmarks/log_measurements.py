@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import statistics
 import sys
 import time
@@ -33,6 +34,10 @@ BATCH_POOL = 64
 COLUMN_BATCH_POOL = 16
 """The same for column batches."""
 FLUSH_ROUNDS = 30
+SMALL_READS = 2_000
+SMALL_READ_RECORDS = 10
+SMALL_READ_BATCHES = 20
+SMALL_READ_BATCH_RECORDS = 5_000
 FILL_SECONDS_MAX = 1_200.0
 
 T = TypeVar("T")
@@ -145,6 +150,36 @@ async def _read_all(engine: EmbeddedEngine, *, columns: bool) -> float:
     if count != bounds.end - bounds.first:
         raise BenchFailed(f"read {count} of {bounds.end - bounds.first} records")
     return count / seconds
+
+
+async def measure_small_reads(directory: Path, value_bytes: int) -> dict[str, float]:
+    """Return the CPU microseconds of a read of a few records from large batches in segments, by the places of the reads."""
+    engine = open_engine(directory)
+    await engine.open()
+    try:
+        await engine.create_topic(TOPIC, 1, TopicConfig())
+        values = sample_values(value_bytes, SMALL_READ_BATCH_RECORDS)
+        for _ in range(SMALL_READ_BATCHES):
+            await engine.append([Write(TOPIC, 0, RecordBatch(values))])
+        await engine.maintain()
+        end, rng = engine.bounds(TOPIC, 0).end - SMALL_READ_RECORDS, random.Random(1)
+        places = {
+            "in order": [turn * SMALL_READ_RECORDS for turn in range(SMALL_READS)],
+            "at one place": [end // 2] * SMALL_READS,
+            "at random": [rng.randrange(end) for _ in range(SMALL_READS)],
+        }
+        return {name: await _small_reads(engine, offsets) for name, offsets in places.items()}
+    finally:
+        await engine.close()
+
+
+async def _small_reads(engine: EmbeddedEngine, offsets: list[int]) -> float:
+    began = time.process_time()
+    for offset in offsets:
+        found = await engine.read(TOPIC, 0, offset, bytes_max=READ_BYTES_MAX // 8, records_max=SMALL_READ_RECORDS)
+        if sum(map(len, found)) != SMALL_READ_RECORDS:
+            raise BenchFailed(f"a read at offset {offset} gave {sum(map(len, found))} of {SMALL_READ_RECORDS} records")
+    return (time.process_time() - began) / len(offsets) * 1e6
 
 
 async def measure_spread(directory: Path, partitions: int, value_bytes: int, each: int) -> tuple[float, float]:

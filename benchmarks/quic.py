@@ -22,6 +22,7 @@ from headrace.bench.children import Address, child, cpu_seconds, parse_address, 
 from headrace.bench.errors import BenchFailed
 from headrace.bench.fujin import Connection, QuicTraffic
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
+from headrace.bench.traffic import warm_up_records
 from headrace.programs import last_line
 
 FRACTION_TARGET = Target(at_least=0.5)
@@ -102,7 +103,9 @@ def _measure(
     rates, ceilings, cpu = [], [], 0.0
     with options.measuring(command, repeat, output, parent, config) as bench:
         with fujin.quic_broker(bench.directory, ack, profile) as (broker, pid), bare_server(bench.directory) as bare:
-            fujin.on_loop(fujin.publish(broker, fujin.new_topic(), replace(traffic, records=min(traffic.records, fujin.WARM_UP_RECORDS))))
+            fujin.on_loop(
+                fujin.publish(broker, fujin.new_topic(), replace(traffic, records=warm_up_records(traffic.records, traffic.value_bytes)))
+            )
             for number in range(1, repeat + 1):
 
                 def step(part: str, number: int = number) -> AbstractContextManager[Any]:

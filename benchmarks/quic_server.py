@@ -16,8 +16,8 @@ from pathlib import Path
 import uvloop
 
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES
-from headrace.net.quic.certificate import self_signed
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
+from headrace.server.quic import self_signed
 from headrace.sessions.contract import Link
 from headrace.wire.fujin import ALPN, encode
 

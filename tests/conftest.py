@@ -11,15 +11,26 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import pytest
 
 from tests import canaries
 
+HERE: Final = Path(__file__).parent
 Proof: TypeAlias = Callable[[str, int], None]
-LONGEST_FIRST: Final = ("spark", "kill_loop", "crash_images")
-"""Markers, in the order in which xdist hands out what has them. `make test-quick` leaves out all three."""
+LONGEST_FIRST: Final = ("spark", "kill_loop", "crash_images", "slow")
+"""Markers, in the order in which xdist hands out what has them. `make test-quick` leaves them out."""
+SLOW: Final = (
+    *("access/test_existence", "access/test_flight_matrix", "access/test_login", "access/test_matrix", "bench"),
+    *("broker/test_schema_checks", "broker/test_settlement_model", "broker/test_stages_crash", "cli/test_access_commands"),
+    *("cli/test_extras", "cli/test_ping", "cli/test_pipelines", "cli/test_pubsub_protocols", "cli/test_terminal", "consistency", "cost"),
+    *("crash", "engine/test_exhaustion", "faults", "flight/test_bounds", "flight/test_exhaustion", "flight/test_login", "packaging"),
+    *("protocols/test_large_values", "protocols/test_strain", "protocols/test_time", "schemas/test_json_compatibility", "server", "spark"),
+    *("storage/test_store_model", "test_canaries", "test_extras"),
+)
+"""Beginnings of the paths of tests that start programs or search large spaces: a quarter of the tests, three quarters of the time."""
 OF_THE_CALLER: Final = frozenset(
     ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
     + tuple(f"HEADRACE_{name}" for name in ("API_KEY", "FLIGHT", "CONFIG", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER"))
@@ -39,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(HERE).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items[:] = in_turns(items)
 

@@ -30,8 +30,8 @@ MAY_KNOW: dict[str, set[str]] = {
     # The server side imports the broker; `flight.client` and the modules it has in common with the server import only Arrow.
     "flight": {"headrace.broker.*", "headrace.access.*", "headrace.engine.contract"},
     # A task on an executor decodes values itself: the schemas are code without I/O.
-    "spark": {"headrace.flight.client", "headrace.schemas.*"},
-    "arrow": {"headrace.flight.client"},
+    "spark": {"headrace.arrow.*", "headrace.flight.client", "headrace.schemas.*"},
+    "arrow": {"headrace.flight.client", "headrace.schemas.*"},
     "server": {
         "headrace.sessions.*",
         "headrace.net.*",
@@ -71,6 +71,7 @@ HOMES: dict[str, set[str]] = {
     "rich": {"cli", "bench", "demo"},
     "uvloop": {"server", "cli", "bench"},
     "google_crc32c": {"storage"},
+    "re2": {"sessions"},
     "backports": {"storage"},
     "compression": {"storage"},
     "argon2": {"access"},

@@ -263,7 +263,7 @@ ABSENT_NEEDS = {
 AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
 """Methods that answer as if the object did not exist."""
 LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages"}
-NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
+NOT_FOR_USERS = {"open", "close", "maintain", "access_changed", "may_describe"}
 
 
 def test_every_method_of_the_broker_has_a_row() -> None:
@@ -470,6 +470,11 @@ BROKER_CALLS: dict[str, Row] = {
     "schema.require": Row(lambda n: broker_call("schema.require", topic=n, name=n), "alter t & describe s"),
     "schema.release": Row(lambda n: broker_call("schema.release", topic=n), "alter t"),
     "schema.requirement": Row(lambda n: broker_call("schema.requirement", topic=n), "describe t"),
+    "record.publish": Row(
+        lambda n: broker_call("record.publish", topic=n, records=[{"value": "eA=="}]), "publish t", "publish t & create t"
+    ),
+    "record.details": Row(lambda n: broker_call("record.details", topic=n, partition=0, offset=0, count=1), "read t"),
+    "status": Row(lambda n: broker_call("status"), ""),
 }
 
 

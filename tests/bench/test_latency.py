@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from array import array
 
 import pytest
 
-from headrace.bench.latency import Replies, figures, open_loop, round_trips, summary
+from headrace.bench import latency as module
+from headrace.bench.latency import OpenLoop, Replies, Slots, figures, open_loop, publish_slots, round_trips, summary
 from headrace.bench.protocols.figg import FiggLoad
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder
@@ -27,9 +29,46 @@ def acknowledging(sock: socket.socket, stall_seconds: float) -> None:
             sock.sendall(encode.ack(message.seqs[-1]))
 
 
+def acknowledging_each(sock: socket.socket) -> None:
+    """Acknowledge each record with a frame of its own, and read nothing while one is unsent."""
+    decoder = Decoder(Role.SERVER)
+    while data := sock.recv(65536):
+        for message in decoder.feed(data):
+            assert isinstance(message, PublishBatch)
+            sock.sendall(encode.acks(message.seqs))
+
+
 def test_a_reply_covers_all_records_below_its_count() -> None:
     replies = Replies(times=[0.010, 0.030], counts=[2, 3])
-    assert replies.latencies(0.001, 3) == pytest.approx([0.010, 0.009, 0.028])
+    assert list(replies.latencies(1_000, 3)) == pytest.approx([0.010, 0.009, 0.028])
+
+
+def test_an_unsent_record_has_at_least_the_latency_until_the_end() -> None:
+    replies = Replies(times=[0.010, 0.030], counts=[2, 2])
+    assert list(replies.latencies(1_000, 4)) == pytest.approx([0.010, 0.009, 0.028, 0.027])
+
+
+def test_a_slot_is_sent_when_its_last_record_is_due() -> None:
+    slots = Slots(lambda first, end: bytes(range(first, end)), rate=20_000, records=5)
+    assert slots.take(0.0) == b""
+    assert slots.due_in(0.0) == pytest.approx(1 / 20_000)
+    assert slots.take(3 / 20_000) == bytes(range(4))
+    assert slots.take(1.0) == bytes([4])
+    assert slots.taken == 5
+
+
+def test_slots_beyond_the_memory_limit_are_encoded_when_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_READY_BYTES_MAX", 3)
+    encoded: list[int] = []
+
+    def encode(first: int, end: int) -> bytes:
+        encoded.append(first)
+        return bytes([first])
+
+    slots = Slots(encode, rate=1_000, records=10)
+    assert encoded == [0, 1, 2]
+    assert slots.prepare() is False
+    assert slots.take(1.0) == bytes(range(10))
 
 
 def test_a_stall_shows_in_every_record_that_was_due_in_it() -> None:
@@ -38,7 +77,8 @@ def test_a_stall_shows_in_every_record_that_was_due_in_it() -> None:
     thread = threading.Thread(target=acknowledging, args=(theirs, stall))
     thread.start()
     try:
-        latencies = open_loop(ours, FiggLoad(), "t", rate=rate, records=records, value_bytes=10)
+        slots = publish_slots(FiggLoad(), "t", rate=rate, records=records, value_bytes=10)
+        latencies = open_loop(ours, slots, FiggLoad().acks("t")).latencies
     finally:
         ours.close()
         thread.join(60)
@@ -46,6 +86,43 @@ def test_a_stall_shows_in_every_record_that_was_due_in_it() -> None:
     assert len(latencies) == records
     for index in range(150):
         assert latencies[index] >= stall - index / rate - 0.001
+
+
+def test_replies_are_read_while_the_socket_is_full() -> None:
+    """The peer stops reading until its acknowledgements are read, as the broker does."""
+    ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    thread = threading.Thread(target=acknowledging_each, args=(theirs,))
+    thread.start()
+    try:
+        slots = publish_slots(FiggLoad(), "t", rate=1_000_000, records=20_000, value_bytes=10)
+        loop = open_loop(ours, slots, FiggLoad().acks("t"))
+    finally:
+        ours.close()
+        thread.join(60)
+        theirs.close()
+    assert len(loop.latencies) == 20_000
+    assert loop.unsent == 0
+
+
+def test_a_loop_that_cannot_keep_its_rate_ends_and_counts_the_unsent_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LATE_SECONDS_MAX", 0.0)
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=acknowledging, args=(theirs, 0.2))
+    thread.start()
+    try:
+        slots = publish_slots(FiggLoad(), "t", rate=1_000_000, records=50_000, value_bytes=1_000)
+        loop = open_loop(ours, slots, FiggLoad().acks("t"))
+    finally:
+        ours.close()
+        thread.join(60)
+        theirs.close()
+    assert len(loop.latencies) == 50_000
+    assert 0 < loop.unsent < 50_000
+    assert min(loop.latencies) > 0
+    shown = figures("figg", "durable", 10, [loop], [[0.005]], [[0.003]])[0]
+    assert (shown.notes["not sent in time"], shown.notes["of"]) == (loop.unsent, 50_000)
 
 
 def test_round_trips_are_acknowledged_one_by_one() -> None:
@@ -72,7 +149,7 @@ def test_percentiles_come_from_the_histogram() -> None:
 
 
 def test_the_round_trip_is_shown_above_the_machine() -> None:
-    loop, trips, machine, above = figures("figg", "durable", 10, [[0.001]], [[0.005, 0.005]], [[0.003, 0.003]])
+    loop, trips, machine, above = figures("figg", "durable", 10, [OpenLoop(array("d", [0.001]))], [[0.005, 0.005]], [[0.003, 0.003]])
     assert (loop.value, trips.value, machine.value) == (1.0, 5.0, 3.0)
     assert above.value == pytest.approx(2.0)
     assert above.met is False

@@ -105,6 +105,12 @@ def test_every_sample_value_has_its_size_and_exactly_one_mark() -> None:
     assert sample_values(100) == sample_values(100)
 
 
+def test_large_sample_values_share_a_bounded_memory() -> None:
+    values = sample_values(1024 * 1024, 1_000)
+    assert len(values) == 1_000
+    assert len({id(value) for value in values}) == 16
+
+
 def test_a_chunk_is_at_most_a_quarter_of_the_window() -> None:
     assert chunk_records(128, 0) == 2048
     assert chunk_records(128, 400) == 100

@@ -212,6 +212,12 @@ def test_rustlog_batches_in_any_chunks_are_all_counted(dialect: Dialect, seed: i
     assert meter.count == sum(sizes)
 
 
+def test_a_rustlog_batch_of_large_values_fits_its_frame() -> None:
+    frames = PROTOCOLS["rustlog"].publish("bench", sample_values(1024 * 1024, 9), 0)
+    received = list(RustLogDecoder().feed(frames))
+    assert sum(len(one.request.records) for one in received if isinstance(one, Received) and isinstance(one.request, rustlog.Produce)) == 9
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_nats_acks_in_any_chunks_count_to_the_last_sequence_number(seed: int) -> None:
     meter = nats.AckMeter()

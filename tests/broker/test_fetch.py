@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from headrace.broker import BrokerSettings, Fetched
-from headrace.engine.contract import Bounds, Cleanup, TopicConfig
+from headrace.engine.contract import Batch, Bounds, Cleanup, TopicConfig
 from headrace.errors import InvalidRequest, OffsetOutOfRange, Unavailable, UnknownTopic
 from headrace.records import RecordBatch
 from tests.broker.harness import ANN, Harness, turns
@@ -152,6 +153,32 @@ async def test_a_stretch_of_expired_records_is_passed_over_however_long(harness:
     harness.clock.tick(1)
     fetched = await harness.broker.fetch(ANN, "t", 0, 0, bytes_max=150)
     assert _values(fetched) == ["alive"]
+
+
+async def test_expired_records_are_skipped_by_batches_and_other_tasks_run_meanwhile(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        await harness.broker.publish(ANN, "t", RecordBatch([b"x" * 100] * 1_000, expiries=[harness.clock.now + 1] * 1_000))
+    await harness.put("alive", "too")
+    harness.clock.tick(1)
+    reads, read = 0, harness.engine.read
+
+    async def counted(*arguments: Any, **limits: Any) -> list[Batch]:
+        nonlocal reads
+        reads += 1
+        return await read(*arguments, **limits)
+
+    monkeypatch.setattr(harness.engine, "read", counted)
+    fetching = asyncio.ensure_future(harness.broker.fetch(ANN, "t", 0, 0, bytes_max=1_000, records_max=1))
+    waited = 0
+    while not fetching.done():
+        await asyncio.sleep(0)
+        waited += 1
+    fetched = await fetching
+    assert (_values(fetched), fetched.next_offset) == (["alive"], 20_001)
+    assert 10 < reads < 100, "2 MB of values in slices of 64 KiB"
+    assert waited > 10, "no slice holds up the loop for long"
 
 
 async def test_where_all_is_expired_a_fetch_returns_the_next_offset_and_may_wait(harness: Harness) -> None:

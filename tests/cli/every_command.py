@@ -13,6 +13,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -112,7 +113,9 @@ def run(arguments: Sequence[str]) -> tuple[int, str]:
     raise AssertionError("main always exits")
 
 
-def _stop_before_measuring() -> None:
+def _do_not_wait() -> None:
+    """End benchmarks before they measure, and retry at once, because no server will answer."""
+    time.sleep = lambda _: None
     from headrace.bench import options
     from headrace.bench.errors import BenchFailed
 
@@ -131,7 +134,7 @@ def report(directory: Path, libraries: Sequence[str]) -> list[tuple[str, int, st
     os.chdir(directory)
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"x\n"))
     sys.meta_path.insert(0, Unimportable(libraries))
-    _stop_before_measuring()
+    _do_not_wait()
     found = []
     for path, arguments in lines(directory):
         words = path.split()[1:]

@@ -60,4 +60,4 @@ def test_a_broker_that_does_not_answer_is_exit_code_6() -> None:
         port = silent.getsockname()[1]
         done = ping("--server", f"127.0.0.1:{port}", "--timeout", "200ms")
     assert (done.returncode, done.stdout) == (TOO_SLOW, "")
-    assert done.stderr == f"headrace: figg://127.0.0.1:{port} did not reply within 0.2 s\n"
+    assert done.stderr == f"headrace: flymq://127.0.0.1:{port} did not reply within 0.2 s\n"

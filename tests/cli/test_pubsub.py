@@ -1,4 +1,4 @@
-"""`headrace pub` and `headrace sub` as a user runs them: processes, pipes, signals."""
+"""`headrace pub` and `headrace sub` as a user runs them, through Figg: processes, pipes, signals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ended:
 
 @asynccontextmanager
 async def running(server: FiggServer | None, *arguments: str, stdin: int | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
-    environment = dict(os.environ, HEADRACE_SERVER="" if server is None else f"{server.host}:{server.port}")
+    environment = dict(os.environ, HEADRACE_SERVER="" if server is None else f"figg://{server.host}:{server.port}")
     if server is None:
         del environment["HEADRACE_SERVER"]
     process = await asyncio.create_subprocess_exec(
@@ -181,7 +181,7 @@ async def test_a_reader_of_the_output_may_leave(values: list[bytes]) -> None:
 
 @pytest.mark.parametrize("time", ["5m", "2026-11-15", "2026-11-15T07:49:00Z"])
 async def test_a_time_is_rejected_with_the_reason(time: str) -> None:
-    done = await run(None, "sub", "demo", "--from", time)
+    done = await run(None, "sub", "demo", "--from", time, "--protocol", "figg")
     assert done.code == 2
     assert "the figg protocol does not support times; use earliest, latest or an offset" in done.err
     assert len(done.err.splitlines()) == 1
@@ -190,10 +190,10 @@ async def test_a_time_is_rejected_with_the_reason(time: str) -> None:
 @pytest.mark.parametrize(
     "arguments, complaint",
     [
-        (["sub", "demo", "--from", "yesterday"], "invalid; expected earliest, latest, an offset or a time"),
+        (["sub", "demo", "--from", "yesterday"], "invalid; expected earliest, latest, an offset, -N or a time"),
         (["sub", "demo", "--server", "nowhere"], "is not HOST:PORT"),
         (["sub", "demo", "-n", "0"], "0 is not in the range"),
-        (["pub", "demo", "message", "--file", "-"], "give either messages or --file"),
+        (["pub", "demo", "message", "--file", "-"], "give either messages, or --file"),
         (["pub", "demo", "--count", "2"], "--count requires a MESSAGE argument"),
         (["pub"], "Missing argument 'TOPIC'"),
     ],

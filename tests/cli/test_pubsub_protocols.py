@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.cli.rows import moment
 from headrace.server import certificates
 from tests.protocols.peers import API_KEY, PEERS, Broker, Peer, serving
 
@@ -138,14 +139,21 @@ def test_fetched_records_are_printed_in_the_chosen_format(broker: Broker, topic:
     done(run(broker, "pub", topic, "x", "--key", "k\x1b", *through("flymq")))
     done(run(broker, "pub", topic, *through("flymq"), given=b"\xff\n"))
     fetch = ["fetch", topic, *through("flymq"), "-o"]
-    assert json.loads(done(run(broker, *fetch, "json"))) == [
-        {"topic": topic, "partition": 0, "offset": 0, "key": "k\x1b", "value": "x"},
-        {"topic": topic, "partition": 0, "offset": 1, "key": None, "value": "/w==", "encoding": "base64"},
+    rows = json.loads(done(run(broker, *fetch, "json")))
+    times = [row.pop("timestamp") for row in rows]
+    assert all(isinstance(time, int) for time in times)
+    assert rows == [
+        {"topic": topic, "partition": 0, "offset": 0, "key": "k\x1b", "headers": [], "value": "x"},
+        {"topic": topic, "partition": 0, "offset": 1, "key": None, "headers": [], "value": "/w==", "encoding": "base64"},
     ]
     assert len(done(run(broker, *fetch, "jsonl")).splitlines()) == 2
     assert done(run(broker, *fetch, "hex")) == b"78\nff\n"
-    rows = [line.split() for line in done(run(broker, *fetch, "table")).decode().splitlines()]
-    assert rows == [["PARTITION", "OFFSET", "KEY", "VALUE"], ["0", "0", "k\\x1b", "x"], ["0", "1", "-", "\\xff"]]
+    table = [line.split() for line in done(run(broker, *fetch, "table")).decode().splitlines()]
+    assert table == [
+        ["TOPIC", "PARTITION", "OFFSET", "TIME", "KEY", "VALUE"],
+        [topic, "0", "0", moment(times[0]), "k\\x1b", "x"],
+        [topic, "0", "1", moment(times[1]), "-", "\\xff"],
+    ]
     assert done(run(broker, *fetch, "raw", "--from", "1", "-n", "1")) == b"\xff\n"
 
 

@@ -17,7 +17,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTA
 
 
 def test_every_example_prints_the_output_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(EXAMPLES) == PAGE.count("```python") == 6
+    assert len(EXAMPLES) == PAGE.count("```python") == 8
     with BrokerProcess(tmp_path, "--listen-flight", "127.0.0.1:0") as broker:
         protocols = broker.ready["protocols"]
         assert isinstance(protocols, dict)

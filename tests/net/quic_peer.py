@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from headrace.net.counters import NetCounters
-from headrace.net.quic.certificate import fingerprint, self_signed
 from headrace.net.quic.connection import Windows
-from headrace.net.quic.endpoint import ClientEndpoint, ClientTls, ServerTls
+from headrace.net.quic.endpoint import ClientEndpoint, ClientTls, ServerTls, fingerprint
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
+from headrace.server.quic import self_signed
 from headrace.sessions.contract import Link
 
 ALPN = "test"

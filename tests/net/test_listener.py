@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -120,6 +121,57 @@ async def test_small_answers_are_not_delayed_and_dead_machines_are_found_out() -
         accepted = link._transport.get_extra_info("socket")  # type: ignore[attr-defined]  # the option is not part of a link
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        writer.close()
+
+
+class _RecordedTransport:
+    """Passes everything on, and records the socket options set."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.options: list[tuple[int, int, int]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    def get_extra_info(self, name: str) -> object:
+        return self if name == "socket" else self._transport.get_extra_info(name)
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        self._transport.get_extra_info("socket").setsockopt(level, option, value)
+        self.options.append((level, option, value))
+
+
+class _Quiet(Echo):
+    """Answers only what ends with a question mark."""
+
+    def receive(self, data: bytes) -> None:
+        if data.endswith(b"?"):
+            super().receive(data)
+        else:
+            self.received += data
+            self.changed.set()
+
+
+async def test_input_without_a_reply_is_acknowledged_at_once() -> None:
+    sessions = Sessions(make=_Quiet)
+    quick = (socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    async with listening([sessions.protocol]) as listener:
+        reader, writer = await connect(listener)
+        writer.write(b"first?")
+        assert await reader.readexactly(6) == b"first?"
+        session = sessions.opened[0]
+        connection = cast(Connection, session.link)
+        transport = connection._transport = _RecordedTransport(connection._transport)  # type: ignore[assignment]  # a recorder
+        writer.write(b"x")
+        await session.until(lambda: session.received.endswith(b"?x"))
+        assert transport.options == [quick]
+        writer.write(b"y")
+        await session.until(lambda: session.received.endswith(b"?xy"))
+        assert transport.options == [quick] * 2, "the kernel clears the option, so each read sets it again"
+        writer.write(b"last?")
+        assert await reader.readexactly(5) == b"last?"
+        assert transport.options == [quick] * 2, "a reply carries the acknowledgement"
         writer.close()
 
 

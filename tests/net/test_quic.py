@@ -12,12 +12,12 @@ from aioquic.quic.connection import QuicConnection
 
 from headrace.limits import QUIC_UNPROVEN_MAX
 from headrace.net.connection import NetLimits
-from headrace.net.quic.certificate import fingerprint, self_signed
 from headrace.net.quic.connection import Windows
-from headrace.net.quic.endpoint import ClientTls, Retry, ServerTls
+from headrace.net.quic.endpoint import ClientEndpoint, ClientTls, Retry, ServerTls, fingerprint
 from headrace.net.quic.listener import QuicLimits
+from headrace.server.quic import self_signed
 from tests.net.polling import until
-from tests.net.quic_peer import NOW, quic_server
+from tests.net.quic_peer import ALPN, NOW, Client, quic_server
 from tests.net.udp_proxy import UdpProxy
 
 PROVING = QuicLimits(NetLimits(linger_seconds=0.5), retry=Retry.ALWAYS)
@@ -282,6 +282,24 @@ def _initial(token: bytes = b"") -> bytes:
     quic.connect(("127.0.0.1", 1), now=0.0)
     ((datagram, _),) = quic.datagrams_to_send(now=0.0)
     return datagram
+
+
+async def test_a_client_without_its_certificate_opens_no_stream_even_in_its_first_datagrams(tmp_path: Path) -> None:
+    async with quic_server(tmp_path) as server:
+        trusting = ServerTls(server.tls.certificate_file, server.tls.key_file, client_ca_file=server.tls.certificate_file)
+        server.listener.renew(trusting)
+        endpoint = await ClientEndpoint.open(
+            "127.0.0.1", server.listener.port, alpn=ALPN, tls=ClientTls(fingerprint=fingerprint(server.tls)), idle_seconds=60
+        )
+        client = Client(endpoint)
+        try:
+            endpoint.start()
+            client.say(b"too early")
+            await until(lambda: client.reason is not None)
+            assert "no client certificate was presented" in str(client.reason)
+            assert server.sessions == []
+        finally:
+            endpoint.close()
 
 
 async def test_a_peer_without_a_certificate_is_closed_at_the_deadline_where_one_is_needed(tmp_path: Path) -> None:

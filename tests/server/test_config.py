@@ -199,6 +199,48 @@ def test_protocols_behind_an_address_are_kept_apart_from_the_next_address(write:
     assert resolve(file=write).config.listen.tcp == wanted
 
 
+@pytest.mark.parametrize("origin", ["flag", "environment"])
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("fujin.readers", '["r=a+b;group=g", "s=c"]', ("r=a+b;group=g", "s=c")),
+        ("fujin.readers", "['r=a+b;group=g', 's=c',]", ("r=a+b;group=g", "s=c")),
+        ("fujin.readers", '"r=a"', ("r=a",)),
+        ("fujin.readers", "[]", ()),
+        ("fujin.readers", "r=a,s=c", ("r=a", "s=c")),
+        ("listen.tcp", '["[::1]:0=figg,blipmq", "h:1"]', (Bind(Address("::1", 0), ("figg", "blipmq")), Bind(Address("h", 1)))),
+        ("listen.tcp", "[::1]:0,h:1", (Bind(Address("::1", 0)), Bind(Address("h", 1)))),
+        ("blipmq.keys", '["env:KEY"]', (SecretReference("env", "KEY"),)),
+        ("storage.path", '"/with space"', Path("/with space")),
+        ("storage.path", "[dir]", Path("[dir]")),
+        ("storage.segment_size", '"1 MiB"', 1 << 20),
+    ],
+)
+def test_a_flag_or_variable_may_be_written_as_in_toml_or_json(origin: str, name: str, text: str, wanted: object) -> None:
+    if origin == "flag":
+        resolved = resolve(flags={name: (f"--set {name}", text)})
+    else:
+        resolved = resolve(environment={SETTINGS[name].variable: text})
+    assert resolved.value(name) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("fujin.readers", '["r=a"', "neither plain text nor a TOML or JSON value"),
+        ("fujin.readers", "[r=a]", "neither plain text nor a TOML or JSON value"),
+        ("fujin.readers", '["r=a"]\nx = 1', "more than one value"),
+        ("fujin.readers", "[1]", "not a list of texts"),
+        ("storage.path", '"/half', "neither plain text nor a TOML or JSON value"),
+        ("blipmq.keys", '["swordfish"]', "not a reference"),
+    ],
+)
+def test_a_value_that_only_begins_like_toml_is_rejected(name: str, text: str, reason: str) -> None:
+    error = start_error(flags={name: (f"--set {name}", text)})
+    assert f"(flag --set {name}): {reason}; expected " in error
+    assert "swordfish" not in error
+
+
 def test_a_reference_to_a_secret_may_name_its_owner() -> None:
     keys = resolve(environment={"HEADRACE__BLIPMQ__KEYS": "env:KEY,alice=file:/keys/a=b"}).config.blipmq.keys
     assert keys == (SecretReference("env", "KEY"), SecretReference("file", "/keys/a=b", "alice"))

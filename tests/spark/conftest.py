@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.serving import FlightBroker, session_settings, shadow_home
+from tests.spark.fast_start import spark_home
+from tests.spark.serving import CONNECT_SETTINGS, FlightBroker, session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,13 +67,13 @@ def fresh_topic(flight_client: FlightClient, topic: str) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Return the Spark session of this process, `local[2]`, with the format `headrace` registered."""
+    """Return the Spark session of this process, `local[2]`, with the format `headrace` registered. It also serves Spark Connect."""
     from headrace.spark import session
 
     directory = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SPARK_HOME", str(shadow_home(directory / "home")))
+        environment.setenv("SPARK_HOME", str(spark_home()))
         environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        running = session("tests", "local[2]", **session_settings(directory))
+        running = session("tests", "local[2]", **session_settings(directory), **CONNECT_SETTINGS)
         yield running
         running.stop()

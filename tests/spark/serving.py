@@ -1,14 +1,14 @@
-"""Broker process with a Flight endpoint, and a SPARK_HOME that starts in half the time."""
+"""Broker process with a Flight endpoint, and the settings of a Spark session."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-
-import pyspark
+from typing import Final
 
 from tests.server.process import BrokerProcess
+from tests.spark.fast_start import java_options
 
 HURRIED = """
 from headrace.engine.embedded import EmbeddedEngine
@@ -17,6 +17,9 @@ from headrace.cli import main
 main()
 """
 """A broker that applies retention ten times a second."""
+
+CONNECT_SETTINGS: Final = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "spark.connect.grpc.binding.port": 0}
+"""Start a server of Spark Connect in the session's own Java process, on a free port."""
 
 
 class FlightBroker(BrokerProcess):
@@ -62,26 +65,11 @@ class FlightBroker(BrokerProcess):
         return str(protocols[kind][0])
 
 
-def shadow_home(directory: Path) -> Path:
-    """Create a SPARK_HOME whose Python is the installed package instead of a zip.
-
-    Each of the four to seven Python processes of a session imports pyspark; from the zip, which holds no compiled code, that takes
-    a second of CPU each.
-    """
-    package = Path(pyspark.__file__).parent
-    (directory / "python" / "lib").mkdir(parents=True)
-    for name in ("bin", "jars", "sbin", "data"):
-        (directory / name).symlink_to(package / name)
-    for archive in (package / "python" / "lib").glob("*.zip"):
-        (directory / "python" / "lib" / archive.name).symlink_to(package.parent, target_is_directory=True)
-    return directory
-
-
 def session_settings(directory: Path) -> dict[str, object]:
     """Return settings for frequent starts and little computation: a small heap, no optimizing compiler, no web UI."""
     return {
         "spark.driver.memory": "768m",
-        "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Dderby.system.home={directory}",
+        "spark.driver.extraJavaOptions": f"{java_options()} -Xss4m -Dderby.system.home={directory}",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": False,

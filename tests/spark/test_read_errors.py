@@ -22,6 +22,18 @@ def test_a_missing_address_is_reported_by_load(spark: SparkSession) -> None:
         spark.read.format("headrace").option("subscribe", "orders").load()
 
 
+def test_a_table_of_a_topic_is_an_error_that_names_the_temporary_view(spark: SparkSession, broker: FlightBroker, topic: str) -> None:
+    options, name = f"OPTIONS (servers '{broker.address}', subscribe '{topic}')", topic.replace("-", "_")
+    with pytest.raises(PySparkException, match="CREATE TABLE … USING headrace is not supported: .*Use CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE {name} USING headrace {options}")
+    # Spark does not ask the source about a table with columns. It drops the options, so the first use of the table fails.
+    spark.sql(f"CREATE TABLE {name} (value BINARY) USING headrace {options}")
+    for statement in (f"SELECT * FROM {name}", f"INSERT INTO {name} VALUES (X'00')"):
+        with pytest.raises(PySparkException, match="If this is a table: .*Use CREATE TEMPORARY VIEW"):
+            spark.sql(statement).collect()
+    spark.sql(f"DROP TABLE {name}")
+
+
 def test_a_misspelt_option_is_reported_by_load(spark: SparkSession, broker: FlightBroker) -> None:
     with pytest.raises(PySparkException, match="there is no option subscibe; did you mean subscribe"):
         load(spark, broker, subscibe="orders")

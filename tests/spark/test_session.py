@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError
+from headrace.flight.client import FlightClient
 from headrace.spark.session import check_java, session
+from tests.spark.fast_start import make_spark_home
+from tests.spark.rows import publish
+from tests.spark.serving import FlightBroker
 
 
 def java_home(directory: Path, release: str, *, script: str = "") -> Path:
@@ -31,6 +38,55 @@ def test_what_the_caller_sets_wins_over_the_defaults(spark: SparkSession) -> Non
     assert spark.sparkContext.master == "local[2]"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.conf.get("spark.ui.enabled") == "false"
+
+
+PLAIN = """
+import sys
+from pyspark.sql import SparkSession
+
+import headrace.spark
+
+servers, topic = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[1]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    .getOrCreate()
+)
+
+
+def load():
+    return spark.read.format("headrace").options(servers=servers, subscribe=topic).load()
+
+
+try:
+    load()
+except Exception as failure:
+    print("DATA_SOURCE_NOT_FOUND" in str(failure))
+headrace.spark.register(spark)
+load().select("value").write.format("headrace").options(servers=servers, topic=topic).mode("append").save()
+print(load().count())
+"""
+
+
+@pytest.mark.spark
+def test_register_serves_a_plain_session_in_an_environment_that_is_not_activated(
+    broker: FlightBroker, flight_client: FlightClient, fresh_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    publish(flight_client, topic := fresh_topic(), range(2))
+    other = tmp_path / "python3"  # as that of the system: it has no packages except those that Spark passes
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    other.chmod(0o755)
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
+    environment = inherited | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SPARK_HOME": str(make_spark_home(tmp_path / "home", only=("pyspark", "py4j"))),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    command = [sys.executable, "-c", PLAIN, broker.address, topic]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "True\n4\n", done.stderr[-4000:]
 
 
 def test_a_machine_without_java_gets_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -169,8 +169,9 @@ def latency(
             open_loops, trips, machine = [], [], []
             for turn in range(repeat):
                 topic = traffic.new_topic(plan).name
+                slots = replies.publish_slots(load, topic, rate=rate, records=records, value_bytes=value_bytes)
                 with running.steps.step(f"open loop {turn + 1}/{repeat}", records) as tick, traffic.logged_in(plan) as (sock,):
-                    open_loops.append(replies.open_loop(sock, load, topic, rate=rate, records=records, value_bytes=value_bytes, tick=tick))
+                    open_loops.append(replies.open_loop(sock, slots, load.acks(topic), tick))
                 topic = traffic.new_topic(plan).name
                 with running.steps.step(f"round trips {turn + 1}/{repeat}", round_trips), traffic.logged_in(plan) as (sock,):
                     with closing(SyncProbe(running.directory, value_bytes + replies.RECORD_OVERHEAD_BYTES, round_trips)) as probe:
@@ -266,6 +267,7 @@ def _publish_over_quic(
     chosen: options.Chosen, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue], streams: int
 ) -> None:
     from headrace.bench import fujin
+    from headrace.bench.traffic import warm_up_records
 
     traffic = _quic_traffic(config, streams)
 
@@ -274,7 +276,7 @@ def _publish_over_quic(
 
     with options.measuring("publish", repeat, output, parent, config) as running:
         with fujin.quic_broker(running.directory, chosen.ack, chosen.profile) as (address, pid):
-            publish(address, min(traffic.records, fujin.WARM_UP_RECORDS))
+            publish(address, warm_up_records(traffic.records, traffic.value_bytes))
             rates, cpu_before = [], cpu_seconds(pid)
             for number in range(1, repeat + 1):
                 with running.steps.step(f"publish {number}/{repeat}", traffic.records):

@@ -119,7 +119,7 @@ def _headrace(load: ProtocolLoad) -> Callable[[Comparison, Tick], dict[str, floa
 def _nats(comparison: Comparison, tick: Tick) -> dict[str, float]:
     with _fresh(comparison.directory / "nats") as directory, nats.server(directory) as address:
         values = sample_values(comparison.value_bytes)
-        nats.publish(address, values, min(traffic.WARM_UP_RECORDS, comparison.records), stream="warm-up")
+        nats.publish(address, values, traffic.warm_up_records(comparison.records, comparison.value_bytes), stream="warm-up")
         return {
             "publish": comparison.records / nats.publish(address, values, comparison.records, tick=tick),
             "consume": comparison.records / nats.consume(address, comparison.records, tick),

@@ -23,9 +23,8 @@ from headrace.bench.latency import summary
 from headrace.bench.load import STALL_SECONDS, sample_values
 from headrace.bench.report import Figure, percentile
 from headrace.net.quic.endpoint import ClientEndpoint, ClientTls
-from headrace.wire.fujin import ALPN, ReaderKind, encode
+from headrace.wire.fujin import ALPN, ReaderKind, WriteForm, encode
 
-WARM_UP_RECORDS = 20_000
 _CHUNK_RECORDS = 1_000
 _AHEAD_BYTES = 1024 * 1024
 """Bytes sent and not acknowledged by the transport, which keep it busy."""
@@ -118,8 +117,12 @@ def on_loop(work: Awaitable[_Result]) -> _Result:
 
 @contextmanager
 def quic_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[tuple[Address, int]]:
-    """Run `headrace serve` with a QUIC listener and yield its address and process id."""
-    with serving(directory, ("--listen-quic", "127.0.0.1:0"), profile=profile, environment={"HEADRACE__STORAGE__ACK": ack}) as served:
+    """Run `headrace serve` with a QUIC listener and yield its address and process id.
+
+    Writes have no headers, because some sizes of a value are ambiguous otherwise.
+    """
+    settings = {"HEADRACE__STORAGE__ACK": ack, "HEADRACE__FUJIN__WRITE_HEADERS": "never"}
+    with serving(directory, ("--listen-quic", "127.0.0.1:0"), profile=profile, environment=settings) as served:
         yield parse_address(served.protocols["quic"][0]), served.pid
 
 
@@ -127,9 +130,11 @@ def frame_chunks(topic: str, records: int, value_bytes: int) -> list[bytes]:
     """Encode the WRITE frames of all records, in chunks of `_CHUNK_RECORDS`."""
     values = sample_values(value_bytes, _CHUNK_RECORDS)
     cids = [number.to_bytes(4, "big") for number in range(_CHUNK_RECORDS)]
-    whole = encode.writes(topic, cids, values)
+    whole = encode.writes(topic, cids, values, form=WriteForm.NEVER)
     rest = records % _CHUNK_RECORDS
-    return [whole] * (records // _CHUNK_RECORDS) + ([encode.writes(topic, cids[:rest], values[:rest])] if rest else [])
+    return [whole] * (records // _CHUNK_RECORDS) + (
+        [encode.writes(topic, cids[:rest], values[:rest], form=WriteForm.NEVER)] if rest else []
+    )
 
 
 async def on_all_streams(address: Address, traffic: QuicTraffic, work: Callable[[Connection, int], Awaitable[None]]) -> float:
@@ -180,7 +185,7 @@ async def round_trips(
     """Return the seconds of `count` records sent one at a time, and of a disk probe after each record."""
     connection = await Connection.open(address)
     (value,) = sample_values(value_bytes, 1)
-    frame = encode.writes(topic, [bytes(4)], [value])
+    frame = encode.writes(topic, [bytes(4)], [value], form=WriteForm.NEVER)
     stream = connection.carrier.open_stream()
     connection.carrier.send(stream, encode.connect_writer())
     times: list[float] = []

@@ -12,12 +12,14 @@ import ctypes
 import select
 import socket
 import time
-from bisect import bisect_right
-from collections.abc import Callable
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.bench.errors import BenchFailed
-from headrace.bench.load import READ_BYTES, STALL_SECONDS, Meter, Tick, sample_values
+from headrace.bench.load import CHUNK_BYTES, READ_BYTES, STALL_SECONDS, TICK_SECONDS, Meter, Tick, sample_values
 from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.extras import needs
@@ -30,8 +32,65 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
 _HIGHEST_MICROSECONDS = 120 * 1_000_000
 _DIGITS = 3
 _PR_SET_TIMERSLACK = 29
-_LINE_SIZE_MAX = 4_000
-"""Records sent at once after a stall."""
+_SLOTS_PER_SECOND_MAX: Final = 10_000
+_READY_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Frames encoded ahead of their time."""
+_LATE_SECONDS_MAX: Final = 5.0
+"""After the time of the last record plus this, an open loop sends no more."""
+
+
+class Slots:
+    """Frames of an open loop. Records that are due within 0.1 ms share a slot, which is sent when the last of them is due.
+
+    Slots are encoded before the connection is opened, because the broker closes a connection that stays silent. Those beyond
+    `_READY_BYTES_MAX` are encoded while the loop is idle.
+    """
+
+    def __init__(self, encode: Callable[[int, int], bytes], *, rate: int, records: int) -> None:
+        self.rate, self.records = rate, records
+        self.taken = 0
+        """Records handed out to be sent."""
+        self._encode, self._size = encode, max(1, rate // _SLOTS_PER_SECOND_MAX)
+        self._ready: deque[bytes] = deque()
+        self._ready_bytes = self._encoded = 0
+        while self.prepare():
+            pass
+
+    def prepare(self) -> bool:
+        """Encode one more slot. Return False if all are encoded or enough are ready."""
+        if self._encoded == self.records or self._ready_bytes >= _READY_BYTES_MAX:
+            return False
+        end = min(self._encoded + self._size, self.records)
+        self._ready.append(self._encode(self._encoded, end))
+        self._ready_bytes += len(self._ready[-1])
+        self._encoded = end
+        return True
+
+    def due_in(self, now: float) -> float:
+        """Return the seconds until the next slot is due; there must be one."""
+        return (min(self.taken + self._size, self.records) - 1) / self.rate - now
+
+    def take(self, now: float) -> bytes:
+        """Return the frames of the slots that are due, at most about `CHUNK_BYTES`."""
+        frames, size_bytes = [], 0
+        while self.taken < self.records and self.due_in(now) <= 0 and size_bytes < CHUNK_BYTES:
+            if not self._ready:
+                self.prepare()
+            frames.append(self._ready.popleft())
+            size_bytes += len(frames[-1])
+            self._ready_bytes -= len(frames[-1])
+            self.taken = min(self.taken + self._size, self.records)
+        return b"".join(frames)
+
+
+def publish_slots(load: ProtocolLoad, topic: str, *, rate: int, records: int, value_bytes: int) -> Slots:
+    """Return slots that publish `records` records."""
+    values = sample_values(value_bytes)
+
+    def encode(first: int, end: int) -> bytes:
+        return load.publish(topic, [values[index % len(values)] for index in range(first, end)], first)
+
+    return Slots(encode, rate=rate, records=records)
 
 
 @dataclass(slots=True)
@@ -41,41 +100,69 @@ class Replies:
     times: list[float]
     counts: list[int]
 
-    def latencies(self, interval: float, records: int) -> list[float]:
-        """Return the seconds from the intended time of each record to its acknowledgement."""
-        return [self.times[bisect_right(self.counts, index)] - index * interval for index in range(records)]
+    def latencies(self, rate: int, records: int) -> array[float]:
+        """Return the seconds from the intended time of each record to its acknowledgement.
+
+        A record without one gets the time until the end of the loop, which is less than its latency.
+        """
+        found = array("d")
+        for at, count in zip(self.times, self.counts, strict=True):
+            found.extend(at - index / rate for index in range(len(found), count))
+        found.extend(self.times[-1] - index / rate for index in range(len(found), records))
+        return found
 
 
-def open_loop(
-    sock: socket.socket, load: ProtocolLoad, topic: str, *, rate: int, records: int, value_bytes: int, tick: Tick | None = None
-) -> list[float]:
-    """Return the latency of each of `records` records sent at `rate` per second."""
-    values = sample_values(value_bytes)
-    frames = [load.publish(topic, [values[index % len(values)]], index) for index in range(records)]
-    meter, buffer = load.acks(topic), bytearray(READ_BYTES)
-    replies = Replies([], [])
-    interval = 1.0 / rate
-    sent, ticked = 0, 0.0
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Latency of each record, and the number of records that could not be sent in time."""
+
+    latencies: array[float]
+    unsent: int = 0
+
+
+def open_loop(sock: socket.socket, slots: Slots, meter: Meter, tick: Tick | None = None) -> OpenLoop:
+    """Send each slot at its time and return the latencies.
+
+    Replies are read while a slot waits for the socket: a broker whose replies are not read stops reading. A loop that cannot send its last
+    record within `_LATE_SECONDS_MAX` of its time sends no more; the rate is too high.
+    """
+    buffer, replies = bytearray(READ_BYTES), Replies([], [])
+    deadline = slots.records / slots.rate + _LATE_SECONDS_MAX
+    unsent = memoryview(b"")
+    ticked = heard = 0.0
     _sleep_precisely()
+    sock.setblocking(False)
     began = time.perf_counter()
-    while meter.count < records:
+    while True:
         now = time.perf_counter() - began
-        due = min(int(now * rate) + 1, records, sent + _LINE_SIZE_MAX)
-        if sent < due:
-            sock.sendall(b"".join(frames[sent:due]))
-            sent = due
-        wait = max(0.0, sent * interval - (time.perf_counter() - began)) if sent < records else STALL_SECONDS
-        readable, _, _ = select.select([sock], [], [], wait)
+        is_sending = slots.taken < slots.records and now < deadline
+        if is_sending and not unsent:
+            unsent = memoryview(slots.take(now))
+        if unsent:
+            unsent = unsent[_sent(sock, unsent) :]
+        elif not is_sending and meter.count >= slots.taken:
+            break
+        wait = 1.0
+        if is_sending and not unsent:
+            wait = max(0.0, slots.due_in(time.perf_counter() - began)) if slots.taken < slots.records else 0.0
+            if wait and slots.prepare():
+                wait = 0.0
+        readable, writable, _ = select.select([sock], [sock] if unsent else [], [], wait)
         if readable:
             _receive(sock, buffer, meter)
             replies.times.append(time.perf_counter() - began)
             replies.counts.append(meter.count)
-        elif sent == records:
-            raise BenchFailed(f"no reply for {STALL_SECONDS:.0f} s ({meter.count} of {records} records acknowledged)")
-        if tick is not None and now - ticked > 0.25:
+        if readable or writable or (is_sending and not unsent):
+            heard = now
+        elif now - heard > STALL_SECONDS:
+            raise BenchFailed(f"no reply for {STALL_SECONDS:.0f} s ({meter.count} of {slots.records} records acknowledged)")
+        if tick is not None and now - ticked > TICK_SECONDS:
             ticked = now
             tick(meter.count)
-    return replies.latencies(interval, records)
+    if slots.taken < slots.records:
+        replies.times.append(time.perf_counter() - began)
+        replies.counts.append(meter.count)
+    return OpenLoop(replies.latencies(slots.rate, slots.records), slots.records - slots.taken)
 
 
 def round_trips(
@@ -86,10 +173,10 @@ def round_trips(
     They alternate so that other work on the machine affects both.
     """
     (value,) = sample_values(value_bytes, 1)
-    frames = [load.publish(topic, [value], index) for index in range(count)]
     meter, buffer = load.acks(topic), bytearray(READ_BYTES)
     trips, machine = [], []
-    for index, frame in enumerate(frames):
+    for index in range(count):
+        frame = load.publish(topic, [value], index)
         began = time.perf_counter()
         sock.sendall(frame)
         while meter.count <= index:
@@ -97,6 +184,13 @@ def round_trips(
         trips.append(time.perf_counter() - began)
         machine.append(probe())
     return trips, machine
+
+
+def _sent(sock: socket.socket, frames: memoryview) -> int:
+    try:
+        return sock.send(frames)
+    except BlockingIOError:
+        return 0
 
 
 def _receive(sock: socket.socket, buffer: bytearray, meter: Meter) -> None:
@@ -114,13 +208,13 @@ def _sleep_precisely() -> None:
         pass
 
 
-def summary(latencies: list[float]) -> dict[str, NoteValue]:
+def summary(latencies: Iterable[float]) -> dict[str, NoteValue]:
     """Return percentiles in ms and the encoded histogram, which can be merged with others."""
     with needs("headrace bench latency"):
         from hdrh.histogram import HdrHistogram
     histogram = HdrHistogram(1, _HIGHEST_MICROSECONDS, _DIGITS)
-    for latency in latencies:
-        histogram.record_value(max(1, round(latency * 1e6)))
+    for microseconds, count in Counter(max(1, round(latency * 1e6)) for latency in latencies).items():
+        histogram.record_value(microseconds, count)
     shown: dict[str, NoteValue] = {f"p{percent:g}": histogram.get_value_at_percentile(percent) / 1e3 for percent in PERCENTILES}
     shown["max"] = histogram.get_max_value() / 1e3
     shown["hdr"] = histogram.encode().decode("ascii")
@@ -128,19 +222,22 @@ def summary(latencies: list[float]) -> dict[str, NoteValue]:
 
 
 def figures(
-    protocol: str, ack: str, rate: int, open_loops: list[list[float]], trips: list[list[float]], machine: list[list[float]]
+    protocol: str, ack: str, rate: int, open_loops: list[OpenLoop], trips: list[list[float]], machine: list[list[float]]
 ) -> list[Figure]:
     """Return the median latency of each repetition, with percentiles over all of them."""
 
-    def medians(runs: list[list[float]]) -> list[float]:
+    def medians(runs: Iterable[Sequence[float]]) -> list[float]:
         return [percentile(sorted(times), 50) * 1e3 for times in runs]
 
-    def notes(runs: list[list[float]]) -> dict[str, NoteValue]:
-        return summary([latency for times in runs for latency in times])
+    def notes(runs: Iterable[Sequence[float]]) -> dict[str, NoteValue]:
+        return summary(latency for times in runs for latency in times)
 
+    loops = [loop.latencies for loop in open_loops]
+    unsent = sum(loop.unsent for loop in open_loops)
+    late: dict[str, NoteValue] = {"not sent in time": unsent, "of": sum(map(len, loops))} if unsent else {}
     above = [trip - own for trip, own in zip(medians(trips), medians(machine), strict=True)]
     return [
-        Figure(f"{protocol} open loop at {rate}/s, {ack}", "ms p50", medians(open_loops), notes=notes(open_loops)),
+        Figure(f"{protocol} open loop at {rate}/s, {ack}", "ms p50", medians(loops), notes=notes(loops) | late),
         Figure(f"{protocol} one at a time, {ack}", "ms p50", medians(trips), notes=notes(trips)),
         Figure("the machine's write + fdatasync", "ms p50", medians(machine), notes=notes(machine)),
         Figure(f"{protocol} one at a time, above the machine", "ms p50", above, ROUND_TRIP_TARGET if ack == "durable" else None),

@@ -27,6 +27,9 @@ STALL_SECONDS = 60.0
 TICK_SECONDS = 0.25
 MARK = b"\0"
 """Occurs once in each value and nowhere else in the frames of a peer that is counted by it."""
+SAMPLE_BYTES = 16 * 1024 * 1024
+"""Memory of sample values."""
+_LETTERS = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[byte % 36] for byte in range(256))
 
 Tick = Callable[[int], None]
 """Called periodically with the number of records done."""
@@ -169,10 +172,12 @@ def connected(address: tuple[str, int], count: int = 1) -> Iterator[list[socket.
 
 
 def sample_values(size_bytes: int, count: int = 1000) -> list[bytes]:
-    """Return deterministic pseudo-random values, each with exactly one `MARK`."""
+    """Return deterministic pseudo-random values, each with exactly one `MARK`. Large values repeat after `SAMPLE_BYTES`."""
     generator = random.Random(size_bytes)
-    alphabet = b"abcdefghijklmnopqrstuvwxyz0123456789"
-    return [MARK + bytes(generator.choices(alphabet, k=size_bytes - 1)) for _ in range(count)]
+    distinct = [
+        MARK + generator.randbytes(size_bytes - 1).translate(_LETTERS) for _ in range(min(count, max(1, SAMPLE_BYTES // size_bytes)))
+    ]
+    return [distinct[index % len(distinct)] for index in range(count)]
 
 
 def chunk_records(frame_bytes: int, window: int, batch_records: int = 1) -> int:

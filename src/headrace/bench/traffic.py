@@ -14,6 +14,7 @@ from headrace.bench.load import Chunk, LoadConnection, Tick, chunk_records, conn
 from headrace.bench.protocols import ProtocolLoad
 
 WARM_UP_RECORDS = 20_000
+WARM_UP_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,12 @@ def consume(traffic: Traffic, topic: BenchTopic, tick: Tick | None = None, *, tu
 
 def warm_up(traffic: Traffic) -> None:
     """Publish and read a few records, so that one-time costs of the process are not measured."""
-    small = replace(traffic, records=min(WARM_UP_RECORDS, traffic.records), connections=1, window=0)
+    small = replace(traffic, records=warm_up_records(traffic.records, traffic.value_bytes), connections=1, window=0)
     topic = new_topic(small, readers=1)
     publish(small, topic)
     consume(small, topic)
+
+
+def warm_up_records(records: int, value_bytes: int) -> int:
+    """Return the number of records of a warm-up."""
+    return max(1, min(WARM_UP_RECORDS, records, WARM_UP_BYTES // value_bytes))

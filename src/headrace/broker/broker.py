@@ -463,18 +463,26 @@ class Broker(WriterOperations, GroupOperations):
         """Return whether the principal owns the message. An API key of the owner whose scopes exclude the topic does not."""
         return who.name == message.owner and self._authorizer.allows(who, Action.PUBLISH, "topic", message.topic)
 
+    def may_describe(self, who: Principal) -> bool:
+        """Return whether the principal may see the facts of the broker itself: `status`, listeners, connections, disk."""
+        return self._authorizer.allows(who, Action.DESCRIBE, "broker", _BROKER)
+
     def status(self, who: Principal) -> Status:
         """Return counts over all visible topics, and the health."""
         self._authorizer.check(who, Action.DESCRIBE, "broker", _BROKER)
         topics = self._topics.visible()
         bounds = [self._engine.bounds(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
         return Status(
-            uptime_ms=max(0, self._clock() - self._opened_at),
+            uptime_ms=self.uptime_ms,
             topics=len(topics),
             records=sum(held.end - held.first for held in bounds),
             written=sum(held.end for held in bounds),
             health=self.health,
         )
+
+    @property
+    def uptime_ms(self) -> int:
+        return max(0, self._clock() - self._opened_at)
 
     @property
     def health(self) -> HealthReport:

@@ -59,9 +59,9 @@ class Entry(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Entry]] = {
     "serve": Entry("headrace.cli.serve", "serve", "Start the broker."),
-    "pub": Entry("headrace.cli.pubsub", "pub", "Publish records to a topic."),
-    "sub": Entry("headrace.cli.pubsub", "sub", "Print records of a topic and follow it."),
-    "fetch": Entry("headrace.cli.pubsub", "fetch", "Print records of a topic and exit."),
+    "pub": Entry("headrace.cli.publishing", "pub", "Publish records to a topic."),
+    "sub": Entry("headrace.cli.reading", "sub", "Print records of a topic and follow it."),
+    "fetch": Entry("headrace.cli.reading", "fetch", "Print records of a topic and exit."),
     "ping": Entry("headrace.cli.ping", "ping", "Check that a broker replies, through any protocol."),
     "topic": Entry("headrace.cli.topics", "topic", "Manage topics: list, describe, create, alter, delete."),
     "group": Entry("headrace.cli.groups", "group", "Manage groups: list, describe, lag, reset, delete."),

@@ -18,6 +18,7 @@ import click
 from headrace.cli import one_line
 from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
 from headrace.cli.servers import Server, flymq_options
+from headrace.cli.topic_names import suggesting
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.server.units import parse_duration, parse_size
 
@@ -38,7 +39,8 @@ class Admin:
         async def connected() -> int:
             client = cast(FlyMqClient, await self.server.connect())
             try:
-                return await work(client)
+                async with suggesting(client):
+                    return await work(client)
             finally:
                 client.abandon()
 

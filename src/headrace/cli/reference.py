@@ -63,7 +63,9 @@ def config_page() -> str:
         "# Configuration\n",
         "One TOML file (`headrace serve --config FILE`). Each key has an environment variable. Flags override the environment,",
         'the environment overrides the file, and the file overrides the defaults. Sizes and durations have a unit: `"64 MiB"`,',
-        '`"5ms"`, `"7d"`. `headrace config check FILE` verifies a file; `headrace config show` prints effective values and their origin.\n',
+        '`"5ms"`, `"7d"`. A variable or flag holds plain text, with commas between the entries of a list, or a string or list as in TOML',
+        """and JSON: `--set 'fujin.readers=["jobs=orders+returns"]'`. `headrace config check FILE`""",
+        "verifies a file; `headrace config show` prints effective values and their origin.\n",
     ]
     for section in SECTIONS:
         tree = getattr(Config(), section)

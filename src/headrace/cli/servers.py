@@ -21,7 +21,7 @@ from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState
 from headrace.errors import ConfigError
 
-DEFAULT_PROTOCOL: Final = "figg"
+DEFAULT_PROTOCOL: Final = "flymq"
 _HOST_AND_PORT: Final = re.compile(r"(?:\[[^\]]+\]|[^:\s/\[\]]+):\d{1,5}")
 _SECRET_BYTES_MAX: Final = 65_537
 

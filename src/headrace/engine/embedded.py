@@ -39,6 +39,7 @@ from headrace.errors import (
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
+from headrace.storage.batch import StoredBatch
 from headrace.storage.files import Files, NotCached
 from headrace.storage.health import retry_seconds
 from headrace.storage.partition import LogOptions, Partition
@@ -51,6 +52,11 @@ _REMOVE: Final = "removal of deleted topics"
 _PAUSE_INTERVALS_MAX: Final = 10
 """Longest pause after failed maintenance, in intervals."""
 _LOOP_READ_BYTES_MAX: Final = 1024 * 1024
+_TURN_BYTES_MAX: Final = 1024 * 1024
+"""Reads of one turn of the event loop, after which further ones wait for the next turn. Many loops of the broker read until they find
+something, and a read from memory does not suspend them."""
+_BATCH_COST_BYTES: Final = 8 * 1024
+"""Cost of a batch of any size in that sum."""
 _CATALOG_READ_BYTES: Final = 1024 * 1024
 _T = TypeVar("_T")
 _STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
@@ -86,6 +92,8 @@ class EmbeddedEngine:
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="headrace-reader")
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="headrace-upkeep")
         """Runs maintenance, deletions and closing, also when no more threads can be started."""
+        self._turn_bytes = 0
+        """Bytes read on the event loop in this turn, approximately."""
         self.health = Health()
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -328,15 +336,31 @@ class EmbeddedEngine:
         assert self._loop is not None
         # Reading megabytes blocks the loop for milliseconds even from the page cache. Reading the tail in memory does not.
         if bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end():
+            if self._turn_bytes >= _TURN_BYTES_MAX:
+                await asyncio.sleep(0)
             try:
-                return [*log.read(offset, bytes_max, records_max, cached_only=True)]
+                batches = log.read(offset, bytes_max, records_max, cached_only=True)
             except NotCached:
                 pass
+            else:
+                self._count_read(batches)
+                return [*batches]
         try:
             return [*await self._loop.run_in_executor(self._readers, log.read, offset, bytes_max, records_max)]
         except CorruptData:
             self._partition(topic, partition)  # the topic may have been deleted meanwhile, which is not damage
             raise
+
+    def _count_read(self, batches: list[StoredBatch]) -> None:
+        before = self._turn_bytes
+        for batch in batches:
+            self._turn_bytes += batch.size_estimate_bytes + _BATCH_COST_BYTES
+        if before < _TURN_BYTES_MAX // 16 <= self._turn_bytes:  # many small reads need no call of the loop each
+            assert self._loop is not None
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_bytes = 0
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self._partition(topic, partition).bounds

@@ -21,6 +21,7 @@ from pyarrow import flight
 from headrace.errors import BrokerError, InvalidRequest, LoginFailed, Unavailable
 from headrace.flight import request
 from headrace.flight.errors import broker_error
+from headrace.flight.put_schema import check_put_schema
 from headrace.flight.request import ALL, DEFAULT_PORT, READ_SCHEMA, STORED, TIMESTAMP_TYPE, encode
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "StageSize",
     "TopicSchema",
     "TopicState",
+    "check_put_schema",
 ]
 
 _ATTEMPTS: Final = 4

@@ -26,7 +26,8 @@ from headrace.flight import request
 from headrace.flight.arrays import cast, checked
 from headrace.flight.bridge import Bridge
 from headrace.flight.errors import flight_error
-from headrace.flight.writing import Chunk, Splitter, Target, check_rows, column_names
+from headrace.flight.put_schema import column_names
+from headrace.flight.writing import Chunk, Splitter, Target, check_rows
 from headrace.limits import (
     DEAD_LETTER_ERROR_BYTES_MAX,
     DEAD_LETTERS_MOVED_MAX,

@@ -17,21 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge, UnknownPartition
-from headrace.flight.arrays import Binary, Int64s, as_binary, cast, checked, fnv1a, header_blobs, is_bytes, texts_as_bytes
+from headrace.flight.arrays import Binary, Int64s, as_binary, cast, checked, fnv1a, header_blobs, texts_as_bytes
+from headrace.flight.put_schema import check_put_schema, column_names
 from headrace.flight.request import HEADERS
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, FLIGHT_PUT_ROWS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from headrace.records import Column, ColumnBatch
 
 _STORED: Final = ("key", "value", "headers", "timestamp")
-COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp", "topic")
-_EXPECTED: Final = {
-    "key": "binary or string",
-    "value": "binary or string",
-    "topic": "string",
-    "headers": "list<struct<key: string, value: binary>>",
-    "partition": "an integer",
-    "timestamp": "a timestamp",
-}
 _MILLIS_MAX: Final = (1 << 63) - 1
 
 
@@ -59,7 +51,7 @@ class Splitter:
     """Splits the record batches of a put into chunks. The schema is checked once. `partitions` returns the partition count of a topic."""
 
     def __init__(self, schema: pa.Schema, target: Target, partitions: Callable[[str], int]) -> None:
-        _check(schema, target)
+        check_put_schema(schema, topic=target.topic)
         self._names = column_names(schema)
         self._target = target
         self._partitions = partitions
@@ -135,54 +127,6 @@ class Splitter:
         if count is None:
             count = self._known[topic] = self._partitions(topic)
         return count
-
-
-def _check(schema: pa.Schema, target: Target) -> None:
-    """Check the columns. Raises `InvalidRequest`, which names the column."""
-    names = column_names(schema)
-    for index, name in enumerate(names):
-        if name not in COLUMNS:
-            raise InvalidRequest(f"unknown column {name[:60]!r}; expected {', '.join(COLUMNS)}")
-        if name in names[:index]:
-            raise InvalidRequest(f"duplicate column {name!r}")
-        if not _fits(name, schema.field(index).type):
-            raise InvalidRequest(f"column {name!r} is {str(schema.field(index).type)[:200]}; expected {_EXPECTED[name]}")
-    if "value" not in names:
-        raise InvalidRequest("the column 'value' is missing")
-    if target.topic is None and "topic" not in names:
-        raise InvalidRequest("no topic: set it in the request or add a column 'topic'")
-
-
-def column_names(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns. Raises `InvalidRequest` for a name that is not UTF-8, which Arrow does not check."""
-    try:
-        return list(schema.names)
-    except UnicodeDecodeError as failure:
-        raise InvalidRequest(f"the name of a column is not UTF-8: {failure.object[:60]!r}") from None
-
-
-def _fits(name: str, kind: pa.DataType) -> bool:
-    if name == "partition":
-        return bool(pa.types.is_integer(kind))
-    if name == "timestamp":
-        return bool(pa.types.is_timestamp(kind))
-    if name == "topic":
-        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return bool(pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_string_view(inner))
-    if name == "headers":
-        return _are_headers(kind)
-    return is_bytes(kind)
-
-
-def _are_headers(kind: pa.DataType) -> bool:
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
-        return False
-    pair = kind.value_type
-    try:
-        names = [pair.field(index).name for index in range(pair.num_fields)]
-    except UnicodeDecodeError:
-        return False
-    return names == ["key", "value"] and all(is_bytes(pair.field(index).type) for index in (0, 1))
 
 
 def _grouped(labels: npt.NDArray[Any], columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SNIFF_BYTES_MAX: Final = 256
 """The protocol must be known after this many bytes."""
+_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
+"""Linux only. The kernel clears the option by itself, so it is set again after each read."""
 _TCP_ESTABLISHED, _TCP_SYN_RECEIVED = 1, 3
 """Linux TCP states in which the peer may still send."""
 _SOCKET_OPTIONS: Final = (
@@ -120,6 +122,8 @@ class Connection(asyncio.Protocol):
         self._checked: tuple[int, int] | None = None
         """Bytes received and bytes of an incomplete frame at the last `check_frame`; None: no incomplete frame."""
         self._pauses = 0
+        self._has_sent = False
+        """Whether the session has sent something since the last read."""
         self._largest_unsent = 0
         """The largest write since the output was below its low-water mark."""
         self._is_output_full = False
@@ -159,13 +163,17 @@ class Connection(asyncio.Protocol):
         self._counters.bytes_in += len(data)
         if self._reason is not None:
             return
+        if self._tls is None and self._session is None and not self._first and not self._detect_tls(data):
+            return
+        self._has_sent = False
         if self._tls is None:
-            if self._session is None and not self._first and not self._detect_tls(data):
-                return
-            if self._tls is None:
-                self._deliver(data)
-                return
-        self._receive_encrypted(self._tls, data)
+            self._deliver(data)
+        else:
+            self._receive_encrypted(self._tls, data)
+        if not self._has_sent and _QUICKACK is not None and not self._transport.is_closing():
+            # No reply carries the TCP acknowledgement. The kernel would delay it by 40 ms, and a client that leaves Nagle's algorithm on
+            # sends its next small write only after it.
+            self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
     def eof_received(self) -> bool:
         """Let the session finish: requests may still be on their way to disk, and the peer may still read the replies."""
@@ -217,6 +225,7 @@ class Connection(asyncio.Protocol):
             frames = self._tls.send(frames)
         self._counters.bytes_out += len(frames)
         self._transport.write(frames)
+        self._has_sent = True
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes > limits.OUTPUT_FREE_BYTES:
             self._largest_unsent = max(self._largest_unsent, len(frames))

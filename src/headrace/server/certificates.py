@@ -1,4 +1,4 @@
-"""Development certificates: a CA, a server certificate, and one for each client.
+"""Certificates that Headrace creates: for development a CA, a server certificate and one for each client, and a self-signed one for QUIC.
 
     DIR/ca.pem      DIR/ca.key          trusted by both sides; signs the others
     DIR/server.pem  DIR/server.key      tls.certificate and tls.key
@@ -6,6 +6,8 @@
 
 Only their owner can read the keys. Existing files are never overwritten: a second CA would invalidate every certificate that the
 first one signed.
+
+No CA signs the self-signed certificate. A client can authenticate the server by its fingerprint, which the server prints at its start.
 """
 
 from __future__ import annotations
@@ -42,14 +44,7 @@ def init(directory: Path, names: Sequence[str], now: datetime) -> list[Path]:
     _make_directory(directory)
     _require_absent(directory, "ca", "server")
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _named("Headrace development CA")
-    usage = _usage(signs_certificates=True)
-    ca = (
-        _builder(subject, subject, key.public_key(), key.public_key(), now, CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    ca = _ca("Headrace development CA", key, now).add_extension(_usage(signs_certificates=True), critical=True).sign(key, hashes.SHA256())
     return [
         *_write(directory, "ca", ca, key),
         *_issue(directory, "server", names[0], subjects, ExtendedKeyUsageOID.SERVER_AUTH, (ca, key), now),
@@ -62,6 +57,25 @@ def client(directory: Path, name: str, now: datetime) -> list[Path]:
         raise ConfigError(f"{name!r} is not a client name; expected letters, digits, '.', '_' and '-', and not {' or '.join(_RESERVED)}")
     _require_absent(directory, name)
     return _issue(directory, name, name, [x509.DNSName(name)], ExtendedKeyUsageOID.CLIENT_AUTH, _read_ca(directory), now)
+
+
+def self_signed(certificate_file: Path, key_file: Path, now: datetime) -> None:
+    """Create the certificate of a server on this machine, unless both files exist. Raises `OSError`.
+
+    Clients trust the fingerprint, not the date: a renewal would break every client that stores it.
+    """
+    if certificate_file.exists() and key_file.exists():
+        return
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = x509.SubjectAlternativeName([_host(name) for name in ("localhost", "127.0.0.1", "::1")])
+    certificate = _ca("headrace", key, now).add_extension(names, critical=False).sign(key, hashes.SHA256())
+    _store(certificate_file, certificate, key_file, key)
+
+
+def _ca(common_name: str, key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.CertificateBuilder:
+    subject = _named(common_name)
+    builder = _builder(subject, subject, key.public_key(), key.public_key(), now, CA_DAYS)
+    return builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
 
 
 def _issue(
@@ -167,14 +181,23 @@ def _require_absent(directory: Path, *stems: str) -> None:
 
 
 def _write(directory: Path, stem: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> list[Path]:
+    files = [directory / f"{stem}.pem", directory / f"{stem}.key"]
+    try:
+        _store(files[0], certificate, files[1], key)
+    except OSError as failure:
+        raise ConfigError(f"{failure.filename}: {failure.strerror or failure}") from None
+    return files
+
+
+def _store(certificate_file: Path, certificate: x509.Certificate, key_file: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Write both files atomically, the key first: a server creates both again if one is missing."""
     pem = serialization.Encoding.PEM
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    contents = {f"{stem}.key": (secret, 0o600), f"{stem}.pem": (certificate.public_bytes(pem), 0o644)}
-    for name, (content, mode) in contents.items():
-        try:
-            descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        except OSError as failure:
-            raise ConfigError(f"{directory / name}: {failure.strerror or failure}") from None
-        with os.fdopen(descriptor, "wb") as stream:
+    for path, content, mode in ((key_file, secret, 0o600), (certificate_file, certificate.public_bytes(pem), 0o644)):
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.unlink(missing_ok=True)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as stream:
             stream.write(content)
-    return [directory / f"{stem}.pem", directory / f"{stem}.key"]
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)

@@ -56,3 +56,4 @@ class FlyMqDialect(enum.StrEnum):
 
     SPEC = "spec"
     SDK = "sdk"
+    GO = "go"

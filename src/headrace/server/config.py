@@ -33,6 +33,7 @@ from headrace.server.settings import (
     SecretReference,
     Setting,
     Size,
+    from_text,
     setting,
     settings_of,
 )
@@ -317,7 +318,8 @@ class FlyMq:
     dialect: FlyMqDialect = setting(
         Choice(FlyMqDialect),
         "spec",
-        "The dialect of a connection until a request identifies its client. spec: the specification. sdk: the original implementation.",
+        "The dialect of a connection until a request identifies its client. spec: the specification. sdk: the original implementation. "
+        "go: the same, with errors as bare text, which the original Go client and CLI print as they are.",
     )
     advertise: str = setting(
         Reference("HOST:PORT", r"[^\s\0]+:[0-9]{1,5}"),
@@ -443,17 +445,17 @@ def resolve(
     values: dict[str, object] = {name: known.default for name, known in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, "default")
 
-    def take(name: str, raw: object, origin: str) -> None:
-        values[name] = _parse(SETTINGS[name], raw, origin)
+    def take(name: str, raw: object, origin: str, *, is_text: bool = False) -> None:
+        values[name] = _parse(SETTINGS[name], raw, origin, is_text)
         origins[name] = origin
 
     if file is not None:
         for name, raw in _read_file(file).items():
             take(name, raw, f"file {file}")
     for name, variable, text in _from_environment(environment or {}):
-        take(name, text, f"environment {variable}")
+        take(name, text, f"environment {variable}", is_text=True)
     for name, (flag, raw) in (flags or {}).items():
-        take(name, raw, f"flag {flag}")
+        take(name, raw, f"flag {flag}", is_text=isinstance(raw, str))
     config = _tree(values)
     _check_together(config)
     return Resolved(config, origins)
@@ -541,9 +543,9 @@ def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, str
         yield names[variable], variable, text
 
 
-def _parse(known: Setting, raw: object, origin: str) -> object:
+def _parse(known: Setting, raw: object, origin: str, is_text: bool) -> object:
     try:
-        return known.kind.parse(raw)
+        return known.kind.parse(from_text(known.kind, str(raw)) if is_text else raw)
     except ValueError as failure:
         # A wrong value of a secret reference may be the secret itself.
         is_hidden = isinstance(known.kind, References) or (isinstance(known.kind, Reference) and known.kind.is_hidden)

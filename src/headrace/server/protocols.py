@@ -26,6 +26,7 @@ from headrace.sessions.figg.session import FiggSession, FiggSettings
 from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
+from headrace.sessions.flymq.status import Report
 from headrace.sessions.rustlog.session import RustLogContext, RustLogSession, RustLogSettings
 from headrace.sessions.turns import Turns
 from headrace.wire import blipmq, figg, flymq, rustlog
@@ -41,7 +42,7 @@ def login_protocols(config: Config) -> frozenset[str]:
 class Protocols:
     """The TCP protocols of a broker. Open after the broker, close before it.
 
-    `blipmq_keys` maps API keys to their owners.
+    `blipmq_keys` maps API keys to their owners. `report` returns the facts of the server for `headrace status`.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Protocols:
         *,
         clock: Callable[[], int],
         blipmq_keys: Mapping[str, str],
+        report: Report = dict,
     ) -> None:
+        self._report = report
         self._broker, self._config, self._access = broker, config, access
         self._turns = Turns()
         self._subscriptions = Subscriptions(broker, SubscriptionBook(engine, "blipmq"), clock=clock, settings=_blipmq_settings(config))
@@ -124,7 +127,7 @@ class Protocols:
         dialect = flymq.Dialect(chosen.dialect.value)
 
         def enter(peer: Peer) -> FramedSession:
-            node = Node(address=chosen.advertise or peer.local)
+            node = Node(address=chosen.advertise or peer.local, report=self._report)
             settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(peer, "flymq", ANONYMOUS)
             access = FlyMqAccess(self._access, who, peer.peer, lambda who: self._logged_in(peer, who))
             return FlyMqSession(peer, self._broker, who, settings, access, self._turns)

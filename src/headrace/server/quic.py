@@ -13,9 +13,9 @@ from headrace.broker.broker import Broker
 from headrace.errors import ConfigError
 from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
-from headrace.net.quic.certificate import fingerprint, self_signed
-from headrace.net.quic.endpoint import Retry, ServerTls
+from headrace.net.quic.endpoint import Retry, ServerTls, fingerprint
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol, StreamLink, StreamSession
+from headrace.server import certificates
 from headrace.server.config import Config
 from headrace.server.protocols import host_of
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
@@ -84,6 +84,13 @@ def _tls(config: Config, now: datetime.datetime) -> ServerTls:
         client_ca = Path(config.tls.client_ca) if config.tls.client_ca else None
         return ServerTls(Path(config.tls.certificate), Path(config.tls.key), client_ca)
     return self_signed(config.storage.path, now=now)
+
+
+def self_signed(directory: Path, *, now: datetime.datetime) -> ServerTls:
+    """Return the self-signed certificate of the directory, created if absent. Raises `OSError`."""
+    tls = ServerTls(directory / "quic-certificate.pem", directory / "quic-key.pem")
+    certificates.self_signed(tls.certificate_file, tls.key_file, now)
+    return tls
 
 
 def fujin_settings(config: Config) -> FujinSettings:

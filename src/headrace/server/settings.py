@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -34,6 +35,22 @@ class Kind(Protocol[T_co]):
 
     def plain(self, value: Any) -> Plain:
         """Return the value as written in a file."""
+
+
+def from_text(kind: Kind[object], text: str) -> object:
+    """Return the raw value of a variable or flag. A quoted string or a list may be written as in TOML or JSON. Raises `ValueError`."""
+    is_list = isinstance(kind, (Binds, Lines, References))
+    if not text.startswith(('"', "'", "[") if is_list else ('"', "'")):
+        return text
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        if isinstance(kind, Binds) and text.startswith("["):
+            return text  # an IPv6 address
+        raise ValueError("neither plain text nor a TOML or JSON value") from None
+    if len(document) > 1:
+        raise ValueError("more than one value")
+    return document["value"]
 
 
 class _Bounded:

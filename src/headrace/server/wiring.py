@@ -8,14 +8,16 @@ import errno
 import logging
 import os
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from headrace import __version__
 from headrace.access.access import Access, AccessSettings, Mode
 from headrace.broker.broker import Broker
 from headrace.broker.settings import BrokerSettings
@@ -105,6 +107,7 @@ class Server:
         self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
         self._connection_limits = divide(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
+        self._opened: list[Opened] = []
         self._protocols: Protocols | None = None
         self._tls: Tls | None = None
         self._watch: TlsWatch | None = None
@@ -118,7 +121,9 @@ class Server:
         await self._open_broker()
         try:
             keys = self._keys() if any("blipmq" in (bind.protocols or TCP_PROTOCOLS) for bind in self._config.listen.tcp) else {}
-            protocols = Protocols(self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys)
+            protocols = Protocols(
+                self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys, report=self.report
+            )
             await protocols.open()
             self._protocols = protocols
             opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, protocols)]
@@ -130,6 +135,7 @@ class Server:
         if self._tls is not None:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
+        self._opened = opened
         for line in self.unavailable:
             reason = line.partition(": pip install")[0]  # the banner has the command
             _log.warning("started without a default listener", extra={"reason": reason})
@@ -169,6 +175,24 @@ class Server:
             "reading_pauses": counters.reading_pauses,
             "accept_pauses": counters.accept_pauses,
             "rejected": rejected or "none",
+        }
+
+    def report(self) -> dict[str, object]:
+        """Return the facts of this process for `headrace status`."""
+        storage, disk = self._config.storage, shutil.disk_usage(self._config.storage.path)
+        return {
+            "version": __version__,
+            "access": self._config.access.mode.value,
+            "pid": os.getpid(),
+            "engine": "embedded, encrypted" if storage.key_file or storage.key_env else "embedded",
+            "data": str(storage.path.absolute()),
+            "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
+            "listeners": [asdict(found) for found in self._opened],
+            "connections": {
+                "open": self._counters.open,
+                "max": self._connection_limits.connections,
+                "by_protocol": {name: count for name, count in sorted(self._counters.open_by_protocol.items()) if count},
+            },
         }
 
     def _keys(self) -> Mapping[str, str]:

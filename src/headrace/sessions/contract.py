@@ -6,6 +6,7 @@ socket. The connection (`net/`) holds the socket and knows no protocol. All call
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -46,6 +47,14 @@ class WatchedLink(Link, Protocol):
     def has_peer_left(self) -> bool:
         """Whether the peer has closed its side or the connection is lost, even while reading is paused. Costs a system call: use it for
         long work only."""
+
+
+class StreamedLink(Link, Protocol):
+    """A link whose transport reports which bytes the peer has received."""
+
+    def when_acknowledged(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the peer has acknowledged everything sent. Never called after the end of the link. A second call replaces
+        the first."""
 
 
 class Session(Protocol):

@@ -1,4 +1,4 @@
-"""Scheduler for expensive steps of all connections: one step in each turn of the event loop.
+"""Limits on expensive work of all connections together: one step in each turn of the event loop, and few slots for what takes longer.
 
 A hundred readers of a deep backlog may be ready at once. Without this scheduler the loop would encode a hundred replies before it polls a
 socket again.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
-from headrace.limits import FETCHES_AT_ONCE_MAX, OUTPUT_HIGH_WATER_BYTES
-from headrace.sessions.contract import Link
+from headrace.limits import FETCHES_AT_ONCE_MAX, FLYMQ_INFLATIONS_MAX
 
 
 class Turn:
@@ -29,22 +27,17 @@ class Turn:
 
 
 class Turns:
-    """Queue of the waiting steps. Each broker has one, shared by its sessions."""
+    """Queue of the waiting steps, and the slots. Each broker has one, shared by its sessions. Slots are given first come, first served."""
 
     def __init__(self) -> None:
         self._waiting: deque[Turn] = deque()
         self._is_scheduled = False
-        self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
-
-    @asynccontextmanager
-    async def fetching(self, link: Link) -> AsyncIterator[bool]:
-        """Hold one of the few fetch slots. The caller must send what it fetched before it releases the slot.
-
-        Yields False if the peer's output is above the high-water mark by the time a slot is free. The caller then waits for `drained` and
-        tries again.
-        """
-        async with self._fetches:
-            yield link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES
+        self.fetches = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
+        """Slots of fetches, from the read to the send: their memory does not count as output yet."""
+        self.inflations = asyncio.Semaphore(FLYMQ_INFLATIONS_MAX)
+        """Slots of threads that decompress."""
+        self.searches = asyncio.Semaphore(1)
+        """Slot of the search that uses the processor."""
 
     def take(self, step: Callable[[], None]) -> Turn:
         """Call `step` in a later turn of the loop, in the order of the calls."""

@@ -11,6 +11,8 @@ pyspark is imported only when it is used, because its import takes a second.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from headrace.extras import needs
@@ -26,10 +28,18 @@ __all__ = ["DefaultSource", "HeadraceSource", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `headrace` in this session, whether or not Spark has discovered it."""
+    """Register the format `headrace` in this session, whether or not Spark has discovered it.
+
+    Spark starts its Python processes as `python3`, which is another Python if a virtual environment is not activated. With a local master
+    they then use the Python of this process, unless the variable `PYSPARK_PYTHON` names one. On a cluster, and with Spark Connect, each
+    node and the server need a Python with this package.
+    """
     with needs("headrace.spark", "pyspark", "pyarrow"):
         from headrace.spark.source import HeadraceSource
 
+    context = getattr(spark, "sparkContext", None)  # a client of Spark Connect has none
+    if context is not None and context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
     spark.dataSource.register(HeadraceSource)
 
 

@@ -119,6 +119,12 @@ VALUE_OPTIONS: Final = (
     Option("value.format", "raw", "read", "`json`, `avro`, `protobuf`, `string` or `raw`: typed columns instead of bytes"),
     Option("value.schema", "the topic's", "read", "definition of the schema of the values, instead of the registered one"),
     Option("value.version", "the required one", "read", "version of the topic's schema that defines the types"),
+    Option(
+        "value.framing",
+        "none",
+        "read",
+        "`confluent`: a value begins with a zero byte and a schema id of 4 bytes, as Confluent's serializers write; for `avro` and `json`",
+    ),
     Option("badRecords", "fail", "read", "action for a value that cannot be decoded: `fail`, `dlq` (move to the dead letters) or `null`"),
 )
 
@@ -126,6 +132,10 @@ OPTIONS: Final = CONNECTION_OPTIONS + SOURCE_OPTIONS + SINK_OPTIONS + VALUE_OPTI
 
 IGNORED: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "path", "partition.metadata.cache.ttl.ms"})
 """Options that Spark or a Kafka job may pass and that have no effect."""
+
+TEMPORARY_VIEW: Final = (
+    "Spark keeps no options for a table of a Python source. Use CREATE TEMPORARY VIEW … USING headrace OPTIONS (servers …, subscribe …)"
+)
 
 UNSUPPORTED: Final = {
     "kafka.auto.offset.reset": "use startingOffsets for the first start; later starts use the checkpoint",
@@ -159,6 +169,8 @@ class Options:
     """Options of one read or write. The constructor checks the names, each accessor the value."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
+        if "provider" in given:  # Spark passes the properties of the table as options, and drops all options when the table is read
+            raise ConfigError(f"CREATE TABLE … USING headrace is not supported: {TEMPORARY_VIEW}")
         self._given: dict[str, str] = {}
         for spelling, value in given.items():
             name = _canonical(spelling)
@@ -170,6 +182,9 @@ class Options:
     def __repr__(self) -> str:
         """Show names only: a value may be a password."""
         return f"Options({', '.join(sorted(self._given))})"
+
+    def __bool__(self) -> bool:
+        return bool(self._given)
 
     def __contains__(self, name: str) -> bool:
         return name in self._given

@@ -1,10 +1,10 @@
-"""Exactly-once publishing: names of writes, and staging with retries.
+"""Exactly-once writes: their writers and versions, and staging with retries.
 
 Spark may run a task twice, and a whole batch again after a crash. Each attempt of a task stages its rows under its own handle, where no
 consumer sees them. The driver then publishes the handles of the successful attempts as one transaction under a writer and a version. The
 broker remembers the last version of each writer and accepts no version twice.
 
-    written by                       writer                       version          epoch
+    written by                       writer                       version          epoch                  = `Write`
     a streaming query                spark/<query id>             batch id         run id of the query
     foreachBatch, to a topic         spark/<query id>/<topic>     batch id         run id of the query
     options txnAppId + txnVersion    <txnAppId>/<topic>           txnVersion       –
@@ -15,7 +15,7 @@ write whose topics come from a column has no such part. A query keeps its id in 
 same writer and version. The epoch is new at each start, and the broker rejects older epochs once it has seen a newer one.
 
 Two writes of one foreachBatch call to the same topic would have the same name, and the broker would take the second for a replay of the
-first. So each such write is followed by a marker for its epoch, and a write that finds the marker fails (`Version.mark`).
+first. So each such write is followed by a marker for its epoch, and a write that finds the marker fails (`Write.mark`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.errors import BrokerError, ConfigError
-from headrace.spark.retry import retry
+from headrace.flight.client import Servers
+from headrace.spark.options import Options
+from headrace.spark.retry import TIMEOUT_SECONDS, retry
+from headrace.spark.servers import servers_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 WRITER_BYTES_MAX: Final = 249
 """Longest name of a writer."""
+OPTION_BYTES_MAX: Final = 200
+"""Longest `txnAppId`; the topic is appended to it."""
 KEPT_BYTES_MAX: Final = 32 << 20
 """Size of the sent rows that a task keeps, to send them again after a restart of the broker."""
 
@@ -101,11 +106,11 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class Write:
     """Identity of a write at the broker: the same for every attempt at this write, and unique to it."""
 
     writer: str
-    number: int
+    version: int
     epoch: str = ""
 
     @property
@@ -120,30 +125,51 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
-    """Names of the writes of one sink, by the table in the module docstring."""
+class SinkOptions:
+    """Parsed options of a sink, and the writes they stand for. `of` raises `ConfigError` with the name of a wrong option."""
 
-    topic: str
+    servers: Servers
+    topic: str = ""
+    """Empty: each row has a column `topic`."""
+    headers: bool = True
+    """Whether to write the column `headers`, as Spark's Kafka sink does by default; `includeHeaders=false` omits it."""
     writer: str = ""
     """The option `txnAppId`."""
     version: int | None = None
     """The option `txnVersion`."""
-    job: str = ""
-    """A random name, the same in all tasks of a batch write."""
+    timeout_seconds: float = TIMEOUT_SECONDS
 
-    def of_stream(self, task: TaskId) -> Version:
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> SinkOptions:
+        options = Options(given)
+        writer, version = options.text("txnAppId"), options.count("txnVersion", None, least=0)
+        if version is not None and not writer:
+            raise ConfigError("option txnVersion needs txnAppId too: set the name of the writer")
+        if len(writer.encode()) > OPTION_BYTES_MAX:
+            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, at most {OPTION_BYTES_MAX} are allowed")
+        return cls(
+            servers=servers_of(options),
+            topic=options.text("topic"),
+            headers=options.flag("includeHeaders", True),
+            writer=writer,
+            version=version,
+            timeout_seconds=options.duration_ms("kafka.delivery.timeout.ms", int(TIMEOUT_SECONDS * 1000)) / 1000,
+        )
+
+    def stream_write(self, task: TaskId) -> Write:
         if task.batch is None or not task.query or not task.epoch:
             raise ConfigError("Spark has not passed the query id, run id and batch id to this task; exactly-once writes need all three")
-        return Version(self._named() or f"spark/{task.query}", task.batch, task.epoch)
+        return Write(self._named() or f"spark/{task.query}", task.batch, task.epoch)
 
-    def of_batch(self, task: TaskId) -> Version:
+    def batch_write(self, task: TaskId, job: str) -> Write:
+        """Return the write of a batch job. `job` is a random name, the same in all of its tasks."""
         if self.version is not None:
-            return Version(self._named(), self.version)
+            return Write(self._named(), self.version)
         if task.batch is not None:
-            return Version(self._named() or self._scoped(f"spark/{task.query}"), task.batch, task.epoch)
+            return Write(self._named() or self._scoped(f"spark/{task.query}"), task.batch, task.epoch)
         if self.writer:
             raise ConfigError("outside foreachBatch the option 'txnAppId' needs 'txnVersion' too: a number that grows with each write")
-        return Version(JOB + self.job, 0)
+        return Write(JOB + job, 0)
 
     def _named(self) -> str:
         return self._scoped(self.writer) if self.writer else ""
@@ -192,7 +218,7 @@ def stage(
     batches: Iterable[pa.RecordBatch],
     *,
     topic: str,
-    version: Version,
+    write: Write,
     order: int,
     until: float,
 ) -> tuple[str, StageSize]:
@@ -207,7 +233,7 @@ def stage(
         attempt = next(attempts)
         named = f"{handle}.{attempt}" if attempt else handle
         try:
-            return named, client.stage(named, replay, topic=topic or None, writer=version.writer, epoch=version.epoch, order=order)
+            return named, client.stage(named, replay, topic=topic or None, writer=write.writer, epoch=write.epoch, order=order)
         except BaseException:
             drop(client, [named])
             raise

@@ -42,9 +42,9 @@ class ReadSettings:
         records_min = options.count("minOffsetsPerTrigger", None)
         if records_max is not None and records_min is not None and records_min > records_max:
             raise ConfigError(f"option minOffsetsPerTrigger is {records_min}, more than maxOffsetsPerTrigger, which is {records_max}")
-        subscription = Subscription.of(options)
+        servers, subscription = servers_of(options), Subscription.of(options)
         return cls(
-            servers=servers_of(options),
+            servers=servers,
             subscription=subscription,
             start=Boundary.start(options, streaming=streaming),
             end=Boundary.end(options),

@@ -25,8 +25,8 @@ from headrace.spark.read_settings import ReadSettings
 from headrace.spark.retry import backoff
 
 if TYPE_CHECKING:
+    from headrace.arrow.values import Decoder
     from headrace.flight.client import FlightClient, TopicState
-    from headrace.spark.values import Decoder
 
 ROWS_MAX: Final = 65_536
 """Rows of one batch. Larger batches are not faster."""
@@ -55,7 +55,7 @@ class RangeReader:
 
     def _shaped(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
         if self.decoder is not None:
-            return self.decoder.decode(batch, topic)
+            return self.decoder.decode(batch, topic, connect(self.settings.servers))
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._target)
 
     def _fetched(self, wanted: Range) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.flight.client import Servers
-from headrace.spark.options import Options
+from headrace.spark.options import TEMPORARY_VIEW, Options
 
 TIMEOUT_MS: Final = 30_000
 _JAAS: Final = re.compile(r'\b(username|password)\s*=\s*(?:"([^"]*)"|\'([^\']*)\'|([^\s;"\']+))')
@@ -23,7 +23,8 @@ def servers_of(options: Options, environment: Mapping[str, str] = os.environ) ->
     """Parse the connection options. Raises `ConfigError`; its message never contains the password."""
     addresses = options.text("kafka.bootstrap.servers")
     if not addresses:
-        raise ConfigError('option kafka.bootstrap.servers is missing: set the address of the Flight endpoint, such as "127.0.0.1:8815"')
+        missing = 'option kafka.bootstrap.servers is missing: set the address of the Flight endpoint, such as "127.0.0.1:8815"'
+        raise ConfigError(missing if options else f"{missing}. If this is a table: {TEMPORARY_VIEW}")
     user, password = _login(options, environment)
     authority = _pem(options, "tls.ca", "truststore")
     certificate, key = _pem(options, "tls.certificate", "keystore"), _pem(options, "tls.key", "keystore")

@@ -1,13 +1,13 @@
-"""Writers for `df.write.format("headrace")` and `df.writeStream.format("headrace")`.
+"""Sinks for `df.write.format("headrace")` and `df.writeStream.format("headrace")`.
 
     driver   writer() or streamWriter(): check the options, the schema and the topic           before any task
     task     write(rows): stage the rows under a handle of this attempt, report the handle     no row is visible
     driver   commit(reports): publish the handles as one transaction                           all rows become visible
              abort(reports): drop them                                                         no row becomes visible
 
-Every step may be repeated: Spark repeats tasks and batches, the broker restarts. `publishing.py` defines the names by which the broker
-recognises a repeated write. Spark pickles writers to the tasks and back, so they hold plain values and connect in the process that uses
-them.
+Every step may be repeated: Spark repeats tasks and batches, the broker restarts. `publishing.py` defines the writer and version by which
+the broker recognises a repeated write. Spark pickles sinks to the tasks and back, so they hold plain values and connect in the process
+that uses them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -27,18 +27,14 @@ from headrace.errors import ConfigError, InvalidRequest, UnknownStage
 from headrace.flight.client import Publication, Servers
 from headrace.spark import publishing
 from headrace.spark.connection import connect
-from headrace.spark.options import Options
-from headrace.spark.publishing import TaskId, Version, Versions
-from headrace.spark.retry import TIMEOUT_SECONDS, retry_until
-from headrace.spark.servers import servers_of
+from headrace.spark.publishing import SinkOptions, TaskId, Write
+from headrace.spark.retry import retry_until
 from headrace.spark.sink_columns import SinkColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-WRITER_BYTES_MAX: Final = 200
-"""Longest `txnAppId`; the topic is appended to it."""
 CHECK_SECONDS_MAX: Final = 15.0
 """Time limit for the driver to reach the broker before the query starts: a user is waiting."""
 SENT_BYTES_MAX: Final = 16 << 20
@@ -50,42 +46,11 @@ _log = logging.getLogger("headrace.spark")
 _seen_topics: dict[tuple[Servers, str], float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """Parsed options of a write. `of` raises `ConfigError` with the name of a wrong option."""
-
-    servers: Servers
-    topic: str = ""
-    """Empty: each row has a column `topic`."""
-    headers: bool = True
-    """Whether to write the column `headers`, as Spark's Kafka sink does by default; `includeHeaders=false` omits it."""
-    writer: str = ""
-    version: int | None = None
-    timeout_seconds: float = TIMEOUT_SECONDS
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> SinkOptions:
-        options = Options(given)
-        writer, version = options.text("txnAppId"), options.count("txnVersion", None, least=0)
-        if version is not None and not writer:
-            raise ConfigError("option txnVersion needs txnAppId too: set the name of the writer")
-        if len(writer.encode()) > WRITER_BYTES_MAX:
-            raise ConfigError(f"option txnAppId has {len(writer.encode())} bytes, at most {WRITER_BYTES_MAX} are allowed")
-        return cls(
-            servers=servers_of(options),
-            topic=options.text("topic"),
-            headers=options.flag("includeHeaders", True),
-            writer=writer,
-            version=version,
-            timeout_seconds=options.duration_ms("kafka.delivery.timeout.ms", int(TIMEOUT_SECONDS * 1000)) / 1000,
-        )
-
-
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
     """Return the writer for `df.write`. Raises `ConfigError` before any task starts."""
     if overwrite:
         raise ConfigError("a topic cannot be overwritten: use mode('append')")
-    return BatchSink(TopicWriter.of(SinkOptions.of(options), schema, job=uuid.uuid4().hex))
+    return BatchSink.of(SinkOptions.of(options), schema)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
@@ -95,71 +60,69 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     chosen = SinkOptions.of(options)
     if chosen.version is not None:
         raise ConfigError("the option 'txnVersion' is for batch writes: the version of a stream is the id of its batch")
-    return StreamSink(TopicWriter.of(chosen, schema))
+    return StreamSink.of(chosen, schema)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
     """Report of a task to the driver. A task without rows has an empty handle."""
 
-    version: Version
+    write: Write
     handle: str
     records: int
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicWriter:
-    """The steps that both writers share: stage, publish, drop."""
+@dataclass(frozen=True)
+class Sink:
+    """The steps that both sinks share: stage, publish, drop."""
 
-    servers: Servers
-    topic: str
-    """Empty: each row has a column `topic`."""
+    options: SinkOptions
     columns: SinkColumns
-    versions: Versions
-    timeout_seconds: float
+    job: str
+    """A random name, the same in all tasks of this write."""
 
     @classmethod
-    def of(cls, options: SinkOptions, schema: StructType, *, job: str = "") -> TopicWriter:
+    def of(cls, options: SinkOptions, schema: StructType) -> Self:
+        """Check the schema and the topic. Raises `ConfigError`, `UnknownTopic`."""
         columns = SinkColumns.of(schema, topic=options.topic, headers=options.headers)
         if options.topic:
             ensure_topic(options.servers, options.topic, until=time.monotonic() + min(CHECK_SECONDS_MAX, options.timeout_seconds))
-        versions = Versions(topic=options.topic, writer=options.writer, version=options.version, job=job)
-        return cls(options.servers, options.topic, columns, versions, options.timeout_seconds)
+        return cls(options, columns, uuid.uuid4().hex)
 
-    def stage(self, task: TaskId, version: Version, rows: Iterator[pa.RecordBatch]) -> Staged:
+    def stage(self, task: TaskId, write: Write, rows: Iterator[pa.RecordBatch]) -> Staged:
         """Stage rows under a handle unique to this attempt. `order` makes a replay publish the rows in the same order."""
         first = next((batch for batch in rows if batch.num_rows), None)
         if first is None:
-            return Staged(version, "", 0, 0)
-        handle = f"{task.query or self.versions.job}/{task.epoch}/{version.number}/{task.partition}/{task.attempt}"
+            return Staged(write, "", 0, 0)
+        handle = f"{task.query or self.job}/{task.epoch}/{write.version}/{task.partition}/{task.attempt}"
         handle, size = publishing.stage(
-            connect(self.servers),
+            connect(self.options.servers),
             handle,
             self._shaped(chain((first,), rows)),
-            topic=self.topic,
-            version=version,
+            topic=self.options.topic,
+            write=write,
             order=task.partition,
             until=self._deadline(),
         )
-        return Staged(version, handle, size.records, size.size_bytes)
+        return Staged(write, handle, size.records, size.size_bytes)
 
     def _shaped(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in rows:
             if not batch.num_rows:
                 continue
             shaped = self.columns.shape(batch)
-            if not self.topic:
+            if not self.options.topic:
                 for topic in shaped.column("topic").unique().to_pylist():
-                    ensure_topic(self.servers, topic, until=self._deadline())
+                    ensure_topic(self.options.servers, topic, until=self._deadline())
             yield from _cut(shaped)
 
     def publish(self, messages: Sequence[Staged]) -> Publication:
         """Publish all handles in one transaction. The broker ignores a version that it has published."""
-        version = _common_version(messages)
+        write = _common_write(messages)
         handles = [message.handle for message in messages if message.handle]
-        client = connect(self.servers)
-        request = partial(client.publish, version.writer, version.number, handles, epoch=version.epoch, remember_ms=version.remember_ms)
+        client = connect(self.options.servers)
+        request = partial(client.publish, write.writer, write.version, handles, epoch=write.epoch, remember_ms=write.remember_ms)
         try:
             published = retry_until(request, until=self._deadline())
         except UnknownStage as failure:
@@ -170,25 +133,25 @@ class TopicWriter:
             raise
         if published.already and handles:
             rows = sum(message.records for message in messages)
-            _log.warning("version %d of %s was published before: its %d rows are not written again", version.number, version.writer, rows)
+            _log.warning("version %d of %s was published before: its %d rows are not written again", write.version, write.writer, rows)
         return published
 
     def publish_marked(self, messages: Sequence[Staged]) -> Publication:
         """Publish inside foreachBatch, where two writes may have the same name. Raises `InvalidRequest` for the second."""
-        version, client = _common_version(messages), connect(self.servers)
-        last = retry_until(partial(client.last_version, version.mark), until=self._deadline())
-        if last is not None and last >= version.number:
-            raise InvalidRequest(self._second_write(version))
+        write, client = _common_write(messages), connect(self.options.servers)
+        last = retry_until(partial(client.last_version, write.mark), until=self._deadline())
+        if last is not None and last >= write.version:
+            raise InvalidRequest(self._second_write(write))
         published = self.publish(messages)
-        marked = retry_until(partial(client.publish, version.mark, version.number, ()), until=self._deadline())
+        marked = retry_until(partial(client.publish, write.mark, write.version, ()), until=self._deadline())
         if marked.already:
-            raise InvalidRequest(self._second_write(version))
+            raise InvalidRequest(self._second_write(write))
         return published
 
-    def _second_write(self, version: Version) -> str:
-        where = f"topic '{self.topic}'" if self.topic else "the topics of column 'topic'"
+    def _second_write(self, write: Write) -> str:
+        where = f"topic '{self.options.topic}'" if self.options.topic else "the topics of column 'topic'"
         return (
-            f"batch {version.number} is written to {where} for the second time in one call of foreachBatch. The broker cannot distinguish "
+            f"batch {write.version} is written to {where} for the second time in one call of foreachBatch. The broker cannot distinguish "
             "the two writes after a crash: give each a different name with the option txnAppId"
         )
 
@@ -196,54 +159,48 @@ class TopicWriter:
         """Drop the staged rows. Rows that remain, and rows of tasks that still run, stay invisible and expire."""
         handles = [message.handle for message in messages if isinstance(message, Staged) and message.handle]
         if handles:
-            publishing.drop(connect(self.servers), handles)
+            publishing.drop(connect(self.options.servers), handles)
 
     def _deadline(self) -> float:
-        return time.monotonic() + self.timeout_seconds
+        return time.monotonic() + self.options.timeout_seconds
 
 
-class StreamSink(DataSourceStreamArrowWriter):
-    """Writer for streams. Each batch is one transaction, published once however often Spark runs the batch."""
-
-    def __init__(self, target: TopicWriter) -> None:
-        self.target = target
+class StreamSink(Sink, DataSourceStreamArrowWriter):
+    """Sink of a stream. Each batch is one transaction, published once however often Spark runs the batch."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         task = TaskId.current()
-        return self.target.stage(task, self.target.versions.of_stream(task), iterator)
+        return self.stage(task, self.options.stream_write(task), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = _reports(messages)
         if not staged:
             # Only a task knows the id of the query. Versions may skip numbers.
             return
-        if any(report.version.number != batchId for report in staged):
-            raise InvalidRequest(f"Spark commits batch {batchId}, but the tasks have written {staged[0].version}")
-        self.target.publish(staged)
+        if any(report.write.version != batchId for report in staged):
+            raise InvalidRequest(f"Spark commits batch {batchId}, but the tasks have written {staged[0].write}")
+        self.publish(staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.target.drop(messages)
+        self.drop(messages)
 
 
-class BatchSink(DataSourceArrowWriter):
-    """Writer for batch jobs: all rows or none. In foreachBatch, or with `txnAppId` and `txnVersion`, also exactly once."""
-
-    def __init__(self, target: TopicWriter) -> None:
-        self.target = target
+class BatchSink(Sink, DataSourceArrowWriter):
+    """Sink of a batch job: all rows or none. In foreachBatch, or with `txnAppId` and `txnVersion`, also exactly once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         task = TaskId.current()
-        return self.target.stage(task, self.target.versions.of_batch(task), iterator)
+        return self.stage(task, self.options.batch_write(task, self.job), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         staged = _reports(messages)
-        if staged and staged[0].version.epoch:
-            self.target.publish_marked(staged)
+        if staged and staged[0].write.epoch:
+            self.publish_marked(staged)
         elif staged:
-            self.target.publish(staged)
+            self.publish(staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.target.drop(messages)
+        self.drop(messages)
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -260,11 +217,11 @@ def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return staged
 
 
-def _common_version(staged: Sequence[Staged]) -> Version:
-    versions = {message.version for message in staged}
-    if len(versions) != 1:
-        raise InvalidRequest(f"the tasks of one write have different versions: {sorted(map(str, versions))}")
-    return versions.pop()
+def _common_write(staged: Sequence[Staged]) -> Write:
+    writes = {message.write for message in staged}
+    if len(writes) != 1:
+        raise InvalidRequest(f"the tasks of one write have different versions: {sorted(map(str, writes))}")
+    return writes.pop()
 
 
 def ensure_topic(servers: Servers, topic: str, *, until: float) -> None:

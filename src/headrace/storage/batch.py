@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -68,6 +68,8 @@ OFFSETS: Final = 1 << 6
 COMPRESSED: Final = 1 << 7
 ENCRYPTED: Final = 1 << 8
 _KNOWN_FLAGS: Final = (1 << 9) - 1
+_MORE_COLUMNS: Final = VALUE_NULLS | KEYS | KEY_NULLS | HEADERS | TIMESTAMPS | EXPIRIES | OFFSETS
+"""A batch without these flags has values only."""
 
 _HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
@@ -154,7 +156,7 @@ def check_crc(buffer: bytes | memoryview, position: int, header: BatchHeader, wh
 class StoredBatch:
     """A window on an encoded batch. Implements `headrace.records.Batch`; columns are decoded on demand."""
 
-    __slots__ = ("_body", "_front", "_keyring", "_layout", "_stored", "header", "start", "stop")
+    __slots__ = ("_body", "_ends", "_front", "_keyring", "_layout", "_stored", "header", "start", "stop")
 
     def __init__(self, header: BatchHeader, front: bytes, stored: bytes, keyring: Keyring | None, start: int = 0, stop: int = -1) -> None:
         self.header = header
@@ -162,16 +164,25 @@ class StoredBatch:
         self._stored = stored
         self._keyring = keyring
         self._body: memoryview | None = None
+        self._ends: memoryview | None = None
         self._layout: dict[int, tuple[int, int]] = {}
         self.start = start
         self.stop = header.count if stop < 0 else stop
 
     @classmethod
     def parse(
-        cls, buffer: bytes | memoryview, position: int = 0, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True
+        cls,
+        buffer: bytes | memoryview,
+        position: int = 0,
+        header: BatchHeader | None = None,
+        *,
+        where: str = "batch",
+        keyring: Keyring | None = None,
+        verify: bool = True,
     ) -> StoredBatch:
-        """Parse the batch at `position` and verify its checksum. `where` names the file and position in errors."""
-        header = parse_header(buffer, position, where)
+        """Parse the batch at `position` and verify its checksum. `header` is its header, if already parsed. `where` names it in errors."""
+        if header is None:
+            header = parse_header(buffer, position, where)
         if len(buffer) - position < header.size:
             raise _damage(where, f"batch of {header.size} bytes is truncated after {len(buffer) - position}")
         front = bytes(buffer[position : position + HEADER_BYTES])
@@ -190,6 +201,12 @@ class StoredBatch:
     def built(self) -> Built:
         """The whole stored batch, regardless of the window."""
         return self.header, (self._front, self._stored)
+
+    def open(self) -> None:
+        """Decrypt and decompress the body, unless that is done. Windows that are taken afterwards share it."""
+        if self._body is None:
+            self._decode()
+            self._bytes_before(0)
 
     # Window.
 
@@ -228,17 +245,20 @@ class StoredBatch:
     def window(self, start: int, stop: int) -> StoredBatch:
         assert 0 <= start <= stop <= len(self)
         part = StoredBatch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
-        part._body, part._layout = self._body, self._layout
+        part._body, part._ends, part._layout = self._body, self._ends, self._layout
         return part
 
     def from_offset(self, offset: int) -> StoredBatch:
         """Return this window without the records below `offset`; may be empty."""
-        if offset <= self.first_offset:
-            return self
-        if not self.header.flags & OFFSETS:
-            return self.window(min(offset - self.header.base_offset - self.start, len(self)), len(self))
-        below = sum(1 for known in self.offsets() if known < offset)
-        return self.window(below, len(self))
+        below = self.count_below(offset)
+        return self.window(below, len(self)) if below else self
+
+    def count_below(self, offset: int) -> int:
+        """Return how many records of this window are below `offset`."""
+        below = offset - self.header.base_offset
+        if self.header.flags & OFFSETS:
+            below = bisect_left(self._column(OFFSETS).cast("I"), below, self.start, self.stop)
+        return min(max(below - self.start, 0), len(self))
 
     # Columns of the window. Each call decodes its column.
 
@@ -314,7 +334,9 @@ class StoredBatch:
         return self._bytes_before(self.stop) - self._bytes_before(self.start)
 
     def _bytes_before(self, index: int) -> int:
-        size: int = self._column(0).cast("I")[index]
+        if self._ends is None:
+            self._ends = self._column(0).cast("I")
+        size: int = self._ends[index]
         return size + self._column(KEYS).cast("I")[index] if self.header.flags & KEYS else size
 
     def fitting(self, bytes_max: int) -> int:
@@ -391,6 +413,10 @@ class StoredBatch:
 
 def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
     """Return the position of each column. For a binary column this is its offsets array; the data follows it."""
+    if not header.flags & _MORE_COLUMNS:
+        ends = 4 * (header.count + 1)
+        if ends <= len(body) and ends + -ends % ALIGN + body[ends - 4 : ends].cast("I")[0] <= len(body):
+            return {0: (0, ends)}
     layout: dict[int, tuple[int, int]] = {}
     position = 0
 

@@ -12,49 +12,27 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
+from headrace.limits import KIB, MIB
 from headrace.records import AnyBatch, Bounds
 from headrace.storage import batch as batch_format
 from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
 from headrace.storage.journal import Damage
+from headrace.storage.opened import OpenedBatches
 from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
 
 _HINTS_MAX = 64
 _DAMAGED = -1
-
-
-class PartialReads:
-    """Cache of batches that were read only in part. The reader that continues need not read and verify them again.
-
-    An entry is valid for one `Partition.generation`, because compaction may have removed records of the batch since.
-    """
-
-    def __init__(self, count_max: int = 64) -> None:
-        self._batches: OrderedDict[tuple[int, int, int], StoredBatch] = OrderedDict()
-        self._count_max = count_max
-        self._lock = threading.Lock()
-
-    def put(self, log: int, generation: int, offset: int, batch: StoredBatch) -> None:
-        """Keep `batch` for the reader of `log` that continues at `offset`."""
-        with self._lock:
-            self._batches[log, generation, offset] = batch
-            if len(self._batches) > self._count_max:
-                self._batches.popitem(last=False)
-
-    def take(self, log: int, generation: int, offset: int) -> StoredBatch | None:
-        with self._lock:
-            return self._batches.pop((log, generation, offset), None)
-
-    def forget(self, log: int) -> None:
-        with self._lock:
-            for key in [key for key in self._batches if key[0] == log]:
-                del self._batches[key]
+_KEPT_READ_BYTES_MAX: Final = 1 * MIB
+"""A larger read is part of a scan, which does not return to its batches. Only the batch that it read in part is kept."""
+_KEPT_BATCH_BYTES_MIN: Final = 4 * KIB
+"""Keeping a smaller batch costs more than reading it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +57,7 @@ class StoreContext:
     files: Files
     keyring: Keyring | None
     damaged: Callable[[Damage], None]
-    partial_reads: PartialReads = field(default_factory=PartialReads)
+    opened: OpenedBatches = field(default_factory=OpenedBatches)
 
 
 @dataclass(slots=True)
@@ -115,7 +93,7 @@ class Partition:
         """Offsets below this were compacted since the store was opened."""
         self._batch_bytes = 0
         """Size of the last batch read, as an estimate for the next one."""
-        self._partial_reads = context.partial_reads
+        self._opened = context.opened
         self._files = context.files
         self._keyring = context.keyring
         self._damaged = context.damaged
@@ -207,21 +185,19 @@ class Partition:
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
         taken, end, generation = _Taken(offset, bytes_max, records_max), self.end, self.generation
-        partial = self._partial_reads.take(self.id, generation, offset)
-        if partial is not None:
-            taken.take(partial)
         try:
             while not taken.full and taken.offset < end:
-                self._read_on(taken, cached_only)
-        except NotCached:
-            if partial is not None:  # the caller retries with disk access
-                self._partial_reads.put(self.id, generation, offset, partial)
-            raise
+                opened = self._opened.find(self.id, generation, taken.offset)
+                if opened is not None:
+                    taken.take(opened, is_opened=True)
+                else:
+                    self._read_on(taken, cached_only)
         except (CorruptData, Unavailable):
             if not taken.batches:
                 raise
-        if taken.rest is not None:
-            self._partial_reads.put(self.id, generation, taken.offset, taken.rest)
+        for batch in taken.fresh:
+            if batch is taken.rest or (bytes_max <= _KEPT_READ_BYTES_MAX and batch.header.size >= _KEPT_BATCH_BYTES_MIN):
+                self._opened.put(self.id, generation, batch)
         return taken.batches
 
     def _read_on(self, taken: _Taken, cached_only: bool) -> None:
@@ -276,7 +252,7 @@ class Partition:
         if hint is None:
             if segment.index is None and cached_only:
                 raise NotCached
-            position = self._indexed_position(segment, offset)
+            position = self._indexed_position(segment, offset, cached_only)
         else:
             position = hint
         size = segment.size
@@ -300,16 +276,19 @@ class Partition:
                 self._remember(segment, taken.offset, position)
         return taken
 
-    def _indexed_position(self, segment: Segment, offset: int) -> int:
+    def _indexed_position(self, segment: Segment, offset: int, cached_only: bool) -> int:
         """Return the position that the index gives, if the batch there matches. Otherwise the index is wrong and is rebuilt."""
         index = segment.load_index(self._keyring, self._damaged)
         position, base_offset = index.position_for_offset(offset)
-        head = segment.file().read_at(position, batch_format.HEADER_BYTES)
+        file = segment.file()
+        head = (file.read_cached if cached_only else file.read_at)(position, batch_format.HEADER_BYTES)
         try:
             if not head or batch_format.parse_header(head, 0, segment.path).base_offset == base_offset:
                 return position
         except CorruptData:
             pass
+        if cached_only:
+            raise NotCached
         return segment.rebuild_index(self._keyring, self._damaged).position_for_offset(offset)[0]
 
     def _take_window(self, segment: Segment, window: bytes | memoryview, position: int, taken: _Taken, stop: int) -> tuple[int, int]:
@@ -327,7 +306,7 @@ class Partition:
                     batch_format.check_crc(window, at, header, segment.path)
                     if header.base_offset >= stop:
                         return at, 0
-                elif not taken.take(segment.parse(window, at, self._keyring, position + at)):
+                elif not taken.take(segment.parse(window, at, header, self._keyring)):
                     return (at if taken.rest else at + header.size), 0
             except CorruptData:
                 return (at, batch_format.HEADER_BYTES) if at else (0, _DAMAGED)
@@ -394,7 +373,7 @@ def _fitting(batches: list[Built], room: int) -> list[Built]:
 class _Taken:
     """Collects batches from an offset on, up to a number of bytes or records."""
 
-    __slots__ = ("batches", "bytes_left", "full", "is_onward", "offset", "records_left", "rest")
+    __slots__ = ("batches", "bytes_left", "fresh", "full", "is_onward", "offset", "records_left", "rest")
 
     def __init__(self, offset: int, bytes_max: int, records_max: int, *, is_onward: bool = False) -> None:
         self.offset = offset
@@ -402,6 +381,8 @@ class _Taken:
         self.bytes_left = bytes_max
         self.records_left = records_max
         self.batches: list[StoredBatch] = []
+        self.fresh: list[StoredBatch] = []
+        """Whole batches that the cache of opened batches did not have."""
         self.full = False
         self.rest: StoredBatch | None = None
         """Batch that was taken in part; `offset` lies in it."""
@@ -414,24 +395,33 @@ class _Taken:
 
     def add(self, more: _Taken) -> None:
         self.batches += more.batches
+        self.fresh += more.fresh
         self.offset, self.bytes_left, self.records_left = more.offset, more.bytes_left, more.records_left
         self.full, self.rest = more.full, more.rest
 
-    def take(self, batch: StoredBatch) -> bool:
+    def take(self, batch: StoredBatch, *, is_opened: bool = False) -> bool:
         """Take the records that fit. Returns False when a limit is reached. The first record is taken regardless of its size."""
-        part = batch.from_offset(self.offset)
-        if not len(part):
+        if not is_opened:
+            self.fresh.append(batch)
+        batch.open()
+        below = batch.count_below(self.offset)
+        count = len(batch) - below
+        if not count:
             self.offset = max(self.offset, batch.next_offset)
             return True
-        fits = min(part.fitting(self.bytes_left), self.records_left)
-        if not fits and (self.batches or self.is_onward):
-            self.full, self.rest = True, batch
-            return False
-        taken = part.window(0, max(fits, 1))
+        taken = batch if not below and count <= self.records_left else batch.window(below, below + min(count, max(self.records_left, 1)))
+        size = taken.size_bytes
+        if size > self.bytes_left or not self.records_left:
+            fits = taken.fitting(self.bytes_left) if self.records_left else 0
+            if not fits and (self.batches or self.is_onward):
+                self.full, self.rest = True, batch
+                return False
+            taken = taken.window(0, max(fits, 1))
+            size = taken.size_bytes
         self.batches.append(taken)
-        self.bytes_left -= taken.size_bytes
+        self.bytes_left -= size
         self.records_left -= len(taken)
         self.offset = taken.next_offset
-        self.rest = batch if len(taken) < len(part) else None
+        self.rest = batch if len(taken) < count else None
         self.full = self.rest is not None or self.bytes_left <= 0 or self.records_left <= 0
         return not self.full

@@ -176,12 +176,13 @@ class SparseIndex:
 class Segment:
     """One segment file. `size` and `index` grow with appends. Readers ignore bytes beyond `size`."""
 
-    __slots__ = ("_expiry", "_file", "_growing", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "size")
+    __slots__ = ("_expiry", "_file", "_growing", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "path", "size")
 
     def __init__(self, files: Files, log: int, base_offset: int, *, size: int, covers_to: int = 0) -> None:
         self.files = files
         self.log = log
         self.base_offset = base_offset
+        self.path = segment_path(log, base_offset)
         self.covers_to = covers_to
         self.size = size
         self.index: SparseIndex | None = None
@@ -212,10 +213,6 @@ class Segment:
         segment.index = SparseIndex(base_offset)
         segment.dirty = True
         return segment
-
-    @property
-    def path(self) -> str:
-        return segment_path(self.log, self.base_offset)
 
     def file(self) -> File:
         file = self._file
@@ -325,12 +322,12 @@ class Segment:
             if position - window_at + batch_format.HEADER_BYTES > len(window):
                 window, window_at = self._window(position, stop, _SCAN_BYTES), position
             try:
-                header = batch_format.parse_header(window, position - window_at, self._where(position))
+                header = batch_format.parse_header(window, position - window_at, self.path)
                 if header.size > stop - position:
-                    raise CorruptData(f"{self._where(position)}: a batch of {header.size} bytes is truncated by the end of the file")
+                    raise CorruptData(f"{self.path}: a batch of {header.size} bytes is truncated by the end of the file")
                 if position - window_at + header.size > len(window):
                     window, window_at = self._window(position, stop, max(_SCAN_BYTES, header.size)), position
-                batch = self.parse(window, position - window_at, keyring, position)
+                batch = self.parse(window, position - window_at, header, keyring)
             except CorruptData:
                 hole = position if hole < 0 else hole
                 position, window, window_at = self._next_magic(position, stop, window, window_at)
@@ -342,9 +339,6 @@ class Segment:
             position += header.size
         if hole >= 0:
             damaged(Damage(self.path, hole, stop - hole, "unreadable up to the end"))
-
-    def _where(self, position: int) -> str:
-        return f"{self.path} at byte {position}"
 
     def _window(self, position: int, stop: int, size: int) -> bytes:
         return self.file().read_at(position, min(size, stop - position))
@@ -367,9 +361,9 @@ class Segment:
                 return window_at + found, window, window_at
         return stop, window, window_at
 
-    def parse(self, window: bytes | memoryview, at: int, keyring: Keyring | None, position: int) -> StoredBatch:
-        """Parse the batch at `at`. A batch of another log is damage, even with a valid checksum."""
-        batch = StoredBatch.parse(window, at, where=self._where(position), keyring=keyring)
-        if batch.header.log != self.log:
-            raise CorruptData(f"{self._where(position)}: batch of log {batch.header.log}, expected log {self.log}")
+    def parse(self, window: bytes | memoryview, at: int, header: BatchHeader, keyring: Keyring | None) -> StoredBatch:
+        """Return the verified batch at `at`. A batch of another log is damage, even with a valid checksum."""
+        batch = StoredBatch.parse(window, at, header, where=self.path, keyring=keyring)
+        if header.log != self.log:
+            raise CorruptData(f"{self.path}: batch of log {header.log}, expected log {self.log}")
         return batch

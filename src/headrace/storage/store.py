@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
-from headrace.limits import BATCH_BYTES_TARGET, MIB
+from headrace.limits import BATCH_BYTES_TARGET, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch, build
 from headrace.storage.batching import chunked
@@ -29,6 +29,7 @@ from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
 from headrace.storage.journal import Journal, SyncFailed
 from headrace.storage.maintenance import Maintenance
+from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, Pending, StoreContext
 from headrace.storage.recovery import RecoveryReport, recover
 
@@ -53,6 +54,7 @@ class StoreOptions:
     """Reserved free space. When less is free, only internal tables and deletes may write."""
     tail_bytes_max: int = 64 * MIB
     """Total size of tails above which the writer waits for maintenance."""
+    opened_bytes_max: int = OPENED_BATCHES_BYTES_MAX
     key: bytes | None = field(default=None, repr=False)
 
 
@@ -129,7 +131,7 @@ class Store:
         try:
             keyring = None if options.key is None else Keyring(options.key)
             report = RecoveryReport()
-            context = StoreContext(files, keyring, report.damaged)
+            context = StoreContext(files, keyring, report.damaged, OpenedBatches(options.opened_bytes_max))
             partitions, position = recover(context, report)
             journal = Journal(files, options.journal_bytes, position)
             journal.start()
@@ -194,7 +196,7 @@ class Store:
         gone = [partition for log in logs if (partition := self.partitions.pop(log, None)) is not None]
         for partition in gone:
             self.deleted[partition.id] = self.journal.current + 1  # a current flush may open one more file
-            self._context.partial_reads.forget(partition.id)
+            self._context.opened.forget(partition.id)
         if gone:
             self.maintenance.remove(gone)
         return self.maintenance.is_removed(logs)

@@ -13,9 +13,10 @@ from headrace.clients.backoff import Backoff
 from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.engine.memory import MemoryEngine
 from headrace.net.counters import NetCounters
-from headrace.net.quic.certificate import fingerprint, self_signed
+from headrace.net.quic.endpoint import fingerprint
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
-from headrace.sessions.contract import Link
+from headrace.server.quic import self_signed
+from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import WriterIds
@@ -43,7 +44,7 @@ class FujinServer:
         self._ids = WriterIds()
         self.listener: QuicListener
 
-    def open_session(self, link: Link) -> FujinSession:
+    def open_session(self, link: StreamedLink) -> FujinSession:
         self.sessions.append(FujinSession(self.broker, link, WHO, self._ids, self._settings))
         return self.sessions[-1]
 

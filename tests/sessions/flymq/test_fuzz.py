@@ -28,7 +28,7 @@ async def test_no_bytes_make_a_session_raise_hang_or_disturb_its_neighbour(proof
                 peer.session.receive(chunk)
                 if dice.random() < 0.2:
                     await rest()
-            while peer.session._task is not None:
+            while not peer.session.is_idle:
                 await rest()
             if peer.wire.closed is not None:
                 closed += 1

@@ -135,6 +135,14 @@ async def test_a_listener_for_the_originals_clients_starts_in_their_dialect() ->
         assert (await raw_replies(peer, 1))[0].payload.startswith(b"\x00\x00\x00\x01\x00\x15")
 
 
+async def test_a_listener_for_go_clients_sends_bare_errors_whatever_they_request() -> None:
+    async with running_server() as server:
+        peer = server.peer(Dialect.GO)
+        await peer.exchange(ProduceBatch("t", [b"1"]), Subscribe("t", "g", 0, Mode("latest", narrow=True)), dialect=Dialect.SDK)
+        peer.send(Consume("none", 0, 0))
+        assert (await raw_replies(peer, 1))[0].payload == b"topic not found: none"
+
+
 async def test_gzip_requests_are_served_and_other_compressions_refused() -> None:
     async with running_server() as server:
         peer = server.peer()

@@ -33,6 +33,7 @@ class StreamLink:
         self.pauses = 0
         self.is_clogged = False
         self.unsent_bytes = 0
+        self.acknowledged: Callable[[], None] | None = None
 
     def send(self, frames: bytes) -> None:
         assert self.closed is None, "nothing is sent on a closed stream"
@@ -43,6 +44,19 @@ class StreamLink:
     def close(self, reason: str, *, error: bool = True) -> None:
         assert self.closed is None, "a stream is closed once"
         self.closed = reason, error
+
+    def when_acknowledged(self, callback: Callable[[], None]) -> None:
+        if self.unsent_bytes:
+            self.acknowledged = callback
+        else:
+            callback()
+
+    def acknowledge(self) -> None:
+        """Take everything that waits, as a peer that acknowledges it."""
+        self.is_clogged, self.unsent_bytes = False, 0
+        callback, self.acknowledged = self.acknowledged, None
+        if callback is not None:
+            callback()
 
     def pause_reading(self) -> None:
         self.pauses += 1

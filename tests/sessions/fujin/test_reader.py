@@ -33,6 +33,33 @@ async def test_messages_are_pushed_history_first_then_as_they_come() -> None:
         assert [value for _, value in await reader.messages(1)] == [b"c"]
 
 
+@pytest.mark.parametrize("auto_commit", [False, True])
+async def test_nothing_is_pushed_before_the_transport_has_acknowledged_the_reply(auto_commit: bool) -> None:
+    async with fujin_protocol() as protocol:
+        await put(protocol, "a", "b")
+        reader = protocol.peer(with_ids=not auto_commit)
+        reader.link.is_clogged = True
+        reader.say(encode.connect_reader(ReaderKind.PUSH, auto_commit, "t"))
+        await until(lambda: len(reader.link.sent) > 0)
+        await turns()
+        assert bytes(reader.link.sent) == encode.reader_connected(None), "the reply is alone"
+        reader._seen = len(reader.link.sent)
+        reader.link.acknowledge()
+        assert [value for _, value in await reader.messages(2)] == [b"a", b"b"]
+
+
+async def test_a_reader_that_ends_before_its_reply_is_acknowledged_gets_no_messages() -> None:
+    async with fujin_protocol() as protocol:
+        await put(protocol, "a")
+        reader = protocol.peer()
+        reader.link.is_clogged = True
+        reader.say(encode.connect_reader(ReaderKind.PUSH, False, "t") + encode.DISCONNECT)
+        await until(lambda: reader.link.closed is not None)
+        reader.link.acknowledge()
+        await turns()
+        assert bytes(reader.link.sent) == encode.reader_connected(None) + encode.DISCONNECT
+
+
 async def test_an_acknowledged_message_is_the_groups_progress() -> None:
     async with fujin_protocol() as protocol:
         await put(protocol, "a", "b", "c")

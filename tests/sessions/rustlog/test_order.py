@@ -35,7 +35,7 @@ async def server() -> AsyncIterator[ListenerContext]:
 
 
 @pytest.fixture
-def peer(server: ListenerContext) -> Peer:
+async def peer(server: ListenerContext) -> Peer:
     return server.connect()
 
 
@@ -286,7 +286,7 @@ async def test_a_defect_closes_its_own_connection_and_is_reported(server: Listen
     monkeypatch.setattr(server.broker, "commit", broken)
     peer, other = server.connect(), server.connect()
     peer.send(frames(m.OffsetCommit("t", 0, "g", 1)))
-    assert await peer.closed() == ("internal error", True)
+    assert await peer.closed() == ("internal error: the request could not be completed", True)
     await turn()
     assert reported == [defect]
     assert await other.exchange(BINARY, m.Ping()) == m.Pong()
@@ -298,7 +298,7 @@ async def test_a_write_that_ends_in_a_defect_is_not_answered_as_written(server: 
     peer.send(frames(m.Produce("t", 0, [b"a"])))
     defect = RuntimeError("a defect")
     disk.staged[0][1].set_exception(defect)
-    assert await peer.closed() == ("internal error", True)
+    assert await peer.closed() == ("internal error: the request could not be completed", True)
     await turn()
     assert peer.heard() == [] and reported == [defect]
 
@@ -337,7 +337,7 @@ async def test_a_fetch_looks_again_whether_its_peer_may_be_fed_when_there_is_a_p
     """Hundreds may have found so at once, before the first of them has sent anything."""
     await server.broker.publish(WHO, "t", RecordBatch([b"x"]), partition=0)
     peer = server.connect()
-    places = server.context.turns._fetches
+    places = server.context.turns.fetches
     for _ in range(FETCHES_AT_ONCE_MAX):
         await places.acquire()
     peer.send(frames(m.Fetch("t", 0, 0, 100)))

@@ -27,7 +27,7 @@ async def server() -> AsyncIterator[ListenerContext]:
 
 
 @pytest.fixture
-def peer(server: ListenerContext) -> Peer:
+async def peer(server: ListenerContext) -> Peer:
     return server.connect()
 
 

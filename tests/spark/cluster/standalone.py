@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.spark.serving import shadow_home
+from tests.spark.fast_start import java_options, spark_home
 
 START_SECONDS_MAX: Final = 120.0
-SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Standalone:
@@ -23,7 +22,7 @@ class Standalone:
     def __init__(self, directory: Path, *, workers: int = 2) -> None:
         self._directory, self._workers = directory, workers
         directory.mkdir(parents=True)
-        self._home = shadow_home(directory / "home")
+        self._home = spark_home()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master = ""
 
@@ -55,13 +54,13 @@ class Standalone:
         """Settings of a session on this cluster."""
         return {
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.executor.extraJavaOptions": java_options(),
             "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[3]),
         }
 
     def _start(self, name: str, *command: str) -> Path:
         log = self._directory / f"{name}.log"
-        environment = {**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": SMALL}
+        environment = {**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": java_options()}
         environment["SPARK_DAEMON_MEMORY"] = "256m"
         with log.open("wb") as output:
             # A separate process group, which includes the executors of a worker.

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from headrace.flight.client import FlightClient, Servers
 from tests.spark.cluster.standalone import Standalone
+from tests.spark.fast_start import java_options, spark_home
 from tests.spark.serving import FlightBroker
 
 PIPELINE = """
@@ -72,9 +73,15 @@ def test_a_pipeline_runs_on_a_cluster_and_resumes(tmp_path: Path) -> None:
 
 def run(file: Path, cluster: Standalone, broker: FlightBroker) -> None:
     """Run a command in an environment without an active virtual environment."""
-    conf = [argument for key, value in cluster.conf.items() for argument in ("--conf", f"{key}={value}")]
+    settings = {**cluster.conf, "spark.driver.extraJavaOptions": java_options(), "spark.ui.enabled": "false"}
+    conf = [argument for key, value in settings.items() for argument in ("--conf", f"{key}={value}")]
     command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file), "--once", "--master", cluster.master, *conf]
-    environment = {**os.environ, "HEADRACE_PIPELINES": str(file.parent / "entries"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        **os.environ,
+        "HEADRACE_PIPELINES": str(file.parent / "entries"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_HOME": str(spark_home()),
+    }
     environment.pop("PYSPARK_PYTHON", None)
     done = subprocess.run([*command, "--servers", broker.address], env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -31,7 +31,8 @@ import pyarrow as pa
 from headrace.errors import BrokerError
 from headrace.flight.client import FlightClient, Servers
 from tests.spark.crash.traps import MY_EXECUTOR, MYSELF, VARIABLE, Orders, Report, Traps
-from tests.spark.serving import FlightBroker, shadow_home
+from tests.spark.fast_start import spark_home
+from tests.spark.serving import FlightBroker
 
 _T = TypeVar("_T")
 SOURCE, TARGET = "crash.source", "crash.target"
@@ -88,7 +89,7 @@ class Driver:
         path = directory / "settings.json"
         path.write_text(json.dumps(settings))
         self._log: IO[bytes] = (directory / "driver.log").open("ab")
-        environment = {**os.environ, VARIABLE: str(directory / "traps"), "SPARK_HOME": str(directory / "home")}
+        environment = {**os.environ, VARIABLE: str(directory / "traps"), "SPARK_HOME": str(spark_home())}
         environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[3]), "PYSPARK_PYTHON": sys.executable}
         # A separate process group with the JVM. The Python workers have another group and briefly outlive the driver.
         self.process = subprocess.Popen(
@@ -121,7 +122,6 @@ class Supervisor:
         self._rng = random.Random(seed)
         for name in ("traps", "spark", "broker"):
             (directory / name).mkdir(parents=True, exist_ok=True)
-        shadow_home(directory / "home")
         self._traps = Traps(directory / "traps")
         self._broker = self._new_broker("127.0.0.1:0")
         self._address = self._broker.address

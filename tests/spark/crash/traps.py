@@ -138,7 +138,8 @@ class TrappedSource(HeadraceSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         spring("planning")
-        return TrappedSink(stream_writer(self.options, schema, overwrite).target)
+        made = stream_writer(self.options, schema, overwrite)
+        return TrappedSink(made.options, made.columns, made.job)
 
 
 class TrappedSink(StreamSink):

@@ -19,8 +19,9 @@ from deltalake import DeltaTable
 
 from headrace.flight.client import FlightClient
 from tests.conftest import Proof
+from tests.spark.fast_start import spark_home
 from tests.spark.pipelines.test_running import publish, records
-from tests.spark.serving import FlightBroker, session_settings, shadow_home
+from tests.spark.serving import FlightBroker, session_settings
 
 pytestmark = pytest.mark.spark
 
@@ -57,7 +58,7 @@ class Terminal:
         self.directory, self.broker = directory, broker
         self.environment = {
             **os.environ,
-            "SPARK_HOME": str(shadow_home(directory / "home")),
+            "SPARK_HOME": str(spark_home()),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "HEADRACE_PIPELINES": str(directory / "entries"),
             "HEADRACE_FLIGHT": broker.address,

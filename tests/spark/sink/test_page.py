@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.flight.client import FlightClient
@@ -19,7 +20,7 @@ from tests.spark.sink.reading import values
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
-SECTION = PAGE[PAGE.index("\n## Write\n") : PAGE.index("\n## Typed values\n")]
+SECTION = PAGE[PAGE.index("\n## Write\n") : PAGE.index("\n## Spark Connect\n")]
 
 
 def test_every_test_that_is_named_as_evidence_exists() -> None:
@@ -58,6 +59,10 @@ def test_the_examples_run(
     assert values(flight_client, f"{topic}.loud") == ["FIRST", "SECOND"]
     for copy in ("copy", "first", "second"):
         assert values(flight_client, f"{topic}.{copy}") == ["first", "second"]
+    append_once = names["append_once"]
+    assert callable(append_once)
+    append_once(names["orders"], 0)  # as after a crash between the commit of the table and that of the checkpoint
+    assert DeltaTable(tmp_path / "orders-table").to_pyarrow_table(columns=["value"]).to_pydict() == {"value": ["first", "second"]}
 
 
 @pytest.mark.parametrize("name", ["txnAppId", "txnVersion", "kafka.delivery.timeout.ms"])

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import ConfigError, InvalidRequest, Unavailable
+from headrace.flight.client import Servers
 from headrace.spark import publishing, retry
-from headrace.spark.publishing import WRITER_BYTES_MAX, Replay, Version, Versions, stage
+from headrace.spark.publishing import WRITER_BYTES_MAX, Replay, SinkOptions, Write, stage
 from headrace.spark.retry import retry_until
 from tests.spark.sink.fakes import EPOCH, QUERY, FakeBroker, rows, task
 
@@ -23,53 +24,57 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "backoff", lambda *_: 0.001)
 
 
+def sink_options(topic: str, *, writer: str = "", version: int | None = None) -> SinkOptions:
+    return SinkOptions(Servers(("127.0.0.1:1",)), topic, writer=writer, version=version)
+
+
 def soon(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
 
 
 def test_a_stream_is_known_by_its_query_and_a_version_by_its_batch() -> None:
-    assert Versions("orders").of_stream(task(batch=7, partition=3, attempt=99)) == Version(f"spark/{QUERY}", 7, EPOCH)
+    assert sink_options("orders").stream_write(task(batch=7, partition=3, attempt=99)) == Write(f"spark/{QUERY}", 7, EPOCH)
 
 
 def test_a_stream_may_be_given_a_name_which_holds_for_its_topic() -> None:
-    assert Versions("orders", writer="billing").of_stream(task(batch=7)) == Version("billing/orders", 7, EPOCH)
-    assert Versions("", writer="billing").of_stream(task(batch=7)) == Version("billing", 7, EPOCH)
+    assert sink_options("orders", writer="billing").stream_write(task(batch=7)) == Write("billing/orders", 7, EPOCH)
+    assert sink_options("", writer="billing").stream_write(task(batch=7)) == Write("billing", 7, EPOCH)
 
 
 def test_a_stream_without_the_names_of_its_query_is_rejected_rather_than_written_twice() -> None:
     with pytest.raises(ConfigError, match="query id, run id and batch id"):
-        Versions("orders").of_stream(task(batch=None))
+        sink_options("orders").stream_write(task(batch=None))
     with pytest.raises(ConfigError, match="query id, run id and batch id"):
-        Versions("orders").of_stream(task(batch=3, epoch=""))
+        sink_options("orders").stream_write(task(batch=3, epoch=""))
 
 
 def test_a_write_in_foreach_batch_is_known_by_query_topic_and_batch() -> None:
-    assert Versions("a", job="j1").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/a", 4, EPOCH)
-    assert Versions("b", job="j2").of_batch(task(batch=4)) == Version(f"spark/{QUERY}/b", 4, EPOCH)
-    assert Versions("", job="j3").of_batch(task(batch=4)) == Version(f"spark/{QUERY}", 4, EPOCH)
-    assert Versions("a", writer="second", job="j4").of_batch(task(batch=4)) == Version("second/a", 4, EPOCH)
+    assert sink_options("a").batch_write(task(batch=4), "j1") == Write(f"spark/{QUERY}/a", 4, EPOCH)
+    assert sink_options("b").batch_write(task(batch=4), "j2") == Write(f"spark/{QUERY}/b", 4, EPOCH)
+    assert sink_options("").batch_write(task(batch=4), "j3") == Write(f"spark/{QUERY}", 4, EPOCH)
+    assert sink_options("a", writer="second").batch_write(task(batch=4), "j4") == Write("second/a", 4, EPOCH)
 
 
 def test_the_options_of_the_user_win_over_the_batch() -> None:
-    assert Versions("a", writer="import", version=20240229).of_batch(task(batch=4)) == Version("import/a", 20240229)
-    assert Versions("a", writer="import", version=0).of_batch(task(batch=None)) == Version("import/a", 0)
+    assert sink_options("a", writer="import", version=20240229).batch_write(task(batch=4), "j") == Write("import/a", 20240229)
+    assert sink_options("a", writer="import", version=0).batch_write(task(batch=None), "j") == Write("import/a", 0)
 
 
 def test_a_plain_batch_job_has_a_name_of_its_own() -> None:
-    assert Versions("a", job="7f").of_batch(task(batch=None)) == Version("spark/job/7f", 0)
+    assert sink_options("a").batch_write(task(batch=None), "7f") == Write("spark/job/7f", 0)
 
 
 def test_a_writer_without_a_version_is_rejected_outside_of_foreach_batch() -> None:
     with pytest.raises(ConfigError, match="'txnAppId' needs 'txnVersion'"):
-        Versions("a", writer="import").of_batch(task(batch=None))
+        sink_options("a", writer="import").batch_write(task(batch=None), "j")
 
 
 @pytest.mark.parametrize("writer", ["", "x" * 200])
 def test_the_longest_names_fit_and_stay_apart(writer: str) -> None:
-    names = {Versions(topic, writer=writer).of_batch(task(batch=1)).writer for topic in (LONG_TOPIC, LONG_TOPIC[:-1] + "a")}
+    names = {sink_options(topic, writer=writer).batch_write(task(batch=1), "j").writer for topic in (LONG_TOPIC, LONG_TOPIC[:-1] + "a")}
     assert len(names) == 2
     assert all(len(name.encode()) <= WRITER_BYTES_MAX for name in names)
-    assert len(Version("x" * WRITER_BYTES_MAX, 1, EPOCH).mark) <= WRITER_BYTES_MAX
+    assert len(Write("x" * WRITER_BYTES_MAX, 1, EPOCH).mark) <= WRITER_BYTES_MAX
 
 
 def test_a_job_group_that_a_user_has_named_is_no_epoch() -> None:
@@ -134,7 +139,7 @@ def test_many_rows_are_not_kept() -> None:
 @pytest.mark.parametrize("trouble", [["batch"], ["stage"], ["stage!"], ["batch", "stage", "drop"], ["stage", "drop", "stage", "drop"]])
 def test_staging_starts_again_under_another_handle(trouble: list[str]) -> None:
     broker = FakeBroker(trouble=trouble)
-    handle, size = stage(broker, "h", iter([rows("a"), rows("b")]), topic="orders", version=Version("app", 1, EPOCH), order=0, until=soon())
+    handle, size = stage(broker, "h", iter([rows("a"), rows("b")]), topic="orders", write=Write("app", 1, EPOCH), order=0, until=soon())
     assert handle != "h" and size.records == 2
     broker.publish("app", 1, [handle])
     assert broker.values == ["a", "b"] and not broker.staged
@@ -143,7 +148,7 @@ def test_staging_starts_again_under_another_handle(trouble: list[str]) -> None:
 def test_staging_gives_up_at_the_deadline_and_leaves_nothing_behind() -> None:
     broker = FakeBroker(trouble=["stage"] * 1000)
     with pytest.raises(Unavailable):
-        stage(broker, "h", iter([rows("a")]), topic="orders", version=Version("app", 1), order=0, until=soon(0.05))
+        stage(broker, "h", iter([rows("a")]), topic="orders", write=Write("app", 1), order=0, until=soon(0.05))
     assert not broker.staged
 
 
@@ -151,7 +156,7 @@ def test_staging_gives_up_when_the_rows_are_gone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(publishing, "Replay", lambda batches: Replay(batches, bytes_max=10))
     broker = FakeBroker(trouble=["stage"])
     with pytest.raises(Unavailable):
-        stage(broker, "h", iter([rows(b"x" * 100)]), topic="orders", version=Version("app", 1), order=0, until=soon())
+        stage(broker, "h", iter([rows(b"x" * 100)]), topic="orders", write=Write("app", 1), order=0, until=soon())
     assert broker.calls == ["batch", "stage", "drop"]
 
 
@@ -162,5 +167,5 @@ def test_a_failure_of_the_rows_themselves_drops_the_handle() -> None:
 
     broker = FakeBroker()
     with pytest.raises(ZeroDivisionError):
-        stage(broker, "h", failing(), topic="orders", version=Version("app", 1), order=0, until=soon())
+        stage(broker, "h", failing(), topic="orders", write=Write("app", 1), order=0, until=soon())
     assert broker.dead == {"h"} and not broker.staged

@@ -139,7 +139,7 @@ def test_nothing_is_seen_before_the_commit(broker: FakeBroker, at: Place) -> Non
 def test_a_message_says_whose_rows_it_stands_for(broker: FakeBroker, at: Place) -> None:
     _, (message,) = stream(at, "a", batch=5, attempt=17)
     assert isinstance(message, Staged)
-    assert (message.version.writer, message.version.number, message.version.epoch) == (f"spark/{QUERY}", 5, EPOCH)
+    assert (message.write.writer, message.write.version, message.write.epoch) == (f"spark/{QUERY}", 5, EPOCH)
     assert message.handle == f"{QUERY}/{EPOCH}/5/0/17" and message.records == 1
 
 

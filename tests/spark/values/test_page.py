@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 
+from headrace.arrow.values import BAD_RECORDS
 from headrace.spark.values import typed_schema
-from headrace.spark.values.planning import BAD_RECORDS
 from tests.spark.values.registry import Registry, options
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from headrace.arrow.values import ERROR_COLUMN
 from headrace.errors import ConfigError, Unavailable
 from headrace.schemas.shapes import Decimal, Field, Kind, ListOf, MapOf, Record, Shape
 from headrace.spark.columns import raw_schema
-from headrace.spark.values import ERROR_COLUMN, is_typed, plan, typed_schema
+from headrace.spark.values import is_typed, plan, typed_schema
 from headrace.spark.values.types import check_part, json_shape, spark_type
 from tests.spark.values.registry import Registry, options
 

@@ -355,7 +355,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def gullible(content: bytes, **about: int) -> SparseIndex | None:
         return decode(content[:4] + struct.pack("<I", crc32c(content[8:])) + content[8:], **about)
 
-    def unverified(self: Partition, source: Segment, offset: int) -> int:
+    def unverified(self: Partition, source: Segment, offset: int, cached_only: bool) -> int:
         return source.load_index(self._keyring, self._damaged).position_for_offset(offset)[0]
 
     patch.setattr(SparseIndex, "decode", gullible)

@@ -79,6 +79,13 @@ def test_an_error_for_a_client_of_the_original_is_a_code_and_a_text() -> None:
     assert encode_failure(Failure("no", 1), Dialect.SDK) == raw(0xFF, b"\x00\x00\x00\x01\x00\x02no")
 
 
+def test_an_error_for_the_go_client_is_the_bare_text_that_it_prints() -> None:
+    text = "topic not found: orders"
+    error = encode_failure(Failure(text, 1), Dialect.GO)
+    assert error == raw(0xFF, text.encode())
+    assert decode_failure(error[8:]) == Failure(text)
+
+
 @pytest.mark.parametrize("dialect", list(Dialect))
 @pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 255, 256, 40_000])
 def test_no_error_text_is_longer_than_127_bytes(dialect: Dialect, size: int) -> None:

@@ -53,7 +53,8 @@ class RustLogLoad:
         return 0
 
     def publish(self, topic: str, values: Sequence[bytes], first: int) -> bytes:
-        batches = [values[begin : begin + BATCH_RECORDS] for begin in range(0, len(values), BATCH_RECORDS)]
+        size = max(1, min(BATCH_RECORDS, RUSTLOG_FRAME_BYTES_MAX // 2 // (_WIRE_FACTOR[self._dialect] * (len(values[0]) + 1))))
+        batches = [values[begin : begin + size] for begin in range(0, len(values), size)]
         return b"".join([encode_request(self._dialect, Produce(topic, 0, batch)) for batch in batches])
 
     def acks(self, topic: str) -> Produced:

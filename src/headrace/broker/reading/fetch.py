@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.broker.reading.batches import size_bytes, unexpired
 from headrace.broker.reading.waits import Wait
 from headrace.broker.timers import Clock, Later
 from headrace.engine.contract import Batch, Bounds, Engine
 from headrace.errors import InvalidRequest, Unavailable, UnknownTopic
-from headrace.limits import FETCH_BYTES_MAX
+from headrace.limits import FETCH_BYTES_MAX, KIB
+
+_SKIP_BYTES: Final = 64 * KIB
+_SKIP_RECORDS: Final = 10_000
+"""Expired records that are skipped in one turn of the event loop."""
 
 
 @dataclass(slots=True)
@@ -72,15 +78,22 @@ class Fetcher:
 
     async def _read(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> Fetched:
         """Read from `offset` on. Skip expired records until there is one that has not expired."""
+        is_skipping = False
         while True:
             end = self._engine.bounds(topic, partition).end
-            batches = await self._engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+            # Skipping reads more than was asked for: with one record at a time it would take a read for each.
+            limits = (_SKIP_BYTES, _SKIP_RECORDS) if is_skipping else (bytes_max, records_max)
+            batches = await self._engine.read(topic, partition, offset, bytes_max=limits[0], records_max=limits[1])
             living = unexpired(batches, self._clock())
+            if is_skipping and living:
+                offset, is_skipping = living[0].first_offset, False
+                continue
             # An empty read below the end means that compaction removed these records.
             read_on = batches[-1].next_offset if batches else max(offset, end)
             if living or not batches:
                 return Fetched(living, self._engine.bounds(topic, partition), read_on)
-            offset = read_on
+            offset, is_skipping = read_on, True
+            await asyncio.sleep(0)
 
     @contextmanager
     def _waiting_for(self, topic: str, partition: int, wait_ms: int) -> Iterator[Wait]:

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +26,14 @@ from typing import Final, Protocol, TypeAlias
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # exported without __all__
 from aioquic.quic import events
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
-from aioquic.quic.congestion.reno import RenoCongestionControl
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, pull_quic_transport_parameters
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
-from aioquic.tls import AlertBadCertificate
+from aioquic.tls import AlertDescription
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from headrace import limits
 from headrace.net.quic.identity import ClientCheck
@@ -82,41 +84,40 @@ class _CreditedConnection(QuicConnection):
         configuration: QuicConfiguration,
         original_cid: bytes | None = None,
         retried_cid: bytes | None = None,
-        client_check: ClientCheck | None = None,
+        wants_certificate: bool = False,
+        is_loopback: bool = False,
     ) -> None:
-        self._client_check = client_check
-        self.identity: str | None = None
-        """The name in the client certificate, after its verification."""
+        self._wants_certificate = wants_certificate
+        if is_loopback:
+            # Congestion control and pacing count in datagrams of this size from the start.
+            configuration = copy.copy(configuration)
+            configuration.max_datagram_size = _LOOPBACK_DATAGRAM_BYTES
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_cid,
             retry_source_connection_id=retried_cid,
         )
         self._windows = windows
+        self._datagram_bytes_max = configuration.max_datagram_size
+        self._max_datagram_size = INITIAL_DATAGRAM_BYTES
         self._local_max_streams_bidi.value = self._local_max_streams_bidi.sent = windows.streams_max
         # Fujin has no unidirectional streams.
         self._local_max_streams_uni.value = self._local_max_streams_uni.sent = 0
         self.taken: dict[int, int] = {}
         self.taken_total = 0
-        self.peer_datagram_bytes_max = 65_527
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
-        check, tls = self._client_check, self.tls
-        if check is None:
-            return
-        tls._request_client_certificate = True
-        finish = tls._server_handle_finished
+        self.tls._request_client_certificate = self._wants_certificate
 
-        def finish_if_known(input_buf: Buffer, output_buf: Buffer) -> None:
-            """Verify the certificate at the client's Finished message, which follows the proof that the client holds the key."""
-            try:
-                self.identity = check.identity(tls._peer_certificate, tls._peer_certificate_chain)
-            except TlsRefused as failure:
-                raise AlertBadCertificate(str(failure)) from None
-            finish(input_buf, output_buf)
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        """The certificate whose key the peer holds."""
+        return self.tls._peer_certificate
 
-        tls._server_handle_finished = finish_if_known  # type: ignore[method-assign]  # of this instance only
+    def identity(self, check: ClientCheck) -> str:
+        """Return the name in the client certificate, after the handshake. Raises `TlsRefused`."""
+        return check.identity(self.peer_certificate, self.tls._peer_certificate_chain)
 
     def take(self, stream_id: int, size_bytes: int) -> None:
         self.taken[stream_id] = self.taken.get(stream_id, 0) + size_bytes
@@ -129,33 +130,19 @@ class _CreditedConnection(QuicConnection):
         if stream is not None:
             self.taken_total += stream.receiver.highest_offset - taken
 
-    def may_send(self, stream_id: int) -> bool:
-        """Return whether the sending side of the stream is open."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return not self._stream_is_discarded(stream_id)
-        return stream.sender._buffer_fin is None and stream.sender._reset_error_code is None
-
     def unacknowledged(self, stream_id: int) -> int:
         stream = self._streams.get(stream_id)
-        return 0 if stream is None else stream.sender._buffer_stop - stream.sender._buffer_start
+        return 0 if stream is None else len(stream.sender._buffer)
 
-    def grow_datagrams(self, size_bytes: int) -> None:
-        size_bytes = min(size_bytes, self.peer_datagram_bytes_max)
-        if size_bytes > self._max_datagram_size:
-            grown = size_bytes / self._max_datagram_size
-            self._max_datagram_size = size_bytes
-            self._loss._pacer._max_datagram_size = size_bytes
-            congestion = self._loss._cc
-            assert isinstance(congestion, RenoCongestionControl), "the default of aioquic"
-            congestion._max_datagram_size = size_bytes
-            congestion.congestion_window = int(congestion.congestion_window * grown)
+    def grow_datagrams(self) -> None:
+        """Send datagrams as large as path and peer carry: the handshake is done."""
+        self._max_datagram_size = self._datagram_bytes_max
 
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
         super()._parse_transport_parameters(data, from_session_ticket)
         size_bytes = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
         if size_bytes is not None:
-            self.peer_datagram_bytes_max = size_bytes
+            self._datagram_bytes_max = min(self._datagram_bytes_max, size_bytes)
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
         window, receiver = self._windows.stream_bytes, stream.receiver
@@ -191,15 +178,22 @@ class Carrier:
         configuration: QuicConfiguration,
         windows: Windows,
         send_datagram: SendDatagram,
+        address: NetworkAddress,
         *,
         original_cid: bytes | None = None,
         retried_cid: bytes | None = None,
         client_check: ClientCheck | None = None,
     ) -> None:
-        """`original_cid` is the connection id in the client's first packet, `retried_cid` the one of a Retry. With `client_check`, the
-        peer must present a certificate."""
+        """`address` is the peer's. `original_cid` is the connection id in the client's first packet, `retried_cid` the one of a Retry. With
+        `client_check`, the peer must present a certificate."""
         self._loop = asyncio.get_running_loop()
-        self._quic = _CreditedConnection(windows, configuration, original_cid, retried_cid, client_check)
+        self._quic = _CreditedConnection(
+            windows, configuration, original_cid, retried_cid, client_check is not None, _is_loopback(address[0])
+        )
+        self._client_check = client_check
+        self.identity: str | None = None
+        """The name in the client certificate; None without one."""
+        self.address = address
         self._send_datagram = send_datagram
         self._receiver: ConnectionReceiver
         self._timer: asyncio.TimerHandle | None = None
@@ -209,7 +203,6 @@ class Carrier:
         self._finished: set[int] = set()
         self._reset: list[int] = []
         self._is_ending = self._is_lost = False
-        self.address: NetworkAddress | None = None
         self.on_cid: Callable[[bytes, bool], None] = lambda cid, is_new: None
         """Called when the connection gets or retires a connection id."""
 
@@ -221,25 +214,23 @@ class Carrier:
         return self._quic.host_cid
 
     @property
-    def identity(self) -> str | None:
-        """The name in the client certificate; None without one."""
-        return self._quic.identity
-
-    @property
     def host(self) -> str:
-        return "unknown" if self.address is None else self.address[0]
+        return self.address[0]
 
     @property
     def peer(self) -> str:
-        if self.address is None:
-            return "unknown"
         return f"[{self.address[0]}]:{self.address[1]}" if ":" in self.address[0] else f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def peer_fingerprint(self) -> str:
+        """The SHA-256 of the peer's certificate in hexadecimal, after the handshake; empty without one."""
+        certificate = self._quic.peer_certificate
+        return "" if certificate is None else certificate.fingerprint(SHA256()).hex()
 
     # Called by the owner.
 
-    def connect(self, address: NetworkAddress) -> None:
-        self.address = address
-        self._quic.connect(address, now=self._loop.time())
+    def connect(self) -> None:
+        self._quic.connect(self.address, now=self._loop.time())
         self._transmit()
 
     def open_stream(self) -> int:
@@ -248,9 +239,13 @@ class Carrier:
 
     def send(self, stream: int, data: bytes, *, finish: bool = False) -> None:
         """Queue bytes. They are dropped if the sending side of the stream has ended."""
-        if not self._is_lost and self._quic.may_send(stream):
+        if self._is_lost:
+            return
+        try:
             self._quic.send_stream_data(stream, data, end_stream=finish)
-            self._schedule()
+        except (RuntimeError, ValueError):
+            return
+        self._schedule()
 
     def unacknowledged(self, stream: int) -> int:
         """Return the bytes sent on the stream that the peer has not acknowledged. They stay in memory."""
@@ -295,8 +290,6 @@ class Carrier:
     # Input.
 
     def receive_datagram(self, data: bytes, address: NetworkAddress) -> None:
-        if self.address is None:
-            self.address = address
         self._quic.receive_datagram(data, address, now=self._loop.time())
         self._process_events()
         self._schedule()
@@ -316,11 +309,25 @@ class Carrier:
                 case events.ConnectionIdRetired(connection_id=cid):
                     self.on_cid(cid, False)
                 case events.HandshakeCompleted():
-                    if _is_loopback(self.host):
-                        self._quic.grow_datagrams(_LOOPBACK_DATAGRAM_BYTES)
-                    self._receiver.connected()
+                    if self._is_known():
+                        self._quic.grow_datagrams()
+                        self._receiver.connected()
                 case events.ConnectionTerminated(error_code=code, reason_phrase=reason):
                     self._end(f"code {code}: {reason}" if reason else f"code {code}")
+
+    def _is_known(self) -> bool:
+        """Verify the client certificate, if one is required. A client without a valid one is closed before it can open a stream."""
+        if self._client_check is None:
+            return True
+        try:
+            self.identity = self._quic.identity(self._client_check)
+        except TlsRefused as failure:
+            code = QuicErrorCode.CRYPTO_ERROR + AlertDescription.bad_certificate
+            self._quic.close(error_code=code, frame_type=QuicFrameType.CRYPTO, reason_phrase=str(failure))
+            while self._quic.next_event() is not None:
+                pass  # streams in the same datagram
+            return False
+        return True
 
     def _end(self, reason: str) -> None:
         if self._is_ending:

@@ -25,6 +25,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
+from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from headrace import limits
@@ -50,6 +51,11 @@ class ServerTls:
     def client_check(self) -> ClientCheck | None:
         """Return the verifier of client certificates, if required. Raises `OSError` or `ValueError`."""
         return None if self.client_ca_file is None else ClientCheck(self.client_ca_file)
+
+
+def fingerprint(tls: ServerTls) -> str:
+    """Return the SHA-256 of the certificate in hexadecimal. Raises `OSError`, and `ValueError` if the file holds no certificate."""
+    return x509.load_pem_x509_certificate(tls.certificate_file.read_bytes()).fingerprint(SHA256()).hex()
 
 
 class Retry(enum.StrEnum):
@@ -220,11 +226,11 @@ class ServerEndpoint(asyncio.DatagramProtocol):
             self._configuration,
             self._windows,
             self._send,
+            address,
             original_cid=original_cid,
             retried_cid=retried_cid,
             client_check=self._client_check,
         )
-        carrier.address = address
         self._unproven.add(carrier)
 
         def on_cid(cid: bytes, is_new: bool) -> None:
@@ -277,9 +283,9 @@ class ClientEndpoint(asyncio.DatagramProtocol):
     """A client's socket with one connection."""
 
     def __init__(self, configuration: QuicConfiguration, windows: Windows, tls: ClientTls) -> None:
-        self._tls = tls
+        self._configuration, self._windows, self._tls = configuration, windows, tls
         self._transport: asyncio.DatagramTransport
-        self.carrier = Carrier(configuration, windows, self._send)
+        self.carrier: Carrier
 
     @classmethod
     async def open(
@@ -299,7 +305,7 @@ class ClientEndpoint(asyncio.DatagramProtocol):
         return endpoint
 
     def start(self) -> None:
-        self.carrier.connect(self._transport.get_extra_info("peername"))
+        self.carrier.connect()
 
     def close(self) -> None:
         self._transport.close()
@@ -311,14 +317,14 @@ class ClientEndpoint(asyncio.DatagramProtocol):
         """
         if self._tls.fingerprint is None:
             return None
-        certificate = self.carrier._quic.tls._peer_certificate
-        found = "" if certificate is None else certificate.fingerprint(SHA256()).hex()
+        found = self.carrier.peer_fingerprint
         wanted = self._tls.fingerprint.replace(":", "").lower()
         return None if found == wanted else f"the certificate has the fingerprint {found}; expected {wanted}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
         _set_buffer_sizes(transport)
+        self.carrier = Carrier(self._configuration, self._windows, self._send, transport.get_extra_info("peername"))
 
     def datagram_received(self, data: bytes, address: NetworkAddress) -> None:
         self.carrier.receive_datagram(data, address)

@@ -66,7 +66,7 @@ class QuicLimits:
 
 
 class StreamLink:
-    """A stream as its session sees it: a `Link`."""
+    """A stream as its session sees it: a `StreamedLink`."""
 
     def __init__(self, owner: QuicPeer, stream: int) -> None:
         self._owner, self._stream = owner, stream
@@ -83,6 +83,7 @@ class StreamLink:
         self._peer_finished = False
         self._finish_delivered = False
         self._wants_drained = False
+        self._acknowledged: Callable[[], None] | None = None
         self._reason: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._session: StreamSession | None = owner.protocol.open(self)
@@ -130,6 +131,10 @@ class StreamLink:
         """The unacknowledged bytes: with QUIC they wait in this process, not in the kernel."""
         return self._carrier.unacknowledged(self._stream)
 
+    def when_acknowledged(self, callback: Callable[[], None]) -> None:
+        self._acknowledged = callback
+        self._loop.call_soon(self.progressed)
+
     # `Holder`: called by the output budget.
 
     @property
@@ -163,7 +168,11 @@ class StreamLink:
         if self._reason is not None:
             if not self.unsent_bytes:
                 self._leave()
-        elif self._wants_drained and self.unsent_bytes <= self._limits.output_low_water_bytes:
+            return
+        if self._acknowledged is not None and not self.unsent_bytes:
+            callback, self._acknowledged = self._acknowledged, None
+            callback()
+        if self._wants_drained and self.unsent_bytes <= self._limits.output_low_water_bytes:
             self._wants_drained = False
             if self._is_output_full:
                 self._is_output_full = False

@@ -8,6 +8,7 @@ from typing import Final
 
 from headrace.broker import Broker, Principal
 from headrace.errors import InvalidRequest
+from headrace.sessions.flymq.status import Report
 from headrace.wire.flymq.advanced_messages import ClusterJoin, ClusterLeave, ClusterNode, ClusterReport, ClusterStatus
 from headrace.wire.flymq.messages import ClusterMetadata, ClusterTopics, PartitionLeadership, Reply, TopicLeadership
 
@@ -22,6 +23,8 @@ class Node:
     name: str = "headrace"
     address: str = "127.0.0.1:9092"
     cluster: str = "standalone"
+    report: Report = dict
+    """Returns the facts of the server process, for the operation `status` of BROKER."""
 
 
 class ClusterHandlers:

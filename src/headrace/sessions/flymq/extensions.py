@@ -20,6 +20,8 @@
 | stage.list | | [{handle, writer, records, size_bytes, by_topic, age_ms, is_sealed}] |
 | stage.drop | handles | {dropped} |
 | schema.… | | see `schemas.py` |
+| record.… | | see `records.py` |
+| status | | see `status.py` |
 
 A topic is {name, partitions: [{first, end}], config}. Settings that `config` does not name keep their value, or their default.
 Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create fails for a name that exists and topic.delete for one that does not.
@@ -37,7 +39,9 @@ from headrace.broker import Ack, Broker, Cleanup, Principal, Topic, TopicConfig
 from headrace.errors import InvalidRequest
 from headrace.limits import DELAYED_LIST_MAX
 from headrace.sessions.flymq.errors import UnknownGroup
+from headrace.sessions.flymq.records import RecordCalls
 from headrace.sessions.flymq.schemas import SchemaCalls
+from headrace.sessions.flymq.status import Report, status
 from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
 from headrace.wire.flymq.messages import Reply
 
@@ -117,9 +121,11 @@ _Operation = Callable[[Any], Awaitable[object]]
 class BrokerHandlers:
     """Operations by name. `who` returns the current principal."""
 
-    def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
+    def __init__(self, broker: Broker, who: Callable[[], Principal], report: Report = dict) -> None:
+        """`report` returns the facts of the server process."""
         self._broker = broker
         self._who = who
+        self._report = report
         self.operations: dict[str, tuple[type[Any], _Operation]] = {
             "topic.list": (_Nothing, self._list_topics),
             "topic.describe": (_Named, self._describe_topic),
@@ -138,7 +144,9 @@ class BrokerHandlers:
             "writer.forget": (_Writer, self._forget_writer),
             "stage.list": (_Nothing, self._list_stages),
             "stage.drop": (_Handles, self._drop_stages),
+            "status": (_Nothing, self._status),
             **SchemaCalls(broker, who).operations,
+            **RecordCalls(broker, who).operations,
         }
 
     async def call(self, request: BrokerCall) -> Reply:
@@ -233,3 +241,6 @@ class BrokerHandlers:
 
     async def _drop_stages(self, arguments: _Handles) -> object:
         return {"dropped": await self._broker.drop_staged(self._who(), arguments.handles)}
+
+    async def _status(self, arguments: _Nothing) -> object:
+        return await status(self._broker, self._who(), self._report())

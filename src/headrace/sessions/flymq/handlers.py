@@ -20,9 +20,10 @@ from headrace.sessions.flymq.delayed import DelayedHandlers
 from headrace.sessions.flymq.errors import UnknownGroup
 from headrace.sessions.flymq.extensions import BrokerHandlers
 from headrace.sessions.flymq.members import MemberHandlers
-from headrace.sessions.flymq.reading import consume, fetch
+from headrace.sessions.flymq.reading import ReadHandlers
 from headrace.sessions.flymq.schemas import SchemaHandlers
 from headrace.sessions.flymq.transactions import TransactionHandlers
+from headrace.sessions.turns import Turns
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq.messages import (
@@ -53,7 +54,6 @@ from headrace.wire.flymq.messages import (
     PartitionBounds,
     PartitionOffset,
     Reply,
-    Request,
     ResetOffset,
     SeekToTimestamp,
     Subscribe,
@@ -75,22 +75,24 @@ _COMMITTED: Final = frozenset({"commit", "committed"})
 class Handlers:
     """Requests of one principal."""
 
-    def __init__(self, broker: Broker, who: Principal, node: Node, is_over: Callable[[], bool] = lambda: False, address: str = "") -> None:
+    def __init__(
+        self, broker: Broker, who: Principal, node: Node, turns: Turns, is_over: Callable[[], bool] = lambda: False, address: str = ""
+    ) -> None:
         """`is_over` tells whether the peer no longer waits for replies. `address` is that of the peer."""
         self._broker = broker
-        self._is_over = is_over
         self.who = who
         self.transactions = TransactionHandlers(broker, lambda: self.who)
         self.members = members = MemberHandlers(broker, lambda: self.who, address)
-        self._handlers: dict[type, Callable[[Any], Awaitable[Reply]]] = {
-            Consume: self._consume,
-            ConsumeZeroCopy: self._consume,
+        reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
+        self.by_type: dict[type, Callable[[Any], Awaitable[Reply]]] = {
+            Consume: reading.consume,
+            ConsumeZeroCopy: reading.consume,
+            Fetch: reading.fetch,
+            FetchBinary: reading.fetch,
             CreateTopic: self._create_topic,
             Metadata: self._metadata,
             Subscribe: self._subscribe,
             Commit: self._commit,
-            Fetch: self._fetch,
-            FetchBinary: self._fetch,
             ListTopics: self._list_topics,
             DeleteTopic: self._delete_topic,
             GetOffset: self._get_offset,
@@ -131,25 +133,13 @@ class Handlers:
             v.ClusterLeave: cluster.leave,
             v.ClusterStatus: cluster.status,
             ClusterMetadata: cluster.metadata,
-            v.BrokerCall: BrokerHandlers(self._broker, who).call,
+            v.BrokerCall: BrokerHandlers(self._broker, who, node.report).call,
         }
 
     def abandon(self) -> None:
         """Abort the transactions and leave the groups: the connection has ended or another user has logged in."""
         self.transactions.abort_all()
         self.members.leave_all()
-
-    async def answer(self, request: Request) -> Reply:
-        """Answer a request. Raises `BrokerError`."""
-        return await self._handlers[type(request)](request)
-
-    # Records.
-
-    async def _consume(self, request: Consume) -> Reply:
-        return await consume(self._broker, self.who, request)
-
-    async def _fetch(self, request: Fetch) -> Reply:
-        return await fetch(self._broker, self.who, request, self._is_over)
 
     # Topics.
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, cast
 
-from headrace.broker import Batch, Broker, Principal
+from headrace.broker import Broker, Principal
 from headrace.errors import BrokerError, OffsetOutOfRange
 from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX, FLYMQ_SCAN_BYTES_MAX, KIB, MIB
 from headrace.sessions.flymq.filter import Filter, build, passing, slices
-from headrace.sessions.slots import Slots
+from headrace.sessions.turns import Turns
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import Consume, Consumed, Fetch, Fetched
 
@@ -26,7 +26,6 @@ RECORDS_DEFAULT: Final = 10
 _READ_STEP_BYTES: Final = 512 * KIB
 """Bytes read at a time. Most replies are far smaller than the largest one, and a read returns as much as requested."""
 _SCAN_STEP_BYTES: Final = 1 * MIB
-_SEARCHES: Final = Slots(1)
 _THREAD_BYTES_MIN: Final = 256 * KIB
 """A record from this size on is matched on a thread."""
 _LENGTHS_BYTES: Final = 8
@@ -48,58 +47,89 @@ class MessageTooLarge(BrokerError):
         super().__init__(f"message at offset {offset} is too large for this protocol: {size_bytes} bytes")
 
 
-async def consume(broker: Broker, who: Principal, request: Consume) -> Consumed:
-    """Return the record at exactly this offset. Raises an error that says why it is missing."""
-    bounds = broker.bounds(who, request.topic, request.partition)
-    if not bounds.first <= request.offset < bounds.end:
-        raise OffsetOutOfRange(wanted=request.offset, first=bounds.first, end=bounds.end)
-    found = await broker.fetch(who, request.topic, request.partition, request.offset, bytes_max=1, records_max=1)
-    for batch in found.batches:
-        if len(batch) and batch.first_offset == request.offset:
-            keys = batch.keys()
-            key, value = (keys[0] if keys else None) or b"", batch.values()[0] or b""
-            if len(key) + len(value) + _LENGTHS_BYTES > FLYMQ_PAYLOAD_BYTES_MAX:
-                raise MessageTooLarge(request.offset, len(key) + len(value))
-            return Consumed(key, value)
-    raise MessageGone(f"message expired: offset {request.offset}")
+class ReadHandlers:
+    """Handlers of CONSUME and FETCH. `who` returns the current principal.
 
+    `is_over` tells whether the peer has left or the broker drains: a search then ends early.
+    """
 
-async def fetch(broker: Broker, who: Principal, request: Fetch, is_over: Callable[[], bool] = lambda: False) -> Fetched:
-    """Answer a FETCH. `is_over` tells whether the peer has left or the broker drains; the search then ends early."""
-    test = build(request.pattern or "")
-    page = _Page(request.records_max if request.records_max > 0 else RECORDS_DEFAULT)
-    offset, scanned = request.offset, 0
-    while True:
-        try:
-            bounds = broker.bounds(who, request.topic, request.partition)
-            offset = max(offset, bounds.first)
-            if offset >= bounds.end:
-                break
-            found = await broker.fetch(
-                who,
-                request.topic,
-                request.partition,
-                offset,
-                bytes_max=_READ_STEP_BYTES if test is None else _SCAN_STEP_BYTES,
-                records_max=page.records_left if test is None else 1 << 31,
-            )
-        except OffsetOutOfRange:
-            # Retention has just moved the first offset. Retry.
-            continue
-        except BrokerError:
-            if page.offsets:
-                break
-            raise
-        offset = found.next_offset
+    def __init__(self, broker: Broker, who: Callable[[], Principal], turns: Turns, is_over: Callable[[], bool]) -> None:
+        self._broker, self._who, self._turns, self._is_over = broker, who, turns, is_over
+
+    async def consume(self, request: Consume) -> Consumed:
+        """Return the record at exactly this offset. Raises an error that says why it is missing."""
+        broker, who = self._broker, self._who()
+        bounds = broker.bounds(who, request.topic, request.partition)
+        if not bounds.first <= request.offset < bounds.end:
+            raise OffsetOutOfRange(wanted=request.offset, first=bounds.first, end=bounds.end)
+        found = await broker.fetch(who, request.topic, request.partition, request.offset, bytes_max=1, records_max=1)
         for batch in found.batches:
-            scanned += await page.add(batch, test, is_over)
-            if page.full_at is not None:
-                offset = page.full_at
+            if len(batch) and batch.first_offset == request.offset:
+                keys = batch.keys()
+                key, value = (keys[0] if keys else None) or b"", batch.values()[0] or b""
+                if len(key) + len(value) + _LENGTHS_BYTES > FLYMQ_PAYLOAD_BYTES_MAX:
+                    raise MessageTooLarge(request.offset, len(key) + len(value))
+                return Consumed(key, value)
+        raise MessageGone(f"message expired: offset {request.offset}")
+
+    async def fetch(self, request: Fetch) -> Fetched:
+        broker, who = self._broker, self._who()
+        test = build(request.pattern or "")
+        page = _Page(request.records_max if request.records_max > 0 else RECORDS_DEFAULT)
+        offset, scanned = request.offset, 0
+        while True:
+            try:
+                bounds = broker.bounds(who, request.topic, request.partition)
+                offset = max(offset, bounds.first)
+                if offset >= bounds.end:
+                    break
+                found = await broker.fetch(
+                    who,
+                    request.topic,
+                    request.partition,
+                    offset,
+                    bytes_max=_READ_STEP_BYTES if test is None else _SCAN_STEP_BYTES,
+                    records_max=page.records_left if test is None else 1 << 31,
+                )
+            except OffsetOutOfRange:
+                # Retention has just moved the first offset. Retry.
+                continue
+            except BrokerError:
+                if page.offsets:
+                    break
+                raise
+            offset = found.next_offset
+            for batch in found.batches:
+                offsets, keys, values = batch.offsets(), batch.keys(), _without_tombstones(batch.values())
+                scanned += sum(map(len, values))
+                if test is not None:
+                    picked = await self._passing(test, keys, values)
+                    offsets, values = [offsets[index] for index in picked], [values[index] for index in picked]
+                    keys = None if keys is None else [keys[index] for index in picked]
+                if values:
+                    page.add(offsets, keys, values)
+                if page.full_at is not None:
+                    offset = page.full_at
+                    break
+            is_enough = page.is_full if test is None else bool(page.offsets)
+            if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX or (test is not None and self._is_over()):
                 break
-        is_enough = page.is_full if test is None else bool(page.offsets)
-        if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX or (test is not None and is_over()):
-            break
-    return Fetched(page.offsets, page.values, offset, page.keys if any(page.keys) else None)
+        return Fetched(page.offsets, page.values, offset, page.keys if any(page.keys) else None)
+
+    async def _passing(self, filter: Filter, keys: list[bytes | None] | None, values: list[bytes]) -> list[int]:
+        """Return the indexes of the records that pass. Each turn of the loop runs one slice of one search. A record that takes longer is
+        matched on a thread."""
+        found: list[int] = []
+        for indexes in slices(filter, keys, values):
+            if self._is_over():
+                break
+            async with self._turns.searches:
+                if len(indexes) == 1 and len(values[indexes[0]]) > _THREAD_BYTES_MIN:
+                    found += await asyncio.to_thread(passing, filter, keys, values, indexes)
+                else:
+                    found += passing(filter, keys, values, indexes)
+                    await asyncio.sleep(0)
+        return found
 
 
 class _Page:
@@ -122,21 +152,8 @@ class _Page:
     def is_full(self) -> bool:
         return self.full_at is not None or self.records_left == 0 or self._size_bytes >= FLYMQ_FETCH_BYTES_MAX
 
-    async def add(self, batch: Batch, test: Filter | None, is_over: Callable[[], bool]) -> int:
-        """Add the records that pass and fit. Return the number of bytes read."""
-        offsets: Sequence[int] = batch.offsets()
-        keys, values = batch.keys(), _without_tombstones(batch.values())
-        looked_at = sum(map(len, values))
-        if test is not None:
-            picked = await _passing(test, keys, values, is_over)
-            offsets = [offsets[index] for index in picked]
-            keys = None if keys is None else [keys[index] for index in picked]
-            values = [values[index] for index in picked]
-        if values:
-            self._take(offsets, keys, values)
-        return looked_at
-
-    def _take(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes]) -> None:
+    def add(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes]) -> None:
+        """Add the records that fit."""
         size_bytes = self._size_bytes + RECORD_OVERHEAD_BYTES * len(values) + sum(map(len, values))
         if keys is not None:
             size_bytes += sum(map(len, filter(None, keys)))
@@ -163,22 +180,6 @@ class _Page:
             count = 1
         count = max(count, 0)
         return count, ends[count]
-
-
-async def _passing(filter: Filter, keys: list[bytes | None] | None, values: list[bytes], is_over: Callable[[], bool]) -> list[int]:
-    """Return the indexes of the records that pass. Each turn of the loop runs one slice of one search. A record that takes longer than a
-    slice is matched on a thread."""
-    found: list[int] = []
-    for indexes in slices(filter, keys, values):
-        if is_over():
-            break
-        async with _SEARCHES:
-            if len(indexes) == 1 and len(values[indexes[0]]) > _THREAD_BYTES_MIN:
-                found += await asyncio.to_thread(passing, filter, keys, values, indexes)
-            else:
-                found += passing(filter, keys, values, indexes)
-                await asyncio.sleep(0)
-    return found
 
 
 def _without_tombstones(values: list[bytes | None]) -> list[bytes]:

@@ -7,7 +7,7 @@ order in each partition is the order of the frames. A record that fails does not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -40,23 +40,20 @@ class Part:
 class Staged:
     """A batch in flight. Only the sizes of its records are kept, which is all the reply needs."""
 
-    __slots__ = ("_key_sizes", "_topic", "_value_sizes", "parts", "weight_bytes")
+    __slots__ = ("_key_sizes", "_topic", "_value_sizes", "parts", "size_bytes")
 
     def __init__(self, batch: ProduceBatch, parts: list[Part]) -> None:
         self._topic = batch.topic
         self._value_sizes = list(map(len, batch.values))
         self._key_sizes = [AUTO] * len(batch) if batch.keys is None else [len(key) if key else AUTO for key in batch.keys]
         self.parts = parts
-        self.weight_bytes = sum(self._value_sizes) + len(batch) * RECORD_WEIGHT_BYTES
+        self.size_bytes = sum(self._value_sizes) + len(batch) * RECORD_WEIGHT_BYTES
         if batch.keys is not None:
-            self.weight_bytes += sum(map(len, filter(None, batch.keys)))
+            self.size_bytes += sum(map(len, filter(None, batch.keys)))
 
     @property
-    def is_resolved(self) -> bool:
-        return all(isinstance(part.outcome, BrokerError) or part.outcome.done() for part in self.parts)
-
-    def futures(self) -> Iterator[asyncio.Future[Published]]:
-        return (part.outcome for part in self.parts if not isinstance(part.outcome, BrokerError))
+    def outcomes(self) -> list[asyncio.Future[Published]]:
+        return [part.outcome for part in self.parts if not isinstance(part.outcome, BrokerError)]
 
     def reply(self, dialect: Dialect) -> bytes:
         """Return one frame for each record, in order."""

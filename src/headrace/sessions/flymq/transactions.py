@@ -7,10 +7,10 @@ connection, so a client that repeats a request without a reply cannot stage a re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from headrace.broker import Broker, Principal, Published, Transaction
 from headrace.broker.schema_checks import SchemaCheckPending
@@ -18,10 +18,10 @@ from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, Reco
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import RecordBatch
 from headrace.sessions.flymq.errors import error_reply, publish_error_reply
-from headrace.sessions.flymq.staging import RECORD_BYTES_MAX, Staged, columns
+from headrace.sessions.flymq.staging import RECORD_BYTES_MAX, columns
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch, TxnRollback
-from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataBatch, Reply, RequestEvent
+from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataBatch, Reply
 from headrace.wire.flymq.transactions import encode_staged
 
 TIMEOUT_MS_DEFAULT: Final = 60_000
@@ -45,48 +45,24 @@ class _Open:
         return [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, topic, key_sizes, value_sizes in rows]
 
 
-class Answered:
-    """A complete reply that waits for its turn."""
-
-    __slots__ = ("_frames",)
-    is_resolved = True
-    weight_bytes = 0
-
-    def __init__(self, frames: bytes) -> None:
-        self._frames = frames
-
-    def futures(self) -> Iterator[asyncio.Future[Any]]:
-        return iter(())
-
-    def reply(self, dialect: Dialect) -> bytes:
-        return self._frames
-
-
 class Committing:
     """A commit in flight."""
 
-    __slots__ = ("_answer", "_held", "weight_bytes")
+    __slots__ = ("_answer", "_held", "size_bytes")
 
     def __init__(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
         self._held, self._answer = held, answer
-        self.weight_bytes = held.transaction.size_bytes
+        self.size_bytes = held.transaction.size_bytes
 
     @property
-    def is_resolved(self) -> bool:
-        return self._answer.done()
-
-    def futures(self) -> Iterator[asyncio.Future[Any]]:
-        return iter((self._answer,))
+    def outcomes(self) -> tuple[asyncio.Future[list[Published]]]:
+        return (self._answer,)
 
     def reply(self, dialect: Dialect) -> bytes:
         error = self._answer.exception()
         if isinstance(error, BrokerError):
             return encode_failure(error_reply(error), dialect)
         return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._held.transaction.id, True, self._held.placed(self._answer.result())), dialect)
-
-
-Owed: TypeAlias = Staged | Answered | Committing
-"""Requests that are not answered yet, in order."""
 
 
 class TransactionHandlers:
@@ -107,20 +83,18 @@ class TransactionHandlers:
             held.transaction.abort()
         self._open.clear()
 
-    def stage(self, request: RequestEvent, dialect: Dialect) -> Owed | None:
-        """Answer the request without waiting. Return None if it is another request, or its topic must be created first."""
+    def stage(self, request: TxnProduceBatch | TxnBegin | TxnCommit, dialect: Dialect) -> Committing | bytes | None:
+        """Answer the request without waiting. Return None if its topic must be created first."""
         try:
             match request:
                 case TxnProduceBatch():
                     return self._produce(request, dialect)
                 case TxnBegin():
-                    return Answered(encode_reply(Opcode.TXN_BEGIN, self._begin(request), dialect))
+                    return encode_reply(Opcode.TXN_BEGIN, self._begin(request), dialect)
                 case TxnCommit():
                     return self._commit(request)
-                case _:
-                    return None
         except BrokerError as error:
-            return Answered(encode_failure(error_reply(error), dialect))
+            return encode_failure(error_reply(error), dialect)
 
     def _begin(self, request: TxnBegin) -> Reply:
         timeout_ms = min(request.timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX)
@@ -132,7 +106,7 @@ class TransactionHandlers:
         self._open[transaction.id] = _Open(transaction)
         return TxnBegun(transaction.id)
 
-    def _commit(self, request: TxnCommit) -> Owed:
+    def _commit(self, request: TxnCommit) -> Committing:
         held = self._find(request.transaction)
         try:
             answer = held.transaction.stage_commit()
@@ -162,38 +136,31 @@ class TransactionHandlers:
         held.transaction.commit_offsets(request.group, {(request.topic, request.partition): request.offset})
         return Done(True, "offset staged")
 
-    async def produce_to_new_topic(self, request: TxnProduceBatch, dialect: Dialect) -> Owed:
+    async def produce_to_new_topic(self, request: TxnProduceBatch, dialect: Dialect) -> bytes:
         try:
             await self._broker.prepare(self._who(), request.topic, request.values)
         except BrokerError as error:
-            return Answered(encode_failure(publish_error_reply(error), dialect) * len(request))
-        # The topic was deleted again in between.
-        return self._produce(request, dialect) or Answered(
-            encode_failure(publish_error_reply(UnknownTopic(request.topic)), dialect) * len(request)
-        )
+            return encode_failure(publish_error_reply(error), dialect) * len(request)
+        # In case the topic was deleted again in between.
+        unknown = encode_failure(publish_error_reply(UnknownTopic(request.topic)), dialect) * len(request)
+        return self._produce(request, dialect) or unknown
 
-    def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> Owed | None:
+    def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> bytes | None:
         """Stage the records, and return one frame for each, in order. A record that fails does not fail the others. Return None if the
         topic does not exist or its schema check takes longer."""
         held = self._open.get(request.transaction)
         if held is None:
             unknown = InvalidTransaction(f"transaction not found: {request.transaction}")
-            return Answered(encode_failure(publish_error_reply(unknown), dialect) * len(request))
+            return encode_failure(publish_error_reply(unknown), dialect) * len(request)
         try:
             self._broker.check_ready(self._who(), request.topic, request.values)
         except (UnknownTopic, SchemaCheckPending):
             return None
         except BrokerError as error:
-            return Answered(encode_failure(publish_error_reply(error), dialect) * len(request))
+            return encode_failure(publish_error_reply(error), dialect) * len(request)
         try:
-            return Answered(
-                b"".join(
-                    [
-                        frames
-                        for partition, batch in _batches(request)
-                        for frames in self._stage(held, request.topic, batch, partition, dialect)
-                    ]
-                )
+            return b"".join(
+                [frames for partition, batch in _batches(request) for frames in self._stage(held, request.topic, batch, partition, dialect)]
             )
         except UnknownTopic:
             return None

@@ -20,7 +20,7 @@ from typing import Final
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.errors import WireError
-from headrace.sessions.contract import Link
+from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.reader import Reader
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import Step, Writer, WriterIds
@@ -51,7 +51,7 @@ class FujinSession:
     def __init__(
         self,
         broker: Broker,
-        link: Link,
+        link: StreamedLink,
         who: Principal,
         ids: WriterIds,
         settings: FujinSettings = FujinSettings(),
@@ -210,7 +210,8 @@ class FujinSession:
             self._end(f"reader refused: {error}")
             return
         self._last_frame = encode.DISCONNECT
-        reader.start()
+        # The original Go client drops whatever it reads together with the reply.
+        self._link.when_acknowledged(reader.start)
 
     def _reader_failed(self, reason: str) -> None:
         """End the stream: the topic is deleted or unreadable."""

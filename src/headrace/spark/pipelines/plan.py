@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
+from headrace.arrow.values import ERROR_COLUMN
 from headrace.errors import ConfigError, HeadraceError, UnknownTopic
 from headrace.flight.client import Servers
 from headrace.spark.columns import raw_schema
@@ -26,7 +27,6 @@ from headrace.spark.pipelines.model import Pipeline, Sink, Source, Step, Transfo
 from headrace.spark.pipelines.rejection import expect, use_servers
 from headrace.spark.retry import RetryPolicy
 from headrace.spark.servers import servers_of
-from headrace.spark.values import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

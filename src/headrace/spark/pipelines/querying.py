@@ -17,12 +17,12 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType, _parse_datatype_string
 
+from headrace.arrow.values import ERROR_COLUMN
 from headrace.errors import ConfigError, UnknownTopic
 from headrace.flight.client import FlightClient
 from headrace.spark.pipelines.diagnosis import diagnose, explained
 from headrace.spark.pipelines.keys import nearest
 from headrace.spark.pipelines.plan import read_schema
-from headrace.spark.values import ERROR_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

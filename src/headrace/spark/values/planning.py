@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from headrace.errors import ConfigError, InvalidSchema, UnknownSchema
+from headrace.arrow.reader_spec import FORMATS, FRAMINGS, ReaderSpec, check_framing
+from headrace.arrow.values import BAD_RECORDS, ERROR_COLUMN, Decoder
+from headrace.errors import ConfigError, InvalidRequest, InvalidSchema, UnknownSchema
 from headrace.flight.client import FlightClient, TopicSchema
 from headrace.spark.columns import check_columns, raw_schema
 from headrace.spark.options import Options
 from headrace.spark.retry import RetryPolicy
 from headrace.spark.servers import servers_of
 from headrace.spark.subscription import Subscription
-from headrace.spark.values.decoder import ERROR_COLUMN, Decoder
-from headrace.spark.values.reader_spec import ReaderSpec
 from headrace.spark.values.types import check_part, json_shape, spark_type
-
-FORMATS: Final = ("raw", "json", "avro", "protobuf", "string")
-BAD_RECORDS: Final = ("fail", "dlq", "null")
 
 
 def is_typed(options: Options) -> bool:
     """Return whether values are decoded. Raises `ConfigError` for options that would have no effect."""
     typed = options.choice("value.format", FORMATS) != "raw"
-    for name in ("value.schema", "value.version", "badRecords"):
+    for name in ("value.schema", "value.version", "value.framing", "badRecords"):
         if not typed and name in options:
             raise ConfigError(f"option {name} needs value.format")
     return typed
@@ -50,18 +45,18 @@ def plan(options: Options, schema: StructType, client: FlightClient) -> Decoder:
     format = options.choice("value.format", FORMATS)
     refreshes_schema = False
     if value is not None and format == "json" and not _has_schema(options, client):
-        spec = ReaderSpec(format, shape=json_shape(value))
+        spec = ReaderSpec(format, shape=json_shape(value), framing=_framing(options))
     else:
         spec, refreshes_schema = _registered(options, client)
         given = spark_type(spec.reader().shape)
         if value is not None and format == "json" and value != given:
-            spec, refreshes_schema = ReaderSpec(format, shape=json_shape(value)), False
+            spec, refreshes_schema = ReaderSpec(format, shape=json_shape(value), framing=spec.framing), False
         elif value is not None:
             check_part(value, given)
     values = StructType([StructField("value", spark_type(spec.reader().shape) if value is None else value)])
     kind = to_arrow_schema(values, timezone="UTC").field("value").type
     given_schema = to_arrow_schema(schema, timezone="UTC")
-    return Decoder(spec, given_schema, kind, bad_records, servers_of(options), RetryPolicy.of(options), refreshes_schema)
+    return Decoder(spec, given_schema, kind, bad_records, RetryPolicy.of(options).while_running, refreshes_schema)
 
 
 def _value_of(schema: StructType, bad_records: str) -> DataType | None:
@@ -87,15 +82,25 @@ def _has_schema(options: Options, client: FlightClient) -> bool:
 
 def _registered(options: Options, client: FlightClient) -> tuple[ReaderSpec, bool]:
     """Return the reader spec from the option `value.schema` or from the registry, and whether it is the latter."""
-    format = options.choice("value.format", FORMATS)
+    format, framing = options.choice("value.format", FORMATS), _framing(options)
     if format == "string":
         return ReaderSpec(format), False
     if "value.schema" in options:
         if "value.version" in options:
             raise ConfigError("options value.schema and value.version are both set: a definition has no versions, set only one")
-        return _checked(ReaderSpec(format, options.text("value.schema").encode()), "option value.schema"), False
+        return _checked(ReaderSpec(format, options.text("value.schema").encode(), framing=framing), "option value.schema"), False
     found = _required(options, client, format)
-    return _checked(ReaderSpec(format, found.definition, found.others), f"schema {found.name} version {found.version}"), True
+    spec = ReaderSpec(format, found.definition, found.others, framing=framing)
+    return _checked(spec, f"schema {found.name} version {found.version}"), True
+
+
+def _framing(options: Options) -> str:
+    framing = options.choice("value.framing", FRAMINGS)
+    try:
+        check_framing(options.choice("value.format", FORMATS), framing)
+    except InvalidRequest as error:
+        raise ConfigError(f"option value.framing: {error}") from None
+    return framing
 
 
 def _required(options: Options, client: FlightClient, format: str) -> TopicSchema:

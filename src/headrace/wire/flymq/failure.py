@@ -1,11 +1,13 @@
 """ERROR frames (0xFF).
 
     specification    false bool, message s16
-    original         code u32, message s16
+    sdk              code u32, message s16
+    go               message
 
-A client of the original at the specification's version decodes the whole payload as UTF-8, and a length whose low byte is 0x80 or more is
-not UTF-8: messages are cut to 127 bytes. Its other releases read the code. A received frame may have either form or be the bare text that
-the original's server sends. The lengths tell them apart, because codes are below 256.
+The original's server sends bare text, and its Go client prints the whole payload: the other two forms have control characters in front
+there. Its Python client at the specification's version decodes the whole payload as UTF-8, and a length whose low byte is 0x80 or more is
+not UTF-8: messages are cut to 127 bytes. Its later Python and Java clients read the code. A received frame may have any form. The lengths
+tell them apart, because codes are below 256.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ def clip(message: str) -> bytes:
 def encode_failure(failure: Failure, dialect: Dialect) -> bytes:
     """Return the ERROR frame."""
     message = clip(failure.message)
-    head = _SDK.pack(failure.code, len(message)) if dialect is Dialect.SDK else _SPEC.pack(0, len(message))
+    match dialect:
+        case Dialect.SPEC:
+            head = _SPEC.pack(0, len(message))
+        case Dialect.SDK:
+            head = _SDK.pack(failure.code, len(message))
+        case Dialect.GO:
+            head = b""
     return frame(Opcode.ERROR, head + message)
 
 

@@ -11,13 +11,15 @@ from enum import IntEnum, StrEnum
 
 
 class Dialect(StrEnum):
-    """The specification and the original implementation differ in a few layouts. A connection uses one of the two.
+    """The specification and the original implementation differ in a few layouts.
 
-    A connection starts in its listener's dialect and switches to `SDK` at the first request that only clients of the original send.
+    A connection starts in its listener's dialect. `SPEC` becomes `SDK` at the first request that only clients of the original send. `GO`
+    is `SDK` with errors for the original's Go client, which nothing in its requests tells apart.
     """
 
     SPEC = "spec"
     SDK = "sdk"
+    GO = "go"
 
 
 class Opcode(IntEnum):

@@ -35,7 +35,7 @@ class Row:
     """Opcode of the reply, if it differs from that of the request."""
 
     def reply_layout(self, dialect: Dialect) -> Field[Any]:
-        return self.sdk_reply if self.sdk_reply is not None and dialect is Dialect.SDK else self.reply
+        return self.sdk_reply if self.sdk_reply is not None and dialect is not Dialect.SPEC else self.reply
 
 
 _SDK_FETCHED = SdkLayout()

@@ -1,0 +1,309 @@
+"""Base of the sessions: serves the requests of one connection in order, and sends their replies in order.
+
+    bytes ─ decoder ─▶ _serves ─▶ reply, owed reply, or work that has to wait ─▶ link
+                  └──▶ inbox ──┘
+
+A request is served in the call that receives it, if nothing is before it. Otherwise it waits in the inbox, and the socket is not read. The
+inbox is served again whenever a reply leaves, the peer reads, or work ends. So it holds no more than what the socket had delivered.
+
+The reply of a publish is *owed* until the record is as durable as its topic requires. Many replies may be owed, up to a window of bytes and
+of replies. Replies leave in the order of the requests, all replies of one turn of the loop in one write.
+
+Work that has to wait (for the disk, a thread, the peer) runs in the session's only task. It begins at once, and becomes a task only where
+it waits: a request that is answered from memory costs neither a task nor a turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from operator import methodcaller
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from headrace.errors import BrokerError, WireError
+from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
+from headrace.sessions.contract import Link
+
+Message = TypeVar("Message")
+Decoded = TypeVar("Decoded", covariant=True)
+Work = Coroutine[Any, Any, None]
+
+WORK_A_TURN: Final = 64
+"""Requests with work that are served in one turn of the loop. Thousands of them would delay the other connections."""
+_WRITE_BYTES: Final = 64 * KIB
+"""Replies are collected up to this size before they are passed to the connection."""
+_IS_DONE: Final = methodcaller("done")
+
+
+class Decoder(Protocol[Decoded]):
+    """The decoder of a protocol, as its session uses it."""
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    def feed(self, chunk: bytes, /) -> Iterable[Decoded]: ...
+
+
+class _Owed:
+    """A reply that waits for publishes. `reply` is called when all of them are done."""
+
+    __slots__ = ("outcomes", "reply", "size_bytes")
+
+    def __init__(self, outcomes: Sequence[asyncio.Future[Any]], size_bytes: int, reply: Callable[[], bytes]) -> None:
+        self.outcomes, self.size_bytes, self.reply = outcomes, size_bytes, reply
+
+    def is_due(self) -> bool:
+        return all(map(_IS_DONE, self.outcomes))
+
+
+class _Begun(Coroutine[Any, Any, None]):
+    """A coroutine that has run up to its first wait, for a task to continue."""
+
+    def __init__(self, work: Work, waits_for: object) -> None:
+        self._work, self._first = work, [waits_for]
+
+    def send(self, value: Any) -> Any:
+        return self._first.pop() if self._first else self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._first.clear()
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise NotImplementedError("only a task continues it")
+
+
+class BaseSession(ABC, Generic[Message]):
+    """State of one connection. Implements `FramedSession`."""
+
+    _decoder: Decoder[Message]
+
+    def __init__(self, link: Link, *, in_flight_bytes_max: int, owed_max: int = 1 << 31) -> None:
+        """`in_flight_bytes_max` and `owed_max` bound the owed replies: above either the socket is not read."""
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[Message] = deque()
+        self._is_busy = False
+        """Work is under way, or has failed."""
+        self._task: asyncio.Task[None] | None = None
+        self._work_left = WORK_A_TURN
+        self._next_turn: asyncio.Handle | None = None
+        self._owed: deque[_Owed] = deque()
+        self._in_flight_bytes, self._in_flight_bytes_max, self._owed_max = 0, in_flight_bytes_max, owed_max
+        self._ready: list[bytes] = []
+        """Replies of this turn."""
+        self._ready_bytes = 0
+        self._is_paused = False
+        self._writable: asyncio.Future[None] | None = None
+        self._ending: tuple[str, bool] | None = None
+        """Reason to close with (and whether it is an error) when everything is done."""
+        self._is_lost = False
+
+    # Calls from the connection.
+
+    def receive(self, data: bytes) -> None:
+        if self._ending is None:
+            self._take(self._decoder.feed(data))
+
+    def drained(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._advance()
+
+    def closing(self) -> None:
+        self._end("drained", error=False)
+
+    def lost(self) -> None:
+        self._is_lost = True
+        self._inbox.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._decoder.held_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request received so far is answered."""
+        return not (self._inbox or self._is_busy or self._owed)
+
+    # Order.
+
+    @abstractmethod
+    def _serves(self, message: Message) -> bool:
+        """Serve the request, by `_reply`, `_owe` or `_start`. Return False if it must wait for the owed replies or for the peer to read:
+        it is then offered again."""
+
+    def _take(self, messages: Iterable[Message]) -> None:
+        """Serve the messages as they are decoded."""
+        self._work_left = WORK_A_TURN
+        inbox = self._inbox
+        try:
+            for message in messages:
+                if inbox or self._must_wait() or not self._serves(message):
+                    inbox.append(message)
+                if self._ending is not None:
+                    break
+        except WireError as error:
+            # The frame boundaries are lost, so no reply is possible. Earlier requests are completed.
+            self._end(f"bad frame: {error}")
+        if inbox and not self._must_wait():
+            self._advance()
+        else:
+            self._update()
+
+    def _advance(self) -> None:
+        """Serve the inbox as far as possible."""
+        self._work_left = WORK_A_TURN
+        inbox = self._inbox
+        while inbox and not self._must_wait():
+            message = inbox.popleft()
+            if not self._serves(message):
+                inbox.appendleft(message)
+                break
+        self._update()
+
+    def _must_wait(self) -> bool:
+        is_full = self._in_flight_bytes >= self._in_flight_bytes_max or len(self._owed) >= self._owed_max
+        return self._is_busy or is_full or self._work_left <= 0
+
+    def _update(self) -> None:
+        """Send the replies, pause or resume reading, and close if everything is done."""
+        if self._ready:
+            self._flush()
+        if self._is_lost:
+            return
+        if self._inbox and self._work_left <= 0 and self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._take_next_turn)
+        if not self._is_paused:
+            if self._inbox or self._in_flight_bytes > self._in_flight_bytes_max or len(self._owed) > self._owed_max:
+                self._is_paused = True
+                self._link.pause_reading()
+        elif not self._inbox and self._in_flight_bytes * 2 <= self._in_flight_bytes_max and len(self._owed) * 2 <= self._owed_max:
+            self._is_paused = False
+            self._link.resume_reading()
+        if self._ending is not None and self.is_idle:
+            self._close(*self._ending)
+
+    def _take_next_turn(self) -> None:
+        self._next_turn = None
+        self._advance()
+
+    # Work.
+
+    def _start(self, work: Work) -> None:
+        """Begin the rest of a request. Later requests wait for its end."""
+        self._work_left -= 1
+        self._is_busy = True
+        run = self._run(work)
+        try:
+            waits_for = run.send(None)
+        except StopIteration:
+            return
+        self._task = self._loop.create_task(_Begun(run, waits_for))
+
+    async def _run(self, work: Work) -> None:
+        try:
+            await work
+        except Exception as failure:
+            self._fail(failure)
+            return
+        self._is_busy = False
+        if self._task is not None:
+            self._task = None
+            self._advance()
+
+    def _fail(self, failure: BaseException) -> None:
+        """Close after a bug, because the peer would wait for a reply that never comes."""
+        self._loop.call_exception_handler({"message": "a request failed", "exception": failure, "peer": self._link.peer})
+        self._is_busy = True
+        self._inbox.clear()
+        self._flush()
+        reason = "internal error: the request could not be completed"
+        self._ending = (reason, True)
+        self._link.close(reason)
+
+    def _is_writable(self) -> bool:
+        """Return whether the peer reads its replies. If not, `drained` is called when it does again."""
+        return self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES
+
+    async def _until_writable(self) -> None:
+        while not self._is_writable():
+            self._writable = self._loop.create_future()
+            await self._writable
+
+    async def _take_fetch_slot(self, slots: asyncio.Semaphore) -> None:
+        """Wait for a slot, and until the peer reads its replies. The caller passes its reply to `_reply` before it releases the slot."""
+        await slots.acquire()
+        while not self._is_writable():
+            slots.release()
+            await self._until_writable()
+            await slots.acquire()
+
+    # Replies.
+
+    def _reply(self, frames: bytes) -> None:
+        """Send the reply after the owed ones."""
+        if self._owed:
+            self._owed.append(_Owed((), 0, lambda: frames))
+            return
+        self._ready.append(frames)
+        self._ready_bytes += len(frames)
+        if self._ready_bytes > _WRITE_BYTES:
+            self._flush()
+
+    def _owe(self, outcomes: Sequence[asyncio.Future[Any]], size_bytes: int, reply: Callable[[], bytes]) -> None:
+        """Send `reply()` after the earlier replies, when all outcomes are there."""
+        if not outcomes:
+            self._reply(reply())
+            return
+        self._owed.append(_Owed(outcomes, size_bytes, reply))
+        self._in_flight_bytes += size_bytes
+        for outcome in outcomes:
+            outcome.add_done_callback(self._settled)
+
+    def _settled(self, outcome: asyncio.Future[Any]) -> None:
+        """Reply to all completed requests, oldest first. One flush completes many: the first call answers all of them."""
+        failure = asyncio.CancelledError() if outcome.cancelled() else outcome.exception()
+        if self._is_lost:
+            return
+        if failure is not None and not isinstance(failure, BrokerError):
+            self._owed.clear()  # no reply is better than a wrong one
+            self._fail(failure)
+            return
+        owed = self._owed
+        if not owed or not owed[0].is_due():
+            return
+        try:
+            while owed and owed[0].is_due():
+                due = owed.popleft()
+                self._in_flight_bytes -= due.size_bytes
+                self._ready.append(due.reply())
+        except Exception as failure:
+            owed.clear()
+            self._fail(failure)
+        self._advance()
+
+    def _flush(self) -> None:
+        if self._ready:
+            frames, self._ready, self._ready_bytes = self._ready, [], 0
+            if joined := frames[0] if len(frames) == 1 else b"".join(frames):
+                self._link.send(joined)
+
+    # Ending.
+
+    def _end(self, reason: str, *, error: bool = True) -> None:
+        """Accept no new requests, complete the received ones, then close the link."""
+        if self._ending is None:
+            self._ending = (reason, error)
+        self._update()
+
+    def _close(self, reason: str, error: bool) -> None:
+        """Close the link: everything is done."""
+        self._link.close(reason, error=error)
