@@ -21,7 +21,7 @@ from headrace.clients.api import Client, Subscription
 from headrace.clients.backoff import Backoff
 from headrace.clients.connect import connect as connect_async
 from headrace.clients.errors import ClientClosed
-from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
+from headrace.clients.messages import GroupMode, Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.records import Headers
 
 _Answer = TypeVar("_Answer")
@@ -153,8 +153,11 @@ class SyncClient:
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
     ) -> SyncSubscription:
-        made = self._thread.wait(lambda: self._client.subscribe(topic, start, partition=partition, group=group, settlement=settlement))
+        made = self._thread.wait(
+            lambda: self._client.subscribe(topic, start, partition=partition, group=group, settlement=settlement, mode=mode)
+        )
         return SyncSubscription(self._thread, made)
 
     def ack(self, message: Message) -> bool:

@@ -24,7 +24,7 @@ from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.blipmq.subscription import Subscription
 from headrace.clients.errors import ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
-from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start
+from headrace.clients.messages import GroupMode, Key, OnState, Receipt, Settlement, Start
 from headrace.clients.reconnecting import StreamClient
 from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
@@ -230,16 +230,21 @@ class BlipMqClient(StreamClient):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
         qos: int = 1,
     ) -> Subscription:
-        """Follow records published from now on. Waits for the server's confirmation. Raises `Refused`."""
-        if start != "latest":
+        """Follow records published from now on. Waits for the server's confirmation. Raises `Refused`.
+
+        With a group, which only Headrace supports, the members share the records. A group resumes where it was, or begins at `start`.
+        """
+        if start != "latest" and (group is None or start != "earliest"):
             raise NotSupported(self.protocol, "reading what was published before", READERS)
-        if group is not None:
-            raise NotSupported(self.protocol, "groups", READERS)
+        if group is None and mode is not None:
+            raise ValueError("a mode needs a group")
         _check_place(None, partition)
         self._check_open()
         subscription = Subscription(self, topic, qos, settlement=settlement, batch_max=self._options.batch_max)
+        subscription.group, subscription.mode, subscription.earliest = group or "", mode or "", start == "earliest"
         self._subscriptions.append(subscription)
         try:
             await self._subscribed(subscription)
@@ -257,7 +262,11 @@ class BlipMqClient(StreamClient):
                 continue
             cid, answer = self._cid(), self._loop.create_future()
             self._subscribing[cid] = (subscription, answer)
-            self._stream.write(encoder.subscribe(cid, subscription.topic, subscription.qos))
+            self._stream.write(
+                encoder.subscribe(
+                    cid, subscription.topic, subscription.qos, subscription.group, subscription.mode, earliest=subscription.earliest
+                )
+            )
             try:
                 await answer
             except OutcomeUnknown:

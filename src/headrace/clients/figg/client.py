@@ -22,7 +22,7 @@ from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import AlreadySubscribed, ClientClosed, NotSupported
 from headrace.clients.figg.subscription import PARTITION, Subscription
-from headrace.clients.messages import Key, OnState, Receipt, Settlement, Start, check_start
+from headrace.clients.messages import GroupMode, Key, OnState, Receipt, Settlement, Start, check_start
 from headrace.clients.reconnecting import StreamClient
 from headrace.clients.stream import Stream
 from headrace.clients.tls import TlsOptions
@@ -169,13 +169,14 @@ class FiggClient(StreamClient):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
     ) -> Subscription:
         """Follow a topic from `"earliest"`, `"latest"` (only new records) or an offset. Waits for the server's confirmation.
 
         The server may start at another offset, the first or the end offset: see `Subscription.started`.
         """
         _check_place(None, partition)
-        if group is not None or settlement == "auto":
+        if group is not None or settlement == "auto" or mode is not None:
             raise NotSupported(self.protocol, "groups", READERS)
         if not isinstance(start, str | int):
             raise self._unsupported("offset_for_time", "looking up times", "flymq:// does, on the same topics")

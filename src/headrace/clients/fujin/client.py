@@ -28,7 +28,7 @@ from headrace.clients.fujin.streams import ReaderStream, WriterStream
 from headrace.clients.fujin.subscription import Delivery, Subscription
 from headrace.clients.fujin.transaction import Transaction
 from headrace.clients.fujin.window import WriteWindow, Written
-from headrace.clients.messages import Key, Message, OnState, Receipt, Settlement, Start
+from headrace.clients.messages import GroupMode, Key, Message, OnState, Receipt, Settlement, Start
 from headrace.clients.reconnecting import ReconnectingClient
 from headrace.clients.tls import TlsOptions
 from headrace.errors import InvalidRequest
@@ -185,6 +185,7 @@ class FujinClient(ReconnectingClient):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
         auto_commit: bool = False,
     ) -> Subscription:
         """Follow a name together with the other readers of its group. Waits for the server's confirmation. Raises `Refused`.
@@ -197,6 +198,8 @@ class FujinClient(ReconnectingClient):
             raise NotSupported(self.protocol, "choosing where to begin", "set start=latest in a connector of the server")
         if group not in (None, topic):
             raise NotSupported(self.protocol, "choosing a group", "set the group in a connector of the server")
+        if mode is not None:
+            raise NotSupported(self.protocol, "choosing the mode of a group", "set the mode in a connector of the server")
         self._check_open()
         options = self._options
         subscription = Subscription(self, topic, auto_commit=auto_commit, settlement=settlement, queue_bytes_max=options.queue_bytes_max)

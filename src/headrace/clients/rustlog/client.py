@@ -24,7 +24,7 @@ from typing import ClassVar, Final, TypeVar
 from headrace.clients.backoff import Backoff, exponential
 from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import NotSupported
-from headrace.clients.messages import Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
+from headrace.clients.messages import GroupMode, Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.request_reply import RequestReplyClient, check_seek, check_settlement, poll_pause
 from headrace.clients.rustlog.requests import Call, Calls, raise_error
@@ -212,6 +212,7 @@ class RustLogClient(RequestReplyClient):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
     ) -> PollingSubscription:
         """Follow a topic or one partition from `"earliest"`, `"latest"` (only new records) or an offset.
 
@@ -220,6 +221,8 @@ class RustLogClient(RequestReplyClient):
         and follows partition 0 by default.
         """
         check_settlement(settlement, group)
+        if mode == "shared":
+            raise NotSupported(self.protocol, "shared groups", "flymq:// does, on the same topics")
         if partition is None:
             partitions = [0] if self._options.dialect is Dialect.JSON else list(await self.describe_topic(topic))
         else:

@@ -29,7 +29,7 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.members import Delivery, Member, SettlementPolicy
 from headrace.errors import BrokerError
-from headrace.sessions.contract import Link
+from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.errors import INVALID_READER_TYPE, NO_FETCH_COUNT, NOT_SUPPORTED, READER_NOT_FOUND, UNKNOWN_MESSAGE, text
 from headrace.sessions.fujin.settings import FujinSettings, ReaderConnector
 from headrace.wire.fujin import ConnectReader, Fetch, ReaderKind, Reply, Request, Settle, encode
@@ -67,7 +67,7 @@ class Reader:
     def __init__(
         self,
         broker: Broker,
-        link: Link,
+        link: StreamedLink,
         who: Principal,
         settings: FujinSettings,
         request: ConnectReader,
@@ -305,6 +305,8 @@ class Reader:
         arrived = self._sent_bytes - self._link.unsent_bytes
         while self._unconfirmed and self._unconfirmed[0][0] <= arrived:
             self._unconfirmed.popleft()[1]()
+        if self._unconfirmed and not self._is_stopped:
+            self._link.when_acknowledged(self._confirm)
         if self._unconfirmed and self._confirm_timer is None and not self._is_stopped:
             self._confirm_timer = self._loop.call_later(_CONFIRM_SECONDS, self._confirm_again)
 
