@@ -38,7 +38,8 @@ test-quick: $(DEV_STAMP) ## run the tests without Spark, kill loops, crash image
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kill_loop and not crash_images and not slow"
 
 fuzz: $(DEV_STAMP) ## fuzz all decoders, schema languages and Arrow input for ten minutes (FUZZ_ARGS="--seconds 60 --only avro")
-	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -q 'atheris>=3,<4'
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || { sed -n '/^# \[fuzz\]/,$$p' hashes.txt >$(VENV)/fuzz.txt && \
+		$(BIN)/python -m pip install -q --require-hashes --no-deps -r $(VENV)/fuzz.txt; }
 	@$(BIN)/python -m tests.fuzz.run $(FUZZ_ARGS)
 
 lint: $(DEV_STAMP) ## run ruff (rules and format) and mypy --strict

@@ -33,7 +33,10 @@ SLOW: Final = (
 """Beginnings of the paths of tests that start programs or search large spaces: a quarter of the tests, three quarters of the time."""
 OF_THE_CALLER: Final = frozenset(
     ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
-    + tuple(f"HEADRACE_{name}" for name in ("API_KEY", "FLIGHT", "CONFIG", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER"))
+    + tuple(
+        f"HEADRACE_{name}"
+        for name in ("API_KEY", "FLIGHT", "CONFIG", "CONTEXT", "PASSWORD_FILE", "PIPELINES", "SERVER", "TRACEBACK", "USER")
+    )
 )
 """Variables that change what programs print or whom they talk to. The tests set those they need."""
 
@@ -43,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name.startswith("HEADRACE__") or name in OF_THE_CALLER:
             del os.environ[name]
+    os.environ["XDG_CONFIG_HOME"] = os.devnull  # the contexts of the caller
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background jobs this way. The programs that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

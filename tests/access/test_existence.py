@@ -36,7 +36,7 @@ from tests.sessions.rustlog.support import Peer as RustLogPeer
 from tests.sessions.rustlog.support import Wire as RustLogWire
 
 ROOT = ADMIN.who
-KINDS = ("topic", "group", "transaction", "schema")
+KINDS = ("topic", "group", "transaction", "writer", "schema")
 
 
 def is_hidden(who: str, protocol: str, name: str) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from headrace.access.policy import decide
 from headrace.broker import Action, Broker, Principal, Resource, SettlementPolicy
 from headrace.broker.authorizer import Authorizer
-from headrace.broker.schemas.operations import Schemas
+from headrace.broker.operations.schemas import Schemas
 from headrace.errors import BrokerError, NotAuthorized, UnknownMessage, UnknownStage
 from headrace.records import RecordBatch
 from headrace.schemas import Compatibility, SchemaType
@@ -147,7 +147,7 @@ def test_every_decision_is_the_one_the_statements_say(proof: Proof) -> None:
     for who, person in PEOPLE.items():
         for protocol in ("flymq", "rustlog", "blipmq", "figg", "fujin", "internal"):
             for action in Action:
-                for kind in ("topic", "group", "transaction", "schema", "broker"):
+                for kind in ("topic", "group", "transaction", "writer", "schema", "broker"):
                     for name in [*NAMES, "headrace", ""]:
                         got = decide(rules, person.at(protocol), action, Resource(kind, name))
                         tally.add(f"{who} {protocol} {action} {kind}:{name}", got, expected(who, protocol, action, kind, name))

@@ -132,7 +132,7 @@ async def test_a_cancel_answered_as_unknown_is_audited_as_denied() -> None:
 async def writer(harness: Guarded) -> Principal:
     """Return a principal whose writer `job-1` has published version 0 to topic `t` and has staged the next."""
     await harness.broker.create_topic(ROOT, "t")
-    who = await person(harness, "writer", "publish topic:t", "publish transaction:job-*")
+    who = await person(harness, "writer", "publish topic:t", "publish writer:job-*")
     for handle in ("first", "second"):
         await harness.broker.stage(who, handle, "t", RecordBatch([handle.encode()]), writer="job-1", epoch="r1")
         await harness.broker.seal(who, handle)
@@ -144,7 +144,7 @@ async def test_the_name_of_a_writer_is_not_enough_to_act_for_it() -> None:
     async with guarded() as harness:
         who = await writer(harness)
         await harness.broker.create_topic(ROOT, "own")
-        mallory = await person(harness, "mallory", "publish,describe,delete transaction:job-*", "publish topic:own")
+        mallory = await person(harness, "mallory", "publish,describe,delete writer:job-*", "publish topic:own")
         broker = harness.broker
         with pytest.raises(NotAuthorized):
             await broker.drop_staged(mallory, ["second"])
@@ -173,7 +173,7 @@ async def test_a_writer_without_a_publication_is_forgotten_only_by_those_who_may
     async with guarded() as harness:
         await harness.broker.create_topic(ROOT, "t")
         await harness.broker.stage(ROOT, "h", "t", RecordBatch([b"x"]), writer="q")
-        mallory = await person(harness, "mallory", "delete transaction:q")
+        mallory = await person(harness, "mallory", "delete writer:q")
         with pytest.raises(NotAuthorized):
             await harness.broker.forget_writer(mallory, "q")
         assert [stage.handle for stage in harness.broker.stages(ROOT)] == ["h"]
@@ -182,7 +182,7 @@ async def test_a_writer_without_a_publication_is_forgotten_only_by_those_who_may
 async def test_delete_on_the_writer_and_publish_on_its_topics_are_enough_to_forget_it() -> None:
     async with guarded() as harness:
         await writer(harness)
-        operator = await person(harness, "operator", "delete transaction:job-1", "publish topic:t")
+        operator = await person(harness, "operator", "delete writer:job-1", "publish topic:t")
         await harness.broker.forget_writer(operator, "job-1")
         assert harness.broker.last_version(ROOT, "job-1") is None
         assert harness.broker.stages(ROOT) == []
@@ -191,7 +191,7 @@ async def test_delete_on_the_writer_and_publish_on_its_topics_are_enough_to_forg
 async def test_a_writer_is_guarded_after_a_restart_too() -> None:
     async with guarded() as harness:
         await writer(harness)
-        mallory = await person(harness, "mallory", "publish transaction:job-*")
+        mallory = await person(harness, "mallory", "publish writer:job-*")
         again = Guarded(engine=harness.engine, clock=harness.clock)
         await again.broker.open()
         await again.access.open()
@@ -205,7 +205,7 @@ async def test_a_writer_is_guarded_after_a_restart_too() -> None:
 async def test_a_stage_of_a_writer_one_may_not_act_for_is_as_unknown_as_none() -> None:
     async with guarded() as harness:
         await writer(harness)
-        mallory = await person(harness, "mallory", "publish topic:t", "publish transaction:own")
+        mallory = await person(harness, "mallory", "publish topic:t", "publish writer:own")
         assert await harness.broker.drop_staged(mallory, ["second", "nothing"]) == 0
         for handle in ("second", "nothing"):
             with pytest.raises(UnknownStage):
@@ -218,8 +218,8 @@ async def test_a_stage_of_a_writer_one_may_not_act_for_is_as_unknown_as_none() -
 async def test_an_epoch_belongs_to_the_principal_that_published_first_in_it() -> None:
     async with guarded() as harness:
         who = await writer(harness)
-        other = await person(harness, "other", "publish topic:t", "publish transaction:job-*")
-        with pytest.raises(NotAuthorized, match="epoch 'r1' of transaction 'job-1'"):
+        other = await person(harness, "other", "publish topic:t", "publish writer:job-*")
+        with pytest.raises(NotAuthorized, match="epoch 'r1' of writer 'job-1'"):
             await harness.broker.publish_staged(other, "job-1", 1, [], epoch="r1")
         with pytest.raises(StaleEpoch):
             await harness.broker.publish_staged(other, "job-1", 1, [])
@@ -232,12 +232,12 @@ async def test_an_epoch_belongs_to_the_principal_that_published_first_in_it() ->
 async def test_a_version_published_under_a_taken_name_does_not_count_for_others() -> None:
     async with guarded() as harness:
         await harness.broker.create_topic(ROOT, "own")
-        mallory = await person(harness, "mallory", "publish transaction:job-*", "publish topic:own")
+        mallory = await person(harness, "mallory", "publish writer:job-*", "publish topic:own")
         await harness.broker.stage(mallory, "mine", "own", RecordBatch([b"x"]), writer="job-1")
         await harness.broker.seal(mallory, "mine")
         await harness.broker.publish_staged(mallory, "job-1", 1_000, ["mine"])
         await harness.broker.create_topic(ROOT, "t")
-        who = await person(harness, "writer", "publish topic:t", "publish transaction:job-*")
+        who = await person(harness, "writer", "publish topic:t", "publish writer:job-*")
         with pytest.raises(NotAuthorized):
             await harness.broker.publish_staged(who, "job-1", 0, [], epoch="r1")
 

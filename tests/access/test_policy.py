@@ -28,7 +28,11 @@ def test_without_a_rule_nothing_is_allowed() -> None:
 
 def test_an_admin_may_do_everything_but_touch_internal_topics() -> None:
     rules = policy(roles="admin")
-    assert all(decide(rules, ANN, action, Resource(kind, "x")) for action in Action for kind in ("topic", "group", "transaction", "broker"))
+    assert all(
+        decide(rules, ANN, action, Resource(kind, "x"))
+        for action in Action
+        for kind in ("topic", "group", "transaction", "writer", "broker")
+    )
     assert not any(decide(rules, ANN, action, Resource("topic", "__audit")) for action in Action)
 
 

@@ -173,11 +173,11 @@ FUJIN = {
     fujin.Request.CONNECT_WRITER: Row(lambda n: fujin_writer(n), ""),
     fujin.Request.CONNECT_READER: Row(lambda n: fujin_reader(n, fujin.ReaderKind.PUSH), READS, READS_NEW),
     fujin.Request.WRITE: Row(lambda n: fujin_writer(n, fujin_write(n)), "publish t", "publish t & create t"),
-    fujin.Request.BEGIN: Row(lambda n: fujin_writer(n, BEGIN), "publish a"),
+    fujin.Request.BEGIN: Row(lambda n: fujin_writer(n, BEGIN), "publish i"),
     fujin.Request.COMMIT: Row(
-        lambda n: fujin_writer(n, BEGIN, fujin_write(n), COMMIT), "publish a & publish t", "publish a & publish t & create t"
+        lambda n: fujin_writer(n, BEGIN, fujin_write(n), COMMIT), "publish i & publish t", "publish i & publish t & create t"
     ),
-    fujin.Request.ROLLBACK: Row(lambda n: fujin_writer(n, BEGIN, ROLLBACK), "publish a"),
+    fujin.Request.ROLLBACK: Row(lambda n: fujin_writer(n, BEGIN, ROLLBACK), "publish i"),
     fujin.Request.FETCH: Row(lambda n: fujin_reader(n, PULL, fujin.encode.fetch(cid(3), 1)), READS, READS_NEW),
     fujin.Request.ACK: Row(lambda n: fujin_reader(n, PULL, fujin.encode.settle(fujin.Request.ACK, cid(3), [b"?"])), READS, READS_NEW),
     fujin.Request.NACK: Row(lambda n: fujin_reader(n, PULL, fujin.encode.settle(fujin.Request.NACK, cid(3), [b"?"])), READS, READS_NEW),

@@ -39,17 +39,20 @@ STATEMENTS = [
     "deny  producer publish other",
     "allow clerk read,publish,describe team.*",
     "allow clerk publish transaction:*",
-    "allow alice describe transaction:own",
+    "allow clerk publish writer:*",
+    "allow alice describe writer:own",
+    "allow bob publish writer:own*",
     "allow bob publish transaction:own*",
-    "allow frank delete transaction:team.*",
+    "allow frank delete writer:team.*",
+    "deny  dave publish writer:own.sub",
     "deny  dave publish transaction:own.sub",
     "allow mallory admin,read,publish __*",
 ]
 
 EVERYTHING = ",".join(Action)
 ROLES = {
-    "admin": [f"{EVERYTHING} {kind}:*" for kind in ("topic", "group", "transaction", "schema", "broker")],
-    "producer": ["publish,describe topic:*", "publish transaction:*", "describe schema:*"],
+    "admin": [f"{EVERYTHING} {kind}:*" for kind in ("topic", "group", "transaction", "writer", "schema", "broker")],
+    "producer": ["publish,describe topic:*", "publish transaction:*", "publish writer:*", "describe schema:*"],
     "consumer": ["read,describe topic:*", "read,describe,commit group:*", "describe schema:*"],
     "clerk": [],
 }
@@ -159,15 +162,16 @@ def expected(who: str, protocol: str, action: str, kind: str, name: str) -> bool
 def needed(who: str, protocol: str, needs: str, name: str) -> bool:
     """Return whether a requirement such as `read t` or `commit g & read t` is met, or one of several separated by `|`.
 
-    t is the topic, d its dead letters, g the group, s the schema and a the transaction (a writer) of the same name, x a transaction
-    without a name, b the broker. `owns m`: the delayed message is theirs. Empty: nothing is needed; `never`: always denied.
+    t is the topic, d its dead letters, g the group, s the schema and a the writer and i the transaction of the same name, x a
+    transaction without a name, b the broker. `owns m`: the delayed message is theirs. Empty: nothing is needed; `never`: always denied.
     """
     places = {
         "t": ("topic", name),
         "d": ("topic", f"{name}.dlq"),
         "g": ("group", name),
         "s": ("schema", name),
-        "a": ("transaction", name),
+        "a": ("writer", name),
+        "i": ("transaction", name),
         "x": ("transaction", ""),
         "b": ("broker", "headrace"),
     }

@@ -17,7 +17,7 @@ import trustme
 import headrace.arrow
 from headrace.access.access import AccessSettings, Mode
 from headrace.access.administration import Caller
-from headrace.arrow.values import UnreadableRecord
+from headrace.arrow import UnreadableRecord
 from headrace.broker.authorizer import Principal
 from headrace.errors import InvalidRequest, LoginFailed, NotAuthorized, UnknownPartition
 from headrace.flight.client import FlightClient, Servers

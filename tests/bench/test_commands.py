@@ -73,8 +73,32 @@ def test_latency_reports_percentiles_in_order(protocol: str, tmp_path: Path) -> 
     assert above["value"] == pytest.approx(trips["value"] - machine["value"])
 
 
+@pytest.mark.parametrize(
+    ("protocol", "operations"),
+    [
+        ("figg", ["publish", "fetch-1", "fetch-10", "fetch-500"]),
+        ("blipmq", ["publish", "fetch-10", "fetch-500", "consume"]),
+        ("flymq", ["publish", "fetch-1", "fetch-10", "fetch-500", "consume"]),
+        ("rustlog", ["publish", "fetch-1", "fetch-10", "fetch-500"]),
+        ("fujin", ["publish", "fetch-1", "fetch-10", "fetch-500"]),
+    ],
+)
+def test_requests_are_measured_beside_a_bare_server(protocol: str, operations: list[str], tmp_path: Path) -> None:
+    sizes = ("--connections", "2", "--duration", "0.02", "--records", "2000")
+    report = measured("requests", "--protocol", protocol, *sizes, directory=tmp_path)
+    figures = {figure["name"]: figure for figure in report["figures"]}
+    for operation in operations:
+        name = f"{protocol} {operation}, 2 {'streams' if protocol == 'fujin' else 'connections'}"
+        bare = next(figure for other, figure in figures.items() if other.startswith(f"{name}: bare"))
+        assert figures[f"{name} ÷ bare"]["value"] == pytest.approx(figures[name]["value"] / bare["value"])
+        for notes in (figures[name]["notes"], bare["notes"]):
+            assert 0 < notes["p50"] <= notes["p99"] <= notes["p99.9"]
+    shown = {name.removeprefix(f"{protocol} ").partition(",")[0] for name in figures}
+    assert shown == set(operations)
+
+
 def test_delayed_messages_are_measured_alone_and_under_load(tmp_path: Path) -> None:
-    report = measured("delayed", "--messages", "20", "--rate", "200", "--delay", "200", directory=tmp_path)
+    report = measured("benchmarks.delayed", "--messages", "20", "--rate", "200", "--delay", "200", directory=tmp_path)
     quiet, busy, machine = report["figures"]
     for figure in (quiet, busy, machine):
         assert 0 < figure["notes"]["p50"] <= figure["notes"]["max"]
@@ -150,6 +174,8 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
         (("publish", "--server", "127.0.0.1:1", "--blipmq-key", "env:NO_SUCH_KEY"), 1, "variable NO_SUCH_KEY is not set"),
         (("publish", "--server", "nowhere"), 1, "'nowhere' is not HOST:PORT"),
         (("publish", "--size", "0"), 2, "at least 1"),
+        (("requests", "--connections", "1,x"), 2, "expected comma-separated numbers from 1 to 2000"),
+        (("requests", "--operations", "poll"), 2, "'poll' is none of publish, fetch-1, fetch-10, fetch-500, consume"),
     ],
 )
 def test_an_impossible_measurement_fails_with_one_line(arguments: tuple[str, ...], code: int, line: str, tmp_path: Path) -> None:

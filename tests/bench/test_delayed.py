@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.bench.delayed import Deliveries, figures
+from benchmarks.delayed import Deliveries, figures
 from headrace.bench.errors import BenchFailed
 
 

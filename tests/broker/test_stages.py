@@ -309,7 +309,7 @@ async def test_permissions_are_asked_again_at_the_publication() -> None:
     await harness.broker.open()
     await harness.broker.create_topic(ANN, "t")
     await put(harness, "h", "a")
-    for lost in (("topic", "t"), ("transaction", "q")):
+    for lost in (("topic", "t"), ("writer", "q")):
         denied.add(lost)
         harness.broker.access_changed()
         with pytest.raises(NotAuthorized):
@@ -481,4 +481,4 @@ async def test_who_forgets_a_writer_is_noted(harness: Harness) -> None:
     harness.broker._authorizer._audit_hook = lambda *event: audited.append(event)
     await publish(harness, 0)
     await harness.broker.forget_writer(ANN, "q")
-    assert audited == [(ANN, Action.DELETE, "transaction", "q", True)]
+    assert audited == [(ANN, Action.DELETE, "writer", "q", True)]

@@ -65,7 +65,7 @@ def lines(directory: Path) -> Iterator[tuple[str, list[str]]]:
         "headrace certs client": [["x", "--dir", str(directory / "certs")]],
         "headrace schema register": [["x", file, "--type", "avro"]],
         "headrace schema check": [["x", file, "--type", "avro"]],
-        "headrace fetch": [["x", "--protocol", "flymq"]],
+        "headrace context add": [["x", "--server", DEAD_SERVER]],
         "headrace topic alter": [["x", "--retention", "1d"]],
         "headrace group reset": [["x", "x", "--to-earliest", "--yes"]],
         "headrace dlq replay": [["x", "--all", "--yes"]],

@@ -51,6 +51,9 @@ def headrace(*arguments: str, given: bytes = b"", **environment: str) -> Ended:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
                 main(arguments)
         finally:
+            for thread in threading.enumerate():
+                if thread.name == "input":
+                    thread.join(WAIT_SECONDS)  # it reads the file
             sys.excepthook, sys.stdin = hook, stdin
             os.environ.clear()
             os.environ.update(before)

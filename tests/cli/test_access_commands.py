@@ -84,6 +84,19 @@ def test_a_user_from_beginning_to_end(admin: Admin) -> None:
     assert admin.run("user", "describe", "ann").returncode == 3
 
 
+def test_nothing_is_visible_to_a_user_who_is_not_logged_in(admin: Admin) -> None:
+    for what, command in (("topic", "topic"), ("dead letter", "dlq")):
+        done = admin.run(command, "list", user="")
+        assert (done.returncode, done.stdout) == (4, "")
+        assert done.stderr == f"headrace: no {what} is visible to anonymous: log in with --user\n"
+
+
+def test_an_error_shows_no_number_of_the_protocol(admin: Admin) -> None:
+    done = admin.run("user", "create", "short", "--new-password-file", "-", stdin="x\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith("headrace: a password needs")
+
+
 @pytest.mark.parametrize(
     ("arguments", "login", "code", "words"),
     [
@@ -175,6 +188,9 @@ def test_records_need_a_login_too(admin: Admin) -> None:
     assert admin.run("pub", "gps", "hello", "--protocol", "flymq").returncode == 0
     assert admin.run("fetch", "gps", "--from", "earliest", "--protocol", "flymq").stdout == "hello\n"
     assert admin.run("pub", "gps", "hello", "--protocol", "rustlog", user="").returncode != 0
+    for command in (["pub", "gps", "hello"], ["sub", "gps"], ["fetch", "gps"], ["sub", "gps", "--group", "g"]):
+        done = admin.run(*command, user="")
+        assert done.returncode == 4 and "anonymous may not" in done.stderr, command
 
 
 def command_lines() -> Iterator[bytes]:

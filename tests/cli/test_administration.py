@@ -317,3 +317,9 @@ async def test_writers_and_stages_are_listed_forgotten_and_dropped(shell: Shell)
     assert [row["handle"] for row in await shell.json("stage", "list")] == ["h3"]
     assert (await shell("writer", "forget", "q", "-y")).code == 0
     assert (await shell.json("writer", "list"), await shell.json("stage", "list")) == ([], [])
+
+
+async def test_quiet_prints_nothing_about_what_was_made(shell: Shell) -> None:
+    for command in (("topic", "create", "t", "-q"), ("topic", "alter", "t", "--partitions", "2", "--quiet")):
+        done = await shell(*command)
+        assert (done.code, done.out, done.err) == (0, "", "")

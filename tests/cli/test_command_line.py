@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace import __version__
-from headrace.cli import COMMANDS, load
+from headrace.cli import COMMANDS, EXIT_CODES, REFUSED, exit_code, load
+from headrace.errors import HeadraceError
 from headrace.server.config import SETTINGS
 
 
@@ -152,12 +153,38 @@ def test_config_check_accepts_a_good_file_and_counts_its_keys(tmp_path: Path) ->
     assert done.stdout == f"{file}: ok, 2 of {len(SETTINGS)} keys set\n"
 
 
-def test_config_check_refuses_a_bad_file_with_exit_code_1(tmp_path: Path) -> None:
+def test_config_check_reports_every_mistake_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
-    file.write_text("[storage]\nakc = 1\n")
+    file.write_text(
+        '[storage]\nakc = 1\n# a comment = 1\npath = "data"\nkey_file = "no.key"\n\n[tls]\ncertificate = "certs/server.pem"\n'
+        'optional = 3\n[topcs]\npartitions = 1\n[limits]\nconnections = 0\n[blipmq]\nkeys = [\n  "file:blip.key",\n]\n'
+    )
+    (tmp_path / "no.key").mkdir()
     done = headrace("config", "check", str(file))
-    assert one_error_line(done) == f'{file}: unknown key "storage.akc"; did you mean storage.ack?'
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "")
+    assert [line.removeprefix(f"headrace: {file}:") for line in done.stderr.splitlines()] == [
+        '2: unknown key "storage.akc"; did you mean storage.ack?',
+        f"5: storage.key_file: {tmp_path / 'no.key'} is not a file",
+        "8: tls.certificate and tls.key must be set together; only one of them is set",
+        f"8: tls.certificate: the file {tmp_path / 'certs' / 'server.pem'} does not exist",
+        "9: tls.optional = 3: neither true nor false; expected true or false",
+        '10: unknown section "topcs"; did you mean topics?',
+        "13: limits.connections = 0: out of bounds; expected a whole number from 1 to 1000000",
+        f"15: blipmq.keys: the file {tmp_path / 'blip.key'} does not exist",
+    ]
+
+
+def test_config_check_reports_the_line_of_a_syntax_error(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text("[storage]\nack = \n")
+    assert one_error_line(headrace("config", "check", str(file))) == f"{file}:2: Invalid value"
+    assert one_error_line(headrace("config", "check", str(tmp_path / "none"))) == f"{tmp_path / 'none'}: No such file or directory"
+
+
+def test_config_check_never_repeats_a_secret(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text('[blipmq]\nkeys = ["a-real-key"]\n')
+    assert "a-real-key" not in headrace("config", "check", str(file)).stderr
 
 
 def test_config_show_tells_values_and_origins(tmp_path: Path) -> None:
@@ -195,3 +222,21 @@ def test_config_explain_tells_text_default_bounds_and_variable() -> None:
 def test_config_explain_without_a_key_lists_all() -> None:
     lines = headrace("config", "explain").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(SETTINGS)
+
+
+def test_doctor_exits_with_1_if_something_needs_action(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text("[storage]\nakc = 1\n")
+    done = headrace("doctor", "--config", str(file), "--data", str(tmp_path / "data"), "-q")
+    assert done.returncode == 1
+    assert done.stdout.startswith("action configuration") and f"{file}:2: unknown key" in done.stdout
+    rows = json.loads(headrace("doctor", "--config", str(file), "-o", "json").stdout)
+    assert rows[0]["level"] == "action" and rows[0]["advice"] == "correct the file"
+
+
+def test_a_broker_that_closes_every_connection_has_an_exit_code_of_its_own() -> None:
+    class RefusedRepeatedly(HeadraceError):
+        kind = "refused_repeatedly"
+
+    assert exit_code(RefusedRepeatedly()) == REFUSED
+    assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 130]

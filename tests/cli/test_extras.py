@@ -26,7 +26,7 @@ NEEDED = {
              "headrace ping --protocol fujin", "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
              "headrace bench latency --protocol fujin", "headrace demo"},
     "schemas": set(),
-    "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench delayed", "headrace bench compare"},
+    "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench compare"},
 }  # fmt: skip
 """Commands that fail with the advice to install an extra. The extra `schemas` is reported by the broker instead."""
 

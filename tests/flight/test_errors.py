@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Never
+
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 
 from headrace import errors
-from headrace.errors import BrokerError, UnknownTopic
+from headrace.errors import BrokerError, Unavailable, UnknownTopic
+from headrace.flight.client import FlightClient, Servers
 from headrace.flight.errors import broker_error, flight_error
 from tests.flight.harness import Harness, values
 
@@ -79,3 +84,34 @@ def test_an_error_about_a_long_name_still_arrives(harness: Harness, letter: str)
                 call()
             assert len(str(caught.value).encode()) < 1_100
             assert caught.value.topic.startswith(letter * 100)
+
+
+class _WithoutThreads:
+    """Raises as Arrow does when gRPC cannot start a thread."""
+
+    def __init__(self, *, idle: tuple[str, ...] = ()) -> None:
+        self._idle = idle
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*arguments: object) -> Never:
+            raise pa.ArrowInvalid("Resource temporarily unavailable")
+
+        return (lambda *arguments: None) if name in self._idle else call
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.topics(),
+        lambda client: list(client.read("t", 0, 0, 1)),
+        lambda client: client.append("t", [pa.record_batch({"value": pa.array([b"x"], pa.binary())})]),
+    ],
+)
+def test_a_process_without_free_threads_gets_an_error_of_headrace(
+    call: Callable[[FlightClient], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FlightClient(Servers.parse("localhost:1"))
+    for broken in (_WithoutThreads(), _WithoutThreads(idle=("list_actions",))):
+        monkeypatch.setattr(client, "_connected", lambda broken=broken: broken)
+        with pytest.raises(Unavailable, match="cannot be made: Resource temporarily unavailable; check the limit of threads"):
+            call(client)

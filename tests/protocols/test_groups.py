@@ -125,8 +125,8 @@ async def test_a_blipmq_and_a_flymq_member_share_the_partitions_of_an_ordered_gr
     owners = [{value.split(b".")[0] for value in world.received[member]} for member in (flymq, blipmq)]
     assert len(owners[0]) == len(owners[1]) == 2 and not owners[0] & owners[1]
     for member in (flymq, blipmq):
-        for partition in {value.split(b".")[0] for value in world.received[member]}:
-            mine = [value for value in world.received[member] if value.startswith(partition)]
+        for prefix in {value.split(b".")[0] for value in world.received[member]}:
+            mine = [value for value in world.received[member] if value.startswith(prefix)]
             assert mine == sorted(mine), "a partition keeps its order"
 
 

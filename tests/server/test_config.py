@@ -77,7 +77,7 @@ def test_other_variables_are_left_alone() -> None:
 def test_what_is_shown_as_toml_reads_back_as_the_same_tree(write: Path) -> None:
     first = resolve(
         environment={
-            "HEADRACE__STORAGE__PATH": 'a "quoted" \\ path\twith\u202econtrol',
+            "HEADRACE__STORAGE__PATH": '/a "quoted" \\ path\twith\u202econtrol',
             "HEADRACE__LISTEN__TCP": "[::1]:0,localhost:1=blipmq,figg",
             "HEADRACE__BLIPMQ__KEYS": "env:KEY,alice=file:/keys/alice",
             "HEADRACE__TOPICS__RETENTION": "36h",
@@ -280,3 +280,18 @@ def test_an_address_is_written_as_it_was_read(text: str) -> None:
 def test_what_is_no_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         Address.parse(text)
+
+
+def test_relative_paths_of_a_file_are_relative_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "etc" / "headrace.toml"
+    file.parent.mkdir()
+    file.write_text(
+        '[storage]\npath = "data"\nkey_file = "/keys/storage.key"\n[tls]\ncertificate = "certs/server.pem"\nkey = "certs/server.key"\n'
+        '[blipmq]\nkeys = ["file:blip.key", "ann=env:KEY"]\n'
+    )
+    config = resolve(file=file).config
+    assert config.storage.path == tmp_path / "etc" / "data"
+    assert config.storage.key_file == "/keys/storage.key"
+    assert config.tls.certificate == str(tmp_path / "etc" / "certs" / "server.pem")
+    assert [str(key) for key in config.blipmq.keys] == [f"file:{tmp_path / 'etc' / 'blip.key'}", "ann=env:KEY"]
+    assert resolve(flags={"storage.path": ("--data", "data")}).config.storage.path == Path("data")

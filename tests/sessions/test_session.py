@@ -63,7 +63,7 @@ class LetterSession(BaseSession[str]):
     def _serves(self, message: str) -> bool:
         if message.isupper():
             self.owes[message] = self._loop.create_future()
-            self._owe([self.owes[message]], 20, message.encode)
+            self._owe(self.owes[message], 20, message.encode)
             return True
         if self._owed or not self._is_writable():
             return False

@@ -46,42 +46,41 @@ spark.stop()
 
 def spark_home() -> Path:
     """Return the SPARK_HOME of the virtual environment."""
-    home = KEPT / f"spark-home-{pyspark.__version__}"
+    return _home("spark-home")
+
+
+def bare_spark_home() -> Path:
+    """Return a SPARK_HOME whose Python does not see the packages installed beside pyspark."""
+    return _home("spark-bare", only=("pyspark", "py4j"))
+
+
+def java_options(home: Path | None = None) -> str:
+    """Return `SMALL` and the option that names the archive for `home`, by default `spark_home()`."""
+    return f"{SMALL} -XX:SharedArchiveFile={_class_archive(home or spark_home())} -Xlog:disable"
+
+
+def _home(name: str, *, only: tuple[str, ...] = ()) -> Path:
+    home = KEPT / f"{name}-{pyspark.__version__}"
     with _alone(home):
         if not home.exists():
             made = home.with_suffix(".new")
             shutil.rmtree(made, ignore_errors=True)
-            make_spark_home(made)
+            package = Path(pyspark.__file__).parent
+            (made / "python" / "lib").mkdir(parents=True)
+            for part in ("bin", "jars", "sbin", "data"):
+                (made / part).symlink_to(package / part)
+            (made / "packages").mkdir()
+            for each in only:
+                (made / "packages" / each).symlink_to(package.parent / each)
+            for archive in (package / "python" / "lib").glob("*.zip"):
+                (made / "python" / "lib" / archive.name).symlink_to("../../packages" if only else package.parent, target_is_directory=True)
             made.rename(home)
     return home
 
 
-def make_spark_home(directory: Path, *, only: tuple[str, ...] = ()) -> Path:
-    """Create a SPARK_HOME. `only`: hide the other packages that are installed beside pyspark."""
-    package = Path(pyspark.__file__).parent
-    packages = package.parent
-    (directory / "python" / "lib").mkdir(parents=True)
-    for name in ("bin", "jars", "sbin", "data"):
-        (directory / name).symlink_to(package / name)
-    if only:
-        packages = directory / "packages"
-        packages.mkdir()
-        for name in only:
-            (packages / name).symlink_to(package.parent / name)
-    for archive in (package / "python" / "lib").glob("*.zip"):
-        (directory / "python" / "lib" / archive.name).symlink_to(packages, target_is_directory=True)
-    return directory
-
-
-def java_options() -> str:
-    """Return `SMALL` and the option that names the archive."""
-    return f"{SMALL} -XX:SharedArchiveFile={_class_archive()} -Xlog:disable"
-
-
-def _class_archive() -> Path:
-    home = spark_home()
+def _class_archive(home: Path) -> Path:
     java = Path(shutil.which("java", path=os.environ.get("JAVA_HOME", "") + "/bin") or shutil.which("java") or "java").resolve()
-    key = hashlib.sha256(f"{java} {java.stat().st_mtime} {pyspark.__version__}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{home} {java} {java.stat().st_mtime}".encode()).hexdigest()[:12]
     archive = KEPT / f"spark-classes-{key}.jsa"
     with _alone(archive):
         if not archive.exists():

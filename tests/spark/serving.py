@@ -18,6 +18,7 @@ main()
 """
 """A broker that applies retention ten times a second."""
 
+
 CONNECT_SETTINGS: Final = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "spark.connect.grpc.binding.port": 0}
 """Start a server of Spark Connect in the session's own Java process, on a free port."""
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from headrace.errors import ConfigError
 from headrace.flight.client import FlightClient
 from headrace.spark.session import check_java, session
-from tests.spark.fast_start import make_spark_home
+from tests.spark.fast_start import bare_spark_home, java_options
 from tests.spark.rows import publish
 from tests.spark.serving import FlightBroker
 
@@ -46,12 +46,12 @@ from pyspark.sql import SparkSession
 
 import headrace.spark
 
-servers, topic = sys.argv[1:]
+servers, topic, java_options = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[1]")
     .config("spark.ui.enabled", "false")
     .config("spark.driver.host", "127.0.0.1")
-    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    .config("spark.driver.extraJavaOptions", java_options)
     .getOrCreate()
 )
 
@@ -75,16 +75,17 @@ def test_register_serves_a_plain_session_in_an_environment_that_is_not_activated
     broker: FlightBroker, flight_client: FlightClient, fresh_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     publish(flight_client, topic := fresh_topic(), range(2))
+    home = bare_spark_home()
     other = tmp_path / "python3"  # as that of the system: it has no packages except those that Spark passes
     other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     other.chmod(0o755)
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
     environment = inherited | {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SPARK_HOME": str(make_spark_home(tmp_path / "home", only=("pyspark", "py4j"))),
+        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    command = [sys.executable, "-c", PLAIN, broker.address, topic]
+    command = [sys.executable, "-c", PLAIN, broker.address, topic, java_options(home)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "True\n4\n", done.stderr[-4000:]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,27 @@ def test_a_failed_write_ends_writing_and_reads_go_on() -> None:
     store.flush()
     assert isinstance(outcome[0], StorageFailed)
     assert values(store, log) == [b"safe"]
+
+
+def test_a_defect_behind_a_flush_ends_writing_instead_of_passing_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(DiskFiles(tmp_path), SMALL, threads=False)
+    log = new_log(store)
+
+    def broken() -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(store.maintenance, "after_flush", broken)
+    store.start()
+    try:
+        staged(store, (log, RecordBatch([b"kept"])))
+        deadline = time.monotonic() + 60
+        while store.failure is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (refused,) = staged(store, (log, RecordBatch([b"refused"])))
+        assert isinstance(refused, StorageFailed)
+        assert "a defect" in str(refused)
+    finally:
+        store.close()
 
 
 def test_no_room_for_a_new_journal_file_is_retriable_and_costs_no_offset() -> None:

@@ -46,7 +46,7 @@ def check_rule(rule: Rule) -> None:
     check_grant(rule.grant)
     if rule.effect is Effect.DENY and rule.grant.kind in (ANY_KIND, "broker"):
         # A rule that denies administration to everybody could never be removed.
-        raise InvalidRequest("a deny rule needs a topic, a group, a transaction or a schema, never the broker or everything")
+        raise InvalidRequest("a deny rule needs a topic, a group, a transaction, a writer or a schema, never the broker or everything")
 
 
 def _check(kind: str, name: str) -> None:

@@ -28,7 +28,7 @@ ANONYMOUS: Final = access.ANONYMOUS
 EVERYBODY: Final = "*"
 """The subject that matches everybody."""
 ANY_KIND: Final = "*"
-KINDS: Final = ("topic", "group", "transaction", "schema", "broker")
+KINDS: Final = ("topic", "group", "transaction", "writer", "schema", "broker")
 """Kinds of resources. The broker is one resource: ADMIN on it allows managing users, rules and keys and reading the audit log."""
 BROKER: Final = Resource("broker", "headrace")
 _OWN_GROUPS: Final = ("blipmq", "blipmq-")
@@ -105,9 +105,10 @@ BUILT_IN_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
             (
                 Grant(frozenset({Action.PUBLISH, Action.DESCRIBE}), "topic"),
                 Grant(frozenset({Action.PUBLISH}), "transaction"),
+                Grant(frozenset({Action.PUBLISH}), "writer"),
                 Grant(frozenset({Action.DESCRIBE}), "schema"),
             ),
-            "publish to every topic, alone and in transactions",
+            "publish to every topic, alone, in transactions and exactly once",
         ),
         "consumer": Role(
             (

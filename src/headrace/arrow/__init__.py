@@ -22,13 +22,13 @@ with needs("headrace.arrow", "numpy", "pyarrow"):
 
     from headrace.arrow.reader_spec import FORMATS, ReaderSpec, check_framing
     from headrace.arrow.rows import record_batches
-    from headrace.arrow.values import BAD_RECORDS, ERROR_COLUMN, Decoder, arrow_type
+    from headrace.arrow.values import BAD_RECORDS, ERROR_COLUMN, Decoder, UnreadableRecord, arrow_type
     from headrace.flight.client import ALL, READ_SCHEMA, Appended, FlightClient, PartitionState, Servers
 
 if TYPE_CHECKING:
     from headrace.arrow.rows import Rows
 
-__all__ = ["Servers", "read", "write"]
+__all__ = ["Servers", "UnreadableRecord", "read", "write"]
 
 Position = int | str | datetime.date | Mapping[int, int]
 """An offset in every partition, an offset for each partition, a time, or the word "earliest" or "latest"."""

@@ -22,6 +22,7 @@ QUIC_PROTOCOLS = ["fujin"]
 """Protocols over QUIC have their own load generator."""
 COMPARED_PROTOCOLS = "figg,blipmq,flymq,rustlog"
 PEERS = ["nats", "redis"]
+OPERATIONS = ["publish", "fetch-1", "fetch-10", "fetch-500", "consume"]
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
 
@@ -134,9 +135,7 @@ def consume(
 @click.option(
     "--rate", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="Records per second, sent at fixed times."
 )
-@click.option(
-    "--duration", type=click.FloatRange(0.01, 3_600), default=10.0, show_default=True, help="Duration of the open loop in seconds."
-)
+@options.duration(10.0, "Duration of the open loop in seconds.")
 @click.option("--round-trips", type=click.IntRange(1), default=2_000, show_default=True, help="Records sent one at a time.")
 @needs("headrace bench latency", "hdrh")
 def latency(
@@ -183,40 +182,46 @@ def latency(
 
 
 @bench.command()
-@options.common
-@click.option("--messages", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Delayed messages of one repetition.")
-@click.option("--rate", type=click.FloatRange(0.1, 10_000), default=100.0, show_default=True, help="Delayed messages published per second.")
+@options.protocol([*PROTOCOLS[:-1], *QUIC_PROTOCOLS])
 @click.option(
-    "--delay", "delay_ms", type=click.IntRange(1, 60_000), default=1_000, show_default=True, help="Delay of each message in milliseconds."
+    "--connections",
+    default="1,16,64,256",
+    show_default=True,
+    metavar="NUMBERS",
+    callback=options.parse_numbers,
+    help="Comma-separated numbers of connections; for fujin, of streams.",
 )
-@options.profile()
-@needs("headrace bench delayed", "hdrh")
-def delayed(repeat: int, output: str, parent: Path | None, messages: int, rate: float, delay_ms: int, profile: Path | None) -> None:
-    """Measure how late delayed messages arrive, on an idle broker and under full load.
+@click.option("--operations", default=",".join(OPERATIONS), show_default=True, metavar="NAMES", help="Comma-separated operations.")
+@options.records(100_000)
+@options.duration(2.0, "Duration of each measurement in seconds.")
+def requests(
+    protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
+    repeat: int, output: str, parent: Path | None, connections: list[int], operations: str, records: int, duration: float,
+) -> None:  # fmt: skip
+    """Measure requests one at a time on many connections, beside a bare server.
 
-    Lateness is the time from the delivery time of a message to its arrival at a Figg reader. A message that arrives early ends the
-    benchmark.
+    publish: one durable record. fetch-N: N records of a topic with --records records. consume: the next record (FlyMQ, BlipMQ). The bare
+    server receives and sends as many bytes; for a publish it also writes and syncs them, many at once.
     """
-    from headrace.bench import delayed as lateness
+    from headrace.bench import requests as measurements
 
-    config: dict[str, NoteValue] = {"messages": messages, "rate": rate, "delay_ms": delay_ms}
-    quiet, busy, machine = [], [], []
-    with options.measuring("delayed", repeat, output, parent, config) as running:
-        with running.broker(options.Chosen("durable", None, None, profile)) as target:
-
-            def once(name: str, turn: int) -> list[float]:
-                with running.steps.step(f"{name} {turn + 1}/{repeat}", messages) as tick:
-                    return lateness.lateness(
-                        target.address, f"delayed-{name}-{turn}", messages=messages, rate=rate, delay_ms=delay_ms, tick=tick
-                    )
-
-            for turn in range(repeat):
-                quiet.append(once("quiet", turn))
-                with lateness.loaded(target.address, running.directory), lateness.Pulse(running.directory) as pulse:
-                    busy.append(once("busy", turn))
-                machine.append(pulse.late)
-        for figure in lateness.figures(quiet, busy, machine):
-            running.report.add(figure)
+    names = _names(operations, list(OPERATIONS), "--operations")
+    config: dict[str, NoteValue] = {
+        "protocol": protocol_name,
+        "connections": ",".join(map(str, connections)),
+        "operations": ",".join(names),
+        "records": records,
+        "value_bytes": value_bytes,
+        "ack": ack,
+        "duration": duration,
+    }
+    if protocol_name in QUIC_PROTOCOLS:
+        _quic_only(server)
+    workload = measurements.Workload(protocol_name, names, connections, duration, records, value_bytes)
+    with options.measuring("requests", repeat, output, parent, config) as running:
+        for point in measurements.measure(running, options.Chosen(ack, server, key, profile), workload):
+            for figure in point.figures():
+                running.report.add(figure)
 
 
 @bench.command()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 160
 """Columns of a table that is written to a file or a pipe."""
+CONNECTIONS_MAX = 2_000
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -34,6 +35,14 @@ def _parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
     if size_bytes < 1:
         raise click.BadParameter(f"{text!r}: a size is at least 1")
     return size_bytes
+
+
+def parse_numbers(_ctx: click.Context, _param: click.Parameter, text: str) -> list[int]:
+    """Parse comma-separated numbers of connections."""
+    numbers = [int(word) if word.strip().isdigit() else 0 for word in text.split(",")]
+    if min(numbers) < 1 or max(numbers) > CONNECTIONS_MAX:
+        raise click.BadParameter(f"{text!r}: expected comma-separated numbers from 1 to {CONNECTIONS_MAX}")
+    return numbers
 
 
 def common(command: Command) -> Command:
@@ -96,7 +105,13 @@ def size(
 
 
 def connections() -> Callable[[Command], Command]:
-    return click.option("--connections", type=click.IntRange(1, 2_000), default=1, show_default=True, help="Concurrent connections.")
+    return click.option(
+        "--connections", type=click.IntRange(1, CONNECTIONS_MAX), default=1, show_default=True, help="Concurrent connections."
+    )
+
+
+def duration(default: float, help: str) -> Callable[[Command], Command]:
+    return click.option("--duration", type=click.FloatRange(0.01, 3_600), default=default, show_default=True, help=help)
 
 
 def streams() -> Callable[[Command], Command]:

@@ -4,15 +4,8 @@ The rules are a function passed in (`Authorize`). The authorizer is on the hot p
 resource. Call `Authorizer.forget` when the rules change. The audit hook, if set, receives every requested change of topics and groups,
 and every denial once.
 
-These modules ask it, and no others (tests/broker/test_access.py compares this list with the code):
-
-    broker.py               every method of `Broker` that takes a principal, except those below. It also hands checks to
-                            cursors, transactions and delayed messages, which run later
-    groups/operations.py    every method of `GroupOperations`. It also hands checks to members of groups, which run later
-    publishing/publish.py   PUBLISH on a topic: `Publisher.route`, once per cached route, and `Publisher.check_may`.
-                            Used by `publish`, `check_ready`, `publish_delayed`, `replay`, transactions and stages
-    writers/stages.py       every method of `WriterOperations`: the decision depends on the writer's row and its stages
-    schemas/operations.py   every method of `broker.schemas`
+Only `broker.py` and `operations/`, the methods that sessions call, ask it (tests/broker/test_access.py). The modules below them get
+functions for the checks that run later: `Publisher`, cursors, members of groups, transactions, delayed messages and stages.
 
 `Broker.now`, `Broker.topic_defaults` and `Broker.health` take no principal and check nothing. Users, rules and keys are
 administered outside the broker: `access/administration.py` requires ADMIN.
@@ -61,7 +54,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """The object of the operation. `kind` is one of topic, group, transaction, schema, broker."""
+    """The object of the operation. `kind` is one of topic, group, transaction, writer, schema, broker."""
 
     kind: str
     name: str

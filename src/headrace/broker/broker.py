@@ -1,7 +1,14 @@
 """The broker: every operation of a session. Each method checks the permission, then calls the module that implements it.
 
-`publish`, the operations of writers (`WriterOperations`) and groups (`GroupOperations`) and `schemas` leave the check to their module;
-`authorizer.py` lists all call sites.
+    broker.py                       topics, publish, read, transactions
+    operations/groups.py            groups and their members
+    operations/dead_letters.py      dead letters
+    operations/delayed.py           delayed messages
+    operations/writers.py           exactly-once writers
+    operations/schemas.py           `broker.schemas`
+
+These six modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
+permission may end while a call waits or because it depends on state, is handed down as a function.
 """
 
 from __future__ import annotations
@@ -11,17 +18,20 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headrace.broker.authorizer import ANONYMOUS, Action, AuditHook, Authorize, Authorizer, Principal, allow_all
-from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
+from headrace.broker.authorizer import Action, AuditHook, Authorize, Authorizer, Principal, allow_all
+from headrace.broker.dead_letters.dead_letters import DeadLetters
 from headrace.broker.dead_letters.expiry import Sweep
 from headrace.broker.dead_letters.moves import Moves
-from headrace.broker.delayed import Delayed, DelayedEntry, RandomBytes, Schedule, Waiting
+from headrace.broker.delayed import RandomBytes, Schedule
 from headrace.broker.groups.consumer import GroupContext
 from headrace.broker.groups.members import GroupConsumers
 from headrace.broker.groups.offsets import Groups
-from headrace.broker.groups.operations import GroupOperations
 from headrace.broker.health import Status, supervise
-from headrace.broker.names import check_name
+from headrace.broker.operations.dead_letters import DeadLetterOperations
+from headrace.broker.operations.delayed import DelayedOperations
+from headrace.broker.operations.groups import GroupOperations
+from headrace.broker.operations.schemas import Schemas
+from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
 from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
 from headrace.broker.publishing.requirements import Rule
@@ -29,25 +39,22 @@ from headrace.broker.reading.cursor import Cursor, Cursors
 from headrace.broker.reading.fetch import Fetched, Fetcher
 from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
-from headrace.broker.schemas.operations import Schemas
 from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
-from headrace.broker.writers.operations import WriterOperations
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
-from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownMessage, UnknownTopic
-from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, FETCH_BYTES_MAX
-from headrace.records import AnyBatch, Headers, RecordBatch
+from headrace.errors import BrokerError, UnknownTopic
+from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
 _BROKER = "headrace"
 """Name of the broker as a resource."""
 
 
-class Broker(WriterOperations, GroupOperations):
+class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOperations):
     """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(
@@ -69,7 +76,7 @@ class Broker(WriterOperations, GroupOperations):
         self._later = later
         self._authorizer = authorizer = Authorizer(authorize, audit_hook)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
-        self._publisher = publisher = Publisher(engine, authorizer, self._topics.find, clock, self._schema_rule)
+        self._publisher = publisher = Publisher(engine, self._check_publish, self._topics.find, clock, self._schema_rule)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
         self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
         self._watermarks = Watermarks(engine, later=later, waiting_max=settings.waiting_fetches_max)
@@ -96,7 +103,7 @@ class Broker(WriterOperations, GroupOperations):
             later=later,
             count_max=settings.delayed_max,
             bytes_max=settings.delayed_bytes_max,
-            check_owner=lambda owner, topic: authorizer.check(Principal(owner), Action.PUBLISH, "topic", topic),
+            check_owner=lambda owner, topic: self._check_publish(Principal(owner), topic),
             letters=self._dead_letters.rejected,
             create_dead_letter_topic=self._create_dead_letter_topic,
             random_bytes=random_bytes,
@@ -112,7 +119,7 @@ class Broker(WriterOperations, GroupOperations):
             open_max=settings.transactions_open_max,
             bytes_max=settings.transactions_bytes_max,
         )
-        self._stages = Stages(engine, authorizer, publisher, clock=clock, later=later, settings=settings)
+        self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -345,123 +352,7 @@ class Broker(WriterOperations, GroupOperations):
         self._authorizer.check(who, Action.PUBLISH, "transaction", id or "")
         return self._transactions.begin(who, id, timeout_ms)
 
-    # Dead letters
-
-    async def dead_letters(
-        self, who: Principal, topic: str, *, records_max: int, bytes_max: int = FETCH_BYTES_MAX, after: str = "", replayed: bool = False
-    ) -> list[DeadLetterEntry]:
-        """Return the dead letters of a topic from the oldest on, or after the id `after`; replayed ones only if requested. Empty
-        without a dead-letter topic."""
-        self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
-        return await self._dead_letters.entries(topic, records_max, bytes_max, after, replayed)
-
-    def dead_letter_counts(self, who: Principal) -> dict[str, int]:
-        """Return the number of waiting dead letters by topic, for topics that this principal may see."""
-        names = [topic.name.removesuffix(SUFFIX) for topic in self.topics(who) if topic.name.endswith(SUFFIX)]
-        return {name: self._dead_letters.count(name) for name in names if name}
-
-    async def move_to_dead_letters(self, who: Principal, topic: str, partition: int, offset: int, *, error: str = "") -> None:
-        """Copy a record to the dead letters. Raises `UnknownMessage` if it no longer exists."""
-        self._authorizer.check(who, Action.READ, "topic", topic)
-        self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
-        self._topics.find_partition(topic, partition)
-        await self._dead_letters.move(topic, partition, offset, "moved", error)
-
-    async def move_many_to_dead_letters(
-        self, who: Principal, topic: str, entries: Sequence[tuple[int, int, str]], *, reason: str = "pipeline"
-    ) -> int:
-        """Copy records, each (partition, offset, error), to the dead letters. Returns how many are new for this reason, so a
-        repeated call is harmless. Records that no longer exist are skipped."""
-        self._authorizer.check(who, Action.READ, "topic", topic)
-        self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
-        check_name("reason", reason)
-        if len(entries) > DEAD_LETTERS_MOVED_MAX:
-            raise InvalidRequest(f"a move takes at most {DEAD_LETTERS_MOVED_MAX} records")
-        self._topics.find(topic)
-        wanted: dict[int, dict[int, str]] = {}
-        for partition, offset, error in entries:
-            wanted.setdefault(partition, {})[offset] = error
-        for partition in wanted:
-            self._topics.find_partition(topic, partition)
-        return await self._moves.move(topic, wanted, reason)
-
-    async def replay(self, who: Principal, topic: str, ids: Sequence[str]) -> Replayed:
-        """Publish dead letters again with their keys and headers, and mark them, in one append. Raises `UnknownMessage` if one does not
-        exist or was replayed; then none is published."""
-        self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
-        if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
-            raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
-        return await self._dead_letters.replay(self._publisher.route(who, topic), ids)
-
-    async def purge_dead_letters(self, who: Principal, topic: str) -> int:
-        """Delete all dead letters of a topic and return how many were waiting. Does nothing if there are none."""
-        self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
-        return await self._dead_letters.purge(topic)
-
-    # Delayed messages
-
-    async def publish_delayed(
-        self,
-        who: Principal,
-        topic: str,
-        value: bytes | None,
-        *,
-        delay_ms: int,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-        ttl_ms: int = 0,
-    ) -> tuple[str, int]:
-        """Publish after a delay (negative: none). Durable when it returns (id, Unix ms of delivery). Raises as `publish` does, and
-        `LimitExceeded` when too many messages wait."""
-        route = self._publisher.route(who, topic)
-        self._schedule.check(delay_ms, ttl_ms)
-        await settled(lambda: route.check(RecordBatch([value])))
-        if partition is not None:
-            self._topics.find_partition(topic, partition)
-        due = self._clock() + max(0, delay_ms)
-        return await self._schedule.add(Delayed(route.topic, due, who.name, value, key, headers, partition, ttl_ms)), due
-
-    def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[DelayedEntry]:
-        """Return the waiting messages of one topic or (None) of all, by time: all, or the next `count_max`. Messages of other owners
-        are included for topics that this principal may read or delete."""
-        seen: dict[str, bool] = {}
-
-        def is_seen(one: Waiting) -> bool:
-            name = one.message.topic
-            if name not in seen:
-                seen[name] = topic in (None, name) and any(
-                    self._authorizer.allows(who, action, "topic", name) for action in (Action.READ, Action.DELETE)
-                )
-            return seen[name] or (topic in (None, name) and who.name != ANONYMOUS and self._owns(who, one.message))
-
-        return [self._delayed_entry(who, one) for one in self._schedule.waiting(is_seen, count_max)]
-
-    def _delayed_entry(self, who: Principal, one: Waiting) -> DelayedEntry:
-        message = one.message
-        is_own = self._owns(who, message)
-        key = message.key if is_own or self._authorizer.allows(who, Action.READ, "topic", message.topic) else None
-        owner = message.owner if is_own or self._authorizer.allows(who, Action.DELETE, "topic", message.topic) else None
-        return DelayedEntry(one.id, message.topic, message.due, len(message.value or b""), key, owner)
-
-    async def cancel_delayed(self, who: Principal, id: str, *, topic: str | None = None) -> None:
-        """Cancel a message; it is not delivered after this returns. Allowed for its owner and for principals that may delete its topic.
-        Raises `UnknownMessage` if it is not waiting, is in another topic, or may not be cancelled by this principal. The error is the same,
-        so that guessing reveals nothing."""
-        waiting = self._schedule.find(id)
-        message = waiting.message
-        if topic not in (None, message.topic):
-            raise UnknownMessage(id)
-        if not self._owns(who, message):
-            try:
-                self._authorizer.check(who, Action.DELETE, "topic", message.topic)
-            except NotAuthorized:
-                raise UnknownMessage(id) from None
-        await self._schedule.cancel(waiting)
-
-    def _owns(self, who: Principal, message: Delayed) -> bool:
-        """Return whether the principal owns the message. An API key of the owner whose scopes exclude the topic does not."""
-        return who.name == message.owner and self._authorizer.allows(who, Action.PUBLISH, "topic", message.topic)
+    # Status and internals
 
     def may_describe(self, who: Principal) -> bool:
         """Return whether the principal may see the facts of the broker itself: `status`, listeners, connections, disk."""
@@ -489,11 +380,12 @@ class Broker(WriterOperations, GroupOperations):
         """Health of the background threads and tasks. Needs no permission: readiness checks use it."""
         return self._engine.health.report()
 
-    # Internals
-
     def _check_sees(self, who: Principal, topic: str) -> None:
         if not self._authorizer.allows_topic(who, topic):
             self._authorizer.check(who, Action.DESCRIBE, "topic", topic)
+
+    def _check_publish(self, who: Principal, topic: str) -> None:
+        self._authorizer.check(who, Action.PUBLISH, "topic", topic)
 
     def _exists(self, topic: str) -> bool:
         return topic in self._engine.topics()

@@ -3,9 +3,7 @@
 `headrace --help` must be fast, so this module imports only click, and the table below repeats the one-line help of each command (a test
 compares them). Data goes to stdout, messages to stderr.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage or missing extra, 3 not found, 4 not allowed, 5 broker unreachable or unavailable,
-6 timeout, 7 conflict with existing state, 130 interrupted. An error is one line, `headrace: …`, preceded by its traceback with
-HEADRACE_TRACEBACK=1.
+An error is one line, `headrace: …`, preceded by its traceback with HEADRACE_TRACEBACK=1. `EXIT_CODES` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -24,8 +22,20 @@ from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.extras import MissingExtra, explained, needs
 
-FAILED, WRONG_USAGE, NOT_FOUND, NOT_ALLOWED, UNAVAILABLE, TOO_SLOW, CONFLICT, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 130
-_EXIT_CODES: Final[Mapping[str, int]] = {
+FAILED, WRONG_USAGE, NOT_FOUND, NOT_ALLOWED, UNAVAILABLE, TOO_SLOW, CONFLICT, REFUSED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 8, 130
+EXIT_CODES: Final[Mapping[int, str]] = {
+    0: "success",
+    FAILED: "failure; a check found something that needs action",
+    WRONG_USAGE: "wrong usage, or an extra is not installed",
+    NOT_FOUND: "topic, group, schema, message or other entry not found",
+    NOT_ALLOWED: "not allowed, or the login failed",
+    UNAVAILABLE: "the broker is unreachable or unavailable, or its disk is full",
+    TOO_SLOW: "timeout",
+    CONFLICT: "conflict with existing state, or a record that its schema rejects",
+    REFUSED: "the broker closed one connection after the other: not logged in, an unknown topic, or another protocol on the port",
+    INTERRUPTED: "interrupted by Ctrl-C",
+}
+_KINDS: Final[Mapping[str, int]] = {
     "unknown_topic": NOT_FOUND,
     "unknown_partition": NOT_FOUND,
     "unknown_group": NOT_FOUND,
@@ -45,6 +55,7 @@ _EXIT_CODES: Final[Mapping[str, int]] = {
     "invalid_record": CONFLICT,
     "invalid_transaction": CONFLICT,
     "stale_epoch": CONFLICT,
+    "refused_repeatedly": REFUSED,
 }
 """Exit codes by the `kind` of a client's error or the `code` of a broker's."""
 
@@ -63,6 +74,8 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "sub": Entry("headrace.cli.reading", "sub", "Print records of a topic and follow it."),
     "fetch": Entry("headrace.cli.reading", "fetch", "Print records of a topic and exit."),
     "ping": Entry("headrace.cli.ping", "ping", "Check that a broker replies, through any protocol."),
+    "status": Entry("headrace.cli.status", "status", "Show the state of a broker on one screen."),
+    "context": Entry("headrace.cli.context", "context", "Manage contexts: named brokers with their credentials."),
     "topic": Entry("headrace.cli.topics", "topic", "Manage topics: list, describe, create, alter, delete."),
     "group": Entry("headrace.cli.groups", "group", "Manage groups: list, describe, lag, reset, delete."),
     "schema": Entry("headrace.cli.schemas", "schema", "Manage schemas: list, describe, register, check, delete."),
@@ -77,6 +90,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "key": Entry("headrace.cli.keys", "key", "Manage API keys."),
     "audit": Entry("headrace.cli.audit", "audit", "Read the audit log: who did what."),
     "config": Entry("headrace.cli.config", "config", "Check, show and explain the configuration."),
+    "doctor": Entry("headrace.cli.doctor", "doctor", "Check a configuration and this machine, and say what to do."),
     "certs": Entry("headrace.cli.certs", "certs", "Create development certificates: CA, server, clients."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
     "dump": Entry("headrace.cli.offline", "dump", "Show the content of a log file, offline."),
@@ -156,10 +170,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as failure:
         _fail(failure.format_message(), exit_code(failure.__cause__ or failure))
     except (HeadraceError, OSError) as failure:
-        _fail(str(failure), exit_code(failure))
+        _fail(text_of(failure), exit_code(failure))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def text_of(failure: BaseException) -> str:
+    """Return the message of an error. The number of a protocol's error says nothing to a user."""
+    return str(getattr(failure, "text", "") or failure)
 
 
 def exit_code(failure: BaseException) -> int:
@@ -168,8 +187,9 @@ def exit_code(failure: BaseException) -> int:
         return TOO_SLOW
     if isinstance(failure, MissingExtra):
         return WRONG_USAGE
+    failure = getattr(failure, "failure", failure)  # the error of one record of a batch
     kind = getattr(failure, "kind", None) or getattr(failure, "code", None)
-    return _EXIT_CODES.get(kind, FAILED) if isinstance(kind, str) else FAILED
+    return _KINDS.get(kind, FAILED) if isinstance(kind, str) else FAILED
 
 
 def one_line(text: str) -> str:

@@ -61,7 +61,7 @@ def create_rule(
 
     async def work(client: FlyMqClient) -> int:
         await client.manage("rule.add", **rule)
-        return admin.show([_row(rule)], columns=_COLUMNS)
+        return admin.show_changed(_row(rule), columns=_COLUMNS)
 
     return admin.run(work)
 

@@ -20,9 +20,13 @@ from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
 from headrace.cli.servers import Server, flymq_options
 from headrace.cli.topic_names import suggesting
 from headrace.clients.flymq.client import FlyMqClient
+from headrace.errors import NotAuthorized
 from headrace.server.units import parse_duration, parse_size
 
 __all__ = ["DURATION", "MOMENT", "SIZE", "Admin", "Row", "admin_options", "confirm", "moment", "yes_option"]
+
+ANONYMOUS: Final = "anonymous"
+"""Name of a user who is not logged in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,21 @@ class Admin:
     def show(self, rows: Sequence[Row], *, columns: Sequence[str]) -> int:
         """Print rows: the given columns in a table, all columns in other formats."""
         return show_rows(rows, self.output, columns=columns)
+
+    def show_changed(self, row: Row, *, columns: Sequence[str]) -> int:
+        """Print an entry that the command created or changed, unless quiet."""
+        return 0 if self.server.quiet else self.show([row], columns=columns)
+
+    async def show_visible(self, client: FlyMqClient, rows: Sequence[Row], what: str, *, columns: Sequence[str]) -> int:
+        """Print a list. An empty one says so where rules may hide entries, and is an error for a user who is not logged in."""
+        if not rows:
+            status = await client.call("status")
+            if status["access"] != "open" and status["principal"] == ANONYMOUS:
+                denied = NotAuthorized(principal=ANONYMOUS, action="describe", resource=what)
+                raise click.ClickException(f"no {what} is visible to {ANONYMOUS}: log in with --user") from denied
+            if status["access"] != "open":
+                self.message(f"no {what} is visible to {status['principal']}")
+        return self.show(rows, columns=columns)
 
     def message(self, text: str) -> None:
         """Print a message to stderr unless quiet."""

@@ -24,8 +24,14 @@ def audit() -> None:
 def _query_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that select events; the command receives them as `query`."""
 
-    @click.option("--from", "start", type=MOMENT, default=0, help="Only events at or after this time.")
-    @click.option("--to", "end", type=MOMENT, default=0, help="Only events before this time.")
+    @click.option(
+        "--from",
+        "start",
+        type=MOMENT,
+        default=0,
+        help="Only events at or after this date and time, in the local zone unless it ends with Z or +HH:MM.",
+    )
+    @click.option("--to", "end", type=MOMENT, default=0, help="Only events before this date and time.")
     @click.option("--type", "types", multiple=True, help="Only this type: login, denial, topic, group, user, role, acl, key, audit.")
     @click.option("--by", metavar="NAME", default="", help="Only events of this user.")
     @click.option("--resource", default="", help="Only events on this resource, such as user:ann.")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
+from headrace.cli import FAILED, one_line
 from headrace.server.config import SETTINGS, Resolved, explain, resolve, toml_of, toml_value
+from headrace.server.config_check import check_file
 from headrace.server.settings import Setting
 
 
@@ -20,11 +22,19 @@ def config() -> None:
 
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
-    """Check whether FILE is a valid configuration. Ignores the environment."""
-    resolved = resolve(file=file)
-    count = sum(origin != "default" for origin in resolved.origins.values())
+def check(file: Path) -> int:
+    """Check whether FILE is a valid configuration. Ignores the environment.
+
+    Reports every mistake with its line, and named files that do not exist. Relative paths are relative to the directory of FILE.
+    """
+    mistakes, count = check_file(file)
+    for mistake in mistakes:
+        place = f"{file}:{mistake.line}" if mistake.line else str(file)
+        click.echo(f"headrace: {one_line(f'{place}: {mistake.text}')}", err=True)
+    if mistakes:
+        return FAILED
     click.echo(f"{file}: ok, {count} of {len(SETTINGS)} keys set")
+    return 0
 
 
 @config.command()

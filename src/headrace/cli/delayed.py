@@ -34,7 +34,7 @@ def list_delayed(topic: str | None, limit: int, admin: Admin) -> int:
 @click.argument("topic")
 @click.argument("message")
 @click.option("--in", "delay_ms", type=DURATION, help="Delay.")
-@click.option("--at", "at", type=MOMENT, help="Date and time of publication.")
+@click.option("--at", "at", type=MOMENT, help="Date and time of publication, in the local zone unless it ends with Z or +HH:MM.")
 @click.option("--key", help="Key of the record.")
 @click.option("--partition", type=click.IntRange(min=0), help="Partition; default: by the key, or chosen by the broker.")
 @admin_options

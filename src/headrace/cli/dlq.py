@@ -27,7 +27,7 @@ def list_dead_letters(admin: Admin) -> int:
     """List topics with their number of dead letters."""
 
     async def work(client: FlyMqClient) -> int:
-        return admin.show(await client.call("dlq.list"), columns=("topic", "waiting"))
+        return await admin.show_visible(client, await client.call("dlq.list"), "dead letter", columns=("topic", "waiting"))
 
     return admin.run(work)
 

@@ -6,9 +6,11 @@ from typing import Final
 
 import click
 
-KINDS: Final = ("topic", "group", "transaction", "schema", "broker")
+KINDS: Final = ("topic", "group", "transaction", "writer", "schema", "broker")
 ACTIONS: Final = ("publish", "read", "create", "delete", "alter", "describe", "commit", "admin")
-RESOURCE_HELP: Final = "RESOURCE is KIND:NAME (topic, group, transaction, schema or broker); a * at the end of NAME makes it a prefix."
+RESOURCE_HELP: Final = (
+    "RESOURCE is KIND:NAME (topic, group, transaction, writer, schema or broker); a * at the end of NAME makes it a prefix."
+)
 
 
 class Resources(click.ParamType[dict[str, str]]):

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import wait
 from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
 import click
@@ -18,6 +19,8 @@ from headrace.cli.printed import compact
 from headrace.records import Headers
 
 _READ_BYTES: Final = 256 * 1024
+_CHECK_SECONDS: Final = 0.5
+"""Interval at which a waiting reader checks whether the command has ended."""
 _SLICE_SECONDS: Final = 0.05
 """Records of this time are sent at once under --rate."""
 _FIELDS: Final = ("value", "encoding", "key", "key_encoding", "headers")
@@ -132,7 +135,15 @@ async def input_lines(stream: BinaryIO, whole: bool, parse: Parse) -> AsyncItera
     chunks: asyncio.Queue[list[bytes] | OSError | None] = asyncio.Queue(maxsize=4)
 
     def put(chunk: list[bytes] | OSError | None) -> None:
-        asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+        work = chunks.put(chunk)
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, loop)
+            while not future.done():
+                wait([future], _CHECK_SECONDS)
+                if loop.is_closed() and not future.done():
+                    raise RuntimeError("the loop is closed")
+        finally:
+            work.close()  # it never began if the loop is closed
 
     def read() -> None:
         try:
@@ -141,8 +152,8 @@ async def input_lines(stream: BinaryIO, whole: bool, parse: Parse) -> AsyncItera
             put(None)
         except OSError as failure:
             put(failure)
-        except RuntimeError:
-            return  # the loop is closed: the rest is not needed
+        except (RuntimeError, ValueError):
+            return  # the loop or the file is closed: the command has ended
 
     threading.Thread(target=read, daemon=True, name="input").start()
     count = 0

@@ -90,7 +90,7 @@ def alter_key(
             description=description,
             scopes=list(scopes) if scopes or no_scopes else None,
         )
-        return admin.show([_row(altered)], columns=_COLUMNS)
+        return admin.show_changed(_row(altered), columns=_COLUMNS)
 
     return admin.run(work)
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from headrace.cli import CONFLICT, TOO_SLOW, one_line, terminal
+from headrace.cli.contexts import Context
 from headrace.cli.rows import OUTPUTS, Row, moment, show_rows
+from headrace.cli.servers import context_of, context_option
 from headrace.errors import ConfigError
 from headrace.extras import needs
 
@@ -58,6 +60,18 @@ def session_options(command: Callable[..., int]) -> Callable[..., int]:
     return with_session
 
 
+def _broker_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add --context, whose Flight endpoint is used. A current context does not override the file of a pipeline."""
+
+    @context_option
+    @functools.wraps(command)
+    def with_context(*arguments: object, context: str | None, servers: str | None, **rest: object) -> int:
+        known = context_of(servers, context, option="--servers") if context else Context()
+        return command(*arguments, servers=servers or known.flight or None, **rest)
+
+    return with_context
+
+
 def _run_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option("--once", is_flag=True, help="Process the records present now, then exit.")
     @click.option("--checkpoint", metavar="DIR", help="Directory of progress and state; overrides the file.")
@@ -73,6 +87,7 @@ def _run_options(command: Callable[..., int]) -> Callable[..., int]:
 @_file
 @_run_options
 @session_options
+@_broker_options
 def run(file: Path, once: bool, checkpoint: str | None, master: str, conf: dict[str, str], servers: str | None, quiet: bool) -> int:
     """Run the pipeline in FILE, a .toml or .py, until it is stopped.
 
@@ -91,6 +106,7 @@ def run(file: Path, once: bool, checkpoint: str | None, master: str, conf: dict[
 @click.option("--starting", metavar="WHERE", default="earliest", show_default=True, help="Start of a new archive: earliest or latest.")
 @_run_options
 @session_options
+@_broker_options
 def archive(
     topic: str,
     target: str,
@@ -122,6 +138,7 @@ def archive(
 @pipeline.command()
 @_file
 @session_options
+@_broker_options
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format.")
 def check(file: Path, master: str, conf: dict[str, str], servers: str | None, output: str) -> int:
     """Show topics, offsets, columns of each step and sinks of the pipeline in FILE without running it."""

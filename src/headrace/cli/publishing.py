@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import click
 
@@ -28,12 +28,12 @@ from headrace.cli.template import unescaped
 from headrace.cli.topic_names import is_new, nearest_topic, suggesting
 from headrace.clients.api import Client
 from headrace.clients.errors import Refused
-from headrace.clients.flymq.client import FlyMqClient
-from headrace.clients.flymq.errors import error_of
 from headrace.clients.messages import Receipt
 from headrace.errors import HeadraceError, InvalidRecord, LimitExceeded
 from headrace.records import Headers
-from headrace.wire.flymq.messages import Failure
+
+if TYPE_CHECKING:
+    from headrace.clients.flymq.client import FlyMqClient
 
 _CALL_BYTES_MAX: Final = 1 << 20
 _CALL_RECORDS_MAX: Final = 5_000
@@ -158,6 +158,8 @@ class _Publishing:
         self._last: Receipt | None = None
         self._began = 0.0
         self._under_way: deque[_Sent] = deque()
+        self._current: asyncio.Future[None] | None = None
+        """The batch that goes through FlyMQ. An interrupt does not cancel it, so that its acknowledgement is counted."""
 
     async def run(self, server: Server, source: AsyncIterator[list[InputRecord]]) -> int:
         client = await server.connect()
@@ -166,9 +168,11 @@ class _Publishing:
             try:
                 await self._mention_new_topic(client, server)
                 async with suggesting(client):
-                    await self._publish(client, source)
+                    await self._publish(client, server, source)
             except asyncio.CancelledError:
                 await asyncio.shield(client.close())  # raises if an acknowledgement is missing
+                if self._current is not None:
+                    await self._current
                 await self._acknowledged(all_of_them=True)
                 self._report(server)
                 raise
@@ -183,12 +187,14 @@ class _Publishing:
         if not server.quiet and await is_new(client, self._topic) and (nearest := await nearest_topic(client, self._topic)):
             click.echo(f"{self._topic}: a new topic; did you mean {nearest}?", err=True)
 
-    async def _publish(self, client: Client, source: AsyncIterator[list[InputRecord]]) -> None:
+    async def _publish(self, client: Client, server: Server, source: AsyncIterator[list[InputRecord]]) -> None:
         try:
             async for records in source:
-                if isinstance(client, FlyMqClient):
+                if server.protocol == "flymq":
                     for chunk in _chunks(records):
-                        await self._publish_exactly(client, chunk)
+                        self._current = asyncio.ensure_future(self._publish_exactly(cast("FlyMqClient", client), chunk))
+                        self._current.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+                        await asyncio.shield(self._current)
                 else:
                     await self._send(client, records)
         except InvalidLine:
@@ -214,6 +220,9 @@ class _Publishing:
             raise self._refused(failure, first) from failure
         self._made(made)
         if refused:
+            from headrace.clients.flymq.errors import error_of
+            from headrace.wire.flymq.messages import Failure
+
             error = error_of(Failure(refused), self._topic)
             raise self._refused(error, first + len(made)) from error
 
@@ -256,6 +265,9 @@ class _Publishing:
 
     def _refused(self, failure: HeadraceError, first: int, count: int = 1) -> Exception:
         """Return the error with the place of the record and the number of records published."""
+        inner = getattr(failure, "failure", None)
+        if isinstance(inner, HeadraceError):  # the client knows which record of the batch was refused
+            first, count, failure = first + getattr(failure, "index", 0), 1, inner
         is_about_record = isinstance(failure, InvalidRecord | LimitExceeded | Refused)
         if not is_about_record and not self._count:
             return failure

@@ -83,7 +83,7 @@ def register_schema(name: str, file: BinaryIO, type: str | None, compatibility: 
 
     async def work(client: FlyMqClient) -> int:
         version = await client.register_schema(name, language, definition, compatibility=compatibility or "")
-        return admin.show([_row(await client.call("schema.describe", name=name, version=version))], columns=_COLUMNS)
+        return admin.show_changed(_row(await client.call("schema.describe", name=name, version=version)), columns=_COLUMNS)
 
     return admin.run(work)
 

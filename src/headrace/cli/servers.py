@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 import click
 from click.core import ParameterSource
 
+from headrace.cli.contexts import Context, chosen
 from headrace.clients.api import Client
 from headrace.clients.connect import SCHEMES, Address, connect
 from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
@@ -91,8 +92,9 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         metavar="HOST:PORT|URL",
         envvar="HEADRACE_SERVER",
         show_envvar=True,
-        help="Address of the broker; default: 127.0.0.1 and the protocol's port.",
+        help="Address of the broker; default: the current context, or 127.0.0.1 and the protocol's port.",
     )
+    @context_option
     @click.option(
         "--api-key",
         metavar="file:PATH|env:NAME|KEY",
@@ -117,6 +119,7 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
     def with_server(
         *arguments: object,
         server: str | None,
+        context: str | None,
         api_key: str | None,
         user: str | None,
         password_file: str | None,
@@ -128,21 +131,44 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         protocol: str | None = fixed,
         **rest: object,
     ) -> int:
-        address = _address(server, protocol, tls or any((tls_ca, tls_certificate, tls_key)))
-        # A key in the environment is for protocols with a login only; a key given as an option is for this protocol.
-        is_meant = SCHEMES[address.scheme].has_login or not _is_inherited("api_key")
-        secret = _secret(api_key, quiet) if api_key and is_meant else None
+        known = context_of(server, context)
+        server = server or known.server
+        tls_ca, tls_certificate = tls_ca or known.tls_ca or None, tls_certificate or known.tls_certificate or None
+        tls_key = tls_key or known.tls_key or None
+        address = address_of(server, protocol, tls or known.tls or any((tls_ca, tls_certificate, tls_key)))
+        # A key of the environment or the context is for protocols with a login only; a key given as an option is for this protocol.
+        is_meant = SCHEMES[address.scheme].has_login or not (_is_inherited("api_key") or api_key is None)
+        key = api_key or known.api_key
+        secret = _secret(key, quiet or not api_key) if key and is_meant else None
+        # A password of the context is for its user only.
+        stored = known.password if user in (None, known.user) and password_file is None else ""
+        is_option = user is not None and not _is_inherited("user")
+        user = user or known.user or None
         if user and address.scheme != "flymq":
-            if not _is_inherited("user"):
+            if is_option:
                 raise click.UsageError(f"--user: {address.scheme} does not support users with passwords; use flymq")
             user = None
-        password = password_of(password_file, f"Password of {user}") if user else None
+        password = (stored or password_of(password_file, f"Password of {user}")) if user else None
         return command(*arguments, server=Server(address, quiet, secret, tls_ca, tls_certificate, tls_key, user, password), **rest)
 
     return with_server if fixed else choice(with_server)
 
 
-def _address(server: str | None, protocol: str | None, tls: bool) -> Address:
+context_option: Final = click.option(
+    "--context", metavar="NAME", envvar="HEADRACE_CONTEXT", show_envvar=True, help="Context to use instead of the current one."
+)
+
+
+def context_of(server: str | None, name: str | None, *, option: str = "--server") -> Context:
+    """Return the context of a command. An address given by `option` excludes it: its secrets are for its own broker."""
+    if server:
+        if name and not _is_inherited("context"):
+            raise click.UsageError(f"give either {option} or --context, not both")
+        return Context()
+    return chosen(name) or Context()
+
+
+def address_of(server: str | None, protocol: str | None, tls: bool) -> Address:
     """Return the address of the broker. Raises `click.BadParameter`."""
     text = (server or "").strip()
     if not text or _HOST_AND_PORT.fullmatch(text):

@@ -14,6 +14,7 @@ import click
 
 from headrace.cli.pipeline import session_options
 from headrace.cli.rows import OUTPUTS, show_rows
+from headrace.cli.servers import context_of, context_option
 
 
 @click.command()
@@ -25,6 +26,7 @@ from headrace.cli.rows import OUTPUTS, show_rows
 @click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="User to log in as.")
 @click.option("--password-file", metavar="PATH", envvar="HEADRACE_PASSWORD_FILE", show_envvar=True, help="File with the password.")
 @click.option("--tls-ca", metavar="FILE", help="CA certificate to trust; enables TLS.")
+@context_option
 @session_options
 def sql(
     query: str,
@@ -35,6 +37,7 @@ def sql(
     user: str | None,
     password_file: str | None,
     tls_ca: str | None,
+    context: str | None,
     master: str,
     conf: dict[str, str],
     servers: str | None,
@@ -49,11 +52,18 @@ def sql(
     from headrace.spark.pipelines.runner import bare_session, close_session, connected
     from headrace.spark.retry import RetryPolicy
 
-    options = {"servers": servers or SERVERS_DEFAULT}
-    if user:
-        options |= {"user": user, **({"password.file": str(Path(password_file).absolute())} if password_file else {})}
-    if tls_ca:
-        options |= {"tls": "true", "tls.ca": str(Path(tls_ca).absolute())}
+    known = context_of(servers, context, option="--servers")
+    options = {"servers": servers or known.flight or SERVERS_DEFAULT}
+    if user or known.user:
+        options["user"] = user or known.user
+        if password_file:
+            options["password.file"] = str(Path(password_file).absolute())
+        elif known.password and user in (None, known.user):
+            options["password"] = known.password
+    if tls_ca or known.tls:
+        options["tls"] = "true"
+    if tls_ca or known.tls_ca:
+        options["tls.ca"] = str(Path(tls_ca or known.tls_ca).absolute())
     client = connected(options)
     # Report an unreachable broker before Spark takes seconds to start.
     RetryPolicy(retries=0).before_start(client.topics, (options["servers"],))

@@ -64,7 +64,8 @@ def list_topics(admin: Admin) -> int:
     """List topics."""
 
     async def work(client: FlyMqClient) -> int:
-        return admin.show([_row(found) for found in await client.call("topic.list")], columns=_COLUMNS)
+        rows = [_row(found) for found in await client.call("topic.list")]
+        return await admin.show_visible(client, rows, "topic", columns=_COLUMNS)
 
     return admin.run(work)
 
@@ -101,7 +102,8 @@ def create_topic(name: str, partitions: int, config: dict[str, object], admin: A
     """Create a topic. Fails if it exists."""
 
     async def work(client: FlyMqClient) -> int:
-        return admin.show([_row(await client.call("topic.create", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
+        made = await client.call("topic.create", topic=name, partitions=partitions, config=config)
+        return admin.show_changed(_row(made), columns=_COLUMNS)
 
     return admin.run(work)
 
@@ -117,7 +119,8 @@ def alter_topic(name: str, partitions: int | None, config: dict[str, object], ad
         raise click.UsageError("nothing to alter: give --partitions or a setting")
 
     async def work(client: FlyMqClient) -> int:
-        return admin.show([_row(await client.call("topic.alter", topic=name, partitions=partitions, config=config))], columns=_COLUMNS)
+        altered = await client.call("topic.alter", topic=name, partitions=partitions, config=config)
+        return admin.show_changed(_row(altered), columns=_COLUMNS)
 
     return admin.run(work)
 

@@ -56,7 +56,7 @@ def create_user(name: str, roles: Sequence[str], new_password_file: str | None, 
     password = "" if no_password else password_of(new_password_file, f"New password of {name}", twice=True)
 
     async def work(client: FlyMqClient) -> int:
-        return admin.show([_row(await client.create_user(name, password, roles, enabled=not disabled))], columns=_COLUMNS)
+        return admin.show_changed(_row(await client.create_user(name, password, roles, enabled=not disabled)), columns=_COLUMNS)
 
     return admin.run(work)
 
@@ -78,7 +78,7 @@ def alter_user(name: str, roles: Sequence[str], no_roles: bool, enabled: bool | 
         before = await client.describe_user(name)
         after = list(roles) if roles or no_roles else before.roles
         await client.alter_user(name, after, enabled=before.enabled if enabled is None else enabled)
-        return admin.show([_row(await client.describe_user(name))], columns=_COLUMNS)
+        return admin.show_changed(_row(await client.describe_user(name)), columns=_COLUMNS)
 
     return admin.run(work)
 

@@ -51,6 +51,8 @@ _OPTIONS: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+_FAILURES: Final = (flight.FlightError, pa.ArrowInvalid)
+"""Arrow raises `ArrowInvalid` if it cannot start a call, for example without a free thread."""
 _CONNECTION_FAILURES: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
@@ -250,7 +252,7 @@ class FlightClient:
                         reached(position)
                     yield complete(batch)
                 return
-            except flight.FlightError as failure:
+            except _FAILURES as failure:
                 if start < stop <= position:  # all rows have arrived
                     return
                 failures = self._failed(failure, failures)
@@ -293,7 +295,7 @@ class FlightClient:
         descriptor = flight.FlightDescriptor.for_command(encode(command))
         try:
             self._ensure_connected()
-            upload, answers = self._connected().do_put(descriptor, first.schema, self._options(None))
+            upload, answers = self._started_put(descriptor, first.schema)
             with upload:
                 upload.write_batch(first)
                 for batch in coming:
@@ -305,6 +307,12 @@ class FlightClient:
         if answer is None:
             raise Unavailable("the broker closed the put without a reply")
         return request.decode(answer.to_pybytes(), dict, "answer")
+
+    def _started_put(self, descriptor: flight.FlightDescriptor, schema: pa.Schema) -> Any:
+        try:
+            return self._connected().do_put(descriptor, schema, self._options(None))
+        except pa.ArrowInvalid as failure:
+            raise _raised(failure) from None
 
     # Schemas and dead letters
 
@@ -390,7 +398,7 @@ class FlightClient:
             try:
                 (answer,) = self._connected().do_action(action, self._options(options))
                 return request.decode(answer.body.to_pybytes(), object, "answer")
-            except flight.FlightError as failure:
+            except _FAILURES as failure:
                 failures = self._failed(failure, failures if again else _ATTEMPTS)
 
     def _ensure_connected(self) -> None:
@@ -401,11 +409,13 @@ class FlightClient:
             try:
                 self._connected().list_actions(self._options(self._servers.timeout_seconds))
                 return
-            except flight.FlightError as failure:
+            except _FAILURES as failure:
                 failures = self._failed(failure, failures)
 
-    def _failed(self, failure: flight.FlightError, failures: int) -> int:
+    def _failed(self, failure: flight.FlightError | pa.ArrowInvalid, failures: int) -> int:
         """Raise the error, or prepare another attempt and return the number of failures."""
+        if isinstance(failure, pa.ArrowInvalid):
+            raise _raised(failure) from None
         error = broker_error(failure)
         failures += 1
         if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < _ATTEMPTS:
@@ -499,7 +509,9 @@ def _nothing(topic: str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], pa.binary() if name == "value" else pa.string()) for name in names], names=names)
 
 
-def _raised(failure: flight.FlightError) -> BrokerError:
+def _raised(failure: flight.FlightError | pa.ArrowInvalid) -> BrokerError:
+    if isinstance(failure, pa.ArrowInvalid):
+        return Unavailable(f"the call cannot be made: {_first_line(failure)}; check the limit of threads and memory of this process")
     error = broker_error(failure)
     if error is not None:
         return error
@@ -510,7 +522,7 @@ def _raised(failure: flight.FlightError) -> BrokerError:
     return Unavailable(_first_line(failure))
 
 
-def _first_line(failure: flight.FlightError) -> str:
+def _first_line(failure: flight.FlightError | pa.ArrowInvalid) -> str:
     """Return the first line of a gRPC error, without the debug context."""
     return str(failure).partition("gRPC client debug context")[0].strip().partition("\n")[0] or type(failure).__name__
 

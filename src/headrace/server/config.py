@@ -33,6 +33,7 @@ from headrace.server.settings import (
     SecretReference,
     Setting,
     Size,
+    anchored,
     from_text,
     setting,
     settings_of,
@@ -58,7 +59,8 @@ class Storage:
     path: Path = setting(
         Directory(),
         "./headrace-data",
-        "The data directory. Created if absent, locked by one broker at a time. The flag --data sets it.",
+        "The data directory. Created if absent, locked by one broker at a time. The flag --data sets it. Here and in the other keys, a "
+        "relative path in a file is relative to the directory of the file.",
     )
     ack: Ack = setting(
         Choice(Ack),
@@ -450,13 +452,16 @@ def resolve(
         origins[name] = origin
 
     if file is not None:
-        for name, raw in _read_file(file).items():
+        for name, raw, fault in leaves(read_file(file)[1]):
+            if fault:
+                raise ConfigError(f"{file}: {fault}")
             take(name, raw, f"file {file}")
+            values[name] = anchored(SETTINGS[name].kind, values[name], file.parent)
     for name, variable, text in _from_environment(environment or {}):
         take(name, text, f"environment {variable}", is_text=True)
     for name, (flag, raw) in (flags or {}).items():
         take(name, raw, f"flag {flag}", is_text=isinstance(raw, str))
-    config = _tree(values)
+    config = tree_of(values)
     _check_together(config)
     return Resolved(config, origins)
 
@@ -470,7 +475,7 @@ def is_default(config: Config, name: str) -> bool:
 def explain(name: str) -> Setting:
     """Return the setting of that name. Raises `ConfigError` with the nearest valid name."""
     if name not in SETTINGS:
-        raise ConfigError(f"unknown key {name}{_nearest(name, SETTINGS)}")
+        raise ConfigError(f"unknown key {name}{nearest(name, SETTINGS)}")
     return SETTINGS[name]
 
 
@@ -502,7 +507,8 @@ def _toml_string(text: str) -> str:
     return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08X}" for char in escaped) + '"'
 
 
-def _read_file(file: Path) -> dict[str, object]:
+def read_file(file: Path) -> tuple[str, dict[str, object]]:
+    """Return the text and the document of a TOML file. Raises `ConfigError`."""
     try:
         with file.open("rb") as stream:
             content = stream.read(_FILE_BYTES_MAX + 1)
@@ -511,26 +517,26 @@ def _read_file(file: Path) -> dict[str, object]:
     if len(content) > _FILE_BYTES_MAX:
         raise ConfigError(f"{file}: larger than {_FILE_BYTES_MAX} bytes")
     try:
-        document = tomllib.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        return text, tomllib.loads(text)
     except UnicodeDecodeError as failure:
         raise ConfigError(f"{file}: not UTF-8 (byte {failure.start})") from None
     except tomllib.TOMLDecodeError as failure:
         raise ConfigError(f"{file}: {failure}") from None
-    return dict(_leaves(document, file))
 
 
-def _leaves(document: Mapping[str, object], file: Path) -> Iterable[tuple[str, object]]:
+def leaves(document: Mapping[str, object]) -> Iterable[tuple[str, object, str]]:
+    """Yield (key, raw value, fault) for every key of a file. The fault is empty if the key exists."""
     for section, content in document.items():
         if section not in SECTIONS:
-            hint = _nearest(section, SECTIONS) if isinstance(content, dict) else _nearest(section, SETTINGS)
-            raise ConfigError(f"{file}: unknown {'section' if isinstance(content, dict) else 'key'} {_quote(section)}{hint}")
-        if not isinstance(content, dict):
-            raise ConfigError(f"{file}: {section} = {_quote(content)}: expected a section [{section}]")
-        for leaf, raw in content.items():
-            name = f"{section}.{leaf}"
-            if name not in SETTINGS:
-                raise ConfigError(f"{file}: unknown key {_quote(name)}{_nearest(name, SETTINGS)}")
-            yield name, raw
+            hint = nearest(section, SECTIONS) if isinstance(content, dict) else nearest(section, SETTINGS)
+            yield section, content, f"unknown {'section' if isinstance(content, dict) else 'key'} {quoted(section)}{hint}"
+        elif not isinstance(content, dict):
+            yield section, content, f"{section} = {quoted(content)}: expected a section [{section}]"
+        else:
+            for leaf, raw in content.items():
+                name = f"{section}.{leaf}"
+                yield name, raw, "" if name in SETTINGS else f"unknown key {quoted(name)}{nearest(name, SETTINGS)}"
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
@@ -539,7 +545,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, str
         if not variable.startswith(_VARIABLE_PREFIX):
             continue
         if variable not in names:
-            raise ConfigError(f"unknown environment variable {_quote(variable)}{_nearest(variable, names)}")
+            raise ConfigError(f"unknown environment variable {quoted(variable)}{nearest(variable, names)}")
         yield names[variable], variable, text
 
 
@@ -549,11 +555,13 @@ def _parse(known: Setting, raw: object, origin: str, is_text: bool) -> object:
     except ValueError as failure:
         # A wrong value of a secret reference may be the secret itself.
         is_hidden = isinstance(known.kind, References) or (isinstance(known.kind, Reference) and known.kind.is_hidden)
-        shown = "" if is_hidden else f" = {_quote(raw)}"
+        shown = "" if is_hidden else f" = {quoted(raw)}"
         raise ConfigError(f"{known.name}{shown} ({origin}): {failure}; expected {known.kind.expected}") from None
 
 
-def _tree(values: Mapping[str, object]) -> Config:
+def tree_of(values: Mapping[str, object]) -> Config:
+    """Return the configuration of the value of every key."""
+
     def section(kind: type[Any], name: str) -> Any:
         prefix = name + "."
         return kind(**{key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)})
@@ -576,16 +584,26 @@ def _tree(values: Mapping[str, object]) -> Config:
 
 
 def _check_together(config: Config) -> None:
-    """Check rules that concern more than one key."""
+    """Check rules that concern more than one key. Raises `ConfigError`."""
+    for _, fault in contradictions(config):
+        raise ConfigError(fault)
+
+
+def contradictions(config: Config) -> Iterable[tuple[str, str]]:
+    """Yield (key, fault) for every rule that concerns more than one key and is broken."""
+    tls = config.tls
     if config.storage.key_file and config.storage.key_env:
-        raise ConfigError("storage.key_file and storage.key_env are both set; expected one of them")
-    if bool(config.tls.certificate) != bool(config.tls.key):
-        raise ConfigError("tls.certificate and tls.key must be set together; only one of them is set")
-    if not config.tls.certificate and (config.tls.client_ca or config.tls.optional):
-        raise ConfigError(f"tls.{'client_ca' if config.tls.client_ca else 'optional'} is set without tls.certificate and tls.key")
+        yield "storage.key_env", "storage.key_file and storage.key_env are both set; expected one of them"
+    if bool(tls.certificate) != bool(tls.key):
+        name = "tls.certificate" if tls.certificate else "tls.key"
+        yield name, "tls.certificate and tls.key must be set together; only one of them is set"
+    if not tls.certificate and (tls.client_ca or tls.optional):
+        name = "tls.client_ca" if tls.client_ca else "tls.optional"
+        yield name, f"{name} is set without tls.certificate and tls.key"
 
 
-def _nearest(name: str, valid: Iterable[str]) -> str:
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return the end of an error message: the valid name that is most similar, or some of the valid names."""
     candidates = list(valid)
     found = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4)
     if not found:  # the right key in the wrong section, or without a section
@@ -594,7 +612,7 @@ def _nearest(name: str, valid: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else f"; valid are {', '.join(candidates[:8])}{', …' if len(candidates) > 8 else ''}"
 
 
-def _quote(value: object) -> str:
+def quoted(value: object) -> str:
     """Return the value on one line of at most 60 characters."""
     text = toml_value(value) if isinstance(value, (str, bool, int)) else repr(value)
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

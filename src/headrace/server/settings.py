@@ -161,7 +161,7 @@ class Choice(Generic[E]):
 
 
 class Directory:
-    """A path, absolute or relative to the working directory of the broker."""
+    """A path. In a file it is relative to the directory of the file, elsewhere to the working directory of the broker."""
 
     expected: Final = "a path"
 
@@ -181,6 +181,7 @@ class Reference:
     def __init__(self, noun: str, pattern: str = r"[^\0]+", *, is_hidden: bool = False) -> None:
         self._noun, self._pattern = noun, re.compile(pattern)
         self.is_hidden = is_hidden
+        self.is_path = noun == "the path of a file"
 
     @property
     def expected(self) -> str:
@@ -342,6 +343,24 @@ class Setting:
     def variable(self) -> str:
         """The environment variable of the key."""
         return "HEADRACE__" + self.name.replace(".", "__").upper()
+
+
+def anchored(kind: Kind[object], value: Any, directory: Path) -> Any:
+    """Return a value of a file in `directory`, with relative paths resolved against that directory."""
+    if isinstance(kind, Directory):
+        return directory / value
+    if isinstance(kind, Reference) and kind.is_path and value:
+        return str(directory / value)
+    if isinstance(kind, References):
+        return tuple(dataclasses.replace(one, place=str(directory / one.place)) if one.kind == "file" else one for one in value)
+    return value
+
+
+def named_files(kind: Kind[object], value: Any) -> list[Path]:
+    """Return the files that a value names and that must exist."""
+    if isinstance(kind, Reference) and kind.is_path and value:
+        return [Path(value)]
+    return [Path(one.place) for one in value if one.kind == "file"] if isinstance(kind, References) else []
 
 
 def setting(kind: Kind[object], default: object, text: str) -> Any:

@@ -18,23 +18,28 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from operator import methodcaller
-from typing import Any, Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from headrace.errors import BrokerError, WireError
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Link
 
+RECORD_OVERHEAD_BYTES: Final = 64
+"""Cost of a record in flight in addition to its key and value, so that many empty records fill the window too."""
+
 Message = TypeVar("Message")
 Decoded = TypeVar("Decoded", covariant=True)
-Work = Coroutine[Any, Any, None]
+Work: TypeAlias = Coroutine[Any, Any, None]
+Encode: TypeAlias = Callable[[], bytes]
+_Owed: TypeAlias = tuple[asyncio.Future[Any] | None, int, Encode]
+"""A reply that waits for a publish, its size in flight, and the reply to send when it is done. None: it waits for earlier replies only."""
 
 WORK_A_TURN: Final = 64
 """Requests with work that are served in one turn of the loop. Thousands of them would delay the other connections."""
 _WRITE_BYTES: Final = 64 * KIB
 """Replies are collected up to this size before they are passed to the connection."""
-_IS_DONE: Final = methodcaller("done")
 
 
 class Decoder(Protocol[Decoded]):
@@ -44,18 +49,6 @@ class Decoder(Protocol[Decoded]):
     def held_bytes(self) -> int: ...
 
     def feed(self, chunk: bytes, /) -> Iterable[Decoded]: ...
-
-
-class _Owed:
-    """A reply that waits for publishes. `reply` is called when all of them are done."""
-
-    __slots__ = ("outcomes", "reply", "size_bytes")
-
-    def __init__(self, outcomes: Sequence[asyncio.Future[Any]], size_bytes: int, reply: Callable[[], bytes]) -> None:
-        self.outcomes, self.size_bytes, self.reply = outcomes, size_bytes, reply
-
-    def is_due(self) -> bool:
-        return all(map(_IS_DONE, self.outcomes))
 
 
 class _Begun(Coroutine[Any, Any, None]):
@@ -82,6 +75,10 @@ class BaseSession(ABC, Generic[Message]):
     """State of one connection. Implements `FramedSession`."""
 
     _decoder: Decoder[Message]
+    _has_ordered_replies: ClassVar[bool] = True
+    """Otherwise replies leave in the order of completion."""
+    _bad_input: ClassVar[str] = "bad frame: {}"
+    """Reason to close after bytes that cannot be decoded."""
 
     def __init__(self, link: Link, *, in_flight_bytes_max: int, owed_max: int = 1 << 31) -> None:
         """`in_flight_bytes_max` and `owed_max` bound the owed replies: above either the socket is not read."""
@@ -89,7 +86,7 @@ class BaseSession(ABC, Generic[Message]):
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Message] = deque()
         self._is_busy = False
-        """Work is under way, or has failed."""
+        """Work is under way."""
         self._task: asyncio.Task[None] | None = None
         self._work_left = WORK_A_TURN
         self._next_turn: asyncio.Handle | None = None
@@ -102,7 +99,7 @@ class BaseSession(ABC, Generic[Message]):
         self._writable: asyncio.Future[None] | None = None
         self._ending: tuple[str, bool] | None = None
         """Reason to close with (and whether it is an error) when everything is done."""
-        self._is_lost = False
+        self._is_closed = self._is_lost = False
 
     # Calls from the connection.
 
@@ -152,7 +149,7 @@ class BaseSession(ABC, Generic[Message]):
                     break
         except WireError as error:
             # The frame boundaries are lost, so no reply is possible. Earlier requests are completed.
-            self._end(f"bad frame: {error}")
+            self._end(self._bad_input.format(error))
         if inbox and not self._must_wait():
             self._advance()
         else:
@@ -171,14 +168,14 @@ class BaseSession(ABC, Generic[Message]):
 
     def _must_wait(self) -> bool:
         is_full = self._in_flight_bytes >= self._in_flight_bytes_max or len(self._owed) >= self._owed_max
-        return self._is_busy or is_full or self._work_left <= 0
+        return self._is_busy or is_full or self._work_left <= 0 or self._is_closed
 
     def _update(self) -> None:
         """Send the replies, pause or resume reading, and close if everything is done."""
+        if self._is_lost or self._is_closed:
+            return
         if self._ready:
             self._flush()
-        if self._is_lost:
-            return
         if self._inbox and self._work_left <= 0 and self._next_turn is None:
             self._next_turn = self._loop.call_soon(self._take_next_turn)
         if not self._is_paused:
@@ -213,7 +210,6 @@ class BaseSession(ABC, Generic[Message]):
             await work
         except Exception as failure:
             self._fail(failure)
-            return
         self._is_busy = False
         if self._task is not None:
             self._task = None
@@ -222,12 +218,11 @@ class BaseSession(ABC, Generic[Message]):
     def _fail(self, failure: BaseException) -> None:
         """Close after a bug, because the peer would wait for a reply that never comes."""
         self._loop.call_exception_handler({"message": "a request failed", "exception": failure, "peer": self._link.peer})
-        self._is_busy = True
         self._inbox.clear()
+        self._owed.clear()  # no reply is better than a wrong one
         self._flush()
-        reason = "internal error: the request could not be completed"
-        self._ending = (reason, True)
-        self._link.close(reason)
+        self._ending = ("internal error: the request could not be completed", True)
+        BaseSession._close(self, *self._ending)
 
     def _is_writable(self) -> bool:
         """Return whether the peer reads its replies. If not, `drained` is called when it does again."""
@@ -250,23 +245,30 @@ class BaseSession(ABC, Generic[Message]):
 
     def _reply(self, frames: bytes) -> None:
         """Send the reply after the owed ones."""
-        if self._owed:
-            self._owed.append(_Owed((), 0, lambda: frames))
+        if self._owed and self._has_ordered_replies:
+            self._owed.append((None, 0, lambda: frames))
             return
         self._ready.append(frames)
         self._ready_bytes += len(frames)
         if self._ready_bytes > _WRITE_BYTES:
             self._flush()
 
-    def _owe(self, outcomes: Sequence[asyncio.Future[Any]], size_bytes: int, reply: Callable[[], bytes]) -> None:
-        """Send `reply()` after the earlier replies, when all outcomes are there."""
-        if not outcomes:
-            self._reply(reply())
-            return
-        self._owed.append(_Owed(outcomes, size_bytes, reply))
+    def _owe(self, outcome: asyncio.Future[Any], size_bytes: int, reply: Encode) -> None:
+        """Send `reply()` after the earlier replies, when the outcome is there."""
         self._in_flight_bytes += size_bytes
-        for outcome in outcomes:
+        if self._has_ordered_replies:
+            self._owed.append((outcome, size_bytes, reply))
             outcome.add_done_callback(self._settled)
+            return
+        is_answered: list[bool] = []
+
+        def note() -> bytes:
+            is_answered.append(True)
+            return reply()
+
+        owed: _Owed = (outcome, size_bytes, note)
+        self._owed.append(owed)
+        outcome.add_done_callback(partial(self._settled_early, owed, is_answered))
 
     def _settled(self, outcome: asyncio.Future[Any]) -> None:
         """Reply to all completed requests, oldest first. One flush completes many: the first call answers all of them."""
@@ -274,21 +276,33 @@ class BaseSession(ABC, Generic[Message]):
         if self._is_lost:
             return
         if failure is not None and not isinstance(failure, BrokerError):
-            self._owed.clear()  # no reply is better than a wrong one
             self._fail(failure)
             return
-        owed = self._owed
-        if not owed or not owed[0].is_due():
-            return
+        if self._answer_due():
+            self._advance()
+
+    def _settled_early(self, owed: _Owed, is_answered: list[bool], outcome: asyncio.Future[Any]) -> None:
+        """Reply to a completed request even if earlier ones are not completed."""
+        self._settled(outcome)
+        if not (is_answered or self._is_closed or self._is_lost):
+            self._owed.remove(owed)
+            self._owed.appendleft(owed)
+            self._answer_due()
+            self._advance()
+
+    def _answer_due(self) -> bool:
+        """Return whether there is a reply to send."""
+        owed, ready = self._owed, self._ready
+        is_any = False
         try:
-            while owed and owed[0].is_due():
-                due = owed.popleft()
-                self._in_flight_bytes -= due.size_bytes
-                self._ready.append(due.reply())
+            while owed and ((outcome := owed[0][0]) is None or outcome.done()):
+                _, size_bytes, reply = owed.popleft()
+                self._in_flight_bytes -= size_bytes
+                ready.append(reply())
+                is_any = True
         except Exception as failure:
-            owed.clear()
             self._fail(failure)
-        self._advance()
+        return is_any
 
     def _flush(self) -> None:
         if self._ready:
@@ -299,11 +313,12 @@ class BaseSession(ABC, Generic[Message]):
     # Ending.
 
     def _end(self, reason: str, *, error: bool = True) -> None:
-        """Accept no new requests, complete the received ones, then close the link."""
-        if self._ending is None:
+        """Accept no new requests, complete the received ones, then close the link. An error replaces the reason of a drain."""
+        if self._ending is None or (error and not self._ending[1]):
             self._ending = (reason, error)
         self._update()
 
     def _close(self, reason: str, error: bool) -> None:
         """Close the link: everything is done."""
+        self._is_closed = True
         self._link.close(reason, error=error)

@@ -376,8 +376,9 @@ class Store:
             try:
                 while self.flush():
                     self.maintenance.after_flush()
-            except Exception:
-                self._wake.set()  # the store is fenced; the next round rejects the other appends
+            except Exception as failure:
+                self.fence(f"the writer failed: {failure!r}")  # as a failed flush has done already
+                self._wake.set()  # the next round rejects the other appends
             if self._stopping and not self._staged and not self._urgent:
                 return
 

@@ -12,7 +12,8 @@ from headrace.broker.settings import BrokerSettings
 from headrace.errors import BrokerError, DiskFull, StorageFailed
 from headrace.limits import VALUE_BYTES_MAX
 from headrace.records import RecordBatch
-from headrace.sessions.figg.session import RECORD_OVERHEAD_BYTES, FiggSettings
+from headrace.sessions.figg.session import FiggSettings
+from headrace.sessions.session import RECORD_OVERHEAD_BYTES
 from headrace.wire.figg import AckBatch, Pong, encode
 from tests.sessions.figg.peer import WHO, Peer, figg_peer
 

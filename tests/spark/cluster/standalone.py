@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.spark.fast_start import java_options, spark_home
+from tests.spark.fast_start import bare_spark_home, java_options
 
 START_SECONDS_MAX: Final = 120.0
 
@@ -22,7 +22,9 @@ class Standalone:
     def __init__(self, directory: Path, *, workers: int = 2) -> None:
         self._directory, self._workers = directory, workers
         directory.mkdir(parents=True)
-        self._home = spark_home()
+        self.home = bare_spark_home()
+        self._java_options = java_options(self.home)
+        """SPARK_HOME of the cluster, and of drivers: a Python without packages does not find ours there."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master = ""
 
@@ -54,18 +56,19 @@ class Standalone:
         """Settings of a session on this cluster."""
         return {
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": java_options(),
+            "spark.executor.extraJavaOptions": self._java_options,
             "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[3]),
         }
 
     def _start(self, name: str, *command: str) -> Path:
         log = self._directory / f"{name}.log"
-        environment = {**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": java_options()}
+        environment = {**os.environ, "SPARK_HOME": str(self.home), "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment["SPARK_DAEMON_JAVA_OPTS"] = self._java_options
         environment["SPARK_DAEMON_MEMORY"] = "256m"
         with log.open("wb") as output:
             # A separate process group, which includes the executors of a worker.
             process = subprocess.Popen(
-                [str(self._home / "bin" / "spark-class"), *command],
+                [str(self.home / "bin" / "spark-class"), *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -14,8 +14,7 @@ from deltalake import DeltaTable
 
 from headrace.flight.client import FlightClient, Servers
 from tests.spark.cluster.standalone import Standalone
-from tests.spark.fast_start import java_options, spark_home
-from tests.spark.serving import FlightBroker
+from tests.spark.serving import FlightBroker, session_settings
 
 PIPELINE = """
 [sources.orders]
@@ -54,11 +53,11 @@ def priced(orders):
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.xdist_group("cluster")
-def test_a_pipeline_runs_on_a_cluster_and_resumes(tmp_path: Path) -> None:
+def test_a_pipeline_runs_on_a_cluster_and_resumes(tmp_path: Path, cluster: Standalone) -> None:
     file = tmp_path / "p.toml"
     file.write_text(PIPELINE, encoding="utf-8")
     (tmp_path / "prices.py").write_text(STEP, encoding="utf-8")
-    with Standalone(tmp_path / "cluster") as cluster, FlightBroker(tmp_path / "broker") as broker:
+    with FlightBroker(tmp_path / "broker") as broker:
         with FlightClient(Servers.parse(broker.address)) as flight_client:
             flight_client.create_topic("orders", 2)
             for first in (0, 10):
@@ -73,15 +72,11 @@ def test_a_pipeline_runs_on_a_cluster_and_resumes(tmp_path: Path) -> None:
 
 def run(file: Path, cluster: Standalone, broker: FlightBroker) -> None:
     """Run a command in an environment without an active virtual environment."""
-    settings = {**cluster.conf, "spark.driver.extraJavaOptions": java_options(), "spark.ui.enabled": "false"}
-    conf = [argument for key, value in settings.items() for argument in ("--conf", f"{key}={value}")]
+    settings = session_settings(file.parent / "spark") | cluster.conf
+    conf = [f"--conf={key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file), "--once", "--master", cluster.master, *conf]
-    environment = {
-        **os.environ,
-        "HEADRACE_PIPELINES": str(file.parent / "entries"),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_HOME": str(spark_home()),
-    }
+    environment = {**os.environ, "HEADRACE_PIPELINES": str(file.parent / "entries"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["SPARK_HOME"] = str(cluster.home)
     environment.pop("PYSPARK_PYTHON", None)
     done = subprocess.run([*command, "--servers", broker.address], env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]

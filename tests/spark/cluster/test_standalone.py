@@ -17,14 +17,13 @@ KILLS = (("executor", "staging"), ("executor", "staged"))
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.xdist_group("cluster")
-def test_an_executor_that_dies_takes_no_row_with_it_and_leaves_none_behind(tmp_path: Path, proof: Proof) -> None:
-    with Standalone(tmp_path / "cluster") as cluster:
-        conf = {**cluster.conf, f"spark.executorEnv.{VARIABLE}": str(tmp_path / "job" / "traps")}
-        supervisor = Supervisor(tmp_path / "job", seed=1, master=cluster.master, conf=conf)
-        try:
-            outcome = supervisor.run(KILLS)
-        finally:
-            supervisor.close()
+def test_an_executor_that_dies_takes_no_row_with_it_and_leaves_none_behind(tmp_path: Path, cluster: Standalone, proof: Proof) -> None:
+    conf = {**cluster.conf, f"spark.executorEnv.{VARIABLE}": str(tmp_path / "traps")}
+    supervisor = Supervisor(tmp_path, seed=1, master=cluster.master, conf=conf)
+    try:
+        outcome = supervisor.run(KILLS)
+    finally:
+        supervisor.close()
     proof("kill -9 under a Spark query", outcome.kills.total())
     assert outcome.kills == {"executor staging": 1, "executor staged": 1}
     assert outcome.rows > 0

@@ -61,10 +61,8 @@ class RustLogLoad:
         return Produced()
 
     def consume(self, topic: str, records: int, value_bytes: int, subscription: int) -> ConsumePlan:
-        accounted = value_bytes + _ACCOUNTED_OVERHEAD_BYTES[self._dialect]
-
         def request(begin: int, count: int) -> bytes:
-            return encode_request(self._dialect, Fetch(topic, 0, begin, count * accounted))
+            return encode_request(self._dialect, Fetch(topic, 0, begin, fetch_bytes(self._dialect, count, value_bytes)))
 
         size = page_records(value_bytes * _WIRE_FACTOR[self._dialect])
         meter = Pages(records, size, request, _next_offset, head_bytes=LENGTH.size, rest_bytes=_payload_bytes)
@@ -83,6 +81,11 @@ class Produced(Replies):
             raise BenchFailed(f"rustlog: Produce failed: {reply}")
         self.count += len(reply.offsets)
         return b""
+
+
+def fetch_bytes(dialect: Dialect, records: int, value_bytes: int) -> int:
+    """Return the `max_bytes` of a Fetch that returns `records` records."""
+    return records * (value_bytes + _ACCOUNTED_OVERHEAD_BYTES[dialect])
 
 
 def _payload_bytes(head: bytes) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from headrace.broker.authorizer import Action, Authorizer, Principal
+from headrace.broker.authorizer import Principal
 from headrace.broker.publishing.partitioner import assign, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.timers import Clock
@@ -179,18 +179,21 @@ class Placing:
 
 
 class Publisher:
-    """Entry point of all publishes. Counts what is staged and unresolved, so that a drain can wait for it."""
+    """Entry point of all publishes. Counts what is staged and unresolved, so that a drain can wait for it.
+
+    `check_may` raises `NotAuthorized` unless the principal may publish to the topic.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        authorizer: Authorizer,
+        check_may: Callable[[Principal, str], None],
         find: Callable[[str], Topic],
         clock: Clock,
         rules: Callable[[str], Rule | None] = lambda topic: None,
     ) -> None:
         self._engine = engine
-        self._authorizer = authorizer
+        self.check_may = check_may
         self._find = find
         self._clock = clock
         self._rules = rules
@@ -223,15 +226,11 @@ class Publisher:
     def route(self, who: Principal, topic: str) -> Route:
         """Look up the route and check the permission. Raises `Unavailable`, `NotAuthorized`, `UnknownTopic`."""
         self.check_open()
-        self._authorizer.check(who, Action.PUBLISH, "topic", topic)
+        self.check_may(who, topic)
         if len(self._allowed) >= _ROUTES_MAX:
             self._allowed.clear()
         route = self._allowed[who, topic] = self.own_route(topic)
         return route
-
-    def check_may(self, who: Principal, topic: str) -> None:
-        """Raise `NotAuthorized` unless the principal may publish to the topic."""
-        self._authorizer.check(who, Action.PUBLISH, "topic", topic)
 
     def own_route(self, topic: str) -> Route:
         """Return the route for records that the broker itself publishes. Raises `UnknownTopic`."""

@@ -120,7 +120,7 @@ class Writer:
             return
         if not epoch:
             raise StaleEpoch(writer=self.name, epoch=epoch, current=self.epoch)
-        raise NotAuthorized(principal=name, action="publish", resource=f"epoch {epoch[:80]!r} of transaction {self.name!r}")
+        raise NotAuthorized(principal=name, action="publish", resource=f"epoch {epoch[:80]!r} of writer {self.name!r}")
 
     def check_skip(self, version: int) -> None:
         """Reject a version far ahead: it would make all versions up to it count as published. Raises `InvalidRequest`."""

@@ -10,7 +10,7 @@ partition, records are ordered by (`order`, position of the handle in the public
 
 A handle names one attempt of one task and is used once. A handle that was published, dropped or has expired cannot be used again.
 
-Every public method checks the permissions itself, because they depend on the writer's row and stages: see "Permissions" below.
+What a principal needs for a call depends on the writer's row and its stages, so the stages ask `Permissions` while they work.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from headrace.broker.authorizer import Action, Authorizer, Principal
+from headrace.broker.authorizer import Principal
 from headrace.broker.names import check_name
 from headrace.broker.publishing.publish import Placing, Publisher, Route
 from headrace.broker.settings import BrokerSettings
@@ -34,15 +34,13 @@ from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Stage, StageEntry, StageSize, State
 from headrace.engine.admission import check_batch
 from headrace.engine.contract import Engine
-from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, NotAuthorized, UnknownStage
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, UnknownStage
 from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, WRITER_TOPICS_REMEMBERED
 from headrace.records import AnyBatch
 
 __all__ = ["Publication", "StageEntry", "StageSize", "Stages"]
 
 T = TypeVar("T")
-_KIND: Final = "transaction"
-"""Resource kind of a writer in access rules."""
 _STEP: Final = "publications of exactly-once writers"
 _RETRY_SECONDS: Final = 1.0
 
@@ -75,14 +73,29 @@ class _Untimed(Route):
         return batch
 
 
+class Permissions(Protocol):
+    """Decides for a writer and the topics of its last publication or its stages."""
+
+    def check_publishes(self, who: Principal, writer: str) -> None: ...
+
+    def check_deletes(self, who: Principal, writer: str) -> None: ...
+
+    def check_sees(self, who: Principal, writer: str, topics: Iterable[str]) -> None: ...
+
+    def check_topics(self, who: Principal, writer: str, topics: Iterable[str]) -> None: ...
+
+    def acts(self, who: Principal, writer: str) -> bool: ...
+
+    def sees(self, who: Principal, writer: str, topics: Iterable[str]) -> bool: ...
+
+
 class Stages:
     """All stages and their writers."""
 
     def __init__(
-        self, engine: Engine, authorizer: Authorizer, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings
+        self, engine: Engine, may: Permissions, publisher: Publisher, *, clock: Clock, later: Later, settings: BrokerSettings
     ) -> None:
-        self._engine = engine
-        self._authorizer = authorizer
+        self._may = may
         self._health = engine.health
         self._publisher = publisher
         self._clock = clock
@@ -134,7 +147,7 @@ class Stages:
         self, who: Principal, handle: str, topic: str, batch: AnyBatch, *, writer: str, epoch: str, order: int, partition: int | None
     ) -> asyncio.Future[None]:
         """Stage a batch. The future resolves when there is room. After any error nothing of the batch is staged."""
-        self._authorizer.check(who, Action.PUBLISH, _KIND, writer)
+        self._may.check_publishes(who, writer)
         route = self._publisher.route(who, topic)
         size_bytes = check_batch(batch)
         if size_bytes > TRANSACTION_BYTES_MAX or weight(batch) > TRANSACTION_BYTES_MAX:
@@ -148,12 +161,12 @@ class Stages:
     async def seal(self, who: Principal, handle: str, writer: str, epoch: str, order: int) -> StageSize:
         """Close a stage. Idempotent. With `writer`, create a missing stage: a task may have had nothing to stage."""
         if writer and handle not in self._stages:
-            self._authorizer.check(who, Action.PUBLISH, _KIND, writer)
+            self._may.check_publishes(who, writer)
             self._publisher.check_open()
             stage = self._open(who, handle, writer, epoch, order)
         else:
             stage = self._find(who, handle)
-            self._check_topics(who, stage.writer, stage.by_topic)
+            self._may.check_topics(who, stage.writer.name, stage.by_topic)
             stage.writer.check_epoch(stage.epoch)
         if stage.arriving:
             raise InvalidRequest(f"stage {handle!r} is still being written")
@@ -201,7 +214,7 @@ class Stages:
 
     async def publish(self, who: Principal, name: str, version: int, handles: Sequence[str], epoch: str, remember_ms: int) -> Publication:
         """Publish once: check and publication are one step under the writer's lock. Continues if the caller is cancelled."""
-        self._authorizer.check(who, Action.PUBLISH, _KIND, name)
+        self._may.check_publishes(who, name)
         self._publisher.check_open()
         check_version(version)
         if remember_ms < 0:
@@ -241,16 +254,16 @@ class Stages:
             writer.check_epoch(epoch)  # another epoch may have started while this task waited, and the rules may have changed
             await self._publications.roll(writer)
             writer.check_owner(who.name, epoch)
-            self._check_topics(who, writer, writer.topics)
+            self._may.check_topics(who, writer.name, writer.topics)
             if writer.version is not None and version <= writer.version:
                 doomed = [self._stages[handle] for handle in handles if handle in writer.handles]
-                self._check_topics(who, writer, _topics_of(doomed))
+                self._may.check_topics(who, writer.name, _topics_of(doomed))
                 for stage in doomed:
                     self._drop(stage)
                 return Publication(writer.name, version, True, 0)
             writer.check_skip(version)
             stages = self._sealed(writer, handles)
-            self._check_topics(who, writer, _topics_of(stages))
+            self._may.check_topics(who, writer.name, _topics_of(stages))
             await self._write(who, writer, version, stages)
             return Publication(writer.name, version, False, sum(stage.records for stage in stages))
 
@@ -321,9 +334,9 @@ class Stages:
         """Drop stages and return how many existed. A stage being published is kept. An unknown handle becomes unusable for this
         principal, because its task may only be slow. A stage of a writer that the principal may not act for counts as unknown."""
         wanted = list(dict.fromkeys(handles))
-        known = [stage for handle in wanted if (stage := self._stages.get(handle)) is not None and self._may_act(who, stage.writer.name)]
+        known = [stage for handle in wanted if (stage := self._stages.get(handle)) is not None and self._may.acts(who, stage.writer.name)]
         for stage in known:
-            self._check_topics(who, stage.writer, stage.by_topic)
+            self._may.check_topics(who, stage.writer.name, stage.by_topic)
         own = {stage.handle for stage in known}
         strangers = [handle for handle in wanted if handle not in own]
         for handle in strangers:
@@ -338,17 +351,17 @@ class Stages:
     async def forget_writer(self, who: Principal, name: str) -> None:
         """Forget the writer's last version, its stages and a publication in progress. Raises `NoSuchEntry`. Needs DELETE on the writer and,
         as publishing does, PUBLISH on the topics of its last publication and of its stages."""
-        self._authorizer.check(who, Action.DELETE, _KIND, name)
+        self._may.check_deletes(who, name)
         writer = self._writers.find(name)
         if writer is None:
             raise NoSuchEntry("writer", name)
         stages = [self._stages[handle] for handle in writer.handles]
-        self._check_topics(who, writer, [*writer.topics, *_topics_of(stages)])
+        self._may.check_topics(who, writer.name, [*writer.topics, *_topics_of(stages)])
         for stage in stages:
             if stage.state is not State.PUBLISHING:
                 self._drop(stage)
         async with self._writers.locked(writer):
-            self._check_topics(who, writer, writer.topics)  # the rules may have changed during the wait
+            self._may.check_topics(who, writer.name, writer.topics)  # the rules may have changed during the wait
             await self._publications.forget(writer)
             writer.forget_epochs()
 
@@ -383,61 +396,31 @@ class Stages:
 
     def last_version(self, who: Principal, name: str) -> int | None:
         writer = self._writers.find(name)
-        if not self._may_see(who, name, () if writer is None else writer.topics):
-            raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"{_KIND} {name!r}")
+        self._may.check_sees(who, name, () if writer is None else writer.topics)
         return None if writer is None else writer.version
 
     def writers(self, who: Principal) -> list[WriterEntry]:
-        return [entry for entry in self._writers.entries() if self._may_see(who, entry.writer, self._writers.writers[entry.writer].topics)]
+        return [entry for entry in self._writers.entries() if self._may.sees(who, entry.writer, self._writers.writers[entry.writer].topics)]
 
     def stages(self, who: Principal) -> list[StageEntry]:
         now = self._clock()
-        return [stage.entry(now) for _, stage in sorted(self._stages.items()) if self._may_see(who, stage.writer.name, stage.by_topic)]
+        return [stage.entry(now) for _, stage in sorted(self._stages.items()) if self._may.sees(who, stage.writer.name, stage.by_topic)]
 
-    # Permissions
-
-    def _may_see(self, who: Principal, name: str, topics: Iterable[str]) -> bool:
-        """Return whether the principal may see the writer and the topics it writes to."""
-        may = any(self._authorizer.allows(who, action, _KIND, name) for action in (Action.DESCRIBE, Action.PUBLISH))
-        return may and all(self._authorizer.allows_topic(who, topic) for topic in self._present(topics))
-
-    def _may_act(self, who: Principal, name: str) -> bool:
-        """Return whether the principal may act for the writer. Uses `check`, so that a denial is audited although the caller hides it."""
-        try:
-            self._authorizer.check(who, Action.PUBLISH, _KIND, name)
-        except NotAuthorized:
-            return False
-        return True
+    # Internals
 
     def _check_acts(self, who: Principal, name: str, epoch: str) -> None:
-        """Check the topics of the writer's last publication: a writer's name alone grants nothing, its versions and stages belong to
-        principals that may publish where it does. Raises `NotAuthorized`."""
+        """Check the topics of the writer's last publication. Raises `NotAuthorized`."""
         writer = self._writers.find(name)
         if writer is None:
             return
-        self._check_topics(who, writer, writer.topics)
+        self._may.check_topics(who, name, writer.topics)
         if epoch and epoch != writer.epoch:  # this supersedes the current epoch and drops its stages
-            self._check_topics(who, writer, _topics_of(self._stages[handle] for handle in writer.handles))
-
-    def _check_topics(self, who: Principal, writer: Writer, topics: Iterable[str]) -> None:
-        """Raise `NotAuthorized`, which names the topic only to principals that may see it."""
-        for topic in self._present(topics):
-            try:
-                self._publisher.check_may(who, topic)
-            except NotAuthorized:
-                if self._authorizer.allows_topic(who, topic):
-                    raise
-                raise NotAuthorized(principal=who.name, action=Action.PUBLISH.value, resource=f"{_KIND} {writer.name!r}") from None
-
-    def _present(self, topics: Iterable[str]) -> list[str]:
-        """Return the topics that exist. A deleted topic leaves nothing to protect."""
-        known = self._engine.topics()
-        return [topic for topic in topics if topic in known]
+            self._may.check_topics(who, name, _topics_of(self._stages[handle] for handle in writer.handles))
 
     def _find(self, who: Principal, handle: str) -> Stage:
         """Return the stage. Raises `UnknownStage`, also for a writer that this principal may not act for."""
         stage = self._stages.get(handle)
-        if stage is None or not self._may_act(who, stage.writer.name):
+        if stage is None or not self._may.acts(who, stage.writer.name):
             raise UnknownStage(handle)
         return stage
 

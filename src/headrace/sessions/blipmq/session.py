@@ -207,7 +207,7 @@ class BlipMqSession(BaseSession[Message]):
         """Reserve the place of the batch's reply."""
         size_bytes = sum(map(len, batch.values))
         batch.values = []  # the reply needs only the ids
-        self._owe((published,), size_bytes, partial(_publish_reply, batch, published))
+        self._owe(published, size_bytes, partial(_publish_reply, batch, published))
 
     async def _subscribe(self, message: Subscribe, who: Principal) -> None:
         if not message.topic:

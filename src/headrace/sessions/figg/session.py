@@ -1,7 +1,7 @@
 """Session of one Figg connection: receives publishes, sends acknowledgements and deliveries.
 
-Messages are handled in order. A PUBLISH to an unknown topic stalls the connection, which is not read until the topic is created. ACKs
-follow the order of the publishes over all topics: each is sent when its record and all earlier ones are durable.
+Messages are handled in order; later ones wait until the topic of a PUBLISH or ATTACH is created. ACKs follow the order of the publishes
+over all topics: each is sent when its record and all earlier ones are durable. Other replies do not wait for ACKs.
 
 Figg has no error frame. A request that fails closes the connection with a logged reason. Earlier publishes are acknowledged first.
 """
@@ -9,25 +9,22 @@ Figg has no error frame. A request that fails closes the connection with a logge
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
 
 from headrace import limits
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publishing.publish import Published
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, InvalidRecord, UnknownTopic, WireError
+from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import RecordBatch
 from headrace.sessions.contract import Link
 from headrace.sessions.figg.attachments import PARTITION, Attachments
+from headrace.sessions.session import RECORD_OVERHEAD_BYTES, BaseSession
 from headrace.sessions.turns import Turns
 from headrace.wire.figg import Attach, ClientMessage, Detach, Ping, PublishBatch, encode, server_decoder
-
-RECORD_OVERHEAD_BYTES: Final = 64
-"""Cost of a record in flight in addition to its value, so that many empty records fill the window too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +43,20 @@ class FiggSettings:
     """Timeout for a peer that has sent a ping before. Peers that never ping have no timeout."""
 
 
-@dataclass(slots=True)
-class InFlight:
-    """A batch that is not durable yet."""
+class FiggSession(BaseSession[ClientMessage]):
+    """State of one connection."""
 
-    future: asyncio.Future[Published]
-    seqs: Sequence[int]
-    size_bytes: int
-
-
-class FiggSession:
-    """State of one connection. Implements `Session`."""
+    _bad_input = "{}"
 
     def __init__(
         self, broker: Broker, link: Link, who: Principal, settings: FiggSettings = FiggSettings(), turns: Turns | None = None
     ) -> None:
-        self._broker, self._link, self._who, self._settings = broker, link, who, settings
-        self._loop = asyncio.get_running_loop()
+        super().__init__(link, in_flight_bytes_max=settings.in_flight_bytes_max)
+        self._broker, self._who, self._settings = broker, who, settings
         self._decoder = server_decoder(frame_bytes_max=settings.frame_bytes_max, strict_version=settings.strict_version)
-        self._attachments = Attachments(broker, link, who, self._fail, Turns() if turns is None else turns)
-        self._in_flight: deque[InFlight] = deque()
-        self._in_flight_bytes = 0
-        self._window_is_full = False
-        self._stall: asyncio.Task[None] | None = None
-        """Creates the topic that the next message needs."""
-        self._rest: Iterator[ClientMessage] = iter(())
-        """Decoded messages to handle after the stall."""
-        self._received: deque[bytes] = deque()
-        """Bytes to decode after that: the socket may have delivered more before it was paused."""
-        self._ending: tuple[str, bool] | None = None
-        """Reason to close with (and whether it is an error) when nothing is in flight."""
-        self._is_ended = False
-        """Handles no more messages: the connection failed or is lost."""
+        self._attachments = Attachments(broker, link, who, self._refuse, Turns() if turns is None else turns)
+        self._acked: list[Sequence[int]] = []
+        """Numbers of durable publishes, to acknowledge in this turn."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._was_heard = False
 
@@ -85,57 +64,31 @@ class FiggSession:
 
     def receive(self, data: bytes) -> None:
         self._was_heard = True
-        if not self._is_ended:
-            self._received.append(data)
-            self._go_on()
+        super().receive(data)
 
     def drained(self) -> None:
+        super().drained()
         self._attachments.feed()
 
     def closing(self) -> None:
-        self._finish("finished", error=False)
+        self._end("finished", error=False)
 
     def lost(self) -> None:
-        self._is_ended = True
+        super().lost()
         self._attachments.close()
-        self._in_flight.clear()
-        if self._stall is not None:
-            self._stall.cancel()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
 
-    @property
-    def held_bytes(self) -> int:
-        return self._decoder.held_bytes
-
     # Messages.
 
-    def _go_on(self) -> None:
-        """Handle everything received, up to a stall."""
-        self._handle_all(self._rest)
-        while self._received and not self._is_held_up():
-            self._handle_all(self._decoder.feed(self._received.popleft()))
-
-    def _handle_all(self, messages: Iterator[ClientMessage]) -> None:
-        if self._is_held_up():
-            return
+    def _serves(self, message: ClientMessage) -> bool:
         try:
-            for message in messages:
-                try:
-                    self._handle(message)
-                except (UnknownTopic, SchemaCheckPending):
-                    self._rest = messages
-                    self._stall_for(message)
-                    return
-                except BrokerError as failure:
-                    self._fail(failure)
-                if self._is_ended:
-                    return
-        except WireError as failure:
-            self._end_with_error(str(failure))
-
-    def _is_held_up(self) -> bool:
-        return self._stall is not None or self._is_ended
+            self._handle(message)
+        except (UnknownTopic, SchemaCheckPending):
+            self._start(self._prepare(message))
+        except BrokerError as failure:
+            self._refuse(failure)
+        return True
 
     def _handle(self, message: ClientMessage) -> None:
         match message:
@@ -151,12 +104,8 @@ class FiggSession:
                 self._attachments.detach(topic)
                 self._link.send(encode.detached(topic))
 
-    def _stall_for(self, message: ClientMessage) -> None:
-        """Create the topic that the message needs, or wait for a slow schema check, then handle the message again."""
-        self._link.pause_reading()
-        self._stall = self._loop.create_task(self._prepare(message))
-
     async def _prepare(self, message: ClientMessage) -> None:
+        """Create the topic that the message needs, or wait for a slow schema check, then handle the message again."""
         assert isinstance(message, PublishBatch | Attach)
         try:
             if isinstance(message, PublishBatch):
@@ -165,11 +114,7 @@ class FiggSession:
                 await self._broker.ensure_topic(self._who, message.topic)
             self._handle(message)
         except BrokerError as failure:
-            self._fail(failure)
-        self._stall = None
-        self._go_on()
-        self._link.resume_reading()
-        self._close_if_done()
+            self._refuse(failure)
 
     # Publishes and their acknowledgements.
 
@@ -182,66 +127,38 @@ class FiggSession:
                 self._publish(PublishBatch(batch.topic, batch.seqs[: failure.index], batch.values[: failure.index]))
             raise
         size_bytes = sum(map(len, batch.values)) + RECORD_OVERHEAD_BYTES * len(batch.values)
-        self._in_flight.append(InFlight(future, batch.seqs, size_bytes))
-        self._in_flight_bytes += size_bytes
-        if self._in_flight_bytes > self._settings.in_flight_bytes_max and not self._window_is_full:
-            self._window_is_full = True
-            self._link.pause_reading()
-        future.add_done_callback(self._settle)
+        self._owe(future, size_bytes, partial(self._published, batch.seqs, future))
 
-    def _settle(self, future: asyncio.Future[Published]) -> None:
-        """Acknowledge completed publishes in order. One flush completes many batches: the first call acknowledges all of them."""
-        _failure(future)  # retrieved for a lost connection too: asyncio reports an exception that is never retrieved
-        failure: BrokerError | None = None
-        done: list[Sequence[int]] = []
-        while self._in_flight and self._in_flight[0].future.done():
-            head = self._in_flight[0]
-            failure = _failure(head.future)
-            if failure is not None:
-                break
-            self._in_flight.popleft()
-            self._in_flight_bytes -= head.size_bytes
-            done.append(head.seqs)
-        if done:
-            self._acknowledge(done)
-        if failure is not None:
-            self._in_flight.clear()  # an ACK for a later publish would cover the failed one
-            self._fail(failure)
-        if self._window_is_full and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
-            self._window_is_full = False
-            self._link.resume_reading()
-        self._close_if_done()
-
-    def _acknowledge(self, done: list[Sequence[int]]) -> None:
-        if self._settings.ack_each or sum(map(len, done)) <= self._settings.acks_apart_max:
-            self._link.send(encode.acks([seq for seqs in done for seq in seqs]))
+    def _published(self, seqs: Sequence[int], future: asyncio.Future[Published]) -> bytes:
+        failure = future.exception()
+        if isinstance(failure, BrokerError):
+            self._owed.clear()  # an ACK for a later publish would cover the failed one
+            self._refuse(failure)
         else:
-            self._link.send(encode.ack(max(map(max, done))))
+            self._acked.append(seqs)
+        return b""
+
+    def _flush(self) -> None:
+        if self._acked:
+            acked, self._acked = self._acked, []
+            if self._settings.ack_each or sum(map(len, acked)) <= self._settings.acks_apart_max:
+                self._ready.append(encode.acks([seq for seqs in acked for seq in seqs]))
+            else:
+                self._ready.append(encode.ack(max(map(max, acked))))
+        super()._flush()
 
     # Ending.
 
-    def _fail(self, failure: BrokerError) -> None:
-        self._end_with_error(f"{failure.code}: {failure}")
-
-    def _end_with_error(self, reason: str) -> None:
+    def _refuse(self, failure: BrokerError) -> None:
         """Handle no more messages, and close when the earlier publishes are acknowledged."""
-        if not self._is_ended:
-            self._is_ended = True
-            self._received.clear()
-            self._finish(reason, error=True)
+        self._inbox.clear()
+        self._end(f"{failure.code}: {failure}")
 
-    def _finish(self, reason: str, *, error: bool) -> None:
+    def _end(self, reason: str, *, error: bool = True) -> None:
         if self._ending is None:
             self._link.pause_reading()
-        if self._ending is None or error:
-            self._ending = (reason, error)
         self._attachments.close()
-        self._close_if_done()
-
-    def _close_if_done(self) -> None:
-        if self._ending is not None and not self._in_flight and (self._stall is None or self._is_ended):
-            reason, error = self._ending
-            self._link.close(reason, error=error)
+        super()._end(reason, error=error)
 
     # Idle timeout.
 
@@ -253,18 +170,8 @@ class FiggSession:
     def _listen_for_silence(self) -> None:
         """End the session if the peer is silent. A peer that is not read, or has not read its data, is not silent."""
         self._idle_timer = None
-        is_slow = self._stall is not None or self._window_is_full or self._link.unsent_bytes > 0
+        is_slow = self._is_busy or self._is_paused or self._link.unsent_bytes > 0
         if self._was_heard or is_slow:
             self._expect_to_hear()
         else:
-            self._end_with_error(f"silent: {self._settings.idle_seconds:g} s without a message from a peer that sends pings")
-
-
-def _failure(future: asyncio.Future[Published]) -> BrokerError | None:
-    """Return the error of a failed publish."""
-    if future.cancelled():
-        return BrokerError("the publish was cancelled")
-    failure = future.exception()
-    if failure is None or isinstance(failure, BrokerError):
-        return failure
-    raise failure
+            self._end(f"silent: {self._settings.idle_seconds:g} s without a message from a peer that sends pings")

@@ -185,8 +185,10 @@ class FlyMqSession(BaseSession[Step]):
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)
+        elif (outcome := staged.outcome) is None:
+            self._reply(staged.reply(self._dialect))
         else:
-            self._owe(staged.outcomes, staged.size_bytes, partial(staged.reply, self._dialect))
+            self._owe(outcome, staged.size_bytes, partial(staged.reply, self._dialect))
 
     def _publishes(self, batch: ProduceBatch) -> bool:
         """Stage the batch. Return False if the topic does not exist yet or its schema check takes longer."""

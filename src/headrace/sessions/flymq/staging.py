@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from headrace.broker import Broker, Principal, Published
 from headrace.broker.schema_checks import SchemaCheckPending
@@ -19,14 +19,13 @@ from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import RecordBatch
 from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.flymq.errors import publish_error_reply
+from headrace.sessions.session import RECORD_OVERHEAD_BYTES as IN_FLIGHT_OVERHEAD_BYTES
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
 
 RECORD_BYTES_MAX: Final = FLYMQ_PAYLOAD_BYTES_MAX - FRONT_BYTES - RECORD_OVERHEAD_BYTES
 """Key and value of the largest record that a FETCH reply can carry. A PRODUCE frame could carry a few bytes more."""
-RECORD_WEIGHT_BYTES: Final = 64
-"""Cost of a record in flight in addition to its key and value: its reply and its list entries."""
 
 
 @dataclass(slots=True)
@@ -47,13 +46,17 @@ class Staged:
         self._value_sizes = list(map(len, batch.values))
         self._key_sizes = [AUTO] * len(batch) if batch.keys is None else [len(key) if key else AUTO for key in batch.keys]
         self.parts = parts
-        self.size_bytes = sum(self._value_sizes) + len(batch) * RECORD_WEIGHT_BYTES
+        self.size_bytes = sum(self._value_sizes) + len(batch) * IN_FLIGHT_OVERHEAD_BYTES
         if batch.keys is not None:
             self.size_bytes += sum(map(len, filter(None, batch.keys)))
 
     @property
-    def outcomes(self) -> list[asyncio.Future[Published]]:
-        return [part.outcome for part in self.parts if not isinstance(part.outcome, BrokerError)]
+    def outcome(self) -> asyncio.Future[Any] | None:
+        """Done when every part is. None: no part waits."""
+        outcomes = [part.outcome for part in self.parts if not isinstance(part.outcome, BrokerError)]
+        if len(outcomes) > 1:
+            return asyncio.gather(*outcomes, return_exceptions=True)
+        return outcomes[0] if outcomes else None
 
     def reply(self, dialect: Dialect) -> bytes:
         """Return one frame for each record, in order."""

@@ -55,8 +55,8 @@ class Committing:
         self.size_bytes = held.transaction.size_bytes
 
     @property
-    def outcomes(self) -> tuple[asyncio.Future[list[Published]]]:
-        return (self._answer,)
+    def outcome(self) -> asyncio.Future[list[Published]]:
+        return self._answer
 
     def reply(self, dialect: Dialect) -> bytes:
         error = self._answer.exception()

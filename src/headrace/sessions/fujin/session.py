@@ -2,8 +2,7 @@
 
     opened ──CONNECT──▶ writer | reader ──DISCONNECT, end of stream or error──▶ ending ──▶ closed
 
-Requests take effect in the order in which they were sent. A request that must wait (to create a topic, to commit a transaction) runs in
-the session's only task. Later requests wait, and the stream is not read.
+Requests take effect in the order in which they were sent. WRITEs are answered in the order of completion.
 
 The last frame that the server sends is a DISCONNECT, after every write has its reply and whichever side ends the stream. It is sent only
 once, because clients fail on a second one. A stream without a successful CONNECT ends without it.
@@ -12,18 +11,15 @@ once, because clients fail on a second one. A stream without a successful CONNEC
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import Iterator
 from typing import Final
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.errors import WireError
 from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.reader import Reader
 from headrace.sessions.fujin.settings import FujinSettings
-from headrace.sessions.fujin.writer import Step, Writer, WriterIds
+from headrace.sessions.fujin.writer import Writer, WriterIds
+from headrace.sessions.session import BaseSession
 from headrace.wire.fujin import (
     ClientMessage,
     ConnectReader,
@@ -39,14 +35,17 @@ from headrace.wire.fujin import (
     encode,
 )
 
-log = logging.getLogger(__name__)
-
 PING_ERROR_CODE: Final = 3
 """Error code for closing a connection whose client does not answer pings."""
 
 
-class FujinSession:
+class FujinSession(BaseSession[ClientMessage]):
     """State of one stream. `ids` are shared by all streams."""
+
+    _decoder: RequestDecoder
+    _link: StreamedLink
+    _has_ordered_replies = False
+    _bad_input = "bad request: {}"
 
     def __init__(
         self,
@@ -56,35 +55,30 @@ class FujinSession:
         ids: WriterIds,
         settings: FujinSettings = FujinSettings(),
     ) -> None:
-        self._broker, self._link, self._who, self._ids, self._settings = broker, link, who, ids, settings
-        self._loop = asyncio.get_running_loop()
+        super().__init__(link, in_flight_bytes_max=settings.in_flight_bytes_max)
+        self._broker, self._who, self._ids, self._settings = broker, who, ids, settings
         self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
         self._role: Writer | Reader | None = None
-        self._inbox: deque[ClientMessage] = deque()
-        self._task: asyncio.Task[None] | None = None
-        self._is_paused = False
-        self._ending: tuple[str, bool] | None = None
         self._last_frame = b""
         self._is_leaving = False
         """The reader is committing its progress."""
-        self._is_lost = self._is_closed = False
         self._doubt_timer: asyncio.TimerHandle | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
 
     # Calls from the connection.
 
     def receive(self, data: bytes) -> None:
-        if self._ending is not None:
-            return
-        self._take(self._decoder.feed(data))
-        if self._decoder.is_in_doubt and self._doubt_timer is None:
+        super().receive(data)
+        if self._decoder.is_in_doubt and self._doubt_timer is None and self._ending is None:
             self._doubt_timer = self._loop.call_later(self._settings.doubt_seconds, self._settle_doubt)
 
     def finished(self) -> None:
-        self._take(self._decoder.finish())
+        if self._ending is None:
+            self._take(self._decoder.finish())
         self._end("peer finished", error=False)
 
     def drained(self) -> None:
+        super().drained()
         if isinstance(self._role, Reader):
             self._role.drained()
 
@@ -99,71 +93,18 @@ class FujinSession:
             self._stop_timer = self._loop.call_later(self._settings.stop_seconds, self._stop)
 
     def lost(self) -> None:
-        self._is_lost = True
-        self._inbox.clear()
+        super().lost()
         for timer in (self._doubt_timer, self._stop_timer):
             if timer is not None:
                 timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        if self._role is not None:
+        if isinstance(self._role, Reader):
             self._role.lost()
+        elif self._role is not None:
+            self._role.left()
 
-    # Order.
-
-    def _take(self, messages: Iterator[ClientMessage]) -> None:
-        try:
-            for message in messages:
-                if self._ending is not None:
-                    break
-                self._accept(message)
-        except WireError as error:
-            # Earlier requests are completed. The end of the stream tells the peer.
-            self._end(f"bad request: {error}")
-
-    def _accept(self, message: ClientMessage) -> None:
-        """Handle the message now, or after the waiting ones."""
-        if self._task is not None:
-            self._inbox.append(message)
-            if not self._is_paused:
-                self._is_paused = True
-                self._link.pause_reading()
-            return
-        step = self._handle(message)
-        if step is not None:
-            self._start(step)
-
-    def _start(self, step: Step | None) -> None:
-        self._task = self._loop.create_task(self._work(step))
-        self._task.add_done_callback(self._worked)
-
-    async def _work(self, step: Step | None) -> None:
-        while True:
-            if step is not None:
-                await step()
-            if not self._inbox:
-                return
-            step = self._handle(self._inbox.popleft())
-
-    def _worked(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if task.cancelled() or self._is_lost:
-            return
-        if (failure := task.exception()) is not None:
-            # A bug. Close, because the peer would wait for a reply that never comes.
-            log.error("a request failed", exc_info=failure, extra={"peer": self._link.peer})
-            self._inbox.clear()
-            self._is_closed = True
-            self._link.close("internal error: the request could not be completed")
-            return
-        if self._inbox:
-            # A message arrived between the end of the task and this call.
-            self._start(None)
-            return
-        if self._is_paused:
-            self._is_paused = False
-            self._link.resume_reading()
-        self._close_when_done()
+    @property
+    def is_idle(self) -> bool:
+        return super().is_idle and not (isinstance(self._role, Reader) and not self._role.is_settled)
 
     def _settle_doubt(self) -> None:
         self._doubt_timer = None
@@ -172,25 +113,27 @@ class FujinSession:
 
     # Requests.
 
-    def _handle(self, message: ClientMessage) -> Step | None:
+    def _serves(self, message: ClientMessage) -> bool:
         match message:
             case WriteBatch() | Transact():
                 assert isinstance(self._role, Writer), "the decoder knows the role"
-                return self._role.handle(message)
+                work = self._role.handle(message)
+                if work is not None:
+                    self._start(work)
             case Fetch() | Settle():
                 if isinstance(self._role, Reader):
                     self._role.handle(message)
             case ConnectWriter(id):
-                self._role = Writer(self._broker, self._link, self._who, self._settings, self._ids, id, settled=self._close_when_done)
+                self._role = Writer(self._broker, self._who, self._settings, self._ids, id, reply=self._reply, owe=self._owe)
                 self._last_frame = encode.DISCONNECT
             case ConnectReader():
-                return lambda: self._connect_reader(message)
+                self._start(self._connect_reader(message))
             case Disconnect():
                 self._inbox.clear()  # anything after it is ignored
                 self._end("disconnected", error=False)
             case Refused():
                 self._send_error(message)
-        return None
+        return True
 
     async def _connect_reader(self, message: ConnectReader) -> None:
         reader = Reader(
@@ -199,7 +142,7 @@ class FujinSession:
             self._who,
             self._settings,
             message,
-            settled=self._close_when_done,
+            settled=self._update,
             failed=self._reader_failed,
         )
         self._role = reader
@@ -232,25 +175,17 @@ class FujinSession:
         self._end("drained", error=False)
 
     def _end(self, reason: str, *, error: bool = True) -> None:
-        """Accept nothing new, and close when everything has its reply."""
-        if self._ending is None and not self._is_lost:
-            self._ending = (reason, error)
-            if isinstance(self._role, Reader):
-                self._role.stop()
-        self._close_when_done()
+        if self._ending is None and isinstance(self._role, Reader):
+            self._role.stop()
+        super()._end(reason, error=error)
 
-    def _close_when_done(self) -> None:
-        if self._ending is None or self._is_lost or self._is_closed or self._task is not None:
-            return
-        if self._role is not None and not self._role.is_settled:
-            return
+    def _close(self, reason: str, error: bool) -> None:
         if isinstance(self._role, Reader) and self._last_frame and not self._is_leaving:
             self._is_leaving = True
-            self._start(self._role.disconnect)
+            self._start(self._role.disconnect())
+            self._update()
             return
-        self._is_closed = True
         if isinstance(self._role, Writer):
-            self._role.disconnected()
+            self._role.left()
         self._link.send(self._last_frame)
-        reason, error = self._ending
-        self._link.close(reason, error=error)
+        super()._close(reason, error)

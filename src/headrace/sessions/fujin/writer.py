@@ -10,9 +10,9 @@ BEGIN, COMMIT and transactional WRITEs fail from then on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
@@ -22,16 +22,12 @@ from headrace.broker.transactions import Transaction
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import RecordBatch
 from headrace.sessions.chunks import publish_in_chunks
-from headrace.sessions.contract import Link
 from headrace.sessions.fujin.errors import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text
 from headrace.sessions.fujin.settings import FujinSettings
+from headrace.sessions.session import RECORD_OVERHEAD_BYTES, Encode, Work
 from headrace.wire.fujin import Reply, Request, Transact, WriteBatch, encode
 
-Step: TypeAlias = Callable[[], Awaitable[None]]
-"""The rest of a request that has to wait. Later requests of the stream wait for it."""
-
-RECORD_OVERHEAD_BYTES: Final = 64
-"""Cost of a record in flight in addition to its value, so that many tiny records fill the window too."""
+Owe: TypeAlias = Callable[[asyncio.Future[Any], int, Encode], None]
 _REPLIES: Final = {Request.BEGIN: Reply.BEGIN, Request.COMMIT: Reply.COMMIT, Request.ROLLBACK: Reply.ROLLBACK}
 
 
@@ -63,39 +59,28 @@ class WriterIds:
 
 
 class Writer:
-    """Writer of one stream. `settled` is called when nothing is in flight."""
+    """Writer of one stream. `reply` and `owe` send replies (`BaseSession`)."""
 
     def __init__(
         self,
         broker: Broker,
-        link: Link,
         who: Principal,
         settings: FujinSettings,
         ids: WriterIds,
         id: int | bytes | None,
         *,
-        settled: Callable[[], None],
+        reply: Callable[[bytes], None],
+        owe: Owe,
     ) -> None:
-        self._broker, self._link, self._who, self._settings = broker, link, who, settings
-        self._loop = asyncio.get_running_loop()
-        self._settled = settled
-        self._in_flight = self._in_flight_bytes = 0
-        self._window_is_full = False
-        self._written: list[bytes] = []
-        """Cids of successful writes to answer. All writes of one flush are answered together."""
-        self._flush: asyncio.Handle | None = None
-        self._is_lost = False
+        self._broker, self._who, self._settings = broker, who, settings
+        self._reply, self._owe = reply, owe
         self._transaction: Transaction | None = None
         self._committing: asyncio.Future[None] | None = None
         self._is_fenced = False
         self._ids, self._key = ids, None if id is None else (who.name, id if isinstance(id, bytes) else b"%d" % id)
         self._predecessor = None if self._key is None else ids.take(self._key, self)
 
-    @property
-    def is_settled(self) -> bool:
-        return self._in_flight == 0
-
-    def handle(self, message: WriteBatch | Transact) -> Step | None:
+    def handle(self, message: WriteBatch | Transact) -> Work | None:
         if isinstance(message, Transact):
             return self._transact(message)
         topic = self._settings.connectors.writer(message.name)
@@ -106,18 +91,11 @@ class Writer:
             return self._stage(message, topic)
         return self._publish(message, topic)
 
-    def disconnected(self) -> None:
-        """Roll back the open transaction and send the waiting replies."""
+    def left(self) -> None:
+        """Roll back the open transaction, and give up the id."""
         self._abort()
-        self._release()
-        self._send_written()
-
-    def lost(self) -> None:
-        self._is_lost = True
-        self._abort()
-        self._release()
-        if self._flush is not None:
-            self._flush.cancel()
+        if self._key is not None:
+            self._ids.release(self._key, self)
 
     def fence(self) -> asyncio.Future[None] | None:
         self._is_fenced = True
@@ -127,12 +105,12 @@ class Writer:
 
     # Writing.
 
-    def _publish(self, batch: WriteBatch, topic: str, *, may_create: bool = True) -> Step | None:
+    def _publish(self, batch: WriteBatch, topic: str, *, may_create: bool = True) -> Work | None:
         try:
             published = self._broker.publish(self._who, topic, RecordBatch(batch.values, headers=batch.headers))
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
-                return partial(self._create, batch, topic, self._publish)
+                return self._create(batch, topic, self._publish)
             self._refuse(batch, text(error, WRITER_NOT_FOUND))
         except InvalidRecord:
             self._publish_in_chunks(batch, topic)
@@ -155,7 +133,7 @@ class Writer:
             else:
                 self._await(chunk, outcome)
 
-    async def _create(self, batch: WriteBatch, topic: str, then: Callable[..., Step | None]) -> None:
+    async def _create(self, batch: WriteBatch, topic: str, then: Callable[..., Work | None]) -> None:
         """Create the topic, then continue. If the topic is deleted again in between, the write fails."""
         try:
             await self._broker.prepare(self._who, topic, batch.values)
@@ -165,49 +143,16 @@ class Writer:
             then(batch, topic, may_create=False)
 
     def _await(self, batch: WriteBatch, published: asyncio.Future[Published]) -> None:
-        """Wait for the result, and stop reading a peer that writes faster than the disk. Only the cids are kept, not the values."""
+        """Reply when the result is there. Only the cids are kept, not the values."""
         size_bytes = sum(map(len, batch.values)) + RECORD_OVERHEAD_BYTES * len(batch.values)
-        self._in_flight += 1
-        self._in_flight_bytes += size_bytes
-        if self._in_flight_bytes > self._settings.in_flight_bytes_max and not self._window_is_full:
-            self._window_is_full = True
-            self._link.pause_reading()
-        published.add_done_callback(partial(self._published, batch.cids, size_bytes))
-
-    def _published(self, cids: list[bytes], size_bytes: int, done: asyncio.Future[Published]) -> None:
-        self._in_flight -= 1
-        self._in_flight_bytes -= size_bytes
-        failure = BrokerError("the write was cancelled") if done.cancelled() else done.exception()
-        if self._is_lost:
-            return
-        if self._window_is_full and self._in_flight_bytes <= self._settings.in_flight_bytes_max // 2:
-            self._window_is_full = False
-            self._link.resume_reading()
-        if failure is None:
-            self._written += cids
-            if self._flush is None:
-                self._flush = self._loop.call_soon(self._send_written)
-        elif isinstance(failure, BrokerError):
-            self._link.send(encode.write_failed(cids, text(failure, WRITER_NOT_FOUND)))
-        else:
-            raise failure
-        if self._in_flight == 0:
-            self._settled()
-
-    def _send_written(self) -> None:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        if self._written and not self._is_lost:
-            written, self._written = self._written, []
-            self._link.send(encode.written(written))
+        self._owe(published, size_bytes, partial(_written, batch.cids, published))
 
     def _refuse(self, batch: WriteBatch, error: str) -> None:
-        self._link.send(encode.write_failed(batch.cids, error))
+        self._reply(encode.write_failed(batch.cids, error))
 
     # Transactions.
 
-    def _transact(self, message: Transact) -> Step | None:
+    def _transact(self, message: Transact) -> Work | None:
         if (self._transaction is None) is not (message.request is Request.BEGIN):
             self._answer(message, INVALID_TX_STATE)
         elif message.request is Request.ROLLBACK:
@@ -216,9 +161,9 @@ class Writer:
         elif self._is_fenced:
             self._answer(message, FENCED)
         elif message.request is Request.COMMIT:
-            return partial(self._commit, message)
+            return self._commit(message)
         elif self._predecessor is not None and not self._predecessor.done():
-            return partial(self._begin_after, self._predecessor, message)
+            return self._begin_after(self._predecessor, message)
         else:
             self._begin(message)
         return None
@@ -237,7 +182,7 @@ class Writer:
         else:
             self._answer(message)
 
-    def _stage(self, batch: WriteBatch, topic: str, *, may_create: bool = True) -> Step | None:
+    def _stage(self, batch: WriteBatch, topic: str, *, may_create: bool = True) -> Work | None:
         if self._transaction is None or self._is_fenced:
             self._refuse(batch, FENCED)
             return None
@@ -245,18 +190,18 @@ class Writer:
             self._transaction.publish(topic, RecordBatch(batch.values, headers=batch.headers))
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
-                return partial(self._create, batch, topic, self._stage)
+                return self._create(batch, topic, self._stage)
             self._refuse(batch, text(error, WRITER_NOT_FOUND))
         except BrokerError as error:
             self._refuse(batch, text(error, WRITER_NOT_FOUND))
         else:
-            self._link.send(encode.written(batch.cids))
+            self._reply(encode.written(batch.cids))
         return None
 
     async def _commit(self, message: Transact) -> None:
         """Commit. After an error the transaction stays open: the client may retry the COMMIT or send a ROLLBACK."""
         assert self._transaction is not None
-        committing = self._committing = self._loop.create_future()
+        committing = self._committing = asyncio.get_running_loop().create_future()
         try:
             await self._transaction.commit()
         except BrokerError as error:
@@ -269,14 +214,14 @@ class Writer:
             committing.set_result(None)
 
     def _answer(self, message: Transact, error: str | None = None) -> None:
-        if not self._is_lost:
-            self._link.send(encode.answered(_REPLIES[message.request], message.cid, error))
+        self._reply(encode.answered(_REPLIES[message.request], message.cid, error))
 
     def _abort(self) -> None:
         if self._transaction is not None:
             self._transaction.abort()
             self._transaction = None
 
-    def _release(self) -> None:
-        if self._key is not None:
-            self._ids.release(self._key, self)
+
+def _written(cids: list[bytes], published: asyncio.Future[Published]) -> bytes:
+    failure = published.exception()
+    return encode.write_failed(cids, text(failure, WRITER_NOT_FOUND)) if isinstance(failure, BrokerError) else encode.written(cids)

@@ -111,7 +111,7 @@ class RustLogSession(BaseSession[Incoming]):
                 self._reply(encode_reply(dialect, self._handlers.not_produced(dialect, request, error)))
             return True
         size_bytes = sum(map(len, request.records))
-        self._owe((outcome,), size_bytes, partial(self._produced, dialect, request, outcome, started_ns))
+        self._owe(outcome, size_bytes, partial(self._produced, dialect, request, outcome, started_ns))
         return True
 
     def _produced(self, dialect: Dialect, request: Produce, outcome: asyncio.Future[Published], started_ns: int) -> bytes:

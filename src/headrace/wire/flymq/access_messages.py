@@ -1,4 +1,4 @@
-"""Messages about logins, users, ACLs and the audit log. `access.py` has the layouts.
+"""Messages about logins, users, ACLs and the audit log. `table.py` has the layouts.
 
 The repr of a message never contains a password.
 """

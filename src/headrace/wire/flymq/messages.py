@@ -1,6 +1,6 @@
 """Messages of FlyMQ.
 
-Requests and replies are plain dataclasses; `core.py`, `groups.py` and `cluster.py` have their layouts. The most frequent two are
+Requests and replies are plain dataclasses; `table.py` has their layouts. The most frequent two are
 columns: `ProduceBatch` (adjacent PRODUCE frames for one topic) and `RecordMetadataBatch` (their replies).
 """
 

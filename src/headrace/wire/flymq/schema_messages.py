@@ -1,4 +1,4 @@
-"""Messages about schemas. `schemas.py` has the layouts."""
+"""Messages about schemas. `table.py` has the layouts."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     TXN_PRODUCE    id s16, topic s16, value b32, [key b32, partition i32]             → RecordMetadata, offset 0
 
 Only Headrace has the timeout (ms), key, partition and the list in the reply to TXN_COMMIT. Group offsets join a transaction when COMMIT
-names it (see `core.py`).
+names it (see `table.py`).
 
 TXN_PRODUCE frames come in long batches, as PRODUCE frames do. `take_batch` decodes a batch directly from the input: one unpack compares
 each frame with the header, transaction and topic of the first.
@@ -39,6 +39,8 @@ _TAIL_BYTES: Final = 8
 
 class TxnProduceLayout:
     """A single frame. The decoder joins adjacent ones."""
+
+    message = TxnProduceBatch
 
     def read(self, reader: Reader, /) -> TxnProduceBatch:
         transaction, topic, value = S16.read(reader), S16.read(reader), B32.read(reader)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from headrace.broker.authorizer import Principal
+from headrace.broker.authorizer import Action, Authorizer, Principal
 from headrace.broker.writers.progress import WriterEntry
 from headrace.broker.writers.stages import Publication, StageEntry, Stages, StageSize
+from headrace.engine.contract import Engine
+from headrace.errors import NotAuthorized
 from headrace.records import AnyBatch
+
+_KIND: Final = "transaction"
+"""Resource kind of a writer in access rules."""
 
 
 class WriterOperations:
-    """Part of `Broker`: each method calls `Stages`, which checks the permissions."""
+    """Part of `Broker`. `Stages` asks `WriterPermissions` while it works: what a call needs depends on the writer's row and its stages."""
 
     _stages: Stages
 
@@ -71,3 +77,49 @@ class WriterOperations:
     def stages(self, who: Principal) -> list[StageEntry]:
         """Return the stages of writers that this principal may see, by handle."""
         return self._stages.stages(who)
+
+
+class WriterPermissions:
+    """Permissions on writers. A writer's name alone grants nothing: its versions and stages belong to principals that may publish to the
+    topics of its last publication."""
+
+    def __init__(self, authorizer: Authorizer, engine: Engine) -> None:
+        self._authorizer, self._engine = authorizer, engine
+
+    def check_publishes(self, who: Principal, writer: str) -> None:
+        self._authorizer.check(who, Action.PUBLISH, _KIND, writer)
+
+    def check_deletes(self, who: Principal, writer: str) -> None:
+        self._authorizer.check(who, Action.DELETE, _KIND, writer)
+
+    def check_sees(self, who: Principal, writer: str, topics: Iterable[str]) -> None:
+        if not self.sees(who, writer, topics):
+            raise NotAuthorized(principal=who.name, action=Action.DESCRIBE.value, resource=f"{_KIND} {writer!r}")
+
+    def check_topics(self, who: Principal, writer: str, topics: Iterable[str]) -> None:
+        """Raise `NotAuthorized`, which names the topic only to principals that may see it."""
+        for topic in self._present(topics):
+            try:
+                self._authorizer.check(who, Action.PUBLISH, "topic", topic)
+            except NotAuthorized:
+                if self._authorizer.allows_topic(who, topic):
+                    raise
+                raise NotAuthorized(principal=who.name, action=Action.PUBLISH.value, resource=f"{_KIND} {writer!r}") from None
+
+    def acts(self, who: Principal, writer: str) -> bool:
+        """Return whether the principal may act for the writer. Uses `check`, so that a denial is audited although the caller hides it."""
+        try:
+            self.check_publishes(who, writer)
+        except NotAuthorized:
+            return False
+        return True
+
+    def sees(self, who: Principal, writer: str, topics: Iterable[str]) -> bool:
+        """Return whether the principal may see the writer and the topics it writes to."""
+        may = any(self._authorizer.allows(who, action, _KIND, writer) for action in (Action.DESCRIBE, Action.PUBLISH))
+        return may and all(self._authorizer.allows_topic(who, topic) for topic in self._present(topics))
+
+    def _present(self, topics: Iterable[str]) -> list[str]:
+        """Return the topics that exist. A deleted topic leaves nothing to protect."""
+        known = self._engine.topics()
+        return [topic for topic in topics if topic in known]

@@ -1,4 +1,4 @@
-"""Lateness of delayed messages: from the delivery time of a message to its arrival at a Figg reader.
+"""Lateness of delayed messages, from the delivery time of a message to its arrival at a Figg reader: `python -m benchmarks.delayed`.
 
 This process publishes the messages one by one through FlyMQ and reads them through Figg, with the clock of the broker's machine. The load
 is another process that publishes to another topic at full speed. Meanwhile a thread sleeps, writes and syncs in a loop: its lateness is
@@ -18,13 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import click
+
+from benchmarks import main
+from headrace.bench import options
 from headrace.bench.children import Address, child
 from headrace.bench.disk import SyncProbe
 from headrace.bench.errors import BenchFailed
 from headrace.bench.latency import summary
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Tick, connected
 from headrace.bench.protocols.figg import FiggLoad
-from headrace.bench.report import Figure, Target
+from headrace.bench.report import Figure, NoteValue, Target
 from headrace.programs import last_line
 from headrace.wire.figg import encode as figg_encode
 from headrace.wire.figg.decode import Decoder as FiggDecoder
@@ -164,3 +168,41 @@ def figures(quiet: list[list[float]], busy: list[list[float]], machine: list[lis
         figure("delayed messages, another client at full speed", busy, LATE_TARGET),
         figure("the machine's timer, write + fdatasync at that time", machine, None),
     ]
+
+
+@click.command()
+@options.common
+@click.option("--messages", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Delayed messages of one repetition.")
+@click.option("--rate", type=click.FloatRange(0.1, 10_000), default=100.0, show_default=True, help="Delayed messages published per second.")
+@click.option(
+    "--delay", "delay_ms", type=click.IntRange(1, 60_000), default=1_000, show_default=True, help="Delay of each message in milliseconds."
+)
+@options.profile()
+def delayed(repeat: int, output: str, parent: Path | None, messages: int, rate: float, delay_ms: int, profile: Path | None) -> None:
+    """Measure how late delayed messages arrive, on an idle broker and under full load.
+
+    Lateness is the time from the delivery time of a message to its arrival at a Figg reader. A message that arrives early ends the
+    benchmark.
+    """
+    config: dict[str, NoteValue] = {"messages": messages, "rate": rate, "delay_ms": delay_ms}
+    quiet: list[list[float]] = []
+    busy: list[list[float]] = []
+    machine: list[list[float]] = []
+    with options.measuring("delayed", repeat, output, parent, config) as running:
+        with running.broker(options.Chosen("durable", None, None, profile)) as target:
+
+            def once(name: str, turn: int) -> list[float]:
+                with running.steps.step(f"{name} {turn + 1}/{repeat}", messages) as tick:
+                    return lateness(target.address, f"delayed-{name}-{turn}", messages=messages, rate=rate, delay_ms=delay_ms, tick=tick)
+
+            for turn in range(repeat):
+                quiet.append(once("quiet", turn))
+                with loaded(target.address, running.directory), Pulse(running.directory) as pulse:
+                    busy.append(once("busy", turn))
+                machine.append(pulse.late)
+        for figure in figures(quiet, busy, machine):
+            running.report.add(figure)
+
+
+if __name__ == "__main__":
+    main(delayed, "delayed")
