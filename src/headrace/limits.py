@@ -114,6 +114,11 @@ OUTPUT_LOW_WATER_BYTES: Final = 64 * KIB
 """Unsent bytes at which deliveries resume."""
 LINGER_SECONDS_MAX: Final = 5.0
 """Time in which a closed connection must accept its last bytes."""
+ERROR_PAUSE_SECONDS: Final = 0.5
+"""Delay before a connection of a protocol without error frames is closed for an error, so that a client that reconnects at once does so
+twice a second. None while half of the connections are in use: the pause keeps a slot."""
+END_LINES_PER_MINUTE_MAX: Final = 5
+"""Log lines about connections that one address ended, or that were closed, for the same reason."""
 IDLE_SECONDS_MAX: Final = 30.0
 """A peer that has sent pings before and then sends nothing for this time counts as disconnected."""
 FRAME_CHECK_SECONDS: Final = 15.0

@@ -226,7 +226,7 @@ def test_a_protocol_that_has_no_offsets_goes_on_behind_what_was_printed(broker: 
         (["pub", "t", "x", "--partition", "1", "--protocol", "blipmq"], "BlipMQ does not support partitions"),
         (["sub", "t", "--group", "g", "--protocol", "figg"], "Figg does not support groups; flymq:// and rustlog:// do"),
         (["sub", "t", "--from", "earliest", "--protocol", "blipmq"], "BlipMQ does not support reading what was published before"),
-        (["pub", "t", "x", "--api-key", "env:SECRET", "--protocol", "flymq"], "flymq does not support API keys"),
+        (["pub", "t", "x", "--api-key", "env:SECRET", "--protocol", "figg"], "Figg does not support API keys"),
         (["sub", "t", "--from", "5m", "--protocol", "rustlog"], "the rustlog protocol does not support times"),
     ],
 )

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headrace.broker.broker import Broker
-from headrace.clients.backoff import Backoff
 from headrace.clients.figg.client import FiggClient, FiggOptions
 from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.protocol import ServedProtocol
+from headrace.retry import Backoff
 from headrace.sessions.figg.session import FiggSession, FiggSettings
 from headrace.wire.figg import sniff
 from tests.net.proxy import FaultProxy

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +24,14 @@ from headrace.clients.blipmq.subscription import Subscription as BlipMqSubscript
 from headrace.clients.connect import Address, supports
 from headrace.clients.figg.client import FiggClient
 from headrace.clients.figg.subscription import Subscription as FiggSubscription
-from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
+from headrace.clients.flymq.client import FlyMqClient
 from headrace.clients.fujin.client import FujinClient
 from headrace.clients.fujin.subscription import Subscription as FujinSubscription
 from headrace.clients.messages import ConnectionState, Message
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.rustlog.client import RustLogClient
 from headrace.server import certificates
+from tests.canaries import secret
 from tests.net.proxy import FaultProxy
 from tests.protocols.peers import API_KEY, PEERS, WAIT_SECONDS, Broker, Peer, serving
 
@@ -127,6 +131,45 @@ def test_importing_the_package_is_cheap_and_gives_every_name() -> None:
         headrace.conect  # type: ignore[attr-defined]  # noqa: B018  (that is what is tested)
 
 
+@peers
+async def test_every_protocol_takes_the_same_arguments_and_says_what_it_cannot_carry(broker: Broker, peer: Peer) -> None:
+    url = f"{peer.protocol}://{broker.address}"
+    carried = {"flymq": {"user", "api_key"}, "blipmq": {"api_key"}}.get(peer.protocol, set())
+    logins: dict[str, Any] = {"user": {"user": "ann", "password": secret("password")}, "api_key": {"api_key": API_KEY}}
+    for login, arguments in logins.items():
+        if login in carried:
+            async with asyncio.timeout(WAIT_SECONDS), headrace.connect(url, connect_seconds=60, publish_seconds=60, **arguments) as client:
+                await client.ping()
+        else:
+            with pytest.raises(headrace.NotSupported, match=f"(?i){peer.protocol} does not support .*; flymq://"):
+                headrace.connect(url, **arguments)
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"password": "x"}, "password: needs a user"),
+        ({"user": "ann", "api_key": "k"}, "api_key: give either an API key or a user"),
+        ({"connect_seconds": "5"}, "connect_seconds: expected seconds, got '5'"),
+        ({"publish_seconds": -1}, "publish_seconds: expected seconds, got -1"),
+    ]
+    for wrong, complaint in wrongs:
+        with pytest.raises(headrace.InvalidArgument, match=complaint):
+            headrace.connect(url, **wrong)
+    with pytest.raises(headrace.InvalidArgument, match="url: expected str, got int"):
+        headrace.connect(9092)  # type: ignore[arg-type]  # the error under test
+
+
+def test_both_ways_to_connect_have_the_same_arguments() -> None:
+    blocking, awaited = inspect.signature(headrace.sync.connect), inspect.signature(headrace.connect)
+    assert list(blocking.parameters) == list(awaited.parameters)
+    assert {"user", "password", "api_key", "tls", "connect_seconds", "publish_seconds"} < set(awaited.parameters)
+
+
+def test_every_error_of_the_package_is_exported_and_has_one_base() -> None:
+    for module in ("headrace.errors", "headrace.clients.errors"):
+        for name, kind in vars(importlib.import_module(module)).items():
+            if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == module:
+                assert getattr(headrace, name) is kind
+                assert issubclass(kind, headrace.HeadraceError)
+
+
 # Common API.
 
 
@@ -220,6 +263,49 @@ async def test_a_silent_server_is_a_failed_connection_and_no_state_is_reported(p
     assert states == []
 
 
+@asynccontextmanager
+async def foreign(greeting: bytes, answer: bytes) -> AsyncIterator[int]:
+    """Serve something else: send a greeting, then an answer to the first bytes, then close."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@peers
+@pytest.mark.parametrize(
+    "greeting, answer, reason",
+    [
+        (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", "the port serves HTTP: is it a web server"),
+        (bytes.fromhex("000006 04 00 00000000 0005 0000ffff"), b"", r"the port serves HTTP/2 \(gRPC\): is it the Flight endpoint"),
+        (b"", b"", "is it a {protocol} server"),
+    ],
+    ids=["http", "flight", "silence"],
+)
+async def test_a_port_of_something_else_is_a_failed_connection_with_the_likely_reason(
+    peer: Peer, greeting: bytes, answer: bytes, reason: str
+) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), foreign(greeting, answer) as port:
+        with pytest.raises(headrace.ConnectFailed, match=reason.format(protocol=peer.protocol)):
+            await headrace.connect(f"{peer.protocol}://127.0.0.1:{port}", api_key=API_KEY if peer.needs_api_key else None)
+
+
+@peers
+async def test_tls_to_a_plain_port_and_plain_to_a_tls_port_name_the_scheme(broker: Broker, sealed: tuple[Broker, Path], peer: Peer) -> None:
+    api_key = API_KEY if peer.needs_api_key else None
+    async with asyncio.timeout(WAIT_SECONDS):
+        with pytest.raises(headrace.ConnectFailed, match=r"the port may not use TLS: remove \+tls"):
+            await headrace.connect(f"{peer.protocol}+tls://{broker.address}", api_key=api_key)
+        with pytest.raises(headrace.ConnectFailed, match=r"the port requires TLS: add \+tls"):
+            await headrace.connect(f"{peer.protocol}://{sealed[0].address}", api_key=api_key)
+
+
 # Settlement.
 
 
@@ -303,15 +389,15 @@ LACKING = [
     ("figg", "create_topic", ("t",), {}, "publishing creates the topic"),
     ("rustlog", "delete_topic", ("t",), {}, "flymq:// does"),
     ("blipmq", "topics", (), {}, "flymq:// and rustlog:// do"),
-    ("figg", "publish", ("t", b""), {"key": b"k"}, "flymq:// has keys"),
+    ("figg", "publish", ("t", b""), {"key": b"k"}, "flymq:// has them"),
     ("rustlog", "publish", ("t", b""), {"key": b"k"}, "flymq:// has them"),
-    ("blipmq", "publish_many", ("t", [b""]), {"key": b"k"}, "flymq:// has keys"),
-    ("flymq", "publish", ("t", b""), {"headers": ((b"h", b"v"),)}, ""),
+    ("blipmq", "publish_many", ("t", [b""]), {"key": b"k"}, "flymq:// has them"),
+    ("flymq", "publish", ("t", b""), {"headers": (("h", b"v"),)}, "fujin:// has them"),
     ("figg", "subscribe", ("t",), {"group": "g"}, "flymq:// and rustlog:// do"),
     ("figg", "subscribe", ("t", datetime.now(UTC)), {}, "flymq:// does"),
     ("rustlog", "subscribe", ("t", datetime.now(UTC)), {"partition": 0}, "flymq:// does"),
     ("blipmq", "subscribe", ("t", "earliest"), {}, "flymq:// and rustlog:// do"),
-    ("blipmq", "subscribe", ("t",), {"partition": 1}, "flymq:// has keys and partitions"),
+    ("blipmq", "subscribe", ("t",), {"partition": 1}, "flymq:// and rustlog:// have them"),
 ]
 
 
@@ -395,68 +481,3 @@ async def test_a_file_that_is_no_certificate_is_named(sealed: tuple[Broker, Path
     (tmp_path / "empty.pem").write_text("nothing")
     with pytest.raises(headrace.ConnectFailed, match="empty.pem and the key in it: not a certificate"):
         await headrace.connect(url, ca_file=certs / "ca.pem", certificate_file=tmp_path / "empty.pem")
-
-
-# Synchronous client.
-
-
-@peers
-def test_the_synchronous_client_has_the_same_methods(broker: Broker, peer: Peer) -> None:
-    topic, threads = f"sync-{next(NAMES)}", threading.active_count()
-    with headrace.sync.connect(f"flymq://{broker.address}") as other:
-        other.create_topic(topic)
-        assert topic in other.topics()
-    url, api_key = f"{peer.protocol}://{broker.address}", API_KEY if peer.needs_api_key else None
-    with headrace.sync.connect(url, api_key=api_key) as client:
-        subscription = client.subscribe(
-            topic, "earliest" if peer.reads_history else "latest", settlement="auto" if peer.needs_settlement else "explicit"
-        )
-        assert subscription.next(timeout=0.05) is None
-        assert client.publish(topic, b"a").topic == topic
-        assert client.publish_many(topic, [b"b", b"c"]) == 2
-        client.flush()
-        client.ping()
-        assert [next(subscription).value for _ in range(3)] == [b"a", b"b", b"c"]
-        subscription.close()
-        assert list(subscription) == []
-        assert (client.is_connected, client.unacknowledged) == (True, 0)
-    with pytest.raises(headrace.ClientClosed):
-        client.publish(topic, b"late")
-    client.close()
-    assert client.abandon() == (0, 0)
-    assert threading.active_count() == threads
-
-
-def test_the_synchronous_client_settles_and_seeks(broker: Broker) -> None:
-    topic = f"sync-{next(NAMES)}"
-    with headrace.sync.connect(f"flymq://{broker.address}", options=FlyMqOptions(fetch_records_max=10)) as client:
-        client.create_topic(topic, partitions=2)
-        receipt = client.publish(topic, b"a", key=b"k", partition=1)
-        assert (receipt.topic, receipt.partition, receipt.offset) == (topic, 1, 0)
-        client.publish_many(topic, [b"b", b"c"], partition=1)
-        subscription = client.subscribe(topic, "earliest", group="g")
-        assert client.ack(next(subscription))
-        assert client.committed(topic, group="g", partition=1) == 1
-        subscription.seek(2, partition=1)
-        assert next(subscription).value == b"c"
-        subscription.commit()
-        assert client.committed(topic, group="g", partition=1) == 3
-        client.commit(topic, 1, group="g", partition=1)
-        assert [message.value for message in client.fetch(topic, group="g", partition=1)] == [b"b", b"c"]
-        assert client.seek(topic, group="g", partition=1, offset=0) == 0
-        assert client.offset_for_time(topic, 0, partition=1) == 0
-        batches = client.subscribe(topic, "earliest", partition=1).batches()
-        assert next(batches).values == [b"a", b"b", b"c"]
-        with pytest.raises(headrace.NotSupported):
-            client.nack(next(client.subscribe(topic, 0, group="h", partition=1)))
-        client.delete_topic(topic)
-        assert topic not in client.topics()
-
-
-def test_a_failed_synchronous_connection_leaves_no_thread() -> None:
-    threads = threading.active_count()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(headrace.ConnectFailed):
-        headrace.sync.connect(f"figg://127.0.0.1:{port}")
-    assert threading.active_count() == threads

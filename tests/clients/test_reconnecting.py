@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pytest
 
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, OutcomeUnknown
 from headrace.clients.messages import ConnectionState
+from headrace.clients.options import ClientOptions
+from headrace.clients.publishing import Records
 from headrace.clients.reconnecting import ReconnectingClient
+from headrace.clients.window import Batch, Entry, Window
 
 
-class Ledger:
+class Ledger(Window[Entry]):
     """Outstanding records that the test answers."""
 
     def __init__(self, unknown: int = 0, unsent: int = 0) -> None:
+        super().__init__(records_max=100, bytes_max=100)
         self.left = (unknown, unsent)
         self.empty = asyncio.Event()
+
+    @property
+    def has_requests(self) -> bool:
+        return not self.empty.is_set() and sum(self.left) > 0
 
     async def emptied(self) -> None:
         await self.empty.wait()
 
-    def close(self) -> tuple[int, int]:
+    def close(self, error: Exception | None = None) -> tuple[int, int]:
         return (0, 0) if self.empty.is_set() else self.left
 
 
-class FakeClient(ReconnectingClient):
+class FakeClient(ReconnectingClient[ClientOptions]):
     protocol: ClassVar[str] = "Fake"
 
-    def __init__(self, ledger: Ledger, failures: int = 0) -> None:
+    def __init__(self, ledger: Ledger, failures: int = 0, **options: Any) -> None:
         self.states: list[ConnectionState] = []
         self.pauses: list[int] = []
-        super().__init__("nowhere", 1, ledger, backoff=self._pause, on_state=lambda state, reason: self.states.append(state))
+        options |= {"backoff": self._pause, "on_state": lambda state, reason: self.states.append(state)}
+        super().__init__("nowhere", 1, ClientOptions(**options), ledger)
         self.failures = failures
         self.opened = asyncio.Event()
         self.released = 0
         self._is_connected = False
+
+    async def _submit(self, records: Records) -> Sequence[Batch]:
+        raise NotImplementedError
 
     def _pause(self, attempt: int) -> float:
         self.pauses.append(attempt)

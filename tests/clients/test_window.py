@@ -7,26 +7,32 @@ import asyncio
 import pytest
 
 from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
-from headrace.clients.window import Unacknowledged, Window
+from headrace.clients.window import NumberedBatch, NumberedWindow
 
 
-async def sent(window: Window, values: list[bytes]) -> Unacknowledged:
-    entry = await window.enter("t", values)
+async def entered(window: NumberedWindow, values: list[bytes]) -> NumberedBatch:
+    entry = NumberedBatch("t", values, 0)
+    await window.enter(entry)
+    return entry
+
+
+async def sent(window: NumberedWindow, values: list[bytes]) -> NumberedBatch:
+    entry = await entered(window, values)
     entry.was_sent = True
     return entry
 
 
 async def test_an_acknowledgement_covers_all_before_it_and_resolves_each_once() -> None:
-    window = Window(records_max=100, bytes_max=1_000)
+    window = NumberedWindow(records_max=100, bytes_max=1_000)
     entries = [await sent(window, [b"v"]) for _ in range(4)]
     assert window.acknowledge(2) == 3
     assert [entry.done.done() for entry in entries] == [True, True, True, False]
     assert window.acknowledge(2) == window.acknowledge(0) == 0
-    assert (len(window), list(window.unacknowledged())) == (1, entries[3:])
+    assert (window.records, list(window.unanswered())) == (1, entries[3:])
 
 
 async def test_an_acknowledgement_inside_a_batch_leaves_its_rest() -> None:
-    window = Window(records_max=100, bytes_max=1_000)
+    window = NumberedWindow(records_max=100, bytes_max=1_000)
     entry = await sent(window, [b"a", b"bb", b"ccc"])
     assert window.acknowledge(1) == 2
     assert (entry.first_seq, entry.last_seq, entry.values, entry.size_bytes) == (2, 2, [b"ccc"], 3)
@@ -36,16 +42,16 @@ async def test_an_acknowledgement_inside_a_batch_leaves_its_rest() -> None:
 
 
 async def test_numbers_that_were_never_sent_are_not_believed() -> None:
-    window = Window(records_max=100, bytes_max=1_000)
+    window = NumberedWindow(records_max=100, bytes_max=1_000)
     await sent(window, [b"v"])
-    unsent = await window.enter("t", [b"w"])
+    unsent = await entered(window, [b"w"])
     assert window.acknowledge(1 << 60) == 1
     assert not unsent.done.done()
 
 
 @pytest.mark.parametrize("records_max, bytes_max", [(2, 1_000), (100, 2)])
 async def test_who_finds_no_room_waits_and_enters_in_the_order_of_coming(records_max: int, bytes_max: int) -> None:
-    window = Window(records_max=records_max, bytes_max=bytes_max)
+    window = NumberedWindow(records_max=records_max, bytes_max=bytes_max)
     for _ in range(2):
         await sent(window, [b"v"])
     waiting = [asyncio.ensure_future(sent(window, [b"%d" % index])) for index in range(5)]
@@ -58,15 +64,15 @@ async def test_who_finds_no_room_waits_and_enters_in_the_order_of_coming(records
 
 
 async def test_a_batch_larger_than_the_window_enters_an_empty_one() -> None:
-    window = Window(records_max=2, bytes_max=10)
+    window = NumberedWindow(records_max=2, bytes_max=10)
     entry = await sent(window, [bytes(100)] * 3)
-    assert len(window) == 3 and entry.last_seq == 2
+    assert window.records == 3 and entry.last_seq == 2
 
 
 async def test_closing_tells_what_was_sent_from_what_was_not() -> None:
-    window = Window(records_max=3, bytes_max=100)
-    known, unsent = await sent(window, [b"a", b"b"]), await window.enter("t", [b"c"])
-    waiting = asyncio.ensure_future(window.enter("t", [b"d"]))
+    window = NumberedWindow(records_max=3, bytes_max=100)
+    known, unsent = await sent(window, [b"a", b"b"]), await entered(window, [b"c"])
+    waiting = asyncio.ensure_future(entered(window, [b"d"]))
     await asyncio.sleep(0)
     assert window.close() == (2, 1)
     with pytest.raises(OutcomeUnknown):

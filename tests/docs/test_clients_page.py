@@ -6,11 +6,15 @@ import ast
 import asyncio
 import inspect
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace.clients.connect import SCHEMES, supports
 from headrace.clients.unsupported import BaseClient
 from tests.protocols.peers import API_KEY, WAIT_SECONDS, serving
@@ -19,6 +23,8 @@ ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+README_EXAMPLE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+"""The second one is for Spark: tests/spark/test_readme.py."""
 COLUMNS = ("flymq", "rustlog", "blipmq", "figg", "fujin")
 
 
@@ -44,13 +50,59 @@ async def test_every_example_prints_what_the_page_says(tmp_path: Path, capsys: p
 
 
 async def test_the_example_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]  # the second one is for Spark: tests/spark/test_readme.py
     with serving(tmp_path) as broker:
         async with asyncio.timeout(WAIT_SECONDS):
             # It follows the topic indefinitely; one message is enough here.
-            once = example.replace("print(message.offset, message.value)", "print(message.offset, message.value); break")
+            once = README_EXAMPLE.replace("print(message.offset, message.value)", "print(message.offset, message.value); break")
             await run(once.replace("://127.0.0.1", f"://{broker.address}"), {})
     assert capsys.readouterr().out == "0 b'hello'\n"
+
+
+def test_every_example_is_fully_typed(tmp_path: Path) -> None:
+    """`mypy --strict`: the page and the README, each example in a function of its own, and the pages of the protocols."""
+    blocks = [textwrap.indent(example, "    ") for example in (README_EXAMPLE, *(example for example, _ in EXAMPLES))]
+    functions = "\n".join(f"async def example_{number}(api_key: str) -> None:\n{block}" for number, block in enumerate(blocks))
+    (tmp_path / "examples.py").write_text(f"import headrace\n\n{functions}")
+    for page in (ROOT / "docs" / "protocols").glob("*.md"):
+        for number, example in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+            (tmp_path / f"{page.stem}_{number}.py").write_text(example)
+    checked = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--follow-imports=silent",
+            "--cache-dir",
+            ROOT / ".mypy_cache",
+            tmp_path / "examples.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_page_has_the_hierarchy_of_errors() -> None:
+    (tree,) = re.findall(r"```text\n(HeadraceError\n.*?)```", PAGE, re.DOTALL)
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        left, _, right = line.strip().partition("  ")
+        names, right = left.split(", "), right.strip()
+        path[depth:] = [names[0]]
+        parents |= dict.fromkeys(names, path[depth - 1] if depth else "")
+        if re.fullmatch(r"[A-Z]\w+(, [A-Z]\w+)*", right):
+            parents |= dict.fromkeys(right.split(", "), names[0])
+    kinds = {name: getattr(headrace, name) for name in dir(headrace)}
+    errors = {name for name, kind in kinds.items() if inspect.isclass(kind) and issubclass(kind, headrace.HeadraceError)}
+    assert set(parents) == errors
+    assert {name: kinds[parent] in kinds[name].__bases__ for name, parent in parents.items() if parent} == dict.fromkeys(
+        errors - {"HeadraceError"}, True
+    )
 
 
 def rows() -> dict[str, list[str]]:

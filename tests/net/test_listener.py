@@ -6,13 +6,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
-from headrace.limits import OUTPUT_HIGH_WATER_BYTES
+from headrace.limits import END_LINES_PER_MINUTE_MAX, OUTPUT_HIGH_WATER_BYTES
 from headrace.net.connection import Connection
-from headrace.net.counters import REASONS_MAX, NetCounters
+from headrace.net.counters import LINE_KEYS_MAX, REASONS_MAX, LineLimit, NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.protocol import ServedProtocol, Sniff, choose
 from headrace.sessions.contract import Link
@@ -412,6 +413,83 @@ async def test_a_peer_that_finishes_sending_still_gets_its_answers() -> None:
         (session,) = sessions.opened
         await session.until(lambda: session.events == ["closing", "lost"])
         writer.close()
+
+
+# Errors that the protocol cannot report.
+
+
+class Refusing(Echo):
+    """Acknowledges the first bytes and closes with an error."""
+
+    def receive(self, data: bytes) -> None:
+        super().receive(data)
+        self.link.close("not_authorized: nobody may do that")
+
+
+def refusing(pause_seconds: float) -> Sessions:
+    sessions = Sessions(make=Refusing)
+    sessions.protocol = replace(sessions.protocol, error_pause_seconds=pause_seconds)
+    return sessions
+
+
+async def test_an_error_that_the_protocol_cannot_report_closes_after_a_pause() -> None:
+    sessions = refusing(3_600.0)
+    async with asyncio.timeout(WAIT_SECONDS), listening([sessions.protocol]) as listener:
+        reader, writer = await connect(listener)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x", "replies are sent at once"
+        writer.write(b"ignored")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await reader.read()
+        assert listener.counters.rejected == {"not_authorized": 1}
+        writer.close()
+        await sessions.opened[0].until(lambda: "lost" in sessions.opened[0].events)
+        assert listener.counters.open == 0, "a peer that leaves does not keep the slot"
+
+
+async def test_the_pause_ends_and_does_not_delay_a_drain() -> None:
+    for sessions, is_draining in ((refusing(0.01), False), (refusing(3_600.0), True)):
+        async with asyncio.timeout(WAIT_SECONDS), listening([sessions.protocol]) as listener:
+            reader, writer = await connect(listener)
+            writer.write(b"x")
+            await reader.readexactly(1)
+            if is_draining:
+                await listener.drain(WAIT_SECONDS)
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_there_is_no_pause_while_slots_are_scarce() -> None:
+    sessions = refusing(3_600.0)
+    async with asyncio.timeout(WAIT_SECONDS), listening([sessions.protocol], NetLimits(connections_max=1)) as listener:
+        reader, writer = await connect(listener)
+        writer.write(b"x")
+        assert await reader.read() == b"x"
+        writer.close()
+
+
+async def test_the_same_error_from_one_address_is_logged_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    sessions = refusing(0.0)
+    async with asyncio.timeout(WAIT_SECONDS), listening([sessions.protocol]) as listener:
+        for _ in range(20):
+            reader, writer = await connect(listener)
+            writer.write(b"x")
+            await reader.read()
+            writer.close()
+        assert listener.counters.rejected == {"not_authorized": 20}
+    lines = [record for record in caplog.records if record.message == "connection closed" and record.levelname == "WARNING"]
+    assert len(lines) == END_LINES_PER_MINUTE_MAX
+
+
+def test_the_next_line_after_a_minute_tells_how_many_were_left_out() -> None:
+    limit = LineLimit(lines_max=2)
+    assert [limit.left_out("a", float(second)) for second in range(4)] == [0, 0, None, None]
+    assert limit.left_out("b", 4.0) == 0
+    assert [limit.left_out("a", now) for now in (60.0, 61.0, 62.0)] == [2, 0, None]
+    for key in range(LINE_KEYS_MAX + 10):
+        limit.left_out(key, 63.0)
+    assert len(limit._lines) == LINE_KEYS_MAX
 
 
 async def test_draining_closes_the_protocol_and_lets_sessions_finish() -> None:

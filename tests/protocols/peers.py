@@ -11,6 +11,7 @@ import headrace
 from headrace.clients.connect import Connecting
 from headrace.clients.flymq.client import FlyMqOptions
 from headrace.clients.fujin.client import FujinOptions
+from headrace.clients.options import ClientOptions
 from headrace.clients.rustlog.client import RustLogOptions
 from headrace.wire import flymq, rustlog
 from headrace.wire.fujin import WriteForm
@@ -40,7 +41,7 @@ class Peer:
     needs_api_key: bool = False
     needs_settlement: bool = False
     dialect: str = ""
-    options: object | None = None
+    options: ClientOptions | None = None
 
     def __str__(self) -> str:
         return self.protocol + self.dialect
@@ -62,7 +63,6 @@ QUIC = (
         "fujin",
         kind="quic",
         writes_empty=False,
-        reads_offsets=False,
         needs_settlement=True,
         options=FujinOptions(write_form=WriteForm.NEVER),
     ),

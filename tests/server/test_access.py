@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.clients.blipmq.client import BlipMqClient
-from headrace.clients.errors import ConnectFailed, Refused
-from headrace.clients.figg.client import FiggClient
+import headrace
+from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
+from headrace.clients.errors import ConnectFailed, LoginRefused, Refused
+from headrace.clients.figg.client import FiggClient, FiggOptions
 from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
-from headrace.clients.flymq.login import LoginRefused
 from headrace.errors import ConfigError, NotAuthorized
 from headrace.server.addresses import require_caution
 from headrace.server.config import resolve
@@ -100,19 +100,41 @@ async def test_each_protocol_knows_who_comes(tmp_path: Path) -> None:
             await root.create_user("lorry", "", ["producer"])
             key = (await root.manage("key.create", owner="lorry"))["key"]
             with pytest.raises((ConnectFailed, Refused)):
-                await BlipMqClient.connect(*address, api_key="hr_aaaaaaaaaaaa_no")
-            async with await BlipMqClient.connect(*address, api_key=key) as blipmq:
+                await BlipMqClient.connect(*address, options=BlipMqOptions(api_key="hr_aaaaaaaaaaaa_no"))
+            async with await BlipMqClient.connect(*address, options=BlipMqOptions(api_key=key)) as blipmq:
                 await blipmq.publish("t", b"by key")
             await root.manage("rule.add", subject="user:sensors", actions=["publish"], kind="topic", name="t")
             async with await FiggClient.connect(*address) as figg:
                 await figg.publish("t", b"by the protocol")
+            async with headrace.connect("flymq://{}:{}".format(*address), api_key=key) as by_key:
+                assert isinstance(by_key, FlyMqClient)
+                assert (await by_key.who_am_i()).user == "lorry"
+                await by_key.publish("t", b"by key too")
+            with pytest.raises(headrace.LoginRefused, match="invalid username or password"):
+                await headrace.connect("flymq://{}:{}".format(*address), api_key=secret("hr_aaaaaaaaaaaa_no"))
             async with await FlyMqClient.connect(*address) as anonymous:
                 with pytest.raises(NotAuthorized, match="anonymous may not publish"):
                     await anonymous.publish("t", b"by anonymous")
-            assert [message.value for message in await root.fetch("t", 0)] == [b"by key", b"by the protocol"]
+            assert [message.value for message in await root.fetch("t", 0)] == [b"by key", b"by the protocol", b"by key too"]
             denials = await root.audit(AuditQuery(types=["denial"]))
             assert {(event.user, event.address) for event in denials.events} == {("anonymous", "127.0.0.1")}
         assert broker.stop()[0] == 0
+
+
+async def test_a_figg_client_without_rights_ends_with_an_error_after_a_few_connections(tmp_path: Path) -> None:
+    """Figg has no error frame: the broker can only close the connection. It says so in a few lines of its log."""
+    with enforced(tmp_path) as broker:
+        async with await log_in(broker) as root:
+            await root.create_topic("t")
+        options = FiggOptions(backoff=lambda failures: 0.0, refused_connections_max=8)
+        for method, arguments in (("subscribe", ("t", "earliest")), ("publish", ("t", b"x"))):
+            async with asyncio.timeout(60), await FiggClient.connect(*broker.addresses[0], options) as figg:
+                with pytest.raises(headrace.RefusedRepeatedly, match="not logged in or not allowed") as caught:
+                    await getattr(figg, method)(*arguments)
+                assert caught.value.count == 8
+        code, _, log = broker.stop()
+        lines = [line for line in log.splitlines() if "connection closed" in line and "not_authorized" in line]
+        assert (code, len(lines)) == (0, 5)
 
 
 async def test_a_change_reaches_open_connections_with_their_next_request(tmp_path: Path) -> None:

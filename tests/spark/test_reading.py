@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.errors import OffsetOutOfRange, Unavailable, UnknownTopic
 from headrace.flight.client import FlightClient, Servers
-from headrace.spark import reading
+from headrace.spark import retry
 from headrace.spark.columns import raw_schema
 from headrace.spark.options import Options
 from headrace.spark.ranges import DataLost, Range
@@ -36,7 +36,7 @@ def values(batches: list[pa.RecordBatch]) -> list[bytes]:
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     made = FakeClient({"t": state("t", (5, 9))})
     use(made, monkeypatch)
-    monkeypatch.setattr(reading, "backoff", lambda *_: 0.001)
+    monkeypatch.setattr(retry, "exponential", lambda **_: lambda failures: 0.001)
     return made
 
 

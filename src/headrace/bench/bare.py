@@ -183,8 +183,8 @@ async def serve(directory: Path, *, quic: bool) -> None:
 async def _serve_quic(directory: Path, commit: GroupCommit) -> str:
     import datetime
 
-    from headrace.net.quic.certificate import self_signed
     from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
+    from headrace.server.quic import self_signed
     from headrace.wire.fujin import ALPN, encode
 
     tls = self_signed(directory, now=datetime.datetime.now(datetime.UTC))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from headrace.clients.messages import Gap, GroupMode, Key, Message, MessageBatch, Receipt, Settlement, Start
+from headrace.clients.messages import DelayedReceipt, Gap, GroupMode, Key, Message, MessageBatch, Receipt, Settlement, Start, Transaction
 from headrace.records import Headers
 
 
@@ -52,19 +52,62 @@ class Client(Protocol):
         """Number of records published and not acknowledged."""
 
     async def publish(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
     ) -> Receipt:
-        """Publish a record and wait for the acknowledgement. The receipt has partition and offset if the protocol reports them."""
+        """Publish a record and wait for the acknowledgement, at most `timeout` seconds; None: the client's `publish_seconds`.
+
+        The receipt has partition, offset and timestamp if the protocol reports them. Raises the broker's error, and after the deadline
+        `NotSent` or `OutcomeUnknown`.
+        """
+
+    async def send(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+    ) -> asyncio.Future[Receipt]:
+        """Publish a record. Waits for room in the window, not for the acknowledgement."""
 
     async def send_many(
-        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
+        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None, headers: Headers = ()
     ) -> asyncio.Future[list[Receipt]]:
         """Publish values as one batch. Waits for room in the window, not for the acknowledgement."""
 
     async def publish_many(
-        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
+        self,
+        topic: str,
+        values: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        key: Key = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
     ) -> int:
-        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged."""
+        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged.
+
+        If the broker refuses a record, sends no further ones and raises `RecordRefused` with its index and the number of records that
+        were kept. Each record has `timeout` seconds, as in `publish`.
+        """
+
+    async def publish_with_ttl(
+        self, topic: str, value: bytes, *, ttl_ms: int, key: bytes | None = None, partition: int | None = None
+    ) -> Receipt:
+        """Publish a record that expires after `ttl_ms`; 0 uses the topic's setting."""
+
+    async def publish_delayed(
+        self, topic: str, value: bytes, *, delay_ms: int, key: bytes | None = None, partition: int | None = None
+    ) -> DelayedReceipt:
+        """Publish a record after a delay. Durable on return."""
+
+    async def cancel_delayed(self, id: str, *, topic: str = "") -> None:
+        """Cancel a delayed message. Raises `UnknownMessage` if it is not waiting."""
+
+    def transaction(self) -> Transaction:
+        """Return a transaction. Entering it begins, leaving it commits, or rolls back after an exception."""
 
     async def flush(self) -> None:
         """Wait until every request sent so far has a reply."""
@@ -101,11 +144,14 @@ class Client(Protocol):
     async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
         """Return the offset of the first record at or after a time (Unix ms); the end offset if there is none."""
 
-    async def create_topic(self, topic: str, *, partitions: int = 1) -> None: ...
+    async def create_topic(self, topic: str, *, partitions: int = 1) -> None:
+        """Create a topic."""
 
-    async def delete_topic(self, topic: str) -> None: ...
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its records."""
 
-    async def topics(self) -> list[str]: ...
+    async def topics(self) -> list[str]:
+        """Return the names of all visible topics."""
 
     async def ping(self) -> None:
         """Wait for one reply from the server."""

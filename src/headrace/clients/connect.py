@@ -18,12 +18,16 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from headrace.clients.api import Client
-from headrace.clients.backoff import Backoff
-from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
+from headrace.clients.arguments import check_text
+from headrace.clients.diagnosis import other_service
+from headrace.clients.errors import ConnectFailed, InvalidArgument, InvalidUrl, LoginRefused, NotSupported
 from headrace.clients.messages import ConnectionState, OnState
+from headrace.clients.options import ClientOptions
+from headrace.clients.reconnecting import check_login
 from headrace.clients.tls import TlsOptions
 from headrace.clients.unsupported import BaseClient
 from headrace.extras import needs
+from headrace.retry import Backoff
 
 
 class Scheme(NamedTuple):
@@ -34,6 +38,7 @@ class Scheme(NamedTuple):
     options: str
     port: int
     has_login: bool = False
+    """Whether it needs an API key."""
     settles: bool = False
     """Whether deliveries await an acknowledgement even without a group."""
 
@@ -60,6 +65,7 @@ class Address:
     @classmethod
     def parse(cls, url: str) -> Address:
         """Parse a URL. Raises `InvalidUrl`, whose text never repeats a password."""
+        check_text("url", url)
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -84,10 +90,9 @@ class Address:
 class Connecting:
     """Result of `connect`: await it for a client, or enter it for a client that is closed on exit."""
 
-    def __init__(self, address: Address, api_key: bytes | str | None, connect_seconds: float, options: Any) -> None:
-        self._address, self._api_key, self._seconds, self._options = address, api_key, connect_seconds, options
+    def __init__(self, address: Address, options: ClientOptions) -> None:
+        self._address, self._options = address, options
         self._client: Client | None = None
-        self._on_state: OnState = options.on_state
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self._connect().__await__()
@@ -102,16 +107,32 @@ class Connecting:
 
     async def _connect(self) -> Client:
         """Connect and wait for a reply: a server of another protocol, or one that requires a certificate, hangs up instead."""
-        first_reply = _FirstReply(self._on_state)
-        address, scheme = self._address, SCHEMES[self._address.scheme]
-        kind = _load(address.scheme, scheme.client)
-        login = {"api_key": self._api_key} if scheme.has_login else {}
-        options = dataclasses.replace(self._options, on_state=first_reply.on_state)
-        client = cast(Client, await kind.connect(address.host, address.port, options=options, **login))
-        failure = await first_reply.wait(client, self._seconds)
-        if failure is not None:
-            raise ConnectFailed(host=address.host, port=address.port, reason=f"{failure}; is it a {address.scheme} server?")
-        return client
+        first_reply = _FirstReply(self._options.on_state)
+        address = self._address
+        kind = _load(address.scheme, SCHEMES[address.scheme].client)
+        try:
+            client = await kind.connect(address.host, address.port, dataclasses.replace(self._options, on_state=first_reply.on_state))
+        except LoginRefused:
+            raise
+        except ConnectFailed as failure:
+            if not failure.was_accepted:
+                raise
+            raise await self._explained(failure.reason) from failure
+        reason = await first_reply.wait(client, self._options.connect_seconds)
+        if reason is not None:
+            raise await self._explained(reason)
+        return cast(Client, client)
+
+    async def _explained(self, reason: str) -> ConnectFailed:
+        """Return the error for a server that accepts connections and does not serve the protocol, with the likely reason."""
+        address = self._address
+        if address.scheme == "fujin":
+            likely = "Fujin uses QUIC over UDP: is it open on this port (headrace serve --listen-quic)?"
+        else:
+            likely = await other_service(address.host, address.port, is_tls=self._options.tls is not None)
+        return ConnectFailed(
+            host=address.host, port=address.port, reason=f"{reason}; {likely or f'is it a {address.scheme} server?'}", was_accepted=True
+        )
 
 
 class _FirstReply:
@@ -159,62 +180,83 @@ def supports(name: str, method: str) -> bool:
 def connect(
     url: str,
     *,
-    api_key: bytes | str | None = None,
     user: str | None = None,
     password: str | None = None,
+    api_key: bytes | str | None = None,
+    tls: TlsOptions | bool | None = None,
     ca_file: Path | str | None = None,
     certificate_file: Path | str | None = None,
     key_file: Path | str | None = None,
     server_name: str | None = None,
     connect_seconds: float | None = None,
+    publish_seconds: float | None = None,
+    refused_connections_max: int | None = None,
     backoff: Backoff | None = None,
     on_state: OnState | None = None,
     resend_writes: bool | None = None,
-    options: object | None = None,
+    options: ClientOptions | None = None,
 ) -> Connecting:
-    """Connect with the protocol of the URL. Raises `InvalidUrl`, `NotSupported`; awaiting raises `ConnectFailed`, `Refused`.
+    """Connect with the protocol of the URL. Raises `InvalidUrl`, `InvalidArgument`; awaiting raises `ConnectFailed`, `NotSupported`.
 
+    `user` and `password`, or `api_key`: login, if the protocol has one. `tls`: encrypt, as with `+tls` in the URL. `connect_seconds` and
+    `publish_seconds`: deadlines. `refused_connections_max`: connections in a row that the server may end without serving a request.
     `options` are those of the protocol, such as `FlyMqOptions`. The other arguments take precedence.
     """
     address = Address.parse(url)
     scheme = SCHEMES[address.scheme]
     kind = _load(address.scheme, scheme.options)
     if options is not None and not isinstance(options, kind):
-        raise TypeError(f"{address.scheme}:// takes {scheme.options}, not {type(options).__name__}")
-    _check_login(address.scheme, scheme, api_key)
+        raise InvalidArgument(f"options: {address.scheme}:// takes {scheme.options}, not {type(options).__name__}")
+    if password and not user:
+        raise InvalidArgument("password: needs a user")
+    if user and api_key:
+        raise InvalidArgument("api_key: give either an API key or a user")
     arguments: dict[str, object] = {
         "user": user or None,
-        "password": password if user else None,
-        "connect_seconds": connect_seconds,
+        "password": password,
+        "api_key": api_key or None,
+        "tls": _tls(address, tls, TlsOptions(ca_file, certificate_file, key_file, server_name)),
+        "connect_seconds": _seconds("connect_seconds", connect_seconds),
+        "publish_seconds": _seconds("publish_seconds", publish_seconds),
+        "refused_connections_max": refused_connections_max,
         "backoff": backoff,
         "on_state": on_state,
         "resend_writes": resend_writes,
     }
     given = {name: value for name, value in arguments.items() if value is not None}
-    known = {field.name for field in dataclasses.fields(kind)}
-    if "user" in given and "user" not in known:
-        raise NotSupported(address.scheme, "users with passwords", "flymq:// does")
-    if "resend_writes" in given and "resend_writes" not in known:
+    if "resend_writes" in given and "resend_writes" not in {field.name for field in dataclasses.fields(kind)}:
         if not resend_writes:
             raise NotSupported(address.scheme, "resend_writes=False", "flymq:// and rustlog:// do")
         del given["resend_writes"]
-    tls = TlsOptions(ca_file, certificate_file, key_file, server_name)
-    if address.tls:
-        given["tls"] = tls
-    elif tls != TlsOptions():
-        raise InvalidUrl(f"certificates require TLS: use {address.scheme}{_TLS}://")
     chosen = dataclasses.replace(kind() if options is None else options, **given)
-    return Connecting(address, api_key, chosen.connect_seconds, chosen)
+    check_login(_load(address.scheme, scheme.client), chosen)
+    if scheme.has_login and not chosen.api_key:
+        raise InvalidUrl(f"{address.scheme}:// needs an api_key")
+    return Connecting(address, chosen)
+
+
+def _tls(address: Address, tls: TlsOptions | bool | None, files: TlsOptions) -> TlsOptions | None:
+    """Return the TLS options; None for a connection without TLS. Raises `InvalidUrl` for a contradiction."""
+    if isinstance(tls, TlsOptions):
+        if files != TlsOptions():
+            raise InvalidArgument("tls: give either TlsOptions or the files")
+        return tls
+    if tls is False and address.tls:
+        raise InvalidUrl(f"tls=False contradicts {address.scheme}{_TLS}://")
+    if address.tls or tls:
+        return files
+    if files != TlsOptions():
+        raise InvalidUrl(f"certificates require TLS: use {address.scheme}{_TLS}://")
+    return None
+
+
+def _seconds(name: str, given: object) -> float | None:
+    if given is not None and (not isinstance(given, (int, float)) or isinstance(given, bool) or given < 0):
+        raise InvalidArgument(f"{name}: expected seconds, got {given!r}")
+    return None if given is None else float(given)
 
 
 def _load(name: str, part: str) -> Any:
     """Return a class of the protocol's module. Raises `MissingExtra` if its library is not installed."""
     with needs(f"{name}://"):
         return getattr(importlib.import_module(SCHEMES[name].module), part)
-
-
-def _check_login(name: str, scheme: Scheme, api_key: bytes | str | None) -> None:
-    if scheme.has_login and not api_key:
-        raise InvalidUrl(f"{name}:// needs an api_key")
-    if api_key and not scheme.has_login:
-        raise NotSupported(name, "API keys", "it has no login; use a TLS certificate")

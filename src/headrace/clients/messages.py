@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from types import TracebackType
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
-from headrace.clients.errors import NothingToSettle
+from headrace.clients.errors import InvalidArgument, NothingToSettle
 from headrace.records import Headers
 
 Start: TypeAlias = Literal["earliest", "latest"] | int | datetime
@@ -23,9 +23,11 @@ Key: TypeAlias = bytes | Callable[[bytes], bytes | None] | None
 
 
 def check_start(start: object) -> None:
-    """Raise `ValueError` for a text that is not a start position."""
+    """Raise `InvalidArgument` for what is not a start position."""
+    if not isinstance(start, (str, int, datetime)) or isinstance(start, bool):
+        raise InvalidArgument(f"start: expected 'earliest', 'latest', an offset or a datetime, got {type(start).__name__}")
     if isinstance(start, str) and start not in ("earliest", "latest"):
-        raise ValueError(f"start position {start!r}: expected 'earliest', 'latest', an offset or a datetime")
+        raise InvalidArgument(f"start position {start!r}: expected 'earliest', 'latest', an offset or a datetime")
 
 
 class Settler(Protocol):
@@ -37,8 +39,8 @@ class Settler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One received record. Fields that the protocol does not carry are None or empty."""
+class ReceivedRecord:
+    """Fields of a received record. Those that the protocol does not carry are None or empty."""
 
     topic: str
     partition: int | None
@@ -48,6 +50,12 @@ class Message:
     headers: Headers = ()
     timestamp: int | None = None
     """Unix ms, by the broker's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message(ReceivedRecord):
+    """One received record, which can be acknowledged if it was delivered to a group or awaits an acknowledgement."""
+
     settler: Settler | None = field(default=None, compare=False, repr=False)
 
     async def ack(self) -> bool:
@@ -107,6 +115,31 @@ class Receipt:
     offset: int | None = None
     timestamp: int | None = None
     """Unix ms, by the broker's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedReceipt:
+    """Receipt of a delayed message, which the broker publishes at `deliver_at` (Unix ms) unless cancelled by its id."""
+
+    id: str
+    topic: str
+    deliver_at: int
+
+
+class Transaction(Protocol):
+    """Records of several topics that become visible atomically: at the end of the block, or not at all if it fails."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    async def publish(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+    ) -> None:
+        """Stage a record. It becomes visible with the commit."""
+
+    async def commit_offset(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
+        """Stage the next offset of a group, which takes effect with the commit. Raises `NotSupported`."""
 
 
 @dataclass(frozen=True, slots=True)

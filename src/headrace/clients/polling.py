@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import ClassVar, Protocol
 
-from headrace.clients.errors import ClientClosed, NothingToSettle, NotSupported
+from headrace.clients.errors import ClientClosed, InvalidArgument, NothingToSettle, NotSupported
 from headrace.clients.messages import Gap, Message, MessageBatch, Settlement
 from headrace.errors import OffsetOutOfRange
 
@@ -71,7 +71,7 @@ class PollingSubscription:
     def seek(self, offset: int, *, partition: int = 0) -> None:
         """Continue at another offset and drop fetched, undelivered records of the partition. The group does not move."""
         if partition not in self._positions:
-            raise ValueError(f"this subscription does not follow partition {partition}")
+            raise InvalidArgument(f"this subscription does not follow partition {partition}")
         if self._current is not None and self._current.partition == partition:
             self._current = None
         self._positions[partition] = offset

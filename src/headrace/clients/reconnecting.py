@@ -1,9 +1,14 @@
 """Base of all clients: reconnect when the connection is lost.
 
     connect ─► _open ─► … ─► _lost ─► _reconnect ─► _open ─► … ─► close or abandon
+                              │
+                              └─► refused too often ─► `RefusedRepeatedly`
 
-Clients reconnect indefinitely. The delays grow until a connection receives a reply. The client of each protocol sends outstanding
-requests again in `_open`.
+A client reconnects indefinitely while the server cannot be reached. The delays grow until the server serves a request, or a connection
+lasts. A server that ends one connection after the other while requests wait refuses them without being able to say so: Figg has no error
+frame, and a port may belong to another protocol. After `refused_connections_max` such connections the client gives up.
+
+The client of each protocol sends outstanding requests again in `_open`.
 """
 
 from __future__ import annotations
@@ -12,39 +17,56 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
-from headrace.clients.backoff import Backoff
-from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
-from headrace.clients.messages import ConnectionState, OnState
+from headrace.clients.arguments import check_count, check_text
+from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, NotSupported, OutcomeUnknown, RefusedRepeatedly
+from headrace.clients.messages import ConnectionState
+from headrace.clients.options import ClientOptions
+from headrace.clients.publishing import Publisher
 from headrace.clients.stream import Stream, open_stream
-from headrace.clients.tls import TlsOptions
-from headrace.clients.unsupported import BaseClient
-from headrace.errors import HeadraceError
+from headrace.clients.window import Window
+
+STEADY_SECONDS: Final = 5.0
+"""A connection that lasts this long was not refused, even if no request was due on it."""
+_Options = TypeVar("_Options", bound=ClientOptions)
 
 
-class Outstanding(Protocol):
-    """Requests without a reply."""
-
-    async def emptied(self) -> None:
-        """Wait until nothing is outstanding or the object is closed."""
-
-    def close(self) -> tuple[int, int]:
-        """Fail the remaining requests. Returns the number of records sent without a reply, and of records never sent."""
-
-
-class ReconnectingClient(BaseClient, ABC):
+class ReconnectingClient(Publisher, ABC, Generic[_Options]):
     """Client that reconnects. Belongs to one event loop."""
 
-    def __init__(self, host: str, port: int, outstanding: Outstanding, *, backoff: Backoff, on_state: OnState) -> None:
-        self._host, self._port = host, port
+    default_port: ClassVar[int]
+    default_options: ClassVar[ClientOptions]
+    logins: ClassVar[frozenset[str]] = frozenset()
+    """The kinds of login that the protocol has: user, api_key."""
+
+    def __init__(self, host: str, port: int, options: _Options, window: Window[Any]) -> None:
+        self._host, self._port, self._options, self._window = host, port, options, window
+        self._publish_seconds = options.publish_seconds
         self._loop = asyncio.get_running_loop()
-        self._outstanding = outstanding
-        self._backoff, self._on_state = backoff, on_state
-        self._attempt = 0
-        """Number of attempts since the last reply. The client of the protocol resets it to 0."""
+        self._on_state = options.on_state
+        self._failures = 0
+        """Connections lost or not opened since the last progress."""
+        self._refused_connections = 0
+        """Those of them that the server ended while a request waited."""
+        self._opened_at = 0.0
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._failure: RefusedRepeatedly | None = None
+        """Why the client gave up."""
+        self._has_lost_records = False
+        """Whether records were left at that moment."""
+
+    @classmethod
+    async def connect(cls, host: str = "127.0.0.1", port: int | None = None, options: _Options | None = None) -> Self:
+        """Connect. Raises `ConnectFailed` if the first connection fails, and `NotSupported` for a login that the protocol lacks."""
+        check_text("host", host)
+        check_count("port", port)
+        chosen = cast(_Options, cls.default_options) if options is None else options
+        check_login(cls, chosen)
+        client = cls(host, cls.default_port if port is None else port, chosen)  # type: ignore[call-arg]  # a subclass makes its own window
+        await client._open()
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,7 +83,7 @@ class ReconnectingClient(BaseClient, ABC):
 
     @abstractmethod
     async def _open(self) -> None:
-        """Connect and send outstanding requests again. Raises `ConnectFailed` or the error of the login."""
+        """Connect and send outstanding requests again. Raises `ConnectFailed`."""
 
     @abstractmethod
     def _disconnected(self) -> None:
@@ -71,32 +93,65 @@ class ReconnectingClient(BaseClient, ABC):
     def _release(self) -> None:
         """End subscriptions and connection of a closed client, and wake tasks that wait for either."""
 
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a request waits for the server."""
+        return self._window.has_requests
+
     async def _finish(self) -> None:
         """Wait for outstanding replies before closing."""
-        await self._outstanding.emptied()
+        await self._window.emptied()
 
     def _opened(self) -> None:
+        self._opened_at = self._loop.time()
         self._on_state(ConnectionState.CONNECTED, f"{self._host}:{self._port}")
 
+    def _progressed(self) -> None:
+        """Note that the server has served a request: the next reconnect is immediate."""
+        self._failures = self._refused_connections = 0
+
     def _lost(self, reason: str) -> None:
+        if self._loop.time() - self._opened_at >= STEADY_SECONDS:
+            self._progressed()
+        is_waiting = self._is_waiting
         self._disconnected()
         self._on_state(ConnectionState.DISCONNECTED, reason)
+        if is_waiting and self._count_refused(reason):
+            return
         if not self._is_closed and (self._reconnecting is None or self._reconnecting.done()):
             self._reconnecting = self._loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Reconnect with backoff. Only a reply resets the delay, so a server that hangs up on every resend is not overloaded."""
+        """Reconnect with backoff. Only progress resets the delay, so a server that hangs up on every resend is not overloaded."""
         while not self.is_connected and not self._is_closed:
-            attempt, self._attempt = self._attempt, self._attempt + 1
-            await asyncio.sleep(self._backoff(attempt))
+            failures, self._failures = self._failures, self._failures + 1
+            await asyncio.sleep(self._options.backoff(failures))
             try:
                 await self._open()
-            except HeadraceError:
-                continue  # unreachable or login rejected: both may be temporary
+            except ConnectFailed as failure:
+                is_refused = failure.was_accepted and (self._is_waiting or failure.kind == "not_authorized")
+                if is_refused and self._count_refused(failure.reason):
+                    return
+
+    def _count_refused(self, reason: str) -> bool:
+        """Count a connection that the server ended while a request waited. Returns whether the client gives up."""
+        self._refused_connections += 1
+        if self._is_closed or not 0 < self._options.refused_connections_max <= self._refused_connections:
+            return self._is_closed
+        self._failure = RefusedRepeatedly(host=self._host, port=self._port, count=self._refused_connections, reason=reason)
+        self._has_lost_records = any(self._end(str(self._failure)))
+        return True
+
+    def _end(self, reason: str) -> tuple[int, int]:
+        self._is_closed = True
+        self._release()
+        left = self._window.close(self._failure)
+        self._on_state(ConnectionState.CLOSED, reason)
+        return left
 
     async def flush(self) -> None:
         """Wait until every request sent so far has a reply. Raises `ClientClosed`."""
-        await self._outstanding.emptied()
+        await self._window.emptied()
         self._check_open()
 
     async def close(self, timeout: float = 10.0) -> None:
@@ -105,6 +160,9 @@ class ReconnectingClient(BaseClient, ABC):
         Raises `OutcomeUnknown` if replies are missing after `timeout`, and `NotSent` if records were never sent.
         """
         if self._is_closed:
+            # An error with a traceback has been raised: the user knows it.
+            if self._failure is not None and self._has_lost_records and self._failure.__traceback__ is None:
+                raise self._failure
             return
         try:
             async with asyncio.timeout(timeout):
@@ -121,20 +179,26 @@ class ReconnectingClient(BaseClient, ABC):
         """Close immediately and fail all futures. Returns the number of records sent without a reply, and of records never sent."""
         if self._is_closed:
             return 0, 0
-        self._is_closed = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()
-        self._release()
-        left = self._outstanding.close()
-        self._on_state(ConnectionState.CLOSED, "closed by its user")
-        return left
+        return self._end("closed by its user")
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClientClosed("the client is closed")
+            raise self._failure or ClientClosed("the client is closed")
 
 
-class StreamClient(ReconnectingClient):
+def check_login(kind: type[ReconnectingClient[Any]], options: ClientOptions) -> None:
+    """Raise `NotSupported` for a login that the protocol cannot carry."""
+    for login, is_wanted, what, others in (
+        ("user", options.user, "users with passwords", "flymq:// does"),
+        ("api_key", options.api_key, "API keys", "flymq:// and blipmq:// do"),
+    ):
+        if is_wanted and login not in kind.logins:
+            raise NotSupported(kind.protocol, what, f"{others}; in every protocol a TLS certificate identifies the client")
+
+
+class StreamClient(ReconnectingClient[_Options]):
     """Client over one TCP connection with one timer."""
 
     _stream: Stream | None = None
@@ -148,9 +212,12 @@ class StreamClient(ReconnectingClient):
     @abstractmethod
     def _receive(self, data: bytes) -> None: ...
 
-    async def _connect(self, seconds: float, tls: TlsOptions | None) -> Stream:
+    async def _connect(self) -> Stream:
         """Open a stream. Raises `ConnectFailed`."""
-        return await open_stream(self._host, self._port, self._receive, self._lost, timeout_seconds=seconds, tls=tls)
+        options = self._options
+        return await open_stream(
+            self._host, self._port, self._receive, self._lost, timeout_seconds=options.connect_seconds, tls=options.tls
+        )
 
     def _schedule(self, seconds: float, callback: Callable[[], None]) -> None:
         self._timer = self._loop.call_later(seconds, callback)

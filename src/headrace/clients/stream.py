@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 from headrace.clients.errors import ConnectFailed
 from headrace.clients.tls import TlsOptions, TlsUnusable
+
+_PLAIN_SERVER: Final = ("WRONG_VERSION_NUMBER", "SSLV3_ALERT_HANDSHAKE_FAILURE", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+"""Reasons of a failed handshake with a server that does not use TLS."""
 
 
 class Stream(asyncio.Protocol):
@@ -117,7 +120,7 @@ async def open_stream(
         raise ConnectFailed(host=host, port=port, reason=_reason_of(failure)) from failure
     early_end = stream.hand_over()
     if early_end is not None:
-        raise ConnectFailed(host=host, port=port, reason=early_end)
+        raise ConnectFailed(host=host, port=port, reason=early_end, was_accepted=True)
     return stream
 
 
@@ -128,5 +131,8 @@ def _reason_of(failure: OSError) -> str:
     if isinstance(failure, ssl.SSLCertVerificationError):
         return f"the certificate of the server is not trusted: {failure.verify_message}"
     if isinstance(failure, ssl.SSLError):
-        return f"the TLS handshake failed: {(failure.reason or str(failure)).lower().replace('_', ' ')}"
+        is_plain = failure.reason in _PLAIN_SERVER
+        return f"the TLS handshake failed: {(failure.reason or str(failure)).lower().replace('_', ' ')}" + (
+            "; the port may not use TLS: remove +tls from the scheme of the URL" if is_plain else ""
+        )
     return failure.strerror or str(failure)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from headrace.clients.errors import NotSupported
-from headrace.clients.messages import Message, Start
+from headrace.clients.messages import DelayedReceipt, Message, Receipt, Start, Transaction
 
 READERS: Final = "flymq:// and rustlog:// do, on the same topics"
 
@@ -46,6 +46,22 @@ class BaseClient:
 
     async def delete_topic(self, topic: str) -> None:
         raise self._unsupported("delete_topic", "deleting topics", "flymq:// does")
+
+    async def publish_with_ttl(
+        self, topic: str, value: bytes, *, ttl_ms: int, key: bytes | None = None, partition: int | None = None
+    ) -> Receipt:
+        raise self._unsupported("publish_with_ttl", "a time to live per record", "flymq:// does")
+
+    async def publish_delayed(
+        self, topic: str, value: bytes, *, delay_ms: int, key: bytes | None = None, partition: int | None = None
+    ) -> DelayedReceipt:
+        raise self._unsupported("publish_delayed", "delayed messages", "flymq:// does")
+
+    async def cancel_delayed(self, id: str, *, topic: str = "") -> None:
+        raise self._unsupported("publish_delayed", "delayed messages", "flymq:// does")
+
+    def transaction(self) -> Transaction:
+        raise self._unsupported("transaction", "transactions", "flymq:// and fujin:// do")
 
     async def topics(self) -> list[str]:
         raise self._unsupported("topics", "listing topics")

@@ -23,6 +23,7 @@ from headrace.flight import request
 from headrace.flight.errors import broker_error
 from headrace.flight.put_schema import check_put_schema
 from headrace.flight.request import ALL, DEFAULT_PORT, READ_SCHEMA, STORED, TIMESTAMP_TYPE, encode
+from headrace.retry import ATTEMPTS_MAX, exponential
 
 __all__ = [
     "ALL",
@@ -38,9 +39,6 @@ __all__ = [
     "check_put_schema",
 ]
 
-_ATTEMPTS: Final = 4
-_BACKOFF_SECONDS: Final = 0.25
-"""The delay before the second attempt; it triples before each further one. A restarted broker is available by then."""
 _PUBLISH_SECONDS: Final = 600.0
 """A publication larger than memory takes long, and a retry does not make it faster."""
 _PING_MS: Final = 360_000
@@ -53,6 +51,7 @@ _OPTIONS: Final = [
 ]
 _FAILURES: Final = (flight.FlightError, pa.ArrowInvalid)
 """Arrow raises `ArrowInvalid` if it cannot start a call, for example without a free thread."""
+_BACKOFF: Final = exponential()
 _CONNECTION_FAILURES: Final = (flight.FlightUnavailableError, flight.FlightTimedOutError)
 
 
@@ -399,7 +398,7 @@ class FlightClient:
                 (answer,) = self._connected().do_action(action, self._options(options))
                 return request.decode(answer.body.to_pybytes(), object, "answer")
             except _FAILURES as failure:
-                failures = self._failed(failure, failures if again else _ATTEMPTS)
+                failures = self._failed(failure, failures if again else ATTEMPTS_MAX)
 
     def _ensure_connected(self) -> None:
         """Check the connection and the token before a put, which cannot be repeated. Costs a round trip, and finds another address or a
@@ -418,15 +417,15 @@ class FlightClient:
             raise _raised(failure) from None
         error = broker_error(failure)
         failures += 1
-        if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < _ATTEMPTS:
+        if isinstance(failure, flight.FlightUnauthenticatedError) and self._token is not None and failures < ATTEMPTS_MAX:
             self._drop_connection(next_address=False)  # the token has expired, or the broker was restarted
             return failures
         if error is not None and not isinstance(error, Unavailable):
             raise error from None
-        if failures >= _ATTEMPTS or not isinstance(failure, _CONNECTION_FAILURES):
+        if failures >= ATTEMPTS_MAX or not isinstance(failure, _CONNECTION_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()
-        time.sleep(_BACKOFF_SECONDS * 3 ** (failures - 1))
+        time.sleep(_BACKOFF(failures))
         return failures
 
     def _connected(self) -> flight.FlightClient:

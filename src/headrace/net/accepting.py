@@ -99,7 +99,9 @@ class Acceptor:
         reason = f"too many connections: {self._connections_max} are open"
         self._counters.accepted += 1
         self._counters.count_end(reason, error=True)
-        _log.warning("connection refused", extra={"reason": reason})
+        left_out = self._counters.end_lines.left_out("too many connections", self._loop.time())
+        if left_out is not None:
+            _log.warning("connection refused", extra={"reason": reason} | ({"left_out": left_out} if left_out else {}))
 
     async def _open(self, accepted: socket.socket) -> None:
         try:

@@ -129,6 +129,8 @@ class Connection(asyncio.Protocol):
         self._is_output_full = False
         """Reading is paused because the peer does not read its replies."""
         self._peer_finished = False
+        self._is_pausing = False
+        """The connection ends with an error and closes after a pause."""
         self._reason: str | None = None
         """Why this connection closes; set once."""
 
@@ -240,6 +242,27 @@ class Connection(asyncio.Protocol):
         self._end(reason, error=error)
         if self._transport.is_closing():
             return
+        pause = self._pause_seconds() if error else 0.0
+        if not pause:
+            self._shut_down()
+            return
+        self._stop_timer()
+        self._timer = self._loop.call_later(pause, self._shut_down)
+        self._is_pausing = True
+        if self._pauses:
+            self._transport.resume_reading()  # to see the peer leave; what it sends is dropped
+
+    def _pause_seconds(self) -> float:
+        """Return the delay before a close for an error: none if the slot is needed or the peer has left."""
+        if self._protocol is None or self._peer_finished or self._counters.open * 2 > self._limits.connections_max:
+            return 0.0
+        return self._protocol.error_pause_seconds
+
+    def _shut_down(self) -> None:
+        """Send the remaining output and close the sending half."""
+        is_reading, self._is_pausing = self._is_pausing or not self._pauses, False
+        if self._transport.is_closing():
+            return
         self._abort_after_linger()
         if self._tls is not None:
             self._transport.write(self._tls.close())
@@ -251,7 +274,7 @@ class Connection(asyncio.Protocol):
         except OSError:  # the peer has reset the connection
             self._transport.abort()
             return
-        if self._pauses:
+        if not is_reading:
             self._transport.resume_reading()
 
     def pause_reading(self) -> None:
@@ -341,6 +364,8 @@ class Connection(asyncio.Protocol):
             self.close("draining", error=False)
         elif self._reason is None:
             self._session.closing()
+        elif self._is_pausing:
+            self._shut_down()
 
     def check_frame(self, seconds: float) -> None:
         """Close the connection if the same frame was incomplete at the last check, `seconds` ago, and has grown too slowly."""
@@ -472,8 +497,13 @@ class Connection(asyncio.Protocol):
         self._reason = reason
         self._counters.count_end(reason, error=error)
         protocol = "none" if self._protocol is None else self._protocol.name
-        level = logging.WARNING if error else logging.DEBUG
-        log.log(level, "connection closed", extra={"peer": self.peer, "protocol": protocol, "reason": reason})
+        fields: dict[str, object] = {"peer": self.peer, "protocol": protocol, "reason": reason}
+        if not error:
+            log.debug("connection closed", extra=fields)
+            return
+        left_out = self._counters.end_lines.left_out((self._host, protocol, reason.partition(":")[0]), self._loop.time())
+        if left_out is not None:
+            log.warning("connection closed", extra=fields | ({"left_out": left_out} if left_out else {}))
 
 
 def written(name: tuple[str, int]) -> str:

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
+from headrace.limits import END_LINES_PER_MINUTE_MAX
 from headrace.net.output import OutputBudget
 
+LINE_KEYS_MAX: Final = 1_024
+"""Reasons whose log lines are counted. The one that was logged longest ago leaves first."""
 REASONS_MAX: Final = 128
 """Distinct reasons counted by name. Further ones count as `other`, so that peers cannot grow the table."""
+
+
+class LineLimit:
+    """Limits the log lines about one thing to a few a minute. The next line tells how many were left out."""
+
+    def __init__(self, lines_max: int = END_LINES_PER_MINUTE_MAX) -> None:
+        self._lines_max = lines_max
+        self._lines: dict[Hashable, tuple[float, int]] = {}
+        """By key: start of the minute, lines since then."""
+
+    def left_out(self, key: Hashable, now: float) -> int | None:
+        """Return the number of lines left out since the last one, or None to leave this one out too."""
+        began, count = self._lines.pop(key, (now, 0))
+        fresh = now - began >= 60
+        self._lines[key] = (now, 1) if fresh else (began, count + 1)
+        if len(self._lines) > LINE_KEYS_MAX:
+            del self._lines[next(iter(self._lines))]
+        if not fresh and count >= self._lines_max:
+            return None
+        return max(0, count - self._lines_max) if fresh else 0
 
 
 @dataclass(slots=True)
@@ -35,6 +59,7 @@ class NetCounters:
     """Connections that have logged in, without those of administrators."""
     reserved_by_host: dict[str, int] = field(default_factory=dict)
     output: OutputBudget = field(default_factory=OutputBudget)
+    end_lines: LineLimit = field(default_factory=LineLimit)
     closed: dict[str, int] = field(default_factory=dict)
     """Connections that ended normally, by reason."""
     rejected: dict[str, int] = field(default_factory=dict)

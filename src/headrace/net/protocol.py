@@ -31,13 +31,15 @@ class Peer(WatchedLink, Protocol):
 class ServedProtocol:
     """`sniff` gets all bytes received so far, at least one; `open` creates the session.
 
-    `needs_login` returns, at the login deadline, whether a peer without a login has no permission at all.
+    `needs_login` returns, at the login deadline, whether a peer without a login has no permission at all. `error_pause_seconds` delays the
+    close of a connection for an error that the protocol cannot report.
     """
 
     name: str
     sniff: Callable[[bytes], Sniff]
     open: Callable[[Peer], FramedSession]
     needs_login: Callable[[], bool] = lambda: False
+    error_pause_seconds: float = 0.0
 
 
 def choose(protocols: Sequence[ServedProtocol], first: bytes) -> ServedProtocol | Sniff:

@@ -13,7 +13,7 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.subscriptions import SubscriptionBook
 from headrace.engine.contract import Engine
-from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
+from headrace.limits import ERROR_PAUSE_SECONDS, OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.protocol import Peer, ServedProtocol
 from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_PROTOCOLS, Config
@@ -87,7 +87,7 @@ class Protocols:
         def enter(peer: Peer) -> FramedSession:
             return FiggSession(self._broker, peer, self._who(peer, "figg", principal), settings, self._turns)
 
-        return ServedProtocol("figg", figg.sniff, enter, self._needs_login(principal))
+        return ServedProtocol("figg", figg.sniff, enter, self._needs_login(principal), ERROR_PAUSE_SECONDS)
 
     def _rustlog(self) -> ServedProtocol:
         chosen = self._config.limits
@@ -102,7 +102,7 @@ class Protocols:
             who = self._who(peer, "rustlog", principal)
             return RustLogSession(peer, self._broker, who, commons, lambda: self._access.allows_anything(who.name))
 
-        return ServedProtocol("rustlog", rustlog.sniff, enter, self._needs_login(principal))
+        return ServedProtocol("rustlog", rustlog.sniff, enter, self._needs_login(principal), ERROR_PAUSE_SECONDS)
 
     def _blipmq(self, keys: Mapping[str, str]) -> ServedProtocol:
         configured = api_keys(keys)

@@ -99,7 +99,7 @@ SOURCE_OPTIONS: Final = (
     Option("kafka.group.id", "none", "stream", "progress is committed to this group instead", aliases=("group.id",)),
     Option("kafkaConsumer.pollTimeoutMs", "120000", "read", "how long a running query retries while the broker is unavailable"),
     Option("fetchOffset.numRetries", "3", "read", "number of retries before the query starts"),
-    Option("fetchOffset.retryIntervalMs", "10", "read", "the first pause between retries; it doubles each time, up to 2 s"),
+    Option("fetchOffset.retryIntervalMs", "10", "read", "the first pause between retries; it doubles each time, up to 5 s"),
 )
 
 SINK_OPTIONS: Final = (

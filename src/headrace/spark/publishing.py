@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.errors import BrokerError, ConfigError
 from headrace.flight.client import Servers
+from headrace.retry import TIMEOUT_SECONDS
 from headrace.spark.options import Options
-from headrace.spark.retry import TIMEOUT_SECONDS, retry
+from headrace.spark.retry import retry
 from headrace.spark.servers import servers_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from headrace.errors import BrokerError, OffsetOutOfRange, UnknownPartition, Unk
 from headrace.spark.connection import connect
 from headrace.spark.ranges import Losses, Range, loss_message
 from headrace.spark.read_settings import ReadSettings
-from headrace.spark.retry import backoff
 
 if TYPE_CHECKING:
     from headrace.arrow.values import Decoder
@@ -80,7 +79,7 @@ class RangeReader:
                 failing_since = time.monotonic() if failures == 1 else failing_since
                 if not failure.retriable or time.monotonic() - failing_since > self.settings.retry.timeout_seconds:
                     raise
-                time.sleep(backoff(failures))
+                time.sleep(self.settings.retry.backoff(failures))
 
     def _skipped(self, wanted: Range, position: int, failure: BrokerError, client: FlightClient) -> int:
         """Return the next offset to read after records of the range were removed."""

@@ -1,4 +1,4 @@
-"""Retry policy for requests to the broker: one exponential backoff for reads, writes and pipeline restarts.
+"""Retries of requests to the broker, by the options of the data source. The policy is that of `headrace.retry`.
 
 Spark ends a query when one callback fails, and a broker that restarts is unavailable for a second or two.
 """
@@ -9,39 +9,29 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Final, TypeVar
 
-from headrace.errors import BrokerError, Unavailable
+from headrace import retry as policy
+from headrace.errors import Unavailable
+from headrace.retry import TIMEOUT_SECONDS, Backoff, exponential
 from headrace.spark.options import Options
 
 RETRIES: Final = 3
 PAUSE_SECONDS: Final = 0.01
-PAUSE_SECONDS_MAX: Final = 2.0
-TIMEOUT_SECONDS: Final = 120.0
+"""The defaults of Kafka's options of these names."""
 
 _log = logging.getLogger("headrace.spark")
 _Reply = TypeVar("_Reply")
 
 
-def backoff(failures: int, first: float = PAUSE_SECONDS, longest: float = PAUSE_SECONDS_MAX) -> float:
-    """Return the pause after this many consecutive failures: `first`, doubled with each failure, at most `longest`."""
-    return min(first * 2.0 ** min(failures - 1, 30), longest)
-
-
-def retry(request: Callable[[], _Reply], *, give_up: Callable[[int, float], bool], pause: float = PAUSE_SECONDS) -> _Reply:
-    """Repeat an idempotent request after retriable errors, until `give_up(failures, next pause)`."""
-    for failures in count(1):
-        try:
-            return request()
-        except BrokerError as failure:
-            wait = backoff(failures, pause)
-            if not failure.retriable or give_up(failures, wait):
-                raise
-            if failures == 1:
-                _log.warning("the broker does not answer, retrying: %s", failure)
-        time.sleep(wait)
-    raise AssertionError("count() does not end")
+def retry(request: Callable[[], _Reply], *, give_up: Callable[[int, float], bool], backoff: Backoff | None = None) -> _Reply:
+    """Repeat an idempotent request after retriable errors, until `give_up(failures, next pause)`. The first error is logged."""
+    return policy.retry(
+        request,
+        give_up=give_up,
+        backoff=exponential(first_seconds=PAUSE_SECONDS) if backoff is None else backoff,
+        report=lambda failure: _log.warning("the broker does not answer, retrying: %s", failure),
+    )
 
 
 def retry_until(request: Callable[[], _Reply], *, until: float) -> _Reply:
@@ -65,10 +55,15 @@ class RetryPolicy:
             timeout_seconds=options.count("kafkaConsumer.pollTimeoutMs", int(TIMEOUT_SECONDS * 1000), least=0) / 1000,
         )
 
+    @property
+    def backoff(self) -> Backoff:
+        """The pauses between requests. A first one of zero would stay zero when doubled."""
+        return exponential(first_seconds=self.pause_seconds or PAUSE_SECONDS)
+
     def before_start(self, request: Callable[[], _Reply], addresses: tuple[str, ...]) -> _Reply:
         """Retry a few times before a query starts: a user is waiting, and the address may be wrong."""
         try:
-            return retry(request, give_up=lambda failures, _: failures > self.retries, pause=self._pause)
+            return retry(request, give_up=lambda failures, _: failures > self.retries, backoff=self.backoff)
         except Unavailable as failure:
             where = ",".join(addresses)
             raise Unavailable(
@@ -78,9 +73,4 @@ class RetryPolicy:
     def while_running(self, request: Callable[[], _Reply]) -> _Reply:
         """Retry until the timeout, so that a running query survives a restart of the broker."""
         deadline = time.monotonic() + self.timeout_seconds
-        return retry(request, give_up=lambda failures, _: failures > self.retries and time.monotonic() > deadline, pause=self._pause)
-
-    @property
-    def _pause(self) -> float:
-        """The first pause. Zero would stay zero when doubled."""
-        return self.pause_seconds or PAUSE_SECONDS
+        return retry(request, give_up=lambda failures, _: failures > self.retries and time.monotonic() > deadline, backoff=self.backoff)

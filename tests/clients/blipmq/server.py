@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.subscriptions import SubscriptionBook
-from headrace.clients.backoff import exponential
 from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
 from headrace.clients.messages import OnState
 from headrace.engine.memory import MemoryEngine
 from headrace.net.listener import Listener
 from headrace.net.protocol import ServedProtocol
+from headrace.retry import exponential
 from headrace.sessions.blipmq.keys import api_keys
 from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings
@@ -38,8 +38,8 @@ class Served:
     proxy: FaultProxy
 
     async def client(self, *, on_state: OnState = lambda state, reason: None, **options: float) -> BlipMqClient:
-        chosen = BlipMqOptions(backoff=exponential(first_seconds=0.01, seconds_max=0.05), on_state=on_state, **options)  # type: ignore[arg-type]  # whole numbers are floats here
-        return await BlipMqClient.connect(self.proxy.host, self.proxy.port, api_key="dev-key", options=chosen)
+        chosen = BlipMqOptions(api_key="dev-key", backoff=exponential(first_seconds=0.01, seconds_max=0.05), on_state=on_state, **options)  # type: ignore[arg-type]  # whole numbers are floats here
+        return await BlipMqClient.connect(self.proxy.host, self.proxy.port, options=chosen)
 
     def values(self, topic: str) -> list[bytes | None]:
         return [value for batch in self.engine._find(topic, 0).batches for value in batch.values()]

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.clients.blipmq.client import BlipMqClient
+from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
 from headrace.clients.blipmq.subscription import BATCH_SECONDS
-from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, OutcomeUnknown, Refused
+from headrace.clients.errors import ClientClosed, ConnectFailed, LoginRefused, NotSent, OutcomeUnknown, RecordRefused, Refused
 from headrace.clients.messages import ConnectionState
 from headrace.errors import RecordTooLarge
 from headrace.limits import BLIPMQ_FRAME_BYTES_MAX
@@ -65,7 +65,7 @@ async def test_a_rejected_publish_raises_the_servers_error_and_does_not_affect_o
         with pytest.raises(Refused, match="white space") as caught:
             await bad
         assert caught.value.code == 400
-        with pytest.raises(Refused):
+        with pytest.raises(RecordRefused, match="record 0 was refused: .*; 0 records were kept"):
             await client.publish_many("two words", [b"v"] * 5_000)
         await client.publish("demo", b"still there")
         assert server.values("demo") == [b"good", b"still there"]
@@ -80,16 +80,16 @@ async def test_a_value_too_large_for_a_frame_is_refused_before_it_is_sent() -> N
 
 async def test_a_wrong_key_is_refused_at_once() -> None:
     async with served() as server:
-        with pytest.raises(Refused, match="invalid API key") as caught:
-            await BlipMqClient.connect(server.proxy.host, server.proxy.port, api_key="wrong")
-        assert caught.value.code == 401
+        with pytest.raises(LoginRefused, match="invalid API key") as caught:
+            await BlipMqClient.connect(server.proxy.host, server.proxy.port, options=BlipMqOptions(api_key="wrong"))
+        assert caught.value.kind == "not_authorized"
 
 
 async def test_no_server_is_an_error_at_once() -> None:
     async with served() as server:
         host, port = server.proxy.host, server.proxy.port
     with pytest.raises(ConnectFailed, match="connection refused"):
-        await BlipMqClient.connect(host, port, api_key="dev-key")
+        await BlipMqClient.connect(host, port, options=BlipMqOptions(api_key="dev-key"))
 
 
 async def test_a_server_that_hangs_up_or_speaks_something_else_is_an_error_at_once() -> None:
@@ -104,9 +104,9 @@ async def test_a_server_that_hangs_up_or_speaks_something_else_is_an_error_at_on
     async with other:
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(ConnectFailed, match="undecodable bytes"):
-            await BlipMqClient.connect("127.0.0.1", port, api_key="k")
+            await BlipMqClient.connect("127.0.0.1", port, options=BlipMqOptions(api_key="k"))
         with pytest.raises(ConnectFailed, match="closed the connection"):
-            await BlipMqClient.connect("127.0.0.1", port, api_key="k")
+            await BlipMqClient.connect("127.0.0.1", port, options=BlipMqOptions(api_key="k"))
 
 
 async def test_explicit_acknowledgement_settles_and_its_absence_brings_the_message_again() -> None:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace.clients.errors import AlreadySubscribed, ClientClosed, ConnectFailed, NotSent, OutcomeUnknown
-from headrace.clients.figg.client import BATCH_RECORDS_MAX, FiggClient, FiggOptions
-from headrace.clients.messages import ConnectionState, Message
+from headrace.clients.figg.client import FiggClient, FiggOptions
+from headrace.clients.messages import ConnectionState, Message, Receipt
 from headrace.errors import InvalidTopicName, RecordTooLarge
 from headrace.limits import VALUE_BYTES_MAX
 from tests.clients.servers import PROMPT, figg_client, figg_server
@@ -32,12 +32,12 @@ async def test_a_publish_returns_when_the_record_is_acknowledged() -> None:
 
 async def test_a_send_calls_back_when_the_acknowledgement_comes() -> None:
     async with figg_server() as server, figg_client(server) as client:
-        done: list[asyncio.Future[None]] = []
+        done: list[asyncio.Future[Receipt]] = []
         futures = [await client.send("t", b"%d" % index) for index in range(20)]
         for future in futures:
             future.add_done_callback(done.append)
         await client.flush()
-        await asyncio.sleep(0)
+        await asyncio.gather(*futures)
         assert done == futures
 
 
@@ -46,7 +46,7 @@ async def test_many_values_arrive_in_order_from_any_kind_of_source() -> None:
         for index in range(300):
             yield b"a%d" % index
 
-    count = 3 * BATCH_RECORDS_MAX + 7
+    count = 3 * FiggClient.batch_records_max + 7
     async with figg_server() as server, figg_client(server) as client:
         assert await client.publish_many("t", (b"%d" % index for index in range(count))) == count
         assert await client.publish_many("t", arriving()) == 300

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.clients.errors import ConnectFailed
+from headrace.clients.errors import ConnectFailed, LoginRefused
 from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
-from headrace.clients.flymq.login import LoginRefused
 from headrace.wire.flymq import RequestDecoder, encode_reply
 from headrace.wire.flymq.access_messages import Auth, AuthReply
 from headrace.wire.flymq.messages import Metadata, RequestEvent, TopicList

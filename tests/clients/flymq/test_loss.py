@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown, Refused
+from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown, RecordRefused
 from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
 from headrace.clients.messages import ConnectionState
 from headrace.wire.flymq import encode_reply
@@ -99,7 +99,7 @@ async def test_a_refused_record_is_not_sent_again() -> None:
     async with asyncio.timeout(WAIT_SECONDS), scripted(cutting_before(2, then=grumpy)) as script:
         async with await connected(script) as client:
             future = await client.send_many("t", [b"0", b"1", b"2"])
-            with pytest.raises(Refused, match="no"):
+            with pytest.raises(RecordRefused, match="record 1 was refused: no; 2 records were kept"):
                 await future
         assert published(script).count(b"1") == 1
 
@@ -139,14 +139,14 @@ async def test_a_server_that_falls_silent_is_left() -> None:
         return b"" if calls == 1 else served(request)
 
     async with asyncio.timeout(WAIT_SECONDS), scripted(answer) as script:
-        async with await connected(script, replace(FAST, reply_seconds=1.0, probe_seconds=0.02)) as client:
+        async with await connected(script, replace(FAST, reply_seconds=1.0, ping_seconds=0.02)) as client:
             assert (await client.publish("t", b"1")).offset == 1
         assert script.connections == 2
 
 
 async def test_an_idle_connection_is_probed_and_a_dead_one_found() -> None:
     async with asyncio.timeout(WAIT_SECONDS), scripted(served) as script:
-        async with await connected(script, replace(FAST, probe_seconds=0.01)) as client:
+        async with await connected(script, replace(FAST, ping_seconds=0.01)) as client:
             heard = client._received_at
             await until(lambda: client._received_at > heard + 0.03)
         assert script.requests == [] and script.connections == 1

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.clients.backoff import Backoff
 from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.engine.memory import MemoryEngine
 from headrace.net.counters import NetCounters
 from headrace.net.quic.endpoint import fingerprint
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
+from headrace.retry import Backoff
 from headrace.server.quic import self_signed
 from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession

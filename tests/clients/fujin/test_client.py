@@ -10,6 +10,7 @@ import pytest
 import headrace
 from headrace.clients.errors import ClientClosed, ConnectFailed, NothingToSettle, NotSent, NotSupported, Refused
 from headrace.clients.fujin.client import FujinClient, FujinOptions
+from headrace.clients.fujin.subscription import Delivery
 from headrace.clients.messages import Receipt
 from headrace.errors import InvalidRequest
 from headrace.sessions.fujin.settings import Connectors, FujinSettings, ReaderConnector
@@ -49,6 +50,22 @@ async def test_a_subscription_gives_messages_and_takes_their_settlement(tmp_path
             pass
         await subscription.close()
         assert server.broker.committed(WHO, "t", "t", 0) == 2
+
+
+async def test_a_message_has_partition_offset_and_timestamp(tmp_path: Path) -> None:
+    async with fujin_server(tmp_path) as server, fujin_client(server) as client:
+        await client.publish_many("t", [b"a", b"b"])
+        subscription = await client.subscribe("t")
+        found = [await anext(subscription) for _ in range(2)]
+        assert [(message.topic, message.partition, message.offset) for message in found] == [("t", 0, 0), ("t", 0, 1)]
+        fetched = await server.broker.fetch(WHO, "t", 0, 0, bytes_max=1 << 20)
+        assert [message.timestamp for message in found] == [at for batch in fetched.batches for at in batch.timestamps()]
+
+
+@pytest.mark.parametrize("id", [b"", b"7", bytes(19), b"\xff" * 20, b"\xff" * 40])
+def test_an_id_of_another_server_tells_nothing(id: bytes) -> None:
+    message = Delivery.of("t", id, b"v", None)
+    assert (message.topic, message.partition, message.offset, message.timestamp, message.id) == ("t", None, None, None, id)
 
 
 async def test_automatic_settlement_acknowledges_what_the_iteration_has_passed(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSupported, Refused
 from headrace.clients.messages import ConnectionState, Gap, Message, Receipt
-from headrace.clients.rustlog.client import BATCH_RECORDS_MAX, RustLogClient
+from headrace.clients.polling import PollingSubscription
+from headrace.clients.rustlog.client import RustLogClient
 from headrace.engine.contract import TopicConfig
 from headrace.errors import (
     InvalidRequest,
@@ -55,7 +56,7 @@ async def test_an_empty_fetch_is_an_empty_list(client: RustLogClient) -> None:
 
 
 async def test_many_records_are_published_in_order_and_counted(client: RustLogClient) -> None:
-    values = [b"%d" % index for index in range(3 * BATCH_RECORDS_MAX + 7)]
+    values = [b"%d" % index for index in range(3 * RustLogClient.batch_records_max + 7)]
     assert await client.publish_many("t", values) == len(values)
 
     async def more() -> AsyncIterator[bytes]:
@@ -82,7 +83,7 @@ async def test_records_sent_ahead_give_their_offsets_later(client: RustLogClient
 
 @pytest.mark.parametrize("dialect", Dialect)
 async def test_more_than_a_window_waits_and_all_of_it_arrives(server: Server, dialect: Dialect) -> None:
-    options = replace(speaking(dialect), window_calls_max=2, window_bytes_max=4_096)
+    options = replace(speaking(dialect), window_records_max=2, window_bytes_max=4_096)
     async with asyncio.timeout(WAIT_SECONDS), await server.client(options) as client:
         await client.create_topic("t")
         values = [bytes([index % 256]) * 3_000 for index in range(200)]
@@ -187,6 +188,7 @@ async def test_a_subscription_reads_history_and_then_what_comes(client: RustLogC
     await asyncio.sleep(0)
     await client.publish("t", b"c")
     assert await waiting == Message("t", 0, 2, b"c")
+    assert isinstance(subscription, PollingSubscription)
     assert subscription.positions == {0: 3}
 
 
@@ -230,6 +232,7 @@ async def test_seeking_drops_what_was_fetched_and_goes_on_elsewhere(client: Rust
     subscription = await client.subscribe("t", "earliest", partition=0)
     assert (await anext(subscription)).value == b"a"
     subscription.seek(2)
+    assert isinstance(subscription, PollingSubscription)
     assert subscription.positions == {0: 2}
     assert (await anext(subscription)).value == b"c"
     subscription.seek(0)
@@ -279,9 +282,12 @@ async def test_a_reader_overtaken_by_retention_goes_on_and_remembers_the_gap(ser
     with pytest.raises(OffsetOutOfRange) as caught:
         await client.fetch("trimmed", 0)
     assert (caught.value.wanted, caught.value.first) == (0, 3)
-    subscription = await client.subscribe("trimmed", "earliest")
+    subscription = await client.subscribe("trimmed", 0)
     assert await anext(subscription) == Message("trimmed", 0, 3, b"kept")
     assert subscription.gaps == [Gap(0, 3)]
+    subscription = await client.subscribe("trimmed", "earliest")
+    assert await anext(subscription) == Message("trimmed", 0, 3, b"kept")
+    assert subscription.gaps == []
 
 
 async def test_closing_the_client_ends_its_subscriptions(server: Server) -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
+from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown, RecordRefused
 from headrace.clients.messages import ConnectionState
 from headrace.clients.rustlog.client import RustLogClient, RustLogOptions
+from headrace.errors import Unavailable
 from headrace.wire.rustlog import Dialect, Reply, Request, encode_reply
 from headrace.wire.rustlog import messages as m
 from tests.clients.rustlog.support import FAST, WAIT_SECONDS, Script, scripted, serving, until
@@ -219,9 +220,9 @@ async def test_a_failure_of_one_batch_is_raised_by_publish_many() -> None:
         return m.ErrorReply("Failed to write record: no space left", 503)
 
     async with asyncio.timeout(WAIT_SECONDS), scripted(answer) as script, await connected(script) as client:
-        with pytest.raises(Exception, match="no space left") as caught:
+        with pytest.raises(RecordRefused, match="record 0 was refused: .*no space left.*; 0 records were kept") as caught:
             await client.publish_many("t", [b"a"] * 2_000)
-        assert caught.value.retriable is True  # type: ignore[attr-defined]  # `Unavailable`
+        assert isinstance(caught.value.failure, Unavailable)
 
 
 async def test_the_original_broker_cannot_tell_the_end() -> None:

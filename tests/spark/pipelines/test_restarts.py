@@ -21,20 +21,20 @@ AWAY = Diagnosis("no answer", "unavailable", retriable=True)
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    restarts = Restarts(POLICY)
+    restarts = Restarts(POLICY, chance=lambda: 0.5)
     waits = [restarts.failed(now, str(batch), Diagnosis(f"fault {batch}")).wait_ms for now, batch in enumerate(range(5))]
     assert waits == [100, 200, 400, 800, 1_000]
 
 
 def test_more_failures_than_allowed_within_the_window_end_it() -> None:
-    restarts = Restarts(POLICY)
+    restarts = Restarts(POLICY, chance=lambda: 0.5)
     for now in range(5):
         assert not restarts.failed(now, str(now), Diagnosis(f"fault {now}")).give_up
     assert restarts.failed(6, "6", Diagnosis("fault 6")).give_up == "it failed 6 times within 60 s"
 
 
 def test_failures_that_are_long_past_do_not_count() -> None:
-    restarts = Restarts(POLICY)
+    restarts = Restarts(POLICY, chance=lambda: 0.5)
     for round in range(20):
         decision = restarts.failed(round * 30_000, str(round), Diagnosis(f"fault {round}"))
         assert not decision.give_up
@@ -43,7 +43,7 @@ def test_failures_that_are_long_past_do_not_count() -> None:
 
 
 def test_the_same_batch_failing_in_the_same_way_is_poison() -> None:
-    restarts = Restarts(POLICY)
+    restarts = Restarts(POLICY, chance=lambda: 0.5)
     text = "ValueError: row 7 in stage 3.0 (TID 12) at 0x7f01"
     assert not restarts.failed(0, "4", Diagnosis(text)).is_poison
     assert not restarts.failed(1, "4", Diagnosis(text.replace("3.0", "5.0").replace("12", "19"))).is_poison
@@ -52,10 +52,10 @@ def test_the_same_batch_failing_in_the_same_way_is_poison() -> None:
 
 
 def test_another_failure_or_another_batch_resets_the_count() -> None:
-    restarts = Restarts(POLICY)
+    restarts = Restarts(POLICY, chance=lambda: 0.5)
     for now, (batch, text) in enumerate([("4", "a"), ("4", "a"), ("4", "b"), ("5", "b"), ("5", "b")]):
         assert not restarts.failed(now, batch, Diagnosis(text)).is_poison
-    restarts = Restarts(POLICY)
+    restarts = Restarts(POLICY, chance=lambda: 0.5)
     for now in range(2):
         restarts.failed(now, "4", Diagnosis("a"))
     restarts.succeeded()
@@ -63,7 +63,7 @@ def test_another_failure_or_another_batch_resets_the_count() -> None:
 
 
 def test_a_broker_that_is_away_is_no_fault_of_the_batch() -> None:
-    restarts = Restarts(POLICY)
+    restarts = Restarts(POLICY, chance=lambda: 0.5)
     for now in range(5):
         assert not restarts.failed(now, "4", AWAY).give_up
     assert restarts.failed(6, "4", AWAY) == Decision(give_up="it failed 6 times within 60 s")

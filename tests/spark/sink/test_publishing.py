@@ -21,7 +21,7 @@ LONG_TOPIC = "ü" * 124
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "backoff", lambda *_: 0.001)
+    monkeypatch.setattr(retry, "exponential", lambda **_: lambda failures: 0.001)
 
 
 def sink_options(topic: str, *, writer: str = "", version: int | None = None) -> SinkOptions:

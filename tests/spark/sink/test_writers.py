@@ -38,7 +38,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
     monkeypatch.setattr(sink, "connect", lambda servers: standing_in)
     monkeypatch.setattr(sink, "_seen_topics", {})
     monkeypatch.setattr(sink, "CHECK_SECONDS_MAX", 0.5)
-    monkeypatch.setattr(retry, "backoff", lambda *_: 0.001)
+    monkeypatch.setattr(retry, "exponential", lambda **_: lambda failures: 0.001)
     return standing_in
 
 

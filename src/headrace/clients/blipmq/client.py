@@ -20,50 +20,39 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.batching import batches_of, then
 from headrace.clients.blipmq.subscription import Subscription
-from headrace.clients.errors import ConnectFailed, NotSent, NotSupported, OutcomeUnknown, Refused
-from headrace.clients.messages import GroupMode, Key, OnState, Receipt, Settlement, Start
+from headrace.clients.errors import ConnectFailed, InvalidArgument, LoginRefused, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.messages import GroupMode, Key, Receipt, Settlement, Start, check_start
+from headrace.clients.options import ClientOptions
+from headrace.clients.publishing import Records, batches_of
 from headrace.clients.reconnecting import StreamClient
 from headrace.clients.stream import Stream
-from headrace.clients.tls import TlsOptions
 from headrace.clients.unsupported import READERS
-from headrace.clients.window import Unacknowledged, Window
+from headrace.clients.window import NumberedBatch, NumberedWindow
 from headrace.errors import RecordTooLarge, WireError
-from headrace.limits import MIB
 from headrace.records import Headers
 from headrace.wire.blipmq import AckBatch, Decoder, Malformed, Message, Nack, Pong, PublishBatch, encoder
 
 DEFAULT_PORT: Final = 5555
-BATCH_RECORDS_MAX: Final = 1_024
-"""Records per batch of `publish_many`."""
 PARTITION: Final = 0
 """Partition of all records published over BlipMQ."""
 _FIRST_PUBLISH: Final = 1 << 62
 _FIRST_REQUEST: Final = 1 << 63
 """Correlation ids are far above delivery tags, which count from 1, so that the NACK of an ACK is never taken for that of a request."""
-_KINDS: Final = {401: "not_authorized"}
+_KINDS: Final = {401: "not_authorized", 404: "unknown_topic"}
 """Kinds of error by the code of a NACK."""
 _HANDSHAKE: Final = (_FIRST_REQUEST, _FIRST_REQUEST + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class BlipMqOptions:
-    """Options of a BlipMQ connection."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlipMqOptions(ClientOptions):
+    """Options of a BlipMQ connection, which needs an `api_key`."""
 
-    connect_seconds: float = 5.0
     ping_seconds: float = 5.0
     pings_unanswered_max: int = 4
     """The connection counts as lost after this many `ping_seconds` without a byte while a reply is due."""
-    window_records_max: int = 65_536
-    window_bytes_max: int = 8 * MIB
-    """Bounds of unconfirmed records; further publishers wait."""
     batch_max: int = 128
     """Most messages per poll of a subscription."""
-    tls: TlsOptions | None = None
-    backoff: Backoff = exponential()
-    on_state: OnState = lambda state, reason: None
 
 
 @dataclass(slots=True)
@@ -78,19 +67,23 @@ class _Fence:
     """Subscription whose POLLs precede the PING. It receives the deliveries while this is the oldest fence."""
 
 
-class BlipMqClient(StreamClient):
+class BlipMqClient(StreamClient[BlipMqOptions]):
     """BlipMQ client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "BlipMQ"
+    default_port: ClassVar[int] = DEFAULT_PORT
+    default_options: ClassVar[ClientOptions] = BlipMqOptions()
+    logins: ClassVar[frozenset[str]] = frozenset({"api_key"})
+    only_partition: ClassVar[int | None] = PARTITION
+    batch_records_max: ClassVar[int] = 1_024
     instead: ClassVar[Mapping[str, str]] = {
         "fetch": "subscribe and acknowledge the messages; flymq:// and rustlog:// read from an offset",
         "create_topic": "publishing creates the topic, if the broker allows it",
     }
 
-    def __init__(self, host: str, port: int, api_key: bytes, options: BlipMqOptions) -> None:
-        self._window = Window(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
-        super().__init__(host, port, self._window, backoff=options.backoff, on_state=options.on_state)
-        self._api_key, self._options = api_key, options
+    def __init__(self, host: str, port: int, options: BlipMqOptions) -> None:
+        self._unconfirmed = NumberedWindow(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
+        super().__init__(host, port, options, self._unconfirmed)
         self._decoder = Decoder()
         self._handshake: asyncio.Future[None] | None = None
         self._next_cid = _FIRST_REQUEST
@@ -106,76 +99,53 @@ class BlipMqClient(StreamClient):
         self.refused_acks = 0
         """Number of late ACKs: the message had been delivered again or dead-lettered."""
 
-    @classmethod
-    async def connect(
-        cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, api_key: bytes | str, options: BlipMqOptions = BlipMqOptions()
-    ) -> BlipMqClient:
-        """Connect. Raises `ConnectFailed` or `Refused` if the first connection fails; later the client reconnects indefinitely."""
-        client = cls(host, port, api_key.encode() if isinstance(api_key, str) else api_key, options)
-        await client._open()
-        return client
-
-    @property
-    def unacknowledged(self) -> int:
-        """Number of QoS 1 records published and not confirmed."""
-        return len(self._window)
-
     # Publishing.
 
-    async def send(self, topic: str, value: bytes) -> asyncio.Future[None]:
-        """Publish a record. Waits for room in the window; the future resolves with the confirmation.
-
-        The future fails with `Refused`, or with `OutcomeUnknown` or `NotSent` if the client is closed first.
-        """
-        return (await self._publish(topic, [value])).done
-
-    async def send_many(
-        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
-    ) -> asyncio.Future[list[Receipt]]:
-        """Publish values as one batch. The future resolves when all are durable."""
-        _check_place(key, partition)
-        count = len(values)
-        return then((await self._publish(topic, list(values))).done, lambda _: [Receipt(topic, PARTITION)] * count)
-
     async def publish(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = (), qos: int = 1
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
+        qos: int = 1,
     ) -> Receipt:
         """Publish a record. QoS 1 waits until it is durable. QoS 0 returns after sending and raises `NotSent` without a connection.
 
         BlipMQ does not report the offset.
         """
-        _check_place(key, partition, headers)
         if qos:
-            await (await self.send(topic, value))
-        else:
-            await self._send_loose(topic, [value])
+            return await super().publish(topic, value, key=key, partition=partition, headers=headers, timeout=timeout)
+        self._check(topic, key, partition, headers)
+        await self._send_loose(topic, [value])
         return Receipt(topic, PARTITION)
 
     async def publish_many(
-        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None, qos: int = 1
+        self,
+        topic: str,
+        values: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        key: Key = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
+        qos: int = 1,
     ) -> int:
-        """Publish all values as fast as the window allows. Returns their number once the last is durable.
-
-        Raises the first error and sends no further values; values sent before may have been written.
-        """
-        _check_place(key, partition)
+        """Publish all values as fast as the window allows. Returns their number once the last is durable; with QoS 0, once it is sent."""
+        if qos:
+            return await super().publish_many(topic, values, key=key, partition=partition, headers=headers, timeout=timeout)
+        self._check(topic, key, partition, headers)
         count = 0
-        outstanding: deque[asyncio.Future[None]] = deque()
-        async for batch in batches_of(values, BATCH_RECORDS_MAX):
-            if qos:
-                outstanding.append((await self._publish(topic, batch)).done)
-            else:
-                await self._send_loose(topic, batch)
+        async for batch in batches_of(values, self.batch_records_max):
+            await self._send_loose(topic, batch)
             count += len(batch)
-            while outstanding and outstanding[0].done():
-                outstanding.popleft().result()
-        for done in outstanding:
-            await done
         return count
 
     async def flush(self) -> None:
         """Wait until every record published so far is durable or rejected. Raises `ClientClosed`."""
-        await self._window.emptied()
+        await self._unconfirmed.emptied()
         if not self._is_closed:
             await self._connected.wait()
             try:
@@ -184,20 +154,20 @@ class BlipMqClient(StreamClient):
                 pass  # only QoS 0 records were in flight, which may be lost
         self._check_open()
 
-    async def _publish(self, topic: str, values: list[bytes]) -> Unacknowledged:
-        self._check_open()
-        _check_size(topic, values)
-        entry = await self._window.enter(topic, values)
+    async def _submit(self, records: Records) -> Sequence[NumberedBatch]:
+        _check_size(records.topic, records.values)
+        batch = NumberedBatch(records.topic, records.values, PARTITION)
+        await self._unconfirmed.enter(batch)
         if self._stream is not None:
-            self._write_entry(self._stream, entry)
+            self._write_batch(self._stream, batch)
             self._confirm(self._stream)
-        return entry
+        return [batch]
 
-    def _write_entry(self, stream: Stream, entry: Unacknowledged) -> None:
-        entry.was_sent = True
-        self._sent_seq = max(self._sent_seq, entry.last_seq)
-        cids = range(_FIRST_PUBLISH + entry.first_seq, _FIRST_PUBLISH + entry.last_seq + 1)
-        stream.write(encoder.publishes(1, entry.topic, cids, entry.values))
+    def _write_batch(self, stream: Stream, batch: NumberedBatch) -> None:
+        batch.was_sent = True
+        self._sent_seq = max(self._sent_seq, batch.last_seq)
+        cids = range(_FIRST_PUBLISH + batch.first_seq, _FIRST_PUBLISH + batch.last_seq + 1)
+        stream.write(encoder.publishes(1, batch.topic, cids, batch.values))
 
     def _confirm(self, stream: Stream) -> None:
         """Send a PING unless one is in flight; its PONG triggers the next."""
@@ -237,12 +207,12 @@ class BlipMqClient(StreamClient):
 
         With a group, which only Headrace supports, the members share the records. A group resumes where it was, or begins at `start`.
         """
+        self._check(topic, None, partition, ())
+        check_start(start)
         if start != "latest" and (group is None or start != "earliest"):
             raise NotSupported(self.protocol, "reading what was published before", READERS)
         if group is None and mode is not None:
-            raise ValueError("a mode needs a group")
-        _check_place(None, partition)
-        self._check_open()
+            raise InvalidArgument("a mode needs a group")
         subscription = Subscription(self, topic, qos, settlement=settlement, batch_max=self._options.batch_max)
         subscription.group, subscription.mode, subscription.earliest = group or "", mode or "", start == "earliest"
         self._subscriptions.append(subscription)
@@ -338,10 +308,11 @@ class BlipMqClient(StreamClient):
         if not self._fences or self._fences[0].cid != cid:
             raise WireError("PONG without a PING")
         fence = self._fences.popleft()
-        self._loose_bytes = self._attempt = 0
+        self._loose_bytes = 0
+        self._progressed()
         if fence.confirms is not None:
             self._is_confirming = False
-            self._window.acknowledge(fence.confirms)
+            self._unconfirmed.acknowledge(fence.confirms)
             if self._stream is not None and self._sent_seq > fence.confirms:
                 self._confirm(self._stream)
         if not fence.done.done():
@@ -360,7 +331,7 @@ class BlipMqClient(StreamClient):
     def _refused(self, cid: int, error: Refused) -> None:
         if cid in _HANDSHAKE:
             if self._handshake is not None and not self._handshake.done():
-                self._handshake.set_exception(error)
+                self._handshake.set_exception(LoginRefused(host=self._host, port=self._port, reason=error.text, was_accepted=True))
         elif cid in self._subscribing:
             _, answer = self._subscribing.pop(cid)
             if not answer.done():
@@ -373,10 +344,10 @@ class BlipMqClient(StreamClient):
             subscription.forgotten()
 
     def _refused_publish(self, seq: int, error: Refused) -> None:
-        for entry in self._window.unacknowledged():
-            if entry.first_seq <= seq <= entry.last_seq and not entry.done.done():
-                entry.done.set_exception(error)
-                entry.done.exception()  # retrieved, even if the future is never awaited
+        """Note the error. The PONG after the batch completes it."""
+        for batch in self._unconfirmed.unanswered():
+            if batch.first_seq <= seq <= batch.last_seq:
+                batch.refuse_seq(seq, error)
                 return
 
     # Fences.
@@ -401,12 +372,13 @@ class BlipMqClient(StreamClient):
 
     async def _open(self) -> None:
         options = self._options
+        key = options.api_key.encode() if isinstance(options.api_key, str) else options.api_key
         self._decoder, self._handshake, self._next_cid = Decoder(), self._loop.create_future(), _FIRST_REQUEST
         self._handshake.add_done_callback(_retrieve)
-        stream = await self._connect(options.connect_seconds, options.tls)
+        stream = await self._connect()
         hello, auth = self._cid(), self._cid()
         assert (hello, auth) == _HANDSHAKE
-        stream.write(encoder.hello(hello) + encoder.auth(auth, self._api_key))
+        stream.write(encoder.hello(hello) + encoder.auth(auth, key))
         try:
             async with asyncio.timeout(options.connect_seconds):
                 await self._handshake
@@ -427,11 +399,10 @@ class BlipMqClient(StreamClient):
         self._opened()
 
     def _send_again(self, stream: Stream) -> None:
-        """Resend records that are neither confirmed nor rejected, in order."""
-        for entry in self._window.unacknowledged():
-            if not entry.done.done():
-                self._write_entry(stream, entry)
-        if len(self._window):
+        """Resend unconfirmed records in order."""
+        for batch in self._unconfirmed.unanswered():
+            self._write_batch(stream, batch)
+        if len(self._unconfirmed):
             self._confirm(stream)
 
     def _lost(self, reason: str) -> None:
@@ -449,7 +420,7 @@ class BlipMqClient(StreamClient):
 
     def _fail_handshake(self, reason: str) -> None:
         if self._handshake is not None and not self._handshake.done():
-            self._handshake.set_exception(ConnectFailed(host=self._host, port=self._port, reason=reason))
+            self._handshake.set_exception(ConnectFailed(host=self._host, port=self._port, reason=reason, was_accepted=True))
 
     def _fail_answers(self) -> None:
         fences, self._fences = self._fences, deque()
@@ -498,9 +469,3 @@ def _check_size(topic: str, values: list[bytes]) -> None:
     bytes_max, largest = encoder.value_bytes_max(topic), max(map(len, values))
     if largest > bytes_max:
         raise RecordTooLarge(size_bytes=largest, bytes_max=bytes_max)
-
-
-def _check_place(key: Key, partition: int | None, headers: Headers = ()) -> None:
-    for what, is_wanted in (("keys", key is not None), ("headers", bool(headers)), ("partitions", partition is not None)):
-        if is_wanted:
-            raise NotSupported("BlipMQ", what, "flymq:// has keys and partitions" if what != "headers" else "")

@@ -14,48 +14,37 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.batching import batches_of, then
-from headrace.clients.errors import AlreadySubscribed, ClientClosed, NotSupported
+from headrace.clients.errors import AlreadySubscribed, NotSupported
 from headrace.clients.figg.subscription import PARTITION, Subscription
-from headrace.clients.messages import GroupMode, Key, OnState, Receipt, Settlement, Start, check_start
+from headrace.clients.messages import GroupMode, Settlement, Start, check_start
+from headrace.clients.options import ClientOptions
+from headrace.clients.publishing import Records
 from headrace.clients.reconnecting import StreamClient
 from headrace.clients.stream import Stream
-from headrace.clients.tls import TlsOptions
 from headrace.clients.unsupported import READERS
-from headrace.clients.window import Unacknowledged, Window
+from headrace.clients.window import NumberedBatch, NumberedWindow
 from headrace.errors import InvalidTopicName, RecordTooLarge, WireError
 from headrace.limits import FIGG_TOPIC_BYTES_MAX, MIB, VALUE_BYTES_MAX
-from headrace.records import Headers
 from headrace.wire.figg import AckBatch, Attached, DataBatch, Detached, Pong, ServerMessage, client_decoder, encode
 
 DEFAULT_PORT: Final = 8119
-BATCH_RECORDS_MAX: Final = 1_024
-"""Records per batch of `publish_many`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FiggOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiggOptions(ClientOptions):
     """Options of a Figg connection."""
 
-    connect_seconds: float = 5.0
     ping_seconds: float = 2.0
     pings_unanswered_max: int = 2
     """Number of unanswered pings after which the connection counts as lost."""
-    window_records_max: int = 65_536
-    window_bytes_max: int = 8 * MIB
-    """Bounds of unacknowledged records; further publishers wait."""
     queue_bytes_max: int = 8 * MIB
     """Received, undelivered bytes per subscription above which the client stops reading the connection."""
     detach_seconds: float = 5.0
     """Longest wait for the reply to an unsubscribe: some servers send none."""
-    tls: TlsOptions | None = None
-    backoff: Backoff = exponential()
-    on_state: OnState = lambda state, reason: None
     clock: Callable[[], int] = time.time_ns
     """Clock for the payload of pings, which only the client reads."""
 
@@ -69,95 +58,45 @@ class _Topic:
     receiver: Subscription | None = None
 
 
-class FiggClient(StreamClient):
+class FiggClient(StreamClient[FiggOptions]):
     """Figg client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "Figg"
+    default_port: ClassVar[int] = DEFAULT_PORT
+    default_options: ClassVar[ClientOptions] = FiggOptions()
+    only_partition: ClassVar[int | None] = PARTITION
+    batch_records_max: ClassVar[int] = 1_024
     instead: ClassVar[Mapping[str, str]] = {
         "fetch": "subscribe from the offset",
         "create_topic": "publishing creates the topic, if the broker allows it",
     }
 
     def __init__(self, host: str, port: int, options: FiggOptions) -> None:
-        self._window = Window(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
-        super().__init__(host, port, self._window, backoff=options.backoff, on_state=options.on_state)
-        self._options = options
+        self._unacknowledged = NumberedWindow(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
+        super().__init__(host, port, options, self._unacknowledged)
         self._subscriptions: dict[str, Subscription] = {}
         self._detaching: dict[str, asyncio.Future[None]] = {}
         self._full: set[str] = set()
         """Topics whose subscription queue is full."""
         self._decoder = client_decoder()
         self._topics: dict[str, _Topic] = {}
-        self._owes_progress = False
-        """Whether resent records await their first acknowledgement on this connection."""
         self._pings_unanswered = 0
         self._received = asyncio.Event()
 
-    @classmethod
-    async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FiggOptions = FiggOptions()) -> FiggClient:
-        """Connect. Raises `ConnectFailed` if the first connection fails; later the client reconnects indefinitely."""
-        client = cls(host, port, options)
-        await client._open()
-        return client
-
-    @property
-    def unacknowledged(self) -> int:
-        """Number of records published and not acknowledged."""
-        return len(self._window)
-
-    # Publishing.
-
-    async def send(self, topic: str, value: bytes) -> asyncio.Future[None]:
-        """Publish a record. Waits for room in the window; the future resolves with the acknowledgement.
-
-        The future fails with `OutcomeUnknown` or `NotSent` if the client is closed first.
-        """
-        return (await self._publish(topic, [value])).done
-
-    async def send_many(
-        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
-    ) -> asyncio.Future[list[Receipt]]:
-        """Publish values as one batch. The future resolves when the last is acknowledged."""
-        _check_place(key, partition)
-        count = len(values)
-        return then((await self._publish(topic, list(values))).done, lambda _: [Receipt(topic, PARTITION)] * count)
-
-    async def publish(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
-    ) -> Receipt:
-        """Publish a record and wait for the acknowledgement. Figg does not report its offset."""
-        _check_place(key, partition, headers)
-        await (await self.send(topic, value))
-        return Receipt(topic, PARTITION)
-
-    async def publish_many(
-        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
-    ) -> int:
-        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged."""
-        _check_place(key, partition)
-        count = 0
-        last: asyncio.Future[None] | None = None
-        async for batch in batches_of(values, BATCH_RECORDS_MAX):
-            last = (await self._publish(topic, batch)).done
-            count += len(batch)
-        if last is not None:
-            await last
-        return count
-
-    async def _publish(self, topic: str, values: list[bytes]) -> Unacknowledged:
-        self._check_open()
-        _check_topic(topic)
-        largest = max(map(len, values))
+    async def _submit(self, records: Records) -> Sequence[NumberedBatch]:
+        _check_topic(records.topic)
+        largest = max(map(len, records.values))
         if largest > VALUE_BYTES_MAX:
             raise RecordTooLarge(size_bytes=largest, bytes_max=VALUE_BYTES_MAX)
-        entry = await self._window.enter(topic, values)
+        batch = NumberedBatch(records.topic, records.values, PARTITION)
+        await self._unacknowledged.enter(batch)
         if self._stream is not None:
-            self._write_entry(self._stream, entry)
-        return entry
+            self._write_batch(self._stream, batch)
+        return [batch]
 
-    def _write_entry(self, stream: Stream, entry: Unacknowledged) -> None:
-        entry.was_sent = True
-        stream.write(encode.publish(entry.topic, range(entry.first_seq, entry.last_seq + 1), entry.values))
+    def _write_batch(self, stream: Stream, batch: NumberedBatch) -> None:
+        batch.was_sent = True
+        stream.write(encode.publish(batch.topic, range(batch.first_seq, batch.last_seq + 1), batch.values))
 
     # Subscribing.
 
@@ -175,13 +114,12 @@ class FiggClient(StreamClient):
 
         The server may start at another offset, the first or the end offset: see `Subscription.started`.
         """
-        _check_place(None, partition)
+        self._check(topic, None, partition, ())
+        check_start(start)
         if group is not None or settlement == "auto" or mode is not None:
             raise NotSupported(self.protocol, "groups", READERS)
         if not isinstance(start, str | int):
             raise self._unsupported("offset_for_time", "looking up times", "flymq:// does, on the same topics")
-        self._check_open()
-        check_start(start)
         _check_topic(topic)
         if topic in self._subscriptions:
             raise AlreadySubscribed(topic)
@@ -199,8 +137,8 @@ class FiggClient(StreamClient):
         try:
             await asyncio.shield(subscription.started)
         except asyncio.CancelledError:
-            if self._is_closed and subscription.started.cancelled():
-                raise ClientClosed("the client was closed") from None
+            if subscription.started.cancelled():
+                self._check_open()
             self._give_up(subscription)
             raise
         return subscription
@@ -252,6 +190,11 @@ class FiggClient(StreamClient):
 
     # Receiving.
 
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a record or a subscription waits. Even a confirmed subscription may be refused: Figg checks the right to read later."""
+        return bool(self._subscriptions) or super()._is_waiting
+
     async def ping(self) -> None:
         """Send a PING and wait until the server sends anything; it must send at least a PONG."""
         self._check_open()
@@ -263,9 +206,9 @@ class FiggClient(StreamClient):
 
     def _receive(self, data: bytes) -> None:
         self._pings_unanswered = 0
-        self._received.set()
         try:
             for message in self._decoder.feed(data):
+                self._received.set()
                 self._handle(message)
         except WireError as failure:
             self._drop_undecodable(failure)
@@ -273,20 +216,19 @@ class FiggClient(StreamClient):
     def _handle(self, message: ServerMessage) -> None:
         match message:
             case AckBatch(seqs):
-                if self._window.acknowledge(max(seqs)):
-                    self._attempt, self._owes_progress = 0, False
+                if self._unacknowledged.acknowledge(max(seqs)):
+                    self._progressed()
             case DataBatch(topic):
                 receiver = self._on_wire(topic).receiver
                 if receiver is not None:
                     receiver.arrived(message)
+                    self._progressed()
             case Attached(topic, offset):
                 self._answered_attach(self._on_wire(topic), offset)
             case Detached(topic):
                 self._answered_detach(self._on_wire(topic))
             case Pong():
                 pass
-        if not self._owes_progress:
-            self._attempt = 0
 
     def _answered_attach(self, known: _Topic, offset: int) -> None:
         """Match ATTACHED to the oldest subscription. Skips DETACH requests, which some servers do not answer."""
@@ -309,8 +251,7 @@ class FiggClient(StreamClient):
     # The connection.
 
     async def _open(self) -> None:
-        options = self._options
-        stream = await self._connect(options.connect_seconds, options.tls)
+        stream = await self._connect()
         if self._is_closed:
             stream.close()
             return
@@ -327,10 +268,8 @@ class FiggClient(StreamClient):
         for topic, detached in self._detaching.items():
             if topic not in self._subscriptions:
                 self._detach(stream, topic, detached)
-        self._owes_progress = False
-        for entry in self._window.unacknowledged():
-            self._owes_progress = True
-            self._write_entry(stream, entry)
+        for batch in self._unacknowledged.unanswered():
+            self._write_batch(stream, batch)
         if self._full:
             stream.pause_reading()
 
@@ -347,7 +286,7 @@ class FiggClient(StreamClient):
 
     def _release(self) -> None:
         for subscription in self._subscriptions.values():
-            subscription.stop()
+            subscription.stop(self._failure)
         for detached in self._detaching.values():
             _resolve(detached)
         self._received.set()
@@ -362,9 +301,3 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _check_topic(topic: str) -> None:
     if len(topic.encode()) > FIGG_TOPIC_BYTES_MAX:
         raise InvalidTopicName(f"a topic name of {len(topic.encode())} bytes exceeds the {FIGG_TOPIC_BYTES_MAX} that Figg can carry")
-
-
-def _check_place(key: Key, partition: int | None, headers: Headers = ()) -> None:
-    for what, is_wanted in (("keys", key is not None), ("headers", bool(headers)), ("partitions", bool(partition))):
-        if is_wanted:
-            raise NotSupported("Figg", what, "flymq:// has keys and partitions" if what != "headers" else "")

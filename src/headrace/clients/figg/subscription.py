@@ -36,6 +36,7 @@ class Subscription:
         self._taken = 0
         self._changed = asyncio.Event()
         self._is_closed = False
+        self._failure: Exception | None = None
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Offset of the first message, once the server has reported it."""
 
@@ -58,9 +59,9 @@ class Subscription:
             self._full(True)
         self._changed.set()
 
-    def stop(self) -> None:
-        """End the iteration and drop queued messages."""
-        self._is_closed = True
+    def stop(self, failure: Exception | None = None) -> None:
+        """End the iteration, with `failure` if given, and drop queued messages."""
+        self._is_closed, self._failure = True, failure
         self._batches.clear()
         self._current = None
         self._queued_bytes = 0
@@ -103,6 +104,8 @@ class Subscription:
         while not self._batches and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
         if self._is_closed:
             return None
         batch = self._batches.popleft()

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
-from headrace.clients.messages import Receipt
+from headrace.clients.errors import NotSupported
+from headrace.clients.messages import DelayedReceipt, Receipt
 from headrace.errors import BrokerError, InvalidTransaction
 from headrace.records import Headers
 from headrace.wire.flymq import advanced_messages as v
@@ -42,15 +43,6 @@ class DeadLetter:
     first_failure: int = 0
     last_failure: int = 0
     replayed_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedReceipt:
-    """Receipt of a delayed message, which the broker publishes at `deliver_at` (Unix ms) unless cancelled by its id."""
-
-    id: str
-    topic: str
-    deliver_at: int
 
 
 class AdvancedCalls(ABC):
@@ -139,8 +131,12 @@ class Transaction:
     async def begin(self) -> None:
         self.id = (await self._client._request(v.TxnBegin(self._timeout_ms), v.TxnBegun)).transaction
 
-    async def publish(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None) -> None:
+    async def publish(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+    ) -> None:
         """Stage a record. It becomes visible with the commit."""
+        if headers:
+            raise NotSupported("FlyMQ", "headers", "fujin:// has them")
         partitions = None if partition is None else [partition]
         await self._client._request(v.TxnProduceBatch(self._begun(), topic, [value], [key] if key else None, partitions), v.Placed)
 

@@ -17,146 +17,65 @@ headers, which raise `NotSupported`, and no push: a subscription polls.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Final, TypeVar
 
-from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.batching import batches_of, keys_of, then
-from headrace.clients.errors import NotSupported, Refused
+from headrace.clients.errors import InvalidArgument, NotSupported, Refused
 from headrace.clients.flymq.access import AccessCalls
 from headrace.clients.flymq.advanced import AdvancedCalls
 from headrace.clients.flymq.errors import error_of
 from headrace.clients.flymq.group import GroupSubscription
 from headrace.clients.flymq.login import Login
-from headrace.clients.flymq.requests import Call, Calls, ConnectionDialect, PendingRequest, Places, Publication
+from headrace.clients.flymq.requests import Call, Calls, ConnectionDialect, PendingRequest, Publication
 from headrace.clients.flymq.schemas import SchemaCalls
-from headrace.clients.messages import GroupMode, Key, Message, MessageBatch, OnState, Receipt, Settlement, Start, check_start
+from headrace.clients.messages import GroupMode, Message, MessageBatch, Settlement, Start, check_start
+from headrace.clients.options import ClientOptions, RequestReplyOptions
 from headrace.clients.polling import PollingSubscription
-from headrace.clients.request_reply import RequestReplyClient, check_seek, check_settlement, poll_pause
+from headrace.clients.publishing import Records
+from headrace.clients.request_reply import RequestReplyClient, check_place, poll_pause
 from headrace.clients.stream import Stream
-from headrace.clients.tls import TlsOptions
 from headrace.errors import WireError
-from headrace.limits import MIB
-from headrace.records import Bounds, Headers
-from headrace.wire.flymq import Dialect, ReplyDecoder, encode_request
+from headrace.records import Bounds
+from headrace.wire.flymq import Dialect, ReplyDecoder
 from headrace.wire.flymq import messages as m
 
 DEFAULT_PORT: Final = 9092
-BATCH_RECORDS_MAX: Final = 2_048
-"""Records per batch of `publish_many`."""
 _Answer = TypeVar("_Answer")
 _PROBE: Final = m.Metadata("")
 """Request used as a ping, which FlyMQ lacks. Every server sends a short reply, possibly ERROR."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlyMqOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlyMqOptions(RequestReplyOptions):
     """Options of a FlyMQ connection."""
 
     dialect: Dialect = Dialect.SPEC
-    resend_writes: bool = True
-    """Whether to send records without a reply again on a new connection. Otherwise they fail with `OutcomeUnknown`."""
-    connect_seconds: float = 5.0
-    reply_seconds: float = 30.0
-    """Longest wait for a reply before the connection counts as lost."""
-    probe_seconds: float = 5.0
-    """Interval of probes on an idle connection."""
-    window_records_max: int = 65_536
-    window_bytes_max: int = 16 * MIB
-    """Bounds of records and requests without a reply; further requests wait."""
     fetch_records_max: int = 10_000
-    poll_seconds_min: float = 0.01
-    poll_seconds_max: float = 0.5
-    """Bounds of the delay between polls, which doubles while there are no new records."""
-    user: str = ""
-    """User to log in as on every connection; empty: no login."""
-    password: str = field(default="", repr=False)
-    tls: TlsOptions | None = None
-    backoff: Backoff = exponential()
-    on_state: OnState = lambda state, reason: None
 
 
-class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
+class FlyMqClient(AdvancedCalls, AccessCalls, SchemaCalls, RequestReplyClient[FlyMqOptions]):
     """FlyMQ client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "FlyMQ"
+    default_port: ClassVar[int] = DEFAULT_PORT
+    default_options: ClassVar[ClientOptions] = FlyMqOptions()
+    logins: ClassVar[frozenset[str]] = frozenset({"user", "api_key"})
+    carries: ClassVar[frozenset[str]] = frozenset({"keys", "partitions"})
 
     def __init__(self, host: str, port: int, options: FlyMqOptions) -> None:
         self._calls = Calls(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
-        super().__init__(
-            host,
-            port,
-            self._calls,
-            idle_seconds=options.probe_seconds,
-            reply_seconds=options.reply_seconds,
-            backoff=options.backoff,
-            on_state=options.on_state,
-        )
-        self._options = options
+        super().__init__(host, port, options, self._calls)
         self._login: Login | None = None
         self._decoder = ReplyDecoder()
         self._connection_dialect = ConnectionDialect(options.dialect)
 
-    @classmethod
-    async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: FlyMqOptions = FlyMqOptions()) -> FlyMqClient:
-        """Connect. Raises `ConnectFailed` if the first connection fails; later the client reconnects indefinitely."""
-        client = cls(host, port, options)
-        await client._open()
-        return client
-
-    @property
-    def unacknowledged(self) -> int:
-        """Number of records published and not acknowledged."""
-        return self._calls.records
-
-    # Publishing.
-
-    async def publish(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
-    ) -> Receipt:
-        """Publish a record and wait for the acknowledgement, which has partition, offset and timestamp."""
-        if headers:
-            raise NotSupported("FlyMQ", "headers")
-        (receipt,) = await (await self.send_many(topic, [value], key=key or None, partition=partition))
-        return receipt
-
-    async def send_many(
-        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
-    ) -> asyncio.Future[list[Receipt]]:
-        """Publish values as one batch. Waits for room in the window; the future resolves when all are acknowledged.
-
-        The future fails with the first error; other records may have been written.
-        """
-        publication = await self._send(topic, list(values), keys_of(key, values), partition)
-        return then(publication.done, lambda places: _receipts(topic, places))
-
-    async def publish_many(
-        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
-    ) -> int:
-        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged.
-
-        Raises the first failure; values sent after it may have been written.
-        """
-        count = 0
-        under_way: deque[Publication] = deque()
-        async for batch in batches_of(values, BATCH_RECORDS_MAX):
-            under_way.append(await self._send(topic, batch, keys_of(key, batch), partition))
-            count += len(batch)
-            while under_way and under_way[0].done.done():
-                under_way.popleft().done.result()
-        for publication in under_way:
-            await asyncio.shield(publication.done)
-        return count
-
-    async def _send(self, topic: str, values: list[bytes], keys: list[bytes | None] | None, partition: int | None) -> Publication:
-        self._check_open()
-        partitions = None if partition is None else [partition] * len(values)
-        publication = Publication(m.ProduceBatch(topic, values, keys, partitions))
+    async def _submit(self, records: Records) -> Sequence[Publication]:
+        partitions = None if records.partition is None else [records.partition] * len(records.values)
+        publication = Publication(m.ProduceBatch(records.topic, records.values, records.keys, partitions))
         await self._enter(publication)
-        return publication
+        return [publication]
 
     # Reading.
 
@@ -174,6 +93,8 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
 
         The server applies the filter `pattern`.
         """
+        if pattern is None:
+            return await super().fetch(topic, offset, partition=partition, group=group, records_max=records_max)
         begin = await self._next_to_read(topic, partition, offset, group)
         batch, _ = await self.read(topic, begin, partition=partition, records_max=records_max, pattern=pattern)
         return [batch.message(index) for index in range(len(batch))]
@@ -210,36 +131,26 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         `settlement="auto"` settles a batch when the iteration requests the next one. Servers of the original and filters have no members:
         every subscription of a group receives all records then.
         """
-        check_settlement(settlement, group)
         if mode is not None and group is None:
-            raise ValueError("a mode needs a group")
+            raise InvalidArgument("a mode needs a group")
         if group is not None and pattern is None and self._options.dialect is Dialect.SPEC:
             joined = await self._join(topic, start, partition, group, mode, settlement)
             if joined is not None:
                 return joined
         if mode is not None:
             raise NotSupported(self.protocol, "choosing the mode of a group", "it needs a Headrace server and no pattern")
-        partitions = list(await self.describe_topic(topic)) if partition is None else [partition]
-        known = {} if group is None else await self._committed(topic, group)
-        options = self._options
-
-        def read(partition: int, offset: int) -> Awaitable[tuple[MessageBatch, int]]:
-            return self.read(topic, offset, partition=partition, pattern=pattern)
-
-        return PollingSubscription(
-            self,
-            read,
-            topic,
-            {number: known[number] if number in known else await self._place(topic, number, start) for number in partitions},
-            group=group,
-            settlement=settlement,
-            idle_seconds=lambda attempt: poll_pause(attempt, options.poll_seconds_min, options.poll_seconds_max),
+        return await self._poll(
+            topic, start, partition, group, settlement, lambda at, offset: self.read(topic, offset, partition=at, pattern=pattern)
         )
+
+    async def _partitions(self, topic: str) -> Sequence[int]:
+        return list(await self.describe_topic(topic))
 
     async def _join(
         self, topic: str, start: Start, partition: int | None, group: str, mode: GroupMode | None, settlement: Settlement
     ) -> GroupSubscription | None:
         """Join a group. Return None if the server has no members."""
+        check_place(topic, partition, group)
         check_start(start)
         kind, target = (start, 0) if isinstance(start, str) else ("offset", start) if isinstance(start, int) else ("timestamp", 0)
         if isinstance(start, datetime):
@@ -251,14 +162,13 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
             if error.text.startswith("unknown opcode"):
                 return None
             raise
-        options = self._options
         return GroupSubscription(
             self,
             request,
             joined,
             settlement=settlement,
-            records_max=options.fetch_records_max,
-            idle_seconds=lambda attempt: poll_pause(attempt, options.poll_seconds_min, options.poll_seconds_max),
+            records_max=self._options.fetch_records_max,
+            idle_seconds=lambda rounds: poll_pause(rounds, self._options),
         )
 
     # `MemberCalls`, for subscriptions.
@@ -306,18 +216,6 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
             raise
         return {at.partition: at.offset for at in entry.offsets}
 
-    async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
-        """Move the group to an offset, or to the first record at or after a time (Unix ms), or the end offset if there is none.
-
-        Returns the new offset.
-        """
-        check_seek(offset, timestamp)
-        if timestamp is None:
-            assert offset is not None
-            await self.commit(topic, offset, group=group, partition=partition)
-            return offset
-        return (await self._request(m.SeekToTimestamp(topic, partition, timestamp, group), m.OffsetReply)).offset
-
     async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
         """Return the offset of the first record at or after a time (Unix ms); the end offset if there is none."""
         return (await self._request(m.SeekToTimestamp(topic, partition, timestamp), m.OffsetReply)).offset
@@ -364,19 +262,17 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
 
     async def ping(self) -> None:
         """Wait for one reply from the server, to a request that every server answers: FlyMQ has no ping."""
-        self._check_open()
-        pending = PendingRequest(_PROBE, encode_request(_PROBE))
+        pending = PendingRequest(_PROBE, is_ping=True)
         await self._enter(pending)
-        await asyncio.shield(pending.reply)
+        await asyncio.shield(pending.done)
 
     # Requests.
 
     async def _request(self, request: m.Request, answer: type[_Answer]) -> _Answer:
         """Send a request and wait for the reply. Shielded: a cancelled caller must not disturb the order of replies."""
-        self._check_open()
-        pending = PendingRequest(request, encode_request(request))
+        pending = PendingRequest(request)
         await self._enter(pending)
-        reply = await asyncio.shield(pending.reply)
+        reply = await asyncio.shield(pending.done)
         if isinstance(reply, m.Failure):
             raise error_of(reply, getattr(request, "topic", ""))
         if isinstance(reply, m.Done) and not reply.success:
@@ -386,6 +282,7 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
 
     async def _enter(self, call: Call) -> None:
         """Queue a call and send it if connected. Raises `ClientClosed`."""
+        self._check_open()
         await self._calls.enter(call)
         if self._stream is not None:
             self._stream.write(self._connection_dialect.encode(call))
@@ -400,7 +297,7 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
         try:
             for event in self._decoder.feed(data):
                 self._calls.take(event)
-                self._attempt = 0
+                self._progressed()
         except WireError as failure:
             self._drop_undecodable(failure)
 
@@ -408,8 +305,8 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
 
     async def _open(self) -> None:
         options = self._options
-        stream = await self._connect(options.connect_seconds, options.tls)
-        if options.user:
+        stream = await self._connect()
+        if options.user or options.api_key:
             await self._log_in(stream)
         if self._is_closed:
             stream.close()
@@ -422,7 +319,7 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
 
     async def _log_in(self, stream: Stream) -> None:
         login = self._login = Login(self._host, self._port, self._options.dialect)
-        stream.write(login.frame(self._options.user, self._options.password))
+        stream.write(login.frame(self._options))
         try:
             await login.done(self._options.connect_seconds)
         except BaseException:
@@ -440,8 +337,3 @@ class FlyMqClient(RequestReplyClient, AdvancedCalls, AccessCalls, SchemaCalls):
     def _disconnected(self) -> None:
         super()._disconnected()
         self._calls.give_up_unrepeatable(writes=not self._options.resend_writes)
-
-
-def _receipts(topic: str, places: Places) -> list[Receipt]:
-    columns = zip(places.partitions, places.offsets, places.timestamps, strict=True)
-    return [Receipt(topic, partition, offset, timestamp) for partition, offset, timestamp in columns]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from headrace.clients.errors import OutcomeUnknown, Refused
 from headrace.clients.fujin.connection import Connection
-from headrace.errors import WireError
+from headrace.errors import HeadraceError, WireError
 from headrace.wire.fujin import (
     Disconnected,
     Failed,
@@ -27,6 +27,8 @@ from headrace.wire.fujin import (
 )
 
 _Answer = TypeVar("_Answer")
+_KINDS: Final = {"writer not found": "unknown_topic", "reader not found": "unknown_topic"}
+"""Kinds of the errors that the original has its own words for."""
 
 
 class ClientStream:
@@ -132,7 +134,7 @@ class WriterStream(ClientStream):
         connection: Connection,
         id: bytes | int | None,
         *,
-        answered: Callable[[Sequence[bytes], Exception | None], None],
+        answered: Callable[[Sequence[bytes], HeadraceError | None], None],
         over: Callable[[str], None],
     ) -> None:
         self._answered = answered
@@ -201,4 +203,4 @@ class ReaderStream(ClientStream):
 
 def _error_of(text: str) -> Refused:
     """Return the error. A Headrace server sends its kind before the first colon."""
-    return Refused(code=0, text=text, kind=text.partition(":")[0])
+    return Refused(code=0, text=text, kind=_KINDS.get(text, text.partition(":")[0]))

@@ -9,12 +9,13 @@ next connection, where its id names the same record.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.clients.errors import NothingToSettle, NotSupported
-from headrace.clients.messages import Gap, Message, MessageBatch, Settlement
+from headrace.clients.messages import Gap, Message, MessageBatch, Settlement, Settler
 from headrace.clients.unsupported import READERS
 from headrace.wire.fujin import MessageBatch as Arrived
 from headrace.wire.fujin import Request
@@ -22,11 +23,27 @@ from headrace.wire.fujin import Request
 _MESSAGE_OVERHEAD_BYTES = 64
 
 
+_ID: Final = struct.Struct(">IQQ")
+"""The id of a Headrace server: partition, offset and timestamp, then the topic if the reader has several."""
+_TIMESTAMP_MAX: Final = 1 << 43
+"""Year 2248 in Unix ms: a larger number is not a timestamp, and the id is that of another server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery(Message):
-    """One message. Its id is empty with auto commit."""
+    """One message. Its id is empty with auto commit; partition, offset and timestamp are then None."""
 
     id: bytes = b""
+
+    @classmethod
+    def of(cls, name: str, id: bytes, value: bytes, settler: Settler | None) -> Delivery:
+        """Return a delivery with what its id tells. Ids of other servers are opaque."""
+        if len(id) >= _ID.size:
+            partition, offset, timestamp = _ID.unpack_from(id)
+            if timestamp < _TIMESTAMP_MAX:
+                topic = id[_ID.size :].decode("utf-8", "replace") or name
+                return cls(topic, partition, offset, value, timestamp=timestamp, settler=settler, id=id)
+        return cls(name, None, None, value, settler=settler, id=id)
 
 
 @dataclass(slots=True)
@@ -112,7 +129,7 @@ class Subscription:
         id, value = self._queue[self._taken]
         self._taken += 1
         self._give([id], [value])
-        return Delivery(self.topic, None, None, value, settler=None if self.auto_commit else self, id=id)
+        return Delivery.of(self.topic, id, value, None if self.auto_commit else self)
 
     async def batches(self) -> AsyncIterator[DeliveryBatch]:
         """Iterate over batches as received, which is faster. Do not mix with iterating over single messages."""

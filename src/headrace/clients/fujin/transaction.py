@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
-from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
+from headrace.clients.errors import ClientClosed, NotSent, NotSupported, OutcomeUnknown
 from headrace.clients.fujin.streams import WriterStream
-from headrace.clients.messages import Receipt
 from headrace.records import Headers
 from headrace.wire.fujin import Request, WriteForm, encode
 
@@ -44,10 +43,16 @@ class Transaction:
             self._stream = None
             stream.leave()
 
-    async def publish(self, topic: str, value: bytes, *, headers: Headers = ()) -> Receipt:
+    async def publish(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
+    ) -> None:
         """Stage a record and wait for the reply. The commit makes it durable and visible."""
+        if key is not None or partition is not None:
+            raise NotSupported("Fujin", "keys" if key is not None else "partitions", "flymq:// has them")
         await self.publish_many(topic, [value], headers=headers)
-        return Receipt(topic)
+
+    async def commit_offset(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
+        raise NotSupported("Fujin", "offsets in a transaction", "flymq:// does")
 
     async def publish_many(self, topic: str, values: Sequence[bytes], *, headers: Headers = ()) -> int:
         """Stage many records, each with `headers`."""

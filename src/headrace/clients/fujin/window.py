@@ -5,66 +5,63 @@ Cids number the records after the wait for room: they follow the order of entry.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from headrace.clients.errors import ClientClosed, NotSent, OutcomeUnknown
+from headrace.clients.messages import Receipt
+from headrace.clients.window import Batch, Window
+from headrace.errors import HeadraceError
 from headrace.records import Headers
 
 _CIDS = 1 << 32
 
 
-@dataclass(slots=True)
-class Written:
-    """A batch of unanswered writes. `done` resolves with the last reply, and fails with the first error."""
+class Written(Batch):
+    """A batch of unanswered writes."""
 
-    name: str
-    values: dict[bytes, bytes]
-    """Unanswered values by cid, in order."""
-    headers: Headers
-    """Headers of each record."""
-    done: asyncio.Future[None]
-    failure: Exception | None = None
-    was_sent: bool = False
+    __slots__ = ("_first", "headers", "name", "values")
+
+    def __init__(self, name: str, values: Sequence[bytes], headers: Headers) -> None:
+        super().__init__(len(values), sum(map(len, values)))
+        self.name, self.headers = name, headers
+        """`headers` are those of each record."""
+        self.values: dict[bytes, bytes] = dict(zip(_cids(0, len(values)), values, strict=True))
+        """Unanswered values by cid, in order."""
+        self._first = 0
+
+    def number(self, first: int) -> None:
+        self._first = first
+        self.values = dict(zip(_cids(first, self.count), self.values.values(), strict=True))
+
+    @property
+    def records(self) -> int:
+        return len(self.values)
+
+    def receipts(self) -> list[Receipt]:
+        return [Receipt(self.name)] * self.count
+
+    def refuse_cid(self, cid: bytes, failure: HeadraceError) -> None:
+        self.refuse((int.from_bytes(cid, "big") - self._first) % _CIDS, failure)
 
 
-class WriteWindow:
-    """Window bounded by records and bytes. Writers wait for room in FIFO order."""
+class WriteWindow(Window[Written]):
+    """Window of writes by cid."""
 
     def __init__(self, *, records_max: int, bytes_max: int) -> None:
-        self._records_max, self._bytes_max = records_max, bytes_max
+        super().__init__(records_max=records_max, bytes_max=bytes_max)
         self._by_cid: dict[bytes, Written] = {}
-        self._batches: dict[int, Written] = {}
-        """Batches by identity, in order of entry."""
-        self._bytes = 0
         self._next = 0
-        self._entry_lock = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._is_closed = False
 
-    def __len__(self) -> int:
-        """Return the number of unanswered writes."""
-        return len(self._by_cid)
+    def _admit(self, entry: Written) -> None:
+        entry.number(self._next)
+        self._next += entry.count
+        self._by_cid.update(dict.fromkeys(entry.values, entry))
+        super()._admit(entry)
 
-    async def enter(self, name: str, values: Sequence[bytes], headers: Headers = ()) -> Written:
-        """Wait for room. A batch larger than the window enters when the window is empty. Raises `ClientClosed`."""
-        size_bytes = sum(map(len, values))
-        async with self._entry_lock:
-            while not self._has_room(len(values), size_bytes) and not self._is_closed:
-                self._changed.clear()
-                await self._changed.wait()
-            if self._is_closed:
-                raise ClientClosed("the client is closed")
-            cids = [(number % _CIDS).to_bytes(4, "big") for number in range(self._next, self._next + len(values))]
-            self._next += len(values)
-            batch = Written(name, dict(zip(cids, values, strict=True)), headers, asyncio.get_running_loop().create_future())
-            self._batches[id(batch)] = batch
-            self._by_cid.update(dict.fromkeys(cids, batch))
-            self._bytes += size_bytes
-            return batch
+    def _forget(self, entry: Written) -> None:
+        for cid in entry.values:
+            self._by_cid.pop(cid, None)
 
-    def answer(self, cids: Iterable[bytes], failure: Exception | None = None) -> int:
+    def answer(self, cids: Iterable[bytes], failure: HeadraceError | None = None) -> int:
         """Complete writes. Returns how many of them were unanswered."""
         count = 0
         for cid in cids:
@@ -72,45 +69,17 @@ class WriteWindow:
             if batch is None:
                 continue
             count += 1
-            self._bytes -= len(batch.values.pop(cid))
-            batch.failure = batch.failure or failure
+            size_bytes = len(batch.values.pop(cid))
+            batch.size_bytes -= size_bytes
+            self._shrink(1, size_bytes)
+            if failure is not None:
+                batch.refuse_cid(cid, failure)
             if not batch.values:
-                self._finish(batch)
+                self._entries.remove(batch)
+                batch.settle()
         self._changed.set()
         return count
 
-    def unanswered(self) -> Iterator[Written]:
-        return iter(list(self._batches.values()))
 
-    async def emptied(self) -> None:
-        """Wait until every write is answered or the window is closed."""
-        while self._by_cid and not self._is_closed:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def close(self) -> tuple[int, int]:
-        """Fail the remaining writes. Returns the number of records sent without a reply, and of records never sent."""
-        self._is_closed = True
-        unknown = unsent = 0
-        for batch in list(self._batches.values()):
-            count = len(batch.values)
-            unknown, unsent = (unknown + count, unsent) if batch.was_sent else (unknown, unsent + count)
-            batch.failure = OutcomeUnknown(count) if batch.was_sent else NotSent(count)
-            self._finish(batch)
-        self._by_cid.clear()
-        self._bytes = 0
-        self._changed.set()
-        return unknown, unsent
-
-    def _finish(self, batch: Written) -> None:
-        del self._batches[id(batch)]
-        if batch.done.done():
-            return
-        if batch.failure is None:
-            batch.done.set_result(None)
-        else:
-            batch.done.set_exception(batch.failure)
-            batch.done.exception()  # retrieved: `close` reports it even if the future is never awaited
-
-    def _has_room(self, count: int, size_bytes: int) -> bool:
-        return not self._by_cid or (len(self._by_cid) + count <= self._records_max and self._bytes + size_bytes <= self._bytes_max)
+def _cids(first: int, count: int) -> list[bytes]:
+    return [(number % _CIDS).to_bytes(4, "big") for number in range(first, first + count)]

@@ -16,29 +16,23 @@ The client supports both dialects; the default is binary. RustLog has no keys, h
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeVar
 
-from headrace.clients.backoff import Backoff, exponential
-from headrace.clients.batching import batches_of, then
 from headrace.clients.errors import NotSupported
-from headrace.clients.messages import GroupMode, Key, Message, MessageBatch, OnState, Receipt, Settlement, Start
-from headrace.clients.polling import PollingSubscription
-from headrace.clients.request_reply import RequestReplyClient, check_seek, check_settlement, poll_pause
-from headrace.clients.rustlog.requests import Call, Calls, raise_error
+from headrace.clients.messages import MessageBatch
+from headrace.clients.options import ClientOptions, RequestReplyOptions
+from headrace.clients.publishing import Records
+from headrace.clients.request_reply import RequestReplyClient
+from headrace.clients.rustlog.requests import Call, Calls, error_of
 from headrace.clients.stream import Stream
-from headrace.clients.tls import TlsOptions
-from headrace.errors import OffsetOutOfRange, WireError
+from headrace.errors import OffsetOutOfRange, UnknownPartition, WireError
 from headrace.limits import MIB, RUSTLOG_FRAME_BYTES_MAX
-from headrace.records import Headers
 from headrace.wire.rustlog import Dialect, Reply, ReplyDecoder, Request, Undecodable, encode_request, produce_requests
 from headrace.wire.rustlog import messages as m
 
 DEFAULT_PORT: Final = 9092
-BATCH_RECORDS_MAX: Final = 500
-"""Records per request of `publish_many`."""
 _OFFSET_MAX: Final = 2**64 - 1
 _Answer = TypeVar("_Answer")
 _REPLIES: Final[dict[type[Request], type[Reply]]] = {
@@ -55,136 +49,43 @@ _REPLIES: Final[dict[type[Request], type[Reply]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RustLogOptions:
-    """Options of a RustLog connection."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RustLogOptions(RequestReplyOptions):
+    """Options of a RustLog connection. `window_records_max` counts requests."""
 
     dialect: Dialect = Dialect.BINARY
-    resend_writes: bool = True
-    """Whether to send writes without a reply again on a new connection. Otherwise they fail with `OutcomeUnknown`."""
-    connect_seconds: float = 5.0
-    reply_seconds: float = 30.0
-    """Longest wait for a reply before the connection counts as lost."""
-    ping_seconds: float = 5.0
-    """Interval of pings on an idle connection."""
-    window_calls_max: int = 256
-    window_bytes_max: int = 16 * MIB
-    """Bounds of requests without a reply; further requests wait."""
+    window_records_max: int = 256
     fetch_bytes_max: int = 1 * MIB
-    poll_seconds_min: float = 0.01
-    poll_seconds_max: float = 0.5
-    """Bounds of the delay between polls, which doubles while there are no new records."""
-    tls: TlsOptions | None = None
-    backoff: Backoff = exponential()
-    on_state: OnState = lambda state, reason: None
 
 
-class RustLogClient(RequestReplyClient):
+class RustLogClient(RequestReplyClient[RustLogOptions]):
     """RustLog client, created by `connect`. Belongs to one event loop."""
 
     protocol: ClassVar[str] = "RustLog"
+    default_port: ClassVar[int] = DEFAULT_PORT
+    default_options: ClassVar[ClientOptions] = RustLogOptions()
+    carries: ClassVar[frozenset[str]] = frozenset({"partitions"})
+    batch_records_max: ClassVar[int] = 500
 
     def __init__(self, host: str, port: int, options: RustLogOptions) -> None:
-        self._calls = Calls(calls_max=options.window_calls_max, bytes_max=options.window_bytes_max)
-        super().__init__(
-            host,
-            port,
-            self._calls,
-            idle_seconds=options.ping_seconds,
-            reply_seconds=options.reply_seconds,
-            backoff=options.backoff,
-            on_state=options.on_state,
-        )
-        self._options = options
+        self._calls = Calls(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
+        super().__init__(host, port, options, self._calls)
         self._decoder = ReplyDecoder()
 
-    @classmethod
-    async def connect(cls, host: str = "127.0.0.1", port: int = DEFAULT_PORT, options: RustLogOptions = RustLogOptions()) -> RustLogClient:
-        """Connect. Raises `ConnectFailed` if the first connection fails; later the client reconnects indefinitely."""
-        client = cls(host, port, options)
-        await client._open()
-        return client
-
-    @property
-    def unacknowledged(self) -> int:
-        """Number of records published and not acknowledged."""
-        return self._calls.records
-
-    # Publishing.
-
-    async def publish(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, headers: Headers = ()
-    ) -> Receipt:
-        """Publish a record and wait for the acknowledgement. The default partition is 0."""
-        self._check_keyless(key)
-        if headers:
-            raise NotSupported("RustLog", "headers")
-        (request,) = produce_requests(self._options.dialect, topic, partition or 0, [value])
-        reply = await self._request(request, m.ProduceReply)
-        return Receipt(topic, partition or 0, reply.offsets[0])
-
-    async def send_many(
-        self, topic: str, values: Sequence[bytes], *, key: Key = None, partition: int | None = None
-    ) -> asyncio.Future[list[Receipt]]:
-        """Publish values as one batch. Waits for room in the window; the future resolves with the acknowledgement.
+    async def _submit(self, records: Records) -> Sequence[Call]:
+        """Send the records to their partition, 0 by default.
 
         Each frame is written atomically; a large batch needs several. Raises `LimitExceeded` before sending if a record does not
         fit in a frame of the dialect.
         """
-        self._check_keyless(key)
-        requests = produce_requests(self._options.dialect, topic, partition or 0, list(values))
-        calls = [await self._enter(request) for request in requests]
-        written = self._loop.create_task(self._offsets(calls))
-        return then(written, lambda offsets: [Receipt(topic, partition or 0, offset) for offset in offsets])
-
-    async def publish_many(
-        self, topic: str, values: Iterable[bytes] | AsyncIterable[bytes], *, key: Key = None, partition: int | None = None
-    ) -> int:
-        """Publish all values as fast as the window allows. Returns their number once the last is acknowledged.
-
-        Raises the first failure; values sent after it may have been written.
-        """
-        self._check_keyless(key)
-        count = 0
-        under_way: deque[Call] = deque()
-        async for batch in batches_of(values, BATCH_RECORDS_MAX):
-            for request in produce_requests(self._options.dialect, topic, partition or 0, batch):
-                under_way.append(await self._enter(request))
-            count += len(batch)
-            while under_way and under_way[0].reply.done():
-                await self._offsets([under_way.popleft()])
-        await self._offsets(under_way)
-        return count
-
-    def _check_keyless(self, key: Key) -> None:
-        if key is not None:
-            raise NotSupported("RustLog", "keys", "flymq:// has them")
-
-    async def _offsets(self, calls: Iterable[Call]) -> list[int]:
-        offsets: list[int] = []
-        for call in calls:
-            offsets += (await self._reply(call, m.ProduceReply)).offsets
-        return offsets
+        return await self._enter(*produce_requests(self._options.dialect, records.topic, records.partition or 0, records.values))
 
     # Reading.
 
-    async def fetch(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        group: str | None = None,
-        records_max: int | None = None,
-        bytes_max: int | None = None,
-    ) -> list[Message]:
-        """Return records from `offset`, or from the group's committed offset if that is higher. An empty list means none."""
-        begin = await self._next_to_read(topic, partition, offset, group)
-        batch, _ = await self.read(topic, begin, partition=partition, bytes_max=bytes_max)
-        return [batch.message(index) for index in range(min(len(batch), records_max or len(batch)))]
-
-    async def read(self, topic: str, offset: int, *, partition: int = 0, bytes_max: int | None = None) -> tuple[MessageBatch, int]:
-        """Fetch columns and the next offset to read. Raises `OffsetOutOfRange` below the first offset."""
+    async def read(
+        self, topic: str, offset: int, *, partition: int = 0, records_max: int | None = None, bytes_max: int | None = None
+    ) -> tuple[MessageBatch, int]:
+        """Fetch columns and the next offset to read; the server bounds them by bytes. Raises `OffsetOutOfRange` below the first offset."""
         bytes_max = min(bytes_max or self._options.fetch_bytes_max, RUSTLOG_FRAME_BYTES_MAX)
         reply = await self._request(m.Fetch(topic, partition, offset, bytes_max, ""), m.FetchReply)
         return MessageBatch(topic, partition, reply.offsets, list(reply.values)), reply.next_offset
@@ -204,72 +105,21 @@ class RustLogClient(RequestReplyClient):
             raise NotSupported("this RustLog broker", "reading the end offset of a partition")
         return end
 
-    async def subscribe(
-        self,
-        topic: str,
-        start: Start = "latest",
-        *,
-        partition: int | None = None,
-        group: str | None = None,
-        settlement: Settlement = "explicit",
-        mode: GroupMode | None = None,
-    ) -> PollingSubscription:
-        """Follow a topic or one partition from `"earliest"`, `"latest"` (only new records) or an offset.
-
-        A group resumes at its committed offset. `Message.ack` and `Subscription.commit` commit its progress; `settlement="auto"`
-        commits a fetched batch when the iteration requests the next one. The JSON dialect cannot list the partitions of a topic
-        and follows partition 0 by default.
-        """
-        check_settlement(settlement, group)
-        if mode == "shared":
-            raise NotSupported(self.protocol, "shared groups", "flymq:// does, on the same topics")
-        if partition is None:
-            partitions = [0] if self._options.dialect is Dialect.JSON else list(await self.describe_topic(topic))
-        else:
-            partitions = [partition]
-        options = self._options
-
-        def read(partition: int, offset: int) -> Awaitable[tuple[MessageBatch, int]]:
-            return self.read(topic, offset, partition=partition)
-
-        return PollingSubscription(
-            self,
-            read,
-            topic,
-            {number: await self._start(topic, number, start, group) for number in partitions},
-            group=group,
-            settlement=settlement,
-            idle_seconds=lambda attempt: poll_pause(attempt, options.poll_seconds_min, options.poll_seconds_max),
-        )
-
-    async def _start(self, topic: str, partition: int, start: Start, group: str | None) -> int:
-        """Return the first offset to read. 0 stands for the earliest: reading adjusts it."""
-        known = None if group is None else await self.committed(topic, group=group, partition=partition)
-        if known is not None:
-            return known
-        return 0 if start == "earliest" else await self._place(topic, partition, start)
+    async def _partitions(self, topic: str) -> Sequence[int]:
+        """Return the partitions of a topic. The JSON dialect cannot list them: a subscription follows partition 0 by default."""
+        return [0] if self._options.dialect is Dialect.JSON else list(await self.describe_topic(topic))
 
     # Groups.
 
     async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
         """Commit `offset` as the next one the group reads. Raises `UnknownPartition`."""
-        request = m.OffsetCommit(topic, partition, group, offset)
-        reply = await self._request(request, m.OffsetCommitReply)
+        reply = await self._request(m.OffsetCommit(topic, partition, group, offset), m.OffsetCommitReply)
         if not reply.success:
-            raise_error(request, m.ErrorReply("partition not found: ", 0))
+            raise UnknownPartition(topic, partition)
 
     async def committed(self, topic: str, *, group: str, partition: int = 0) -> int | None:
         """Return the next offset the group reads; None if it has never committed in the partition."""
         return (await self._request(m.OffsetFetch(topic, partition, group), m.OffsetFetchReply)).offset
-
-    async def seek(self, topic: str, *, group: str, partition: int = 0, offset: int | None = None, timestamp: int | None = None) -> int:
-        """Move the group to an offset and return it. A timestamp raises `NotSupported`."""
-        check_seek(offset, timestamp)
-        if timestamp is not None:
-            offset = await self.offset_for_time(topic, timestamp, partition=partition)
-        assert offset is not None
-        await self.commit(topic, offset, group=group, partition=partition)
-        return offset
 
     # Topics.
 
@@ -299,24 +149,23 @@ class RustLogClient(RequestReplyClient):
     # Requests.
 
     async def _request(self, request: Request, answer: type[_Answer]) -> _Answer:
-        return await self._reply(await self._enter(request), answer)
-
-    async def _enter(self, request: Request) -> Call:
-        """Queue a request and send it if connected. Raises `ClientClosed`."""
-        self._check_open()
-        records = len(request.records) if isinstance(request, m.Produce) else 0
-        call = await self._calls.enter(request, encode_request(self._options.dialect, request), records)
-        if self._stream is not None:
-            _write(self._stream, call)
-        return call
-
-    async def _reply(self, call: Call, answer: type[_Answer]) -> _Answer:
-        """Wait for the reply. Shielded: a cancelled caller must not disturb the order of replies."""
-        reply = await asyncio.shield(call.reply)
+        """Send a request and wait for the reply. Shielded: a cancelled caller must not disturb the order of replies."""
+        (call,) = await self._enter(request)
+        reply = await asyncio.shield(call.done)
         if isinstance(reply, m.ErrorReply):
-            raise_error(call.request, reply)
+            raise error_of(request, reply)
         assert isinstance(reply, answer), "`_take` rejects other replies"
         return reply
+
+    async def _enter(self, *requests: Request) -> list[Call]:
+        """Queue requests and send them if connected. Raises `ClientClosed`."""
+        self._check_open()
+        calls = [Call(request, encode_request(self._options.dialect, request)) for request in requests]
+        await self._calls.enter(*calls)
+        if self._stream is not None:
+            for call in calls:
+                _write(self._stream, call)
+        return calls
 
     # Receiving.
 
@@ -334,16 +183,15 @@ class RustLogClient(RequestReplyClient):
             raise Undecodable(f"{type(reply).__name__} arrived without a request")
         if not isinstance(reply, (_REPLIES[type(call.request)], m.ErrorReply)):
             raise Undecodable(f"{type(call.request).__name__} received the reply {type(reply).__name__}")
-        if isinstance(reply, m.ProduceReply) and len(reply.offsets) != call.records:
-            raise Undecodable(f"{call.records} records received {len(reply.offsets)} offsets")
+        if isinstance(reply, m.ProduceReply) and len(reply.offsets) != call.count:
+            raise Undecodable(f"{call.count} records received {len(reply.offsets)} offsets")
         self._calls.answered(reply)
-        self._attempt = 0
+        self._progressed()
 
     # The connection.
 
     async def _open(self) -> None:
-        options = self._options
-        stream = await self._connect(options.connect_seconds, options.tls)
+        stream = await self._connect()
         if self._is_closed:
             stream.close()
             return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from headrace import retry
 from headrace.spark.pipelines.diagnosis import Diagnosis
 from headrace.spark.pipelines.model import Restart
-from headrace.spark.retry import backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Restarts:
     """Failures of one query, and the decisions about them."""
 
     policy: Restart
+    chance: Callable[[], float] = retry.chance
     count: int = 0
     _times: deque[int] = field(default_factory=deque)
     _batch: str = ""
@@ -49,7 +51,10 @@ class Restarts:
                 return Decision(give_up=f"it failed {self._same} times in the same way", is_poison=True)
         if len(self._times) > self.policy.attempts:
             return Decision(give_up=f"it failed {len(self._times)} times within {self.policy.window / 1000:g} s")
-        return Decision(int(backoff(self._consecutive, self.policy.backoff, self.policy.backoff_max)))
+        backoff = retry.exponential(
+            first_seconds=self.policy.backoff / 1000, seconds_max=self.policy.backoff_max / 1000, chance=self.chance
+        )
+        return Decision(round(backoff(self._consecutive) * 1000))
 
     def succeeded(self) -> None:
         """Reset the backoff and the failed batch after a successful batch."""
