@@ -68,11 +68,11 @@ class _Source:
             return []
         messages = await self._client.fetch(self._topic, self._place, partition=self._partition, group=self._group, records_max=records_max)
         self._is_over = not messages
-        if messages and (last := messages[-1].offset) is not None:
-            self._place = last + 1
         for message in messages:
             if message.settler is not None:
-                await message.ack()  # without offsets, unacknowledged messages would be fetched again
+                await message.ack()  # the server keeps the position, and would return unacknowledged messages again
+            elif message.offset is not None:
+                self._place = message.offset + 1
         return await detailed(self._client, messages) if with_details else [PrintedRecord.of(message) for message in messages]
 
     @property
