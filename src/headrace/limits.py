@@ -85,7 +85,7 @@ DELAYED_BYTES_MAX: Final = 256 * MIB
 DELAYED_RECORD_BYTES_MAX: Final = 16 * MIB
 DELAY_MS_MAX: Final = 366 * 24 * 3600 * 1000
 IN_FLIGHT_MAX: Final = 5_000
-"""Unacknowledged deliveries of one settlement queue."""
+"""Unsettled records of one member of a group."""
 
 # Network
 FRAME_BYTES_DEFAULT_MAX: Final = 32 * MIB + 64 * KIB
