@@ -40,6 +40,16 @@ class InvalidTopicName(InvalidRequest):
     code = "invalid_topic_name"
 
 
+class GroupHasMembers(InvalidRequest):
+    """The group cannot be changed while members consume on its behalf."""
+
+    code = "group_has_members"
+
+    def __init__(self, group: str, members: int) -> None:
+        super().__init__(f"group {group!r} has {members} active {'member' if members == 1 else 'members'}; stop them or use force")
+        self.group, self.members = group, members
+
+
 class LimitExceeded(BrokerError):
     """A limit of `limits.py` or of the configuration is exceeded."""
 

@@ -22,7 +22,7 @@ from headrace.clients.api import Client, Subscription
 from headrace.clients.connect import Connecting
 from headrace.clients.connect import connect as connect_async
 from headrace.clients.errors import ClientClosed
-from headrace.clients.messages import Message, MessageBatch, ReceivedRecord, Settlement, Start, Transaction
+from headrace.clients.messages import GroupMode, Message, MessageBatch, ReceivedRecord, Settlement, Start, Transaction
 from headrace.records import Headers
 
 __all__ = ["SyncClient", "SyncMessage", "SyncSubscription", "SyncTransaction", "connect"]
@@ -238,9 +238,12 @@ class SyncClient:
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
     ) -> SyncSubscription:
         """Follow a topic or one partition: see `Client.subscribe`."""
-        made = self._thread.wait(lambda: self._client.subscribe(topic, start, partition=partition, group=group, settlement=settlement))
+        made = self._thread.wait(
+            lambda: self._client.subscribe(topic, start, partition=partition, group=group, settlement=settlement, mode=mode)
+        )
         return SyncSubscription(self._thread, made)
 
     def ack(self, message: SyncMessage) -> bool:

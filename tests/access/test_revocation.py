@@ -112,7 +112,7 @@ async def test_a_long_poll_that_outlives_its_permission_brings_nothing(how: str)
 async def test_a_settlement_queue_hands_out_nothing_more(how: str) -> None:
     async with guarded() as harness:
         who = await reader(harness)
-        queue = harness.broker.queue(who, "g", "t", policy=SettlementPolicy(), start="earliest")
+        queue = harness.broker.join(who, "g", "t", policy=SettlementPolicy(), start="earliest")
         await harness.broker.publish(ROOT, "t", RecordBatch([b"one"]))
         assert [delivery.value for delivery in await queue.take(10)] == [b"one"]
         waiting = asyncio.ensure_future(queue.take(10, wait_ms=10_000))

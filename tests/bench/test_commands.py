@@ -97,6 +97,21 @@ def test_requests_are_measured_beside_a_bare_server(protocol: str, operations: l
     assert shown == set(operations)
 
 
+def test_small_clients_are_measured_beside_every_tenant(tmp_path: Path) -> None:
+    sizes = ("--duration", "0.1", "--small-batches", "50", "--history", "5000", "--topics", "20")
+    report = measured("interference", *sizes, directory=tmp_path)
+    alone, _, *beside = report["figures"]
+    assert [figure["name"] for figure in beside[::2]] == [
+        f"publisher beside {tenant}" for tenant in ("small-batches", "flight-append", "figg-flood", "figg-history", "topic-list")
+    ]
+    for figure in beside:
+        notes = figure["notes"]
+        assert 0 < notes["p50"] <= figure["value"]
+        assert notes["p99 ÷ control"] == pytest.approx(figure["value"] / notes["control p99"])
+        assert figure["target"]["at_most"] == pytest.approx(2 * notes["control p99"] + report["facts"]["fdatasync_p50_ms"])
+    assert "target" not in alone
+
+
 def test_delayed_messages_are_measured_alone_and_under_load(tmp_path: Path) -> None:
     report = measured("benchmarks.delayed", "--messages", "20", "--rate", "200", "--delay", "200", directory=tmp_path)
     quiet, busy, machine = report["figures"]
@@ -174,6 +189,7 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
         (("publish", "--server", "127.0.0.1:1", "--blipmq-key", "env:NO_SUCH_KEY"), 1, "variable NO_SUCH_KEY is not set"),
         (("publish", "--server", "nowhere"), 1, "'nowhere' is not HOST:PORT"),
         (("publish", "--size", "0"), 2, "at least 1"),
+        (("interference", "--tenants", "cat"), 2, "'cat' is none of small-batches, flight-append, figg-flood, figg-history, topic-list"),
         (("requests", "--connections", "1,x"), 2, "expected comma-separated numbers from 1 to 2000"),
         (("requests", "--operations", "poll"), 2, "'poll' is none of publish, fetch-1, fetch-10, fetch-500, consume"),
     ],

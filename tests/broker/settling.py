@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.broker import Delivery, SettlementPolicy, SettlementQueue
-from headrace.broker.groups.settlement import Start
+from headrace.broker import Delivery, Member, SettlementPolicy
+from headrace.broker.groups.members import Start
 from tests.broker.harness import ANN, Harness, turns
 
 POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=100, backoff_max_ms=350, attempts_max=4)
@@ -11,8 +11,8 @@ POLICY = SettlementPolicy(ack_timeout_ms=1_000, backoff_ms=100, backoff_max_ms=3
 
 def open_queue(
     harness: Harness, policy: SettlementPolicy = POLICY, *, group: str = "g", topic: str = "t", start: Start = "earliest"
-) -> SettlementQueue:
-    return harness.broker.queue(ANN, group, topic, policy=policy, start=start)
+) -> Member:
+    return harness.broker.join(ANN, group, topic, policy=policy, mode="shared", start=start)
 
 
 def offsets_of(deliveries: list[Delivery]) -> list[int]:

@@ -51,7 +51,9 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "committed": (lambda broker: broker.committed(BOB, "g", "t", 0), Action.DESCRIBE, "group"),
     "lag": (lambda broker: broker.lag(BOB, "g"), Action.DESCRIBE, "group"),
     "delete_group": (lambda broker: broker.delete_group(BOB, "g"), Action.DELETE, "group"),
-    "queue": (lambda broker: broker.queue(BOB, "g", "t", policy=SettlementPolicy()), Action.READ, "topic"),
+    "reset_group": (lambda broker: broker.reset_group(BOB, "g", {("t", 0): 1}), Action.COMMIT, "group"),
+    "members": (lambda broker: broker.members(BOB, "g"), Action.DESCRIBE, "group"),
+    "join": (lambda broker: broker.join(BOB, "g", "t", policy=SettlementPolicy()), Action.READ, "topic"),
     "begin": (lambda broker: broker.begin(BOB, id="tx"), Action.PUBLISH, "transaction"),
     "dead_letters": (lambda broker: broker.dead_letters(BOB, "t", records_max=1), Action.READ, "topic"),
     "move_to_dead_letters": (lambda broker: broker.move_to_dead_letters(BOB, "t", 0, 0), Action.READ, "topic"),
@@ -67,7 +69,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
 }
 AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}
 """Methods that answer as if the object did not exist."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages"}
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages", "may_describe"}
 """Methods that answer every principal with what it may see."""
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 

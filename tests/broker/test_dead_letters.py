@@ -56,7 +56,7 @@ async def test_a_record_that_is_not_there_cannot_be_moved(harness: Harness) -> N
 async def test_used_up_attempts_are_counted_and_dated(harness: Harness) -> None:
     await harness.put("bad", partition=0)
     policy = SettlementPolicy(attempts_max=2, backoff_ms=0)
-    queue = harness.broker.queue(ANN, "g", "t", policy=policy, start="earliest")
+    queue = harness.broker.join(ANN, "g", "t", policy=policy, start="earliest")
     first = harness.clock.now
     queue.nack([(await queue.take(1))[0].id])
     harness.clock.tick(500)
@@ -68,7 +68,7 @@ async def test_used_up_attempts_are_counted_and_dated(harness: Harness) -> None:
 
 async def test_a_consumer_may_reject_a_record_at_once(harness: Harness) -> None:
     await harness.put("bad", "good", partition=0)
-    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
+    queue = harness.broker.join(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
     bad, good = await queue.take(2)
     assert queue.reject([bad.id, 99], "does not parse") == [True, False]
     await turns()

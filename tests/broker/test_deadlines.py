@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from headrace.broker.groups.progress import Holder, PartitionProgress, Row, SettlementPolicy
+from headrace.broker.groups.membership import Identity
+from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, SettlementPolicy
 
 
-def _row(offset: int) -> Row:
-    return Row(offset, 0, None, b"v", (), 0)
+def _member(policy: SettlementPolicy) -> MemberState:
+    return MemberState(Identity("internal", "ann", ""), policy, None, 0)
+
+
+def _deliver(progress: PartitionProgress, offset: int, holder: MemberState, now: int) -> Entry:
+    return progress.deliver_new(offset + 1, offset, None, holder, now)
 
 
 def test_the_time_for_an_ack_may_double_with_each_delivery() -> None:
@@ -16,11 +21,11 @@ def test_the_time_for_an_ack_may_double_with_each_delivery() -> None:
 
 
 def test_the_first_overdue_is_the_one_with_the_earliest_deadline_whatever_the_order_of_delivery() -> None:
-    holder, progress = Holder(SettlementPolicy(ack_timeout_ms=100, ack_timeout_doubles=True)), PartitionProgress(0, 0, None)
-    first = progress.deliver_new(1, _row(0), holder, 0)
+    holder, progress = _member(SettlementPolicy(ack_timeout_ms=100, ack_timeout_doubles=True)), PartitionProgress(0, 0, None)
+    first = _deliver(progress, 0, holder, 0)
     progress.wait(first, 100)
     progress.deliver(first, holder, 100)
-    second = progress.deliver_new(2, _row(1), holder, 150)
+    second = _deliver(progress, 1, holder, 150)
     assert (first.time, second.time) == (300, 250)
     assert holder.first_overdue() is second
     progress.settle(second)
@@ -30,9 +35,9 @@ def test_the_first_overdue_is_the_one_with_the_earliest_deadline_whatever_the_or
 
 
 def test_one_record_that_stays_in_flight_does_not_pile_up_the_deadlines_of_those_behind_it() -> None:
-    holder, progress = Holder(SettlementPolicy()), PartitionProgress(0, 0, None)
-    stuck = progress.deliver_new(1, _row(0), holder, 0)
-    for number in range(2, 1_000):
-        progress.settle(progress.deliver_new(number, _row(number), holder, number))
+    holder, progress = _member(SettlementPolicy()), PartitionProgress(0, 0, None)
+    stuck = _deliver(progress, 0, holder, 0)
+    for number in range(1, 1_000):
+        progress.settle(_deliver(progress, number, holder, number))
     assert holder.first_overdue() is stuck
     assert len(holder._deadlines) < 100

@@ -46,14 +46,14 @@ async def test_everything_that_writes_is_refused_while_draining(harness: Harness
     with pytest.raises(Unavailable):
         await broker.ensure_topic(ANN, "u")
     with pytest.raises(Unavailable):
-        broker.queue(ANN, "g", "t", policy=SettlementPolicy())
+        broker.join(ANN, "g", "t", policy=SettlementPolicy())
     with pytest.raises(Unavailable):
         broker.cursor(ANN, "t", 0, 0, lambda _: None, credit_bytes=1)
 
 
 async def test_long_polls_end_at_once(harness: Harness) -> None:
     fetching = asyncio.ensure_future(harness.broker.fetch(ANN, "t", 0, 0, bytes_max=10, wait_ms=60_000))
-    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy())
+    queue = harness.broker.join(ANN, "g", "t", policy=SettlementPolicy())
     taking = asyncio.ensure_future(queue.take(1, wait_ms=60_000))
     await turns()
     await harness.broker.close()
@@ -75,7 +75,7 @@ async def test_cursors_fall_silent(harness: Harness) -> None:
 
 async def test_settlement_progress_is_committed(harness: Harness) -> None:
     await harness.put("a", "b", "c")
-    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
+    queue = harness.broker.join(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
     first, *_ = await queue.take(10)
     queue.ack([first.id])
     await harness.restart()
@@ -84,7 +84,7 @@ async def test_settlement_progress_is_committed(harness: Harness) -> None:
 
 async def test_no_timer_is_left(harness: Harness) -> None:
     await harness.put("a", "b")
-    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
+    queue = harness.broker.join(ANN, "g", "t", policy=SettlementPolicy(), start="earliest")
     taken = await queue.take(10)
     queue.nack([taken[0].id])
     harness.broker.begin(ANN)

@@ -58,7 +58,7 @@ async def test_no_way_out_shows_what_has_expired(harness: Harness) -> None:
     def deliver(batches: list[Batch]) -> None:
         delivered.extend(value for batch in batches for value in batch.values())
 
-    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(backoff_ms=0), start="earliest")
+    queue = harness.broker.join(ANN, "g", "t", policy=SettlementPolicy(backoff_ms=0), start="earliest")
     again = await queue.take(1)
     assert [one.value for one in again] == [b"gone"]
     harness.clock.tick(1_000)

@@ -64,7 +64,14 @@ async def test_lag_is_what_is_left_to_read(harness: Harness) -> None:
     await harness.put("a", "b", "c", partition=0)
     await harness.put("a", partition=1)
     await harness.broker.commit(ANN, "g", {("t", 1): 5, ("t", 0): 1})
-    assert harness.broker.lag(ANN, "g") == [GroupLag("t", 0, 1, 3, 2), GroupLag("t", 1, 5, 1, 0)]
+    now = harness.clock.now
+    assert harness.broker.lag(ANN, "g") == [GroupLag("t", 0, 1, 3, 2, now), GroupLag("t", 1, 5, 1, 0, now)]
+
+
+async def test_lag_counts_from_the_first_offset_where_nothing_is_committed(harness: Harness) -> None:
+    await harness.put("a", "b", "c", partition=1)
+    await harness.broker.commit(ANN, "g", {("t", 0): 0})
+    assert [(lag.partition, lag.committed, lag.lag) for lag in harness.broker.lag(ANN, "g")] == [(0, 0, 0), (1, None, 3)]
 
 
 async def test_a_deleted_group_is_forgotten(harness: Harness) -> None:
@@ -85,7 +92,7 @@ async def test_a_group_may_be_forgotten_in_one_topic_alone(harness: Harness) -> 
 
 
 async def test_a_group_with_consumers_is_not_deleted(harness: Harness) -> None:
-    queue = harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy())
+    queue = harness.broker.join(ANN, "g", "t", policy=SettlementPolicy())
     with pytest.raises(InvalidRequest):
         await harness.broker.delete_group(ANN, "g")
     await queue.close()
@@ -112,4 +119,4 @@ async def test_a_bad_group_name_is_refused(harness: Harness, group: str) -> None
     with pytest.raises(InvalidRequest):
         await harness.broker.commit(ANN, group, {("t", 0): 1})
     with pytest.raises(InvalidRequest):
-        harness.broker.queue(ANN, group, "t", policy=SettlementPolicy())
+        harness.broker.join(ANN, group, "t", policy=SettlementPolicy())

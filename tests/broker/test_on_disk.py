@@ -114,14 +114,14 @@ async def test_settlement_continues_after_a_restart(opened: Open) -> None:
     async with opened() as broker:
         await broker.create_topic(ANN, "t")
         await broker.publish(ANN, "t", RecordBatch([b"%d" % number for number in range(10)]))
-        queue = broker.queue(ANN, "g", "t", policy=policy, start="earliest")
+        queue = broker.join(ANN, "g", "t", policy=policy, start="earliest")
         taken = await queue.take(5, wait_ms=1_000)
         queue.ack([delivery.id for delivery in taken[:2]])
         queue.nack([taken[2].id])
         await queue.close()
     async with opened() as broker:
         assert await _values(broker, "t.dlq") == [b"2", b"3", b"4"], "the last two were in flight when their only consumer left"
-        queue = broker.queue(ANN, "g", "t", policy=policy)
+        queue = broker.join(ANN, "g", "t", policy=policy)
         assert [delivery.offset for delivery in await queue.take(10)] == [5, 6, 7, 8, 9]
 
 

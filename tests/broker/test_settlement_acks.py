@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from headrace.errors import (
 )
 from headrace.records import RecordBatch
 from tests.broker.harness import ANN, Harness, turns
-from tests.broker.settling import ids_of, let_pass, offsets_of, open_queue, progress_of
+from tests.broker.settling import POLICY, ids_of, let_pass, offsets_of, open_queue, progress_of
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ async def test_a_late_ack_after_the_redelivery_to_another_does_not(harness: Harn
 
 async def test_a_large_wave_of_redeliveries_costs_few_reads(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     await harness.broker.publish(ANN, "t", RecordBatch([b"x" * 10] * 1_000))
-    queue = open_queue(harness)
+    queue = open_queue(harness, replace(POLICY, credit=1_000))
     await queue.take(1_000)
     await let_pass(harness, 1_000)
     reads = 0
@@ -212,7 +213,7 @@ async def test_progress_is_the_lowest_unsettled_offset(harness: Harness) -> None
 
 async def test_many_acks_are_one_commit(harness: Harness) -> None:
     await harness.put(*(f"{number}" for number in range(50)))
-    queue = open_queue(harness)
+    queue = open_queue(harness, replace(POLICY, credit=50))
     await progress_of(harness)
     taken = await queue.take(50)
     before = harness.engine.appends

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker import BrokerSettings, SettlementPolicy, SettlementQueue
+from headrace.broker import BrokerSettings, Member, SettlementPolicy
 from headrace.errors import (
     DiskFull,
     InvalidRequest,
@@ -29,7 +29,7 @@ async def harness(harness: Harness) -> Harness:
 # Dead letters
 
 
-async def _use_up(harness: Harness, queue: SettlementQueue, attempts: int) -> None:
+async def _use_up(harness: Harness, queue: Member, attempts: int) -> None:
     for _ in range(attempts):
         queue.nack(ids_of(await queue.take(10)), delay_ms=0)
     await turns()
@@ -85,7 +85,7 @@ async def test_a_dead_letter_counts_as_settled_only_when_it_is_durable(harness: 
 
 async def test_many_dead_letters_are_written_together(harness: Harness) -> None:
     await harness.put(*(f"{number}" for number in range(250)))
-    queue = open_queue(harness, SettlementPolicy(attempts_max=1))
+    queue = open_queue(harness, SettlementPolicy(attempts_max=1, credit=250))
     taken = await queue.take(250)
     before = harness.engine.appends
     queue.nack(ids_of(taken))
@@ -190,6 +190,7 @@ async def test_when_the_topic_goes_the_queue_says_so(harness: Harness) -> None:
     [
         SettlementPolicy(ack_timeout_ms=0),
         SettlementPolicy(in_flight_max=0),
+        SettlementPolicy(credit=0),
         SettlementPolicy(backoff_ms=-1),
         SettlementPolicy(backoff_max_ms=-1),
         SettlementPolicy(attempts_max=-1),

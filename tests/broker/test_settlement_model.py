@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.broker import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker import Delivery, Member, SettlementPolicy
 from headrace.errors import DiskFull
 from headrace.records import RecordBatch
 from tests.broker.harness import ANN, Harness, turns
@@ -31,7 +31,7 @@ class SettlementModel(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.harness = Harness()
-        self.queues: dict[int, SettlementQueue] = {}
+        self.queues: dict[int, Member] = {}
         self.published: list[int] = [0] * PARTITIONS
         self.acked: set[Place] = set()
         self.acked_since_start: set[Place] = set()
@@ -47,9 +47,9 @@ class SettlementModel(RuleBasedStateMachine):
         await self.harness.broker.create_topic(ANN, "t.dlq")
         self._join(0)
 
-    def _join(self, number: int) -> SettlementQueue:
+    def _join(self, number: int) -> Member:
         if number not in self.queues:
-            self.queues[number] = self.harness.broker.queue(ANN, "g", "t", policy=POLICY, start="earliest")
+            self.queues[number] = self.harness.broker.join(ANN, "g", "t", policy=POLICY, mode="shared", start="earliest")
         return self.queues[number]
 
     async def _buried(self) -> set[Place]:
@@ -141,8 +141,7 @@ class SettlementModel(RuleBasedStateMachine):
                 for place, (holder, delivery, deadline) in self.out.items()
             }
             if not self.queues:
-                await closing
-                self._forget_deliveries()
+                await closing  # what was settled is not delivered again, although nobody is left
 
         self.run(work())
 

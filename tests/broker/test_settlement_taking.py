@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.broker import Delivery, SettlementPolicy
-from headrace.broker.groups.settlement import Start
+from headrace.broker.groups.members import Start
 from headrace.engine.contract import Cleanup, TopicConfig
 from headrace.errors import (
     InvalidRequest,
@@ -103,7 +103,7 @@ async def test_take_waits_for_room_in_flight(harness: Harness) -> None:
 
 async def test_no_queue_has_more_in_flight_than_the_limit(harness: Harness) -> None:
     await harness.broker.publish(ANN, "t", RecordBatch([b"x"] * (IN_FLIGHT_MAX + 1)))
-    queue = open_queue(harness, SettlementPolicy(in_flight_max=IN_FLIGHT_MAX + 1))
+    queue = open_queue(harness, SettlementPolicy(credit=IN_FLIGHT_MAX + 1, in_flight_max=IN_FLIGHT_MAX + 1))
     assert len(await queue.take(IN_FLIGHT_MAX + 1)) == IN_FLIGHT_MAX
     assert await queue.take(1) == []
 
@@ -155,12 +155,12 @@ async def test_a_queue_may_take_from_some_partitions_only(harness: Harness) -> N
     await harness.broker.alter_topic(ANN, "t", partitions=3)
     for partition in range(3):
         await harness.put("x", partition=partition)
-    some = harness.broker.queue(ANN, "g", "t", policy=POLICY, partitions=[2, 0, 2], start="earliest")
-    rest = harness.broker.queue(ANN, "g", "t", policy=POLICY, partitions=[1], start="earliest")
+    some = harness.broker.join(ANN, "g", "t", policy=POLICY, partitions=[2, 0, 2], start="earliest")
+    rest = harness.broker.join(ANN, "g", "t", policy=POLICY, partitions=[1], start="earliest")
     assert sorted(delivery.partition for delivery in await some.take(10)) == [0, 2]
     assert [delivery.partition for delivery in await rest.take(10)] == [1]
     with pytest.raises(InvalidRequest):
-        harness.broker.queue(ANN, "g", "t", policy=POLICY, partitions=[])
+        harness.broker.join(ANN, "g", "t", policy=POLICY, partitions=[])
 
 
 async def test_expired_records_are_settled_without_a_delivery(harness: Harness) -> None:
@@ -236,7 +236,7 @@ async def test_a_partition_added_while_a_group_is_away_is_read_from_its_start(ha
 
 async def test_a_partition_added_while_a_queue_is_open_is_taken_from(harness: Harness) -> None:
     queue = open_queue(harness, start="latest")
-    only = harness.broker.queue(ANN, "h", "t", policy=POLICY, partitions=[0])
+    only = harness.broker.join(ANN, "h", "t", policy=POLICY, partitions=[0])
     taking = asyncio.ensure_future(queue.take(10, wait_ms=1_000))
     await harness.broker.alter_topic(ANN, "t", partitions=2)
     await harness.put("a", partition=1)

@@ -61,7 +61,7 @@ async def test_unknown_and_internal_topics_are_alike_to_users(harness: Harness, 
     with pytest.raises(UnknownTopic):
         await broker.commit(ANN, "g", {(name, 0): 0})
     with pytest.raises(UnknownTopic):
-        broker.queue(ANN, "g", name, policy=SettlementPolicy())
+        broker.join(ANN, "g", name, policy=SettlementPolicy())
     with pytest.raises(UnknownTopic):
         await broker.alter_topic(ANN, name, partitions=2)
     with pytest.raises(UnknownTopic):
@@ -79,7 +79,7 @@ async def test_partitions_that_are_not_there_are_named(harness: Harness) -> None
     with pytest.raises(UnknownPartition):
         await harness.broker.commit(ANN, "g", {("t", 2): 0})
     with pytest.raises(UnknownPartition):
-        harness.broker.queue(ANN, "g", "t", policy=SettlementPolicy(), partitions=[0, 2])
+        harness.broker.join(ANN, "g", "t", policy=SettlementPolicy(), partitions=[0, 2])
 
 
 async def test_many_that_ensure_one_topic_create_it_once(harness: Harness) -> None:

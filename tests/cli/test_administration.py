@@ -10,11 +10,12 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from headrace.broker import SettlementPolicy
 from headrace.cli import main
 from headrace.records import RecordBatch
 from tests.clients.flymq.support import Server, serving
@@ -195,10 +196,55 @@ async def test_a_group_is_listed_moved_and_forgotten(shell: Shell) -> None:
     await shell.json("group", "reset", "g", "t", "--partition", "1", "--to-offset", "3", "--yes")
     await shell.json("group", "reset", "g", "t", "--partition", "0", "--to-offset", "99", "--yes")
     described = await shell.json("group", "describe", "g")
-    assert [(row["partition"], row["committed"], row["lag"]) for row in described] == [(0, 5, 0), (1, 3, 2)]
+    assert [(row["partition"], row["committed"], row["lag"]) for row in described["partitions"]] == [(0, 5, 0), (1, 3, 2)]
+    assert (described["mode"], described["members"]) == (None, []) and described["last_movement"].startswith("2023-11-14T")
     assert [row["lag"] for row in await shell.json("group", "list")] == [2]
     assert (await shell("group", "delete", "g", "--yes")).code == 0
     assert await shell.json("group", "list") == []
+
+
+async def test_lag_counts_records_of_partitions_without_a_commit(shell: Shell) -> None:
+    broker = shell.server.home.broker
+    await broker.create_topic(DEV, "t", partitions=3)
+    await broker.publish(DEV, "t", RecordBatch([b"x"] * 6), partition=2)
+    await broker.commit(DEV, "g", {("t", 0): 0})
+    assert await shell.json("group", "lag", "g") == [{"group": "g", "topic": "t", "partitions": 3, "lag": 6}]
+    described = await shell.json("group", "describe", "g")
+    assert [(row["committed"], row["lag"]) for row in described["partitions"]] == [(0, 0), (None, 0), (None, 6)]
+
+
+async def test_the_members_of_a_group_are_described(shell: Shell) -> None:
+    broker = shell.server.home.broker
+    await broker.create_topic(DEV, "t", partitions=3)
+    await broker.publish(DEV, "t", RecordBatch([b"x"] * 2), partition=0)
+    member = broker.join(replace(DEV, protocol="fujin"), "g", "t", policy=SettlementPolicy(), start="earliest", address="10.0.0.7:4711#0")
+    broker.join(DEV, "g", "t", policy=SettlementPolicy(), address="10.0.0.8:12")
+    await member.take(1)
+    described = await shell.json("group", "describe", "g")
+    assert described["mode"] == "ordered"
+    first, second = described["members"]
+    assert (first["protocol"], first["user"], first["address"]) == ("fujin", DEV.name, "10.0.0.7:4711#0")
+    assert (sorted(first["partitions"] + second["partitions"]), first["unsettled"], first["is_stalled"]) == ([0, 1, 2], 1, False)
+    assert [row["lag"] for row in described["partitions"]] == [2, 0, 0]
+    shown = (await shell("group", "describe", "g")).out
+    assert shown.startswith("g: ordered, 2 members, last movement ")
+    assert "10.0.0.7:4711#0" in shown and "10.0.0.8:12" in shown and "active" in shown
+
+
+async def test_a_group_with_members_is_moved_and_deleted_only_by_force(shell: Shell) -> None:
+    broker = shell.server.home.broker
+    await broker.create_topic(DEV, "t")
+    await broker.publish(DEV, "t", RecordBatch([b"x"] * 3))
+    member = broker.join(DEV, "g", "t", policy=SettlementPolicy(), start="earliest")
+    member.ack([delivery.id for delivery in await member.take(3)])
+    await member.flush()
+    for command in (("group", "reset", "g", "t", "--to-earliest", "--yes"), ("group", "delete", "g", "--yes")):
+        refused = await shell(*command)
+        assert refused.code == 1 and "has 1 active member" in refused.err
+    assert (await shell("group", "reset", "g", "t", "--to-earliest", "--yes", "--force")).code == 0
+    assert len(await member.take(10)) == 3, "the member continues at the new offset"
+    assert (await shell("group", "delete", "g", "--yes", "--force")).code == 0
+    assert broker.groups(DEV) == [] and broker.members(DEV, "g") == []
 
 
 async def test_a_group_is_moved_to_a_time(shell: Shell) -> None:

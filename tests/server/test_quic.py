@@ -189,13 +189,14 @@ def test_the_broker_starts_without_quic_if_the_library_is_missing(tmp_path: Path
 
 def test_connectors_are_read_from_lines() -> None:
     assert writers(("pub=orders",)) == {"pub": "orders"}
-    assert readers(("sub=a+b;group=g;start=latest", "x=y")) == {
+    assert readers(("sub=a+b;group=g;start=latest", "x=y", "z=y;mode=ordered")) == {
         "sub": ReaderConnector(("a", "b"), "g", "latest"),
         "x": ReaderConnector(("y",), "x"),
+        "z": ReaderConnector(("y",), "z", mode="ordered"),
     }
 
 
-@pytest.mark.parametrize("line", ["sub", "=t", "sub=", "sub=t;start=middle", "sub=t;group=", "sub=t;colour=red"])
+@pytest.mark.parametrize("line", ["sub", "=t", "sub=", "sub=t;start=middle", "sub=t;group=", "sub=t;mode=any", "sub=t;colour=red"])
 def test_a_connector_that_cannot_be_read_is_named(line: str) -> None:
     with pytest.raises(ConfigError, match="fujin.readers"):
         readers((line,))

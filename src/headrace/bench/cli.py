@@ -23,6 +23,7 @@ QUIC_PROTOCOLS = ["fujin"]
 COMPARED_PROTOCOLS = "figg,blipmq,flymq,rustlog"
 PEERS = ["nats", "redis"]
 OPERATIONS = ["publish", "fetch-1", "fetch-10", "fetch-500", "consume"]
+TENANTS = ["small-batches", "flight-append", "figg-flood", "figg-history", "topic-list"]
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
 
@@ -221,6 +222,49 @@ def requests(
     with options.measuring("requests", repeat, output, parent, config) as running:
         for point in measurements.measure(running, options.Chosen(ack, server, key, profile), workload):
             for figure in point.figures():
+                running.report.add(figure)
+
+
+@bench.command()
+@options.common
+@click.option("--tenants", default=",".join(TENANTS), show_default=True, metavar="NAMES", help="Comma-separated tenants.")
+@click.option(
+    "--rate", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Requests per second of the publisher and of the reader."
+)
+@options.duration(5.0, "Duration of each measurement in seconds.")
+@click.option(
+    "--small-batches", type=click.IntRange(1), default=20_000, show_default=True, help="Records of the topic filled one at a time."
+)
+@click.option("--history", type=click.IntRange(1), default=500_000, show_default=True, help="Records of the Figg history and flood.")
+@click.option("--topics", type=click.IntRange(1), default=9_900, show_default=True, help="Topics to list.")
+def interference(
+    repeat: int, output: str, parent: Path | None, tenants: str, rate: int, duration: float, small_batches: int, history: int, topics: int
+) -> None:
+    """Measure a small publisher and reader beside a busy tenant.
+
+    small-batches reads a topic that was filled one record at a time, flight-append appends, figg-flood publishes at full speed,
+    figg-history reads a topic, topic-list lists topics. The control has the tenant on a second broker. The target of each p99 is twice
+    that of its control plus one fdatasync.
+    """
+    from headrace.bench import interference as measurements
+    from headrace.bench.tenants import Sizes
+
+    names = _names(tenants, TENANTS, "--tenants")
+    if "flight-append" in names:
+        with needs("the tenant flight-append", "pyarrow"):
+            import pyarrow.flight  # noqa: F401  # fails before anything is measured
+    config: dict[str, NoteValue] = {
+        "tenants": ",".join(names),
+        "rate": rate,
+        "duration": duration,
+        "small_batches": small_batches,
+        "history": history,
+        "topics": topics,
+    }
+    with options.measuring("interference", repeat, output, parent, config) as running:
+        pace, sizes = measurements.Pace(rate, duration), Sizes(small_batches, history, topics)
+        for found in measurements.measure(running, names, pace, sizes):
+            for figure in found.figures(running.report.facts.fdatasync_p50_ms):
                 running.report.add(figure)
 
 

@@ -66,7 +66,7 @@ def publish(traffic: Traffic, topic: BenchTopic, tick: Tick | None = None) -> fl
     values = sample_values(traffic.value_bytes)
     counts = records_per_connection(traffic.records, traffic.connections)
     # Connections differ only in their number of records, which has at most two values.
-    plans = {count: _chunks(traffic, topic.name, values, count) for count in set(counts)}
+    plans = {count: chunks(traffic, topic.name, values, count) for count in set(counts)}
     with logged_in(traffic, len(counts)) as socks:
         loads = [
             LoadConnection(sock, plans[count], traffic.load.acks(topic.name), count, window=traffic.window)
@@ -81,15 +81,15 @@ def records_per_connection(records: int, connections: int) -> list[int]:
     return [base + (index < extra) for index in range(min(records, connections))]
 
 
-def _chunks(traffic: Traffic, topic: str, values: Sequence[bytes], records: int) -> list[Chunk]:
+def chunks(traffic: Traffic, topic: str, values: Sequence[bytes], records: int) -> list[Chunk]:
     frame_bytes = len(traffic.load.publish(topic, values[:1], 0))
     size = chunk_records(frame_bytes, traffic.window, traffic.load.batch_records)
-    chunks = []
+    found = []
     for first in range(0, records, size):
         count = min(size, records - first)
         picked = [values[index % len(values)] for index in range(first, first + count)]
-        chunks.append(Chunk(traffic.load.publish(topic, picked, first), count))
-    return chunks
+        found.append(Chunk(traffic.load.publish(topic, picked, first), count))
+    return found
 
 
 def consume(traffic: Traffic, topic: BenchTopic, tick: Tick | None = None, *, turn: int = 0) -> float:

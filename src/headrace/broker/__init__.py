@@ -9,8 +9,9 @@ from headrace.broker.authorizer import Action, Authorize, Principal, Resource, a
 from headrace.broker.broker import Broker
 from headrace.broker.dead_letters.dead_letters import DeadLetterEntry, Replayed
 from headrace.broker.delayed import DelayedEntry
+from headrace.broker.groups.members import Delivery, Member, MemberEntry, SettlementPolicy
+from headrace.broker.groups.membership import Mode
 from headrace.broker.groups.offsets import GroupLag
-from headrace.broker.groups.settlement import Delivery, SettlementPolicy, SettlementQueue
 from headrace.broker.health import Status
 from headrace.broker.publishing.publish import ProducerStamp, Published
 from headrace.broker.publishing.requirements import NOWHERE, OnInvalid
@@ -42,6 +43,9 @@ __all__ = [
     "Delivery",
     "Fetched",
     "GroupLag",
+    "Member",
+    "MemberEntry",
+    "Mode",
     "OnInvalid",
     "Principal",
     "ProducerStamp",
@@ -54,7 +58,6 @@ __all__ = [
     "SchemaType",
     "SchemaVersion",
     "SettlementPolicy",
-    "SettlementQueue",
     "StageEntry",
     "StageSize",
     "Status",

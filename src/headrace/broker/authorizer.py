@@ -5,7 +5,7 @@ resource. Call `Authorizer.forget` when the rules change. The audit hook, if set
 and every denial once.
 
 Only `broker.py` and `operations/`, the methods that sessions call, ask it (tests/broker/test_access.py). The modules below them get
-functions for the checks that run later: `Publisher`, cursors, settlement queues, transactions, delayed messages and stages.
+functions for the checks that run later: `Publisher`, cursors, members of groups, transactions, delayed messages and stages.
 
 `Broker.now`, `Broker.topic_defaults` and `Broker.health` take no principal and check nothing. Users, rules and keys are
 administered outside the broker: `access/administration.py` requires ADMIN.

@@ -1,12 +1,13 @@
 """The broker: every operation of a session. Each method checks the permission, then calls the module that implements it.
 
-    broker.py                       topics, publish, read, groups, settlement, transactions
+    broker.py                       topics, publish, read, transactions
+    operations/groups.py            groups and their members
     operations/dead_letters.py      dead letters
     operations/delayed.py           delayed messages
     operations/writers.py           exactly-once writers
     operations/schemas.py           `broker.schemas`
 
-These five modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
+These six modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
 permission may end while a call waits or because it depends on state, is handed down as a function.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from headrace.broker.authorizer import Action, AuditHook, Authorize, Authorizer, Principal, allow_all
@@ -23,11 +24,12 @@ from headrace.broker.dead_letters.expiry import Sweep
 from headrace.broker.dead_letters.moves import Moves
 from headrace.broker.delayed import RandomBytes, Schedule
 from headrace.broker.groups.consumer import GroupContext
-from headrace.broker.groups.offsets import GroupLag, Groups
-from headrace.broker.groups.settlement import Settlement, SettlementPolicy, SettlementQueue, Start
+from headrace.broker.groups.members import GroupConsumers
+from headrace.broker.groups.offsets import Groups
 from headrace.broker.health import Status, supervise
 from headrace.broker.operations.dead_letters import DeadLetterOperations
 from headrace.broker.operations.delayed import DelayedOperations
+from headrace.broker.operations.groups import GroupOperations
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
@@ -44,7 +46,7 @@ from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
-from headrace.errors import BrokerError, InvalidRequest, UnknownTopic
+from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
@@ -52,7 +54,7 @@ _BROKER = "headrace"
 """Name of the broker as a resource."""
 
 
-class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
+class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOperations):
     """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(
@@ -107,7 +109,7 @@ class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
             random_bytes=random_bytes,
         )
         context = GroupContext(engine, groups, self._dead_letters, clock, later, settings.settlement_commit_ms)
-        self._settlement = Settlement(context, consumers_max=settings.groups_max)
+        self._consumers = GroupConsumers(context, consumers_max=settings.groups_max)
         self._transactions = Transactions(
             publisher,
             groups,
@@ -157,7 +159,7 @@ class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
         await self._sweep.drain()
         if self._expiry is not None:
             await asyncio.wait([self._expiry])
-        await self._settlement.drain()
+        await self._consumers.drain()
         await self._schemas.checks.close()
         await staged
         await self._engine.close()
@@ -174,7 +176,7 @@ class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
         self._authorizer.forget()
         self._publisher.forget()
         self._cursors.recheck()
-        self._settlement.recheck()
+        self._consumers.recheck()
 
     @property
     def now(self) -> int:
@@ -343,55 +345,7 @@ class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
         check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
         return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check)
 
-    # Groups
-
-    async def commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit the next offset to read, by (topic, partition). Durable when it returns. An offset may decrease."""
-        self._check_commit(who, group, offsets)
-        await self._groups.put(self._groups.commits(group, offsets))
-
-    def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
-        """Return the committed offset; None if there is none."""
-        self._authorizer.check(who, Action.DESCRIBE, "group", group)
-        self._check_sees(who, topic)
-        self._topics.find_partition(topic, partition)
-        return self._groups.committed(group, topic, partition)
-
-    def lag(self, who: Principal, group: str) -> list[GroupLag]:
-        """Return one entry per partition with a committed offset, for the topics that this principal may see."""
-        self._authorizer.check(who, Action.DESCRIBE, "group", group)
-        return [lag for lag in self._groups.lag(group) if self._authorizer.allows_topic(who, lag.topic)]
-
-    def groups(self, who: Principal) -> list[str]:
-        """Return the groups with committed offsets that this principal may see, by name."""
-        return [group for group in self._groups.names() if self._authorizer.allows(who, Action.DESCRIBE, "group", group)]
-
-    async def delete_group(self, who: Principal, group: str, *, topic: str | None = None) -> None:
-        """Forget the group's offsets in one topic or (None) in all. Raises `InvalidRequest` while the group has an open settlement
-        queue."""
-        self._authorizer.check(who, Action.DELETE, "group", group)
-        if self._settlement.is_open(group):
-            raise InvalidRequest(f"group {group!r} has consumers")
-        await self._groups.delete(group, topic)
-
-    # Settlement and transactions
-
-    def queue(
-        self,
-        who: Principal,
-        group: str,
-        topic: str,
-        *,
-        policy: SettlementPolicy,
-        partitions: Sequence[int] | None = None,
-        start: Start = "latest",
-    ) -> SettlementQueue:
-        """Open a consumer's settlement queue in a group. It starts at the group's committed offset if there is one, else at `start`."""
-        self._check_takes(who, group, topic)
-        self._publisher.check_open()
-        queue = self._settlement.open(group, topic, self._topics.find(topic).partitions, policy, partitions, start)
-        queue.guard(who, partial(self._check_takes, group=group, topic=topic))
-        return queue
+    # Transactions
 
     def begin(self, who: Principal, *, id: str | None = None, timeout_ms: int = 60_000) -> Transaction:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
@@ -433,16 +387,6 @@ class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
     def _check_publish(self, who: Principal, topic: str) -> None:
         self._authorizer.check(who, Action.PUBLISH, "topic", topic)
 
-    def _check_takes(self, who: Principal, group: str, topic: str) -> None:
-        self._authorizer.check(who, Action.READ, "topic", topic)
-        self._authorizer.check(who, Action.COMMIT, "group", group)
-
-    def _check_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        self._authorizer.check(who, Action.COMMIT, "group", group)
-        for topic, partition in offsets:
-            self._authorizer.check(who, Action.READ, "topic", topic)
-            self._topics.find_partition(topic, partition)
-
     def _exists(self, topic: str) -> bool:
         return topic in self._engine.topics()
 
@@ -450,7 +394,7 @@ class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
         self._publisher.forget(name)
         self._watermarks.topic_changed(name)
         self._sweep.consider()
-        self._settlement.partitions_added(name, self._engine.topics()[name].partitions)
+        self._consumers.partitions_added(name, self._engine.topics()[name].partitions)
 
     async def _topic_gone(self, name: str) -> None:
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""
@@ -459,7 +403,7 @@ class Broker(DeadLetterOperations, DelayedOperations, WriterOperations):
         self._fetcher.topic_gone(gone)
         self._watermarks.topic_gone(gone)
         self._cursors.topic_gone(gone)
-        self._settlement.topic_gone(gone)
+        self._consumers.topic_gone(gone)
         await self._groups.topic_gone(name)
         await self._producers.topic_gone(name)
         await self._dead_letters.topic_gone(name)

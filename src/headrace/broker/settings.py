@@ -56,6 +56,6 @@ class BrokerSettings:
     sweep_every_ms: int = 1_000
     """Interval at which expired records are moved to the dead letters, for topics that enable it."""
     settlement_commit_ms: int = 100
-    """Maximum delay of the commit of a settlement queue. The delay joins many steps in one commit."""
+    """Maximum delay of the commit of a group with members. The delay joins many steps in one commit."""
     expire_every_ms: int = 60_000
     """Interval of the search for idle producers."""

@@ -20,7 +20,7 @@ from headrace.cli.topic_names import chosen_topics, is_pattern, matching, sugges
 from headrace.clients.api import Client, Subscription
 from headrace.clients.connect import SCHEMES
 from headrace.clients.flymq.client import FlyMqClient
-from headrace.clients.messages import Message, Settlement, Start
+from headrace.clients.messages import GroupMode, Message, Settlement, Start
 
 SETTLE_SECONDS: Final = 5.0
 """Longest wait for the final commit."""
@@ -38,10 +38,12 @@ class Following:
         start: Start | Last | None,
         count: int | None,
         group: str | None,
+        mode: GroupMode | None,
         partition: int | None,
         output: Output,
     ) -> None:
         self._server, self._name, self._group, self._partition, self._output = server, name, group, partition, output
+        self._mode = mode
         self._start, self._left = start, count
         self._is_settling: bool = group is not None or SCHEMES[server.protocol].settles
         self._printing = asyncio.Lock()
@@ -71,7 +73,7 @@ class Following:
         if not isinstance(self._start, Last):
             begin = () if self._start is None else (self._start,)
             return [
-                await client.subscribe(topic, *begin, partition=self._partition, group=self._group, settlement=settlement)
+                await client.subscribe(topic, *begin, partition=self._partition, group=self._group, settlement=settlement, mode=self._mode)
                 for topic in topics
             ]
         assert isinstance(client, FlyMqClient), "checked with the options"
@@ -154,7 +156,8 @@ class Following:
             await asyncio.sleep(_NEW_TOPICS_SECONDS)
             for topic in matching(self._name, await client.topics()):
                 if topic not in self._tasks:
-                    self._start_task(client, await client.subscribe(topic, "earliest", partition=self._partition, group=self._group))
+                    subscription = await client.subscribe(topic, "earliest", partition=self._partition, group=self._group, mode=self._mode)
+                    self._start_task(client, subscription)
 
 
 class _Gaps:

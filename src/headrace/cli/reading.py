@@ -20,7 +20,7 @@ from headrace.cli.printed import FORMAT_TEXT, OUTPUTS, OUTPUTS_TEXT
 from headrace.cli.servers import Server, server_options
 from headrace.cli.template import Template
 from headrace.clients.connect import supports
-from headrace.clients.messages import Start
+from headrace.clients.messages import GroupMode, Start
 from headrace.server.units import parse_duration
 
 _TIME_TEXT: Final = "TIME: 2026-11-15T07:49 in the local zone, 2026-11-15T07:49Z in UTC, or 5m for 5 minutes ago. -N: the last N records."
@@ -110,12 +110,24 @@ _partition = click.option("--partition", type=click.IntRange(min=0), help="Only 
     help=f"Start position. latest (the default of most protocols): only new records. {_TIME_TEXT}",
 )
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Stop after this number of records of all partitions.")
-@click.option("--group", help="Resume at the committed offset of this group and commit printed records.")
+@click.option("--group", help="Share the records with the other members of this group, resume where it was, and commit printed records.")
+@click.option(
+    "--mode",
+    type=click.Choice(["ordered", "shared"]),
+    help="How the members of the group share the records: by partition, or one by one. Default: as the group does, or the protocol.",
+)
 @_partition
 @_output_options
 @server_options
 def sub(
-    topic: str, start: Start | Last | None, count: int | None, group: str | None, partition: int | None, output: Output, server: Server
+    topic: str,
+    start: Start | Last | None,
+    count: int | None,
+    group: str | None,
+    mode: GroupMode | None,
+    partition: int | None,
+    output: Output,
+    server: Server,
 ) -> int:
     """Print records of a topic and follow it.
 
@@ -125,7 +137,9 @@ def sub(
     from headrace.cli.following import Following
 
     _check_start(server, start, group)
-    return run(Following(server, topic, start, count, group, partition, output).run())
+    if mode is not None and group is None:
+        raise click.UsageError("--mode needs --group")
+    return run(Following(server, topic, start, count, group, mode, partition, output).run())
 
 
 @click.command()

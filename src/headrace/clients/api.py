@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from headrace.clients.messages import DelayedReceipt, Gap, Key, Message, MessageBatch, Receipt, Settlement, Start, Transaction
+from headrace.clients.messages import DelayedReceipt, Gap, GroupMode, Key, Message, MessageBatch, Receipt, Settlement, Start, Transaction
 from headrace.records import Headers
 
 
@@ -125,8 +125,12 @@ class Client(Protocol):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
     ) -> Subscription:
-        """Follow a topic or one partition. A group resumes at its committed offset, or begins at `start` if it has none."""
+        """Follow a topic or one partition. A group resumes at its committed offset, or begins at `start` if it has none.
+
+        The members of a group share the records. `mode` is that of the group; None: the one it has, or the default of the protocol.
+        """
 
     async def commit(self, topic: str, offset: int, *, group: str, partition: int = 0) -> None:
         """Commit `offset` as the next one the group reads. Durable on return."""

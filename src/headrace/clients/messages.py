@@ -16,6 +16,8 @@ Start: TypeAlias = Literal["earliest", "latest"] | int | datetime
 """Start position: the oldest record, only new records, an offset, or the first record at or after a time."""
 Settlement: TypeAlias = Literal["explicit", "auto"]
 """Explicit: the user settles messages. Auto: the iteration settles a message when it requests the next one."""
+GroupMode: TypeAlias = Literal["ordered", "shared"]
+"""Ordered: each partition belongs to one member of the group. Shared: each record goes to any member."""
 Key: TypeAlias = bytes | Callable[[bytes], bytes | None] | None
 """Key of all records, or a function from value to key."""
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from headrace.clients.api import Subscription
 from headrace.clients.arguments import check_count, check_text, wrong
-from headrace.clients.errors import InvalidArgument
-from headrace.clients.messages import Message, MessageBatch, Settlement, Start, check_start
+from headrace.clients.errors import InvalidArgument, NotSupported
+from headrace.clients.messages import GroupMode, Message, MessageBatch, Settlement, Start, check_start
 from headrace.clients.options import RequestReplyOptions
 from headrace.clients.polling import PollingSubscription, Read
 from headrace.clients.reconnecting import StreamClient
@@ -95,18 +96,22 @@ class RequestReplyClient(StreamClient[_Options]):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
-    ) -> PollingSubscription:
+        mode: GroupMode | None = None,
+    ) -> Subscription:
         """Follow a topic or one partition from `"earliest"`, `"latest"` (only new records), an offset or a time.
 
         A group resumes at its committed offset. `Message.ack` and `Subscription.commit` commit its progress; `settlement="auto"`
-        commits a fetched batch when the iteration requests the next one.
+        commits a fetched batch when the iteration requests the next one. The group stores offsets and has no members: every subscription
+        receives all records.
         """
+        if mode is not None:
+            raise NotSupported(self.protocol, "members of groups", "flymq:// does, on the same topics")
         return await self._poll(topic, start, partition, group, settlement, lambda at, offset: self.read(topic, offset, partition=at))
 
     async def _poll(
         self, topic: str, start: Start, partition: int | None, group: str | None, settlement: Settlement, read: Read
     ) -> PollingSubscription:
-        _check_place(topic, partition, group)
+        check_place(topic, partition, group)
         check_start(start)
         if settlement == "auto" and group is None:
             raise InvalidArgument("automatic settlement needs a group")
@@ -135,7 +140,7 @@ class RequestReplyClient(StreamClient[_Options]):
 
     async def _next_to_read(self, topic: str, partition: int, offset: Start, group: str | None) -> int:
         """Return where a fetch begins: the requested offset, or the group's committed offset if that is higher."""
-        _check_place(topic, partition, group)
+        check_place(topic, partition, group)
         check_start(offset)
         known = None if group is None else await self.committed(topic, group=group, partition=partition)
         if known is not None and not isinstance(offset, int):
@@ -156,7 +161,7 @@ class RequestReplyClient(StreamClient[_Options]):
         return offset
 
 
-def _check_place(topic: object, partition: object, group: object) -> None:
+def check_place(topic: object, partition: object, group: object) -> None:
     check_text("topic", topic)
     check_count("partition", partition)
     if group is not None and not isinstance(group, str):

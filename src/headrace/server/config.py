@@ -335,10 +335,10 @@ class Fujin:
     """The Fujin protocol."""
 
     readers: tuple[str, ...] = setting(
-        Lines('"NAME=TOPIC+…;group=GROUP;start=earliest|latest"'),
+        Lines('"NAME=TOPIC+…;group=GROUP;start=earliest|latest;mode=shared|ordered"'),
         [],
-        "Reader names and their topics. The group defaults to the name of the reader, its start to earliest. A name that is not listed "
-        "is the topic of that name.",
+        "Reader names and their topics. The group defaults to the name of the reader, its start to earliest, and its mode to that of its "
+        "other members, or shared. A name that is not listed is the topic of that name.",
     )
     writers: tuple[str, ...] = setting(
         Lines('"NAME=TOPIC"'), [], "Writer names and their topics. A name that is not listed is the topic of that name."

@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.access.access import Access
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
+from headrace.broker.groups.membership import Mode
 from headrace.errors import ConfigError
 from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
@@ -18,7 +19,6 @@ from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol, S
 from headrace.server import certificates
 from headrace.server.config import Config
 from headrace.server.protocols import host_of
-from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin.settings import Connectors, FujinSettings, ReaderConnector
 from headrace.sessions.fujin.writer import WriterIds
@@ -48,11 +48,11 @@ class QuicListeners:
         )
         self._listeners: list[QuicListener] = []
         self._counters = counters
-        settings, ids, pushes = fujin_settings(config), WriterIds(), GroupPushes(broker)
+        settings, ids = fujin_settings(config), WriterIds()
 
         def enter(link: StreamLink) -> StreamSession:
             who = Principal(link.identity or config.fujin.principal, "fujin", address=host_of(link.peer))
-            return FujinSession(broker, link, who, ids, settings, pushes)
+            return FujinSession(broker, link, who, ids, settings)
 
         def needs_login() -> bool:
             return not access.allows_anything(config.fujin.principal)
@@ -122,15 +122,16 @@ def writers(lines: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def readers(lines: tuple[str, ...]) -> Mapping[str, ReaderConnector]:
-    """Parse lines of `name=topic+topic;group=…;start=…`."""
+    """Parse lines of `name=topic+topic;group=…;start=…;mode=…`."""
+    modes: dict[str, Mode | None] = {"": None, "ordered": "ordered", "shared": "shared"}
     found: dict[str, ReaderConnector] = {}
     for line in lines:
         head, *choices = line.split(";")
         name, _, topics = head.partition("=")
         chosen = dict(choice.partition("=")[::2] for choice in choices)
         start = chosen.pop("start", "earliest")
-        group = chosen.pop("group", name)
-        if not (name and topics and group) or start not in ("earliest", "latest") or chosen:
-            raise ConfigError(f"fujin.readers: {line!r} is not NAME=TOPIC+…;group=GROUP;start=earliest|latest")
-        found[name] = ReaderConnector(tuple(topics.split("+")), group, "latest" if start == "latest" else "earliest")
+        group, mode = chosen.pop("group", name), chosen.pop("mode", "")
+        if not (name and topics and group) or start not in ("earliest", "latest") or mode not in modes or chosen:
+            raise ConfigError(f"fujin.readers: {line!r} is not NAME=TOPIC+…;group=GROUP;start=earliest|latest;mode=shared|ordered")
+        found[name] = ReaderConnector(tuple(topics.split("+")), group, "latest" if start == "latest" else "earliest", modes[mode])
     return found

@@ -11,6 +11,7 @@ import pytest
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSupported, RecordRefused, Refused
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.clients.messages import ConnectionState, Message, Receipt
+from headrace.clients.polling import PollingSubscription
 from headrace.errors import (
     DiskFull,
     InvalidRequest,
@@ -185,6 +186,7 @@ async def test_all_partitions_of_a_topic_are_followed() -> None:
             await client.publish("t", b"%d" % partition, partition=partition)
         subscription = await client.subscribe("t", "earliest")
         assert sorted(message.value for message in await taken(subscription, 3)) == [b"0", b"1", b"2"]
+        assert isinstance(subscription, PollingSubscription)
         assert subscription.positions == {0: 1, 1: 1, 2: 1}
 
 
@@ -230,6 +232,7 @@ async def test_a_subscription_may_seek() -> None:
         subscription = await client.subscribe("t", "earliest")
         await taken(subscription, 3)
         subscription.seek(1)
+        assert isinstance(subscription, PollingSubscription)
         assert subscription.positions == {0: 1}
         assert [message.offset for message in await taken(subscription, 2)] == [1, 2]
         with pytest.raises(ValueError, match="partition 4"):
@@ -244,6 +247,7 @@ async def test_the_filter_applies_to_batches() -> None:
             async for batch in subscription.batches():
                 assert list(batch.offsets) == [0, 2, 4, 6, 8]
                 break
+        assert isinstance(subscription, PollingSubscription)
         assert subscription.positions == {0: 10}
 
 

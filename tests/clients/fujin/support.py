@@ -17,7 +17,6 @@ from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol
 from headrace.retry import Backoff
 from headrace.server.quic import self_signed
 from headrace.sessions.contract import StreamedLink
-from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import WriterIds
@@ -42,11 +41,11 @@ class FujinServer:
         self.counters = NetCounters()
         self.sessions: list[FujinSession] = []
         self._settings, self._limits = settings, limits
-        self._ids, self._shares = WriterIds(), GroupPushes(self.broker)
+        self._ids = WriterIds()
         self.listener: QuicListener
 
     def open_session(self, link: StreamedLink) -> FujinSession:
-        self.sessions.append(FujinSession(self.broker, link, WHO, self._ids, self._settings, self._shares))
+        self.sessions.append(FujinSession(self.broker, link, WHO, self._ids, self._settings))
         return self.sessions[-1]
 
     async def open(self, port: int = 0) -> None:

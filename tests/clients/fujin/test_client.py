@@ -225,3 +225,19 @@ async def test_a_url_leads_to_a_client(tmp_path: Path) -> None:
         async with headrace.connect(f"fujin://127.0.0.1:{server.port}") as client:
             await client.publish("t", b"x")
         assert await server.values_in("t") == [b"x"]
+
+
+async def test_a_host_is_tried_at_all_its_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fujin_server(tmp_path) as server:
+        loop = asyncio.get_running_loop()
+        resolve = loop.getaddrinfo
+
+        async def two_addresses(host: str, port: int, **hints: int) -> list[tuple[object, ...]]:
+            names = ("::1", "127.0.0.1") if host == "localhost" else (host,)  # the listener has no socket for the first
+            return [entry for name in names for entry in await resolve(name, port, **hints)]
+
+        monkeypatch.setattr(loop, "getaddrinfo", two_addresses, raising=False)
+        async with await FujinClient.connect("localhost", server.port, FujinOptions(fingerprint=server.fingerprint)) as client:
+            assert await client.publish("t", b"one") == Receipt("t")
+        with pytest.raises(ConnectFailed, match="fingerprint"):
+            await FujinClient.connect("localhost", server.port, FujinOptions(fingerprint="00" * 32))

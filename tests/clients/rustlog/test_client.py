@@ -11,6 +11,7 @@ import pytest
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.clients.errors import ClientClosed, ConnectFailed, NotSupported, Refused
 from headrace.clients.messages import ConnectionState, Gap, Message, Receipt
+from headrace.clients.polling import PollingSubscription
 from headrace.clients.rustlog.client import RustLogClient
 from headrace.engine.contract import TopicConfig
 from headrace.errors import (
@@ -187,6 +188,7 @@ async def test_a_subscription_reads_history_and_then_what_comes(client: RustLogC
     await asyncio.sleep(0)
     await client.publish("t", b"c")
     assert await waiting == Message("t", 0, 2, b"c")
+    assert isinstance(subscription, PollingSubscription)
     assert subscription.positions == {0: 3}
 
 
@@ -230,6 +232,7 @@ async def test_seeking_drops_what_was_fetched_and_goes_on_elsewhere(client: Rust
     subscription = await client.subscribe("t", "earliest", partition=0)
     assert (await anext(subscription)).value == b"a"
     subscription.seek(2)
+    assert isinstance(subscription, PollingSubscription)
     assert subscription.positions == {0: 2}
     assert (await anext(subscription)).value == b"c"
     subscription.seek(0)

@@ -19,7 +19,7 @@ from headrace.sessions.blipmq.settings import BlipMqSettings
 from headrace.sessions.blipmq.subscriptions import Subscriptions
 from headrace.storage.files import DiskFiles
 from headrace.storage.store import StoreOptions
-from headrace.wire.blipmq import Nack, encoder
+from headrace.wire.blipmq import Nack, Subscribe, encoder
 from tests.sessions.blipmq.support import KEYS, Clockwork, Peer, Wire, running_server
 
 DEV = KEYS[b"dev-key"]
@@ -87,9 +87,9 @@ async def test_a_pong_means_that_another_process_would_find_the_records(tmp_path
 async def test_all_subscriptions_together_have_a_limit() -> None:
     async with running_server() as broker:
         for _ in range(BLIPMQ_SUBSCRIPTIONS_MAX):
-            await broker.subscriptions.subscribe(DEV, "demo", 0)
+            await broker.subscriptions.subscribe(DEV, Subscribe(1, "demo", 0))
         with pytest.raises(LimitExceeded, match="20000 subscriptions"):
-            await broker.subscriptions.subscribe(DEV, "demo", 0)
+            await broker.subscriptions.subscribe(DEV, Subscribe(1, "demo", 0))
         peer = await broker.client()
         (reply,) = await peer.exchange(encoder.subscribe(5, "demo", 1))
         assert isinstance(reply, Nack) and reply.code == 400

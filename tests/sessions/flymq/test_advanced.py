@@ -235,7 +235,8 @@ async def test_groups_and_dead_letters_are_listed() -> None:
         await server.broker.commit(DEV, "g", {("t", 0): 1})
         peer = server.peer()
         assert await _call(peer, "group.list") == ["g"]
-        assert await _call(peer, "group.lag", group="g") == [{"topic": "t", "partition": 0, "committed": 1, "end": 2, "lag": 1}]
+        lag = {"topic": "t", "partition": 0, "committed": 1, "end": 2, "lag": 1, "moved_at": server.now}
+        assert await _call(peer, "group.lag", group="g") == [lag]
         assert await _call(peer, "group.delete", group="g") == {}
         assert await peer.refused(BrokerCall("group.lag", b'{"group":"g"}')) == "consumer group not found: g"
         assert await peer.refused(BrokerCall("group.delete", b'{"group":"g"}')) == "consumer group not found: g"

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from headrace.broker import Principal
 from headrace.broker.authorizer import Authorize, allow_all
 from headrace.broker.settings import BrokerSettings
-from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.session import FujinSession
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import WriterIds
@@ -127,11 +126,11 @@ class ServedProtocol:
 
     def __init__(self, env: Harness, settings: FujinSettings) -> None:
         self.env, self.settings = env, settings
-        self.ids, self.group_pushes = WriterIds(), GroupPushes(env.broker)
+        self.ids = WriterIds()
         self.peers: list[Peer] = []
 
     def peer(self, *, with_ids: bool = True) -> Peer:
-        peer = Peer(lambda link: FujinSession(self.env.broker, link, WHO, self.ids, self.settings, self.group_pushes), with_ids=with_ids)
+        peer = Peer(lambda link: FujinSession(self.env.broker, link, WHO, self.ids, self.settings), with_ids=with_ids)
         self.peers.append(peer)
         return peer
 

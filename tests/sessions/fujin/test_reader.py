@@ -236,7 +236,7 @@ async def test_with_auto_commit_what_has_arrived_is_read() -> None:
         await put(protocol, "a", "b")
         reader = await protocol.reader(auto_commit=True)
         assert [value for _, value in await reader.messages(2)] == [b"a", b"b"]
-        await until(lambda: protocol.env.broker.committed(WHO, "t", "t", 0) == 2)
+        assert await committed(protocol) == 2
 
 
 async def test_with_auto_commit_what_has_not_arrived_comes_again() -> None:

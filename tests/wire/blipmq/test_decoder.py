@@ -25,6 +25,7 @@ from headrace.wire.blipmq import (
     Subscribe,
     encoder,
 )
+from headrace.wire.blipmq.frames import GROUP_MODES
 from tests.wire.blipmq.golden import GOLDEN
 from tests.wire.blipmq.reference import END, cuts, decode, one_by_one, singles, well_formed
 
@@ -144,7 +145,8 @@ def test_a_malformed_frame_inside_a_batch_keeps_its_place(kind: FrameType) -> No
 def test_what_the_original_tolerates_is_tolerated() -> None:
     assert decode([frame(FrameType.PING, 1, b"payload")]) == [Ping(1)]
     assert decode([frame(FrameType.PONG, 1, b"payload")]) == [Pong(1)]
-    assert decode([frame(FrameType.SUBSCRIBE, 1, b"\0\4demo\1and more")]) == [Subscribe(1, "demo", 1)]
+    for more in (b"and more", b"\0", b"\0\0\0", b"\0\1g", b"\0\1g\3", b"\0\1g\x08", b"\0\1\xff\1", b"\0\1g\1\0"):
+        assert decode([frame(FrameType.SUBSCRIBE, 1, b"\0\4demo\1" + more)]) == [Subscribe(1, "demo", 1)]
 
 
 def test_values_the_session_must_judge_are_delivered_as_they_are() -> None:
@@ -280,6 +282,7 @@ messages = st.one_of(
     st.builds(Hello, u64, u16),
     st.builds(Auth, u64, st.text(max_size=40).map(str.encode)),
     st.builds(Subscribe, u64, topics, u8),
+    st.builds(Subscribe, u64, topics, u8, topics.filter(bool), st.sampled_from(GROUP_MODES), st.booleans()),
     st.builds(AckBatch, u64, cid_lists),
     st.builds(PollBatch, u64, cid_lists),
     st.builds(Nack, u64, u16, st.text(max_size=100)),

@@ -1,8 +1,13 @@
-"""Delivery state of one group and topic, common to all its settlement queues.
+"""Delivery state of one group and topic, common to all its members.
 
-The consumers of a group split the work because they take from the same `PartitionProgress` objects. `GroupConsumer` watches the
-partitions, redelivers overdue records, moves records without attempts left to the dead letters, and commits the group's progress in the
-background: the lowest unsettled offset of each partition, many steps in one commit.
+Members take records, settle them, and lose them when they leave. The members of a *shared* group take from the same `PartitionProgress`
+objects. In an *ordered* group every partition has one owner: when members come and go, partitions move between them, and a new owner
+begins when its predecessor has settled what it holds, or after `HANDOVER_MS`. A member that does not settle in time, or does not ask for
+the records that wait in its partitions, is *stalled*: its partitions belong to the others until it settles or asks again.
+
+`GroupConsumer` watches the partitions, redelivers overdue records, moves records without attempts left to the dead letters, and commits
+the group's progress in the background: the lowest unsettled offset of each partition, many steps in one commit. The committed offset is
+the truth: when anyone else commits another one, the group continues there.
 """
 
 from __future__ import annotations
@@ -10,18 +15,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import count
+from typing import Final, Literal
 
 from headrace.broker.dead_letters.dead_letters import DeadLetter, DeadLetters
+from headrace.broker.groups.membership import PATIENCE_MS, Mode, assign
 from headrace.broker.groups.offsets import Groups
-from headrace.broker.groups.progress import Entry, Holder, PartitionProgress, Row, State, rows_of
+from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, State, rows_of
+from headrace.broker.groups.taking import Taking
 from headrace.broker.health import supervise
+from headrace.broker.reading.batches import unexpired
 from headrace.broker.reading.waits import Wait
 from headrace.broker.timers import Clock, Later, Timer
-from headrace.engine.contract import Engine
+from headrace.engine.contract import Batch, Engine
 from headrace.errors import BrokerError, OffsetOutOfRange
 
-_STOCK_BYTES: Final = 256 * 1024
+HANDOVER_MS: Final = 500
+"""Time that the former owner of a partition has to settle what it holds. Then it is delivered again, to the new owner."""
+SILENCE_MS: Final = 30_000
+"""Time after which an owner that does not ask for records loses its partitions."""
+_BUFFER_BYTES: Final = 256 * 1024
 _REREAD_BYTES: Final = 64 * 1024
 """A redelivery reads a little more than one record, because adjacent records are often redelivered together."""
 _RETRY_SECONDS: Final = 1.0
@@ -41,48 +54,28 @@ class GroupContext:
     commit_ms: int
 
 
-class Taking:
-    """Deliveries of one call so far, and its remaining capacity."""
-
-    __slots__ = ("bytes_left", "holder", "records_left", "taken")
-
-    def __init__(self, holder: Holder, records_max: int, bytes_max: int) -> None:
-        self.holder = holder
-        self.records_left = min(records_max, holder.in_flight_max - len(holder.in_flight))
-        self.bytes_left = bytes_max
-        self.taken: list[tuple[Entry, Row]] = []
-
-    @property
-    def is_full(self) -> bool:
-        return self.records_left <= 0 or self.bytes_left <= 0
-
-    def fits(self, row: Row) -> bool:
-        """Return whether the record fits. The first one always does, whatever its size."""
-        return not self.taken or row.size_bytes <= self.bytes_left
-
-    def add(self, entry: Entry, row: Row) -> None:
-        self.taken.append((entry, row))
-        self.records_left -= 1
-        self.bytes_left -= row.size_bytes
-
-
 class GroupConsumer:
-    """Consumes a topic on behalf of a group; the queues of the group take from it. `done` is called when no queue needs it."""
+    """Consumes a topic on behalf of a group. `idle` is called when the last member has left, `over` when the consumer has ended."""
 
-    def __init__(self, context: GroupContext, group: str, topic: str, done: Callable[[GroupConsumer], None]) -> None:
+    def __init__(
+        self, context: GroupContext, group: str, topic: str, *, idle: Callable[[GroupConsumer], None], over: Callable[[GroupConsumer], None]
+    ) -> None:
         self.group, self.topic = group, topic
+        self.mode: Mode = "ordered"
         self.partitions: dict[int, PartitionProgress] = {}
-        self.waits: set[Wait] = set()
+        self.members: list[MemberState] = []
+        self.waits: dict[MemberState, Wait] = {}
+        """Members that wait for records. One that has just taken some goes to the end, so that arrivals go round."""
         self.error: BrokerError | None = None
         self.is_draining = False
         self.takes_all = False
-        """Whether a queue takes from all partitions, including those added later."""
+        """Whether a member takes from all partitions, including those added later."""
         self._is_over = False
         self._context = context
-        self._done = done
-        self._holders: list[Holder] = []
+        self._idle, self._over = idle, over
         self._entries: dict[int, Entry] = {}
-        self._last_id = 0
+        self._entries_max = 0
+        self._ids = count(1)
         self._locks: dict[int, asyncio.Lock] = {}
         self._unwatch: list[Callable[[], None]] = []
         self._timer: Timer | None = None
@@ -94,6 +87,10 @@ class GroupConsumer:
         self._retry_timer: Timer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def has_unsettled(self) -> bool:
+        return bool(self._entries)
+
     # Members
 
     def add_partition(self, partition: int, position: int) -> None:
@@ -101,27 +98,30 @@ class GroupConsumer:
             partition, position, self._context.groups.committed(self.group, self.topic, partition)
         )
         self._locks[partition] = asyncio.Lock()
-        self._unwatch.append(self._context.engine.watch(self.topic, partition, self.wake))
+        self._unwatch.append(self._context.engine.watch(self.topic, partition, self._grown))
         # Commit the first position too: a consumer that stops before its first ack must resume at the same place.
         self._progressed()
-        self.wake()
+        self.rebalance()
 
-    def join(self, holder: Holder) -> None:
-        self._holders.append(holder)
+    def join(self, member: MemberState) -> None:
+        self.members.append(member)
+        self._entries_max += member.policy.unsettled_max
+        self.rebalance()
 
-    def leave(self, holder: Holder) -> asyncio.Future[None]:
-        """Requeue what the holder has in flight. Resolves when the progress is committed or the commit has failed."""
-        self._holders.remove(holder)
+    def leave(self, member: MemberState) -> asyncio.Future[None]:
+        """Requeue what the member has in flight. Resolves when the progress is committed or the commit has failed."""
+        self.members.remove(member)
+        self._entries_max -= member.policy.unsettled_max
         now = self._context.clock()
-        for entry in list(holder.in_flight.values()):
-            if holder.policy.dead_letters and not self.is_draining:
+        for entry in list(member.in_flight.values()):
+            if member.policy.dead_letters and not self.is_draining:
                 self._failed(entry, 0, "consumer left")
             else:
-                entry.progress.wait(entry, now)
+                self._requeue(entry, now)
         for entry in self._entries.values():
-            if entry.holder is holder:
+            if entry.holder is member:
                 entry.holder = None
-        self.wake()
+        self.rebalance()
         return self._spawn(self._finish())
 
     async def _finish(self) -> None:
@@ -131,22 +131,26 @@ class GroupConsumer:
             await self.commit()
         except BrokerError:
             pass  # uncommitted records are delivered again
-        if not self._holders and not self._is_over:
+        if not self.members and not self._is_over:
+            self._idle(self)
+
+    def stop(self) -> None:
+        """End without members: nothing is in use any more."""
+        if not self._is_over:
             self._stop()
-            self._done(self)
+            self._over(self)
 
     def fail(self, error: BrokerError) -> None:
-        """End all waits with the error and stop committing: the topic is deleted."""
+        """End all waits with the error and stop committing: the topic or the group is deleted."""
         self.error = error
-        for wait in self.waits:
+        for wait in self.waits.values():
             wait.end(error)
-        self._stop()
-        self._done(self)
+        self.stop()
 
     async def drain(self) -> None:
         """Deliver nothing more, finish the moves to the dead letters, commit."""
         self.is_draining = True
-        for wait in self.waits:
+        for wait in self.waits.values():
             wait.end()
         await self._finish()
         self._stop()
@@ -162,8 +166,12 @@ class GroupConsumer:
                 timer.cancel()
 
     def wake(self) -> None:
-        """Wake the waiting queues: there may be records to take."""
-        for wait in self.waits:
+        """Wake the waiting members: there may be records to take."""
+        for wait in self.waits.values():
+            wait.wake()
+
+    def _wake(self, member: MemberState | None) -> None:
+        if member is not None and (wait := self.waits.get(member)) is not None:
             wait.wake()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -174,6 +182,79 @@ class GroupConsumer:
         supervise(self._context.engine.health, "settlement", task)
         return task
 
+    # Ownership
+
+    def rebalance(self) -> None:
+        """Assign the partitions of an ordered group to its members, and wake those that wait."""
+        if self.mode == "ordered":
+            able = [member for member in self.members if not member.stalled] or self.members
+            now = self._context.clock()
+            current = {partition: progress.owner for partition, progress in self.partitions.items() if progress.owner is not None}
+            owners = assign(self.partitions, able, current)
+            for partition, progress in self.partitions.items():
+                if progress.owner is not (owner := owners.get(partition)):
+                    progress.owner, progress.handover_until = owner, None
+                    if progress.held_by_others(owner):
+                        progress.handover_until = now + HANDOVER_MS
+                        self._set_timer(progress.handover_until)
+            self._watch_owners()
+        self.wake()
+
+    def owned(self, member: MemberState) -> list[int]:
+        """Return the partitions that the member takes from."""
+        if self.mode == "ordered":
+            return [partition for partition, progress in self.partitions.items() if progress.owner is member]
+        return [partition for partition in self.partitions if member.accepts(partition)]
+
+    def _may_take(self, member: MemberState, progress: PartitionProgress) -> bool:
+        if self.mode == "shared":
+            return True
+        if progress.owner is not member:
+            return False
+        if progress.handover_until is not None:
+            held, now = progress.held_by_others(member), self._context.clock()
+            if held and now < progress.handover_until:
+                return False
+            progress.handover_until = None
+            for entry in held:
+                self._requeue(entry, now, counts=False)
+        return True
+
+    def seen(self, member: MemberState, *, has_settled: bool) -> None:
+        """Note that the member is alive. A stalled one gets partitions again."""
+        member.seen_at = self._context.clock()
+        if member.stalled and (has_settled or member.stalled == "silence"):
+            member.stalled = ""
+            self.rebalance()
+
+    def _stalls(self, member: MemberState) -> bool:
+        """Return whether the member does not ask for records that wait in its partitions."""
+        if member in self.waits or member.room <= 0 or member.seen_at + SILENCE_MS > self._context.clock():
+            return False
+        return any(progress.owner is member and self._has_new(progress) for progress in self.partitions.values())
+
+    def _has_new(self, progress: PartitionProgress) -> bool:
+        if progress.buffered or progress.next_due() is not None:
+            return True
+        return progress.position < self._context.engine.bounds(self.topic, progress.partition).end
+
+    def _stall(self, members: Iterable[MemberState], why: Literal["acks", "silence"]) -> None:
+        for member in members:
+            member.stalled = member.stalled or why
+        self.rebalance()
+
+    def _grown(self) -> None:
+        self.wake()
+        self._watch_owners()
+
+    def _watch_owners(self) -> None:
+        """Set the timer that notices owners that ask for nothing. A single member keeps its partitions."""
+        if self.mode == "ordered" and len(self.members) > 1:
+            owners = {progress.owner for progress in self.partitions.values()}
+            silent = [owner.seen_at for owner in owners if owner is not None and owner not in self.waits]
+            if silent:
+                self._set_timer(max(min(silent) + SILENCE_MS, self._context.clock() + 1_000))
+
     # Taking
 
     async def take(self, taking: Taking, partitions: Sequence[PartitionProgress]) -> None:
@@ -183,26 +264,30 @@ class GroupConsumer:
                 if taking.is_full:
                     break
                 async with self._locks[progress.partition]:
-                    await self._take_again(taking, progress)
-                    await self._take_new(taking, progress)
+                    if self._may_take(taking.member, progress):
+                        await self._take_again(taking, progress)
+                        await self._take_new(taking, progress)
         except (asyncio.CancelledError, BrokerError):
             # The caller was cancelled and never sees these deliveries, so they do not count as attempts.
-            for entry, _ in taking.taken:
+            for entry in taking.entries():
                 if entry.state is State.IN_FLIGHT:
-                    entry.attempt -= 1
-                    entry.progress.wait(entry, self._context.clock())
+                    self._requeue(entry, self._context.clock(), counts=False)
             self.wake()
             raise
-        if taking.taken:
-            self._set_timer(self._context.clock() + taking.holder.policy.ack_timeout_ms)
+        if not taking.is_empty:
+            wait_ms = taking.member.policy.ack_timeout_ms
+            self._set_timer(self._context.clock() + (wait_ms if taking.member.full_since is None else min(wait_ms, PATIENCE_MS)))
 
     async def _take_again(self, taking: Taking, progress: PartitionProgress) -> None:
-        due = progress.pop_due(self._context.clock(), taking.records_left)
+        pop = progress.pop_due_in_order if self.mode == "ordered" else progress.pop_due
+        due = pop(self._context.clock(), taking.records_left)
         if not due:
             return
         try:
             rows = await self._bodies(progress, due)
             now = self._context.clock()
+            if not self._may_take(taking.member, progress):
+                return  # the partition has moved to another member meanwhile
             for entry in due:
                 if entry.state is not State.WAITING:
                     continue  # acked late, while its body was read
@@ -212,7 +297,7 @@ class GroupConsumer:
                 elif not taking.fits(row):
                     break
                 else:
-                    progress.deliver(entry, taking.holder, now)
+                    progress.deliver(entry, taking.member, now)
                     taking.add(entry, row)
         finally:
             for entry in due:
@@ -222,38 +307,50 @@ class GroupConsumer:
             self._set_timer(time)
 
     async def _take_new(self, taking: Taking, progress: PartitionProgress) -> None:
-        """Take until the caller has enough: the buffer may end before that."""
-        while not taking.is_full:
+        """Take until the caller has enough: the buffer may end before that. In an ordered group redeliveries hold back new records."""
+        while not taking.is_full and not (self.mode == "ordered" and progress.next_due() is not None):
             if not progress.buffered:
                 await self._fill_buffer(progress)
-            if not progress.buffered:
+            if not progress.buffered or not self._may_take(taking.member, progress):
                 return
             self._take_buffered(taking, progress)
             if progress.buffered:
                 return
 
     def _take_buffered(self, taking: Taking, progress: PartitionProgress) -> None:
-        now = self._context.clock()
-        room = sum(holder.in_flight_max for holder in self._holders) - len(self._entries)
-        while progress.buffered and room > 0 and taking.records_left > 0 and taking.fits(progress.buffered[0]):
-            row = progress.buffered.popleft()
-            if row.is_expired(now):
-                self._progressed()
+        now, member = self._context.clock(), taking.member
+        room = self._entries_max - len(self._entries)
+        while progress.buffered and room > 0 and (fitting := min(taking.fitting(progress.buffered[0]), room)) > 0:
+            batch = progress.pop_buffered(fitting)
+            if member.policy.chunks:
+                living = unexpired([batch], now)
+                if living:
+                    entry = self._deliver_new(progress, batch.first_offset, batch, member, now)
+                    taking.add_chunk(entry, batch, living)
+                else:
+                    self._progressed()
                 continue
-            self._last_id += 1
-            entry = self._entries[self._last_id] = progress.deliver_new(self._last_id, row, taking.holder, now)
-            taking.add(entry, row)
-            room -= 1
+            for row in rows_of(batch):
+                if row.is_expired(now):
+                    self._progressed()
+                else:
+                    taking.add(self._deliver_new(progress, row.offset, None, member, now), row)
+                    room -= 1
+
+    def _deliver_new(self, progress: PartitionProgress, offset: int, chunk: Batch | None, member: MemberState, now: int) -> Entry:
+        entry = progress.deliver_new(next(self._ids), offset, chunk, member, now)
+        self._entries[entry.id] = entry
+        return entry
 
     async def _fill_buffer(self, progress: PartitionProgress) -> None:
         engine = self._context.engine
-        while not progress.buffered and progress.position < (end := engine.bounds(self.topic, progress.partition).end):
+        while not progress.buffered and (position := progress.position) < (end := engine.bounds(self.topic, progress.partition).end):
             try:
-                batches = await engine.read(self.topic, progress.partition, progress.position, bytes_max=_STOCK_BYTES)
+                batches = await engine.read(self.topic, progress.partition, position, bytes_max=_BUFFER_BYTES)
             except OffsetOutOfRange as error:
                 # Retention deleted records that the group had not read. Continue at the first offset.
-                progress.position = max(progress.position + 1, error.first)
-            else:
+                batches, end = [], max(position + 1, error.first)
+            if progress.position == position:  # else the group was moved meanwhile
                 # An empty read below the end means that compaction removed these records.
                 progress.add_buffered(batches, batches[-1].next_offset if batches else end)
             self._progressed()
@@ -274,16 +371,38 @@ class GroupConsumer:
 
     # Settling
 
-    def held(self, holder: Holder, id: int) -> Entry | None:
-        """Return the entry if this holder received it last."""
+    def held(self, member: MemberState, id: int) -> Entry | None:
+        """Return the entry if this member received it last."""
         entry = self._entries.get(id)
-        return entry if entry is not None and entry.holder is holder else None
+        return entry if entry is not None and entry.holder is member else None
+
+    def held_at(self, member: MemberState, partition: int, offset: int) -> Entry | None:
+        """Return the entry of this record if this member received it last."""
+        progress = self.partitions.get(partition)
+        entry = None if progress is None else progress.unsettled.get(offset)
+        return entry if entry is not None and entry.holder is member and entry.chunk is None else None
+
+    def held_below(self, member: MemberState, partition: int, offset: int) -> list[Entry]:
+        """Return the entries below the offset that this member received last."""
+        progress = self.partitions.get(partition)
+        entries = () if progress is None else progress.unsettled.values()
+        return [entry for entry in entries if entry.holder is member and entry.next_offset <= offset]
 
     def settle(self, entry: Entry) -> None:
+        member, progress = entry.holder, entry.progress
+        was_short = len(self._entries) >= self._entries_max
+        self._forget(entry)
+        self._progressed()
+        if was_short:
+            self.wake()
+        else:
+            self._wake(member)
+            if progress.owner is not member:
+                self._wake(progress.owner)
+
+    def _forget(self, entry: Entry) -> None:
         del self._entries[entry.id]
         entry.progress.settle(entry)
-        self._progressed()
-        self.wake()
 
     def nack(self, entry: Entry, delay_ms: int | None) -> None:
         """Redeliver a record after a delay. The delay of a record that is already waiting starts again."""
@@ -301,31 +420,66 @@ class GroupConsumer:
             self._give_up(entry, reason)
 
     def check_overdue(self) -> None:
-        """Redeliver records whose ack is overdue."""
+        """Redeliver records whose ack is overdue. In an ordered group their member loses its partitions to the others."""
         now = self._context.clock()
-        for holder in self._holders:
-            while (entry := holder.first_overdue()) is not None and entry.time <= now:
+        late: list[MemberState] = []
+        for member in self.members:
+            while (entry := member.first_overdue()) is not None and entry.time <= now:
                 self._failed(entry, 0, "timed out")
+                late.append(member)
+        if late and self.mode == "ordered" and len(self.members) > 1:
+            self._stall(late, "acks")
 
     def _failed(self, entry: Entry, delay_ms: int, reason: str) -> None:
         assert entry.holder is not None
         policy = entry.holder.policy
         entry.failed(self._context.clock())
         if not policy.is_exhausted(entry.attempt):
-            entry.progress.wait(entry, self._context.clock() + delay_ms)
-            self._set_timer(entry.time)
+            self._requeue(entry, self._context.clock() + delay_ms)
+            self._set_timer(self._context.clock() + delay_ms)
         elif policy.dead_letters:
             self._give_up(entry, reason)
         else:
             self.settle(entry)
         self.wake()
 
+    def _requeue(self, entry: Entry, until: int, *, counts: bool = True) -> None:
+        """Deliver again. A chunk becomes single records, which members of any kind can take."""
+        parts = [entry]
+        if entry.chunk is not None:
+            del self._entries[entry.id]
+            parts = entry.progress.split(entry, self._ids)
+            self._entries.update((part.id, part) for part in parts)
+        for part in parts:
+            if not counts:
+                part.attempt -= 1
+            part.progress.wait(part, until)
+
     def _give_up(self, entry: Entry, reason: str) -> None:
         entry.progress.mark_dead(entry, reason)
         self._dead.append(entry)
         self._start_moving_dead()
 
-    # One timer for the next time-out or redelivery. It may fire for a record settled since; then it is set again.
+    def moved(self, partition: int, offset: int) -> None:
+        """Continue at an offset that was committed by another than this consumer: what is below it is settled, the rest is not."""
+        progress = self.partitions.get(partition)
+        if progress is None or offset == progress.committing or self._is_over:
+            return
+        progress.committed = offset
+        bounds = self._context.engine.bounds(self.topic, partition)
+        offset = min(max(offset, bounds.first), bounds.end)
+        is_back = offset < progress.floor
+        for entry in list(progress.unsettled.values()):
+            if is_back or entry.next_offset <= offset:
+                self._forget(entry)
+        if is_back:
+            progress.rewind(offset)
+        else:
+            progress.skip_to(offset)
+        self._progressed()
+        self.wake()
+
+    # One timer for the next time-out, redelivery or handover. It may fire for a record settled since; then it is set again.
 
     def _set_timer(self, time: int) -> None:
         if self._timer is not None:
@@ -339,11 +493,21 @@ class GroupConsumer:
     def _on_timer(self) -> None:
         self._timer = None
         self.check_overdue()
+        if self.mode == "ordered" and len(self.members) > 1 and (silent := [member for member in self.members if self._stalls(member)]):
+            self._stall(silent, "silence")
         now = self._context.clock()
+        full = [member for member in self.members if member.full_since is not None and not member.policy.chunks]
+        for member in full:
+            if member.full_since is not None and member.full_since + PATIENCE_MS <= now:
+                member.credit.stretch()
+                member.full_since = None if member.room > 0 else now
+                self._wake(member)
         times = [time for progress in self.partitions.values() if (time := progress.next_due()) is not None]
+        times += [progress.handover_until for progress in self.partitions.values() if progress.handover_until is not None]
         if any(time <= now for time in times):
             self.wake()  # no timer for these: they wait for a consumer to take them
-        times += (entry.time for holder in self._holders if (entry := holder.first_overdue()) is not None)
+        times += (entry.time for member in self.members if (entry := member.first_overdue()) is not None)
+        times += (member.full_since + PATIENCE_MS for member in full if member.full_since is not None)
         if (soonest := min((time for time in times if time > now), default=None)) is not None:
             self._set_timer(soonest)
 
@@ -406,17 +570,20 @@ class GroupConsumer:
     async def commit(self) -> None:
         """Commit everything settled so far."""
         async with self._commit_lock:
-            floors = {
-                (self.topic, progress.partition): progress.floor
-                for progress in self.partitions.values()
-                if progress.floor != progress.committed
-            }
-            if not floors or self._is_over:
+            behind = {progress: progress.floor for progress in self.partitions.values() if progress.floor != progress.committed}
+            if not behind or self._is_over:
                 return
             groups = self._context.groups
-            await groups.put(groups.commits(self.group, floors))
-            for (_, partition), floor in floors.items():
-                self.partitions[partition].committed = floor
+            commits = groups.commits(self.group, {(self.topic, progress.partition): floor for progress, floor in behind.items()})
+            for progress, floor in behind.items():
+                progress.committing = floor
+            try:
+                await groups.put(commits)
+                for progress, floor in behind.items():
+                    progress.committed = floor
+            finally:
+                for progress in behind:
+                    progress.committing = None
 
 
 def _letter(entry: Entry, row: Row) -> DeadLetter:

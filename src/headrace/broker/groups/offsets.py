@@ -5,7 +5,7 @@ A committed offset is the next offset to read. It is the same number through eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,9 +32,12 @@ class GroupLag:
 
     topic: str
     partition: int
-    committed: int
+    committed: int | None
+    """None: the group has not committed here, and the lag counts from the first offset."""
     end: int
     lag: int
+    moved_at: int | None = None
+    """Unix ms of the last commit."""
 
 
 class Groups(TableLog[_Key, _Row]):
@@ -44,13 +47,17 @@ class Groups(TableLog[_Key, _Row]):
         super().__init__(engine, "__offsets", _Key, _Row)  # type: ignore[arg-type]  # a subscripted tuple is a type to msgspec
         self._clock = clock
         self._groups_max = groups_max
-        self._offsets: dict[str, dict[Place, int]] = {}
+        self._offsets: dict[str, dict[Place, _Row]] = {}
+        self.changed: Callable[[str, str, int, int | None], None] = lambda group, topic, partition, offset: None
+        """Called with each new offset; None: deleted."""
 
     def show(self, key: _Key, value: _Row | None) -> None:
         group, topic, partition = key
         if value is not None:
-            self._offsets.setdefault(group, {})[topic, partition] = value[0]
+            self._offsets.setdefault(group, {})[topic, partition] = value
+            self.changed(group, topic, partition, value[0])
             return
+        self.changed(group, topic, partition, None)
         offsets = self._offsets.get(group, {})
         offsets.pop((topic, partition), None)
         if not offsets:
@@ -65,7 +72,8 @@ class Groups(TableLog[_Key, _Row]):
         return sorted(self._offsets)
 
     def committed(self, group: str, topic: str, partition: int) -> int | None:
-        return self._offsets.get(group, {}).get((topic, partition))
+        row = self._offsets.get(group, {}).get((topic, partition))
+        return None if row is None else row[0]
 
     def has_read(self, group: str, topic: str) -> bool:
         """Return whether the group has committed an offset in the topic."""
@@ -82,13 +90,17 @@ class Groups(TableLog[_Key, _Row]):
         now = self._clock()
         return [((group, topic, partition), (offset, now)) for (topic, partition), offset in offsets.items()]
 
-    def lag(self, group: str) -> list[GroupLag]:
+    def lag(self, group: str, topics: Iterable[str] = ()) -> list[GroupLag]:
+        """Return the lag in every partition of the topics that the group has read, and of the given ones."""
+        rows, known = self._offsets.get(group, {}), self._engine.topics()
         found = []
-        for (topic, partition), committed in sorted(self._offsets.get(group, {}).items()):
-            if topic not in self._engine.topics():
-                continue  # deleted a moment ago: its offsets are about to be removed
-            end = self._engine.bounds(topic, partition).end
-            found.append(GroupLag(topic, partition, committed, end, max(0, end - committed)))
+        # A topic that is missing was deleted a moment ago: its offsets are about to be removed.
+        for topic in sorted({*topics, *(topic for topic, _ in rows)} & known.keys()):
+            for partition in range(known[topic].partitions):
+                bounds = self._engine.bounds(topic, partition)
+                committed, moved_at = rows.get((topic, partition), (None, None))
+                lag = max(0, bounds.end - (bounds.first if committed is None else committed))
+                found.append(GroupLag(topic, partition, committed, bounds.end, lag, moved_at))
         return found
 
     async def delete(self, group: str, topic: str | None = None) -> None:

@@ -2,18 +2,21 @@
 
 `PartitionProgress` is pure bookkeeping: it reads no log and no clock. It stores nothing about settled records: everything below the
 lowest unsettled offset is settled, and everything unsettled is listed. A record that stays unsettled for long therefore costs only its
-own memory. Record bodies are kept until the first delivery; a redelivery reads them again.
+own memory. Record bodies are kept until the first delivery; a redelivery reads them again. A member that does not settle records one by one
+receives chunks of columns: one entry covers many records.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from headrace.broker.groups.membership import CREDIT_RECORDS, Credit, Identity
 from headrace.engine.contract import Batch
 from headrace.errors import InvalidRequest
 from headrace.limits import IN_FLIGHT_MAX
@@ -22,7 +25,7 @@ from headrace.records import NEVER, Headers
 
 @dataclass(frozen=True, slots=True)
 class SettlementPolicy:
-    """Time-outs, backoff and limits of a queue."""
+    """Time-outs, backoff and limits of a member."""
 
     ack_timeout_ms: int = 30_000
     ack_timeout_doubles: bool = False
@@ -32,16 +35,25 @@ class SettlementPolicy:
     backoff_max_ms: int = 60_000
     attempts_max: int = 5
     """Maximum deliveries of one record. Zero: no limit."""
+    credit: int = CREDIT_RECORDS
+    """Unsettled records that a new member may hold. The credit adapts to the speed of the member, up to `in_flight_max`."""
     in_flight_max: int = IN_FLIGHT_MAX
     dead_letters: bool = True
     """False: a record without attempts left is dropped."""
+    chunks: bool = False
+    """Whether the member takes chunks of columns, which it settles as a whole."""
 
     def check(self) -> None:
         """Raises `InvalidRequest`."""
-        if self.ack_timeout_ms < 1 or self.in_flight_max < 1:
-            raise InvalidRequest("ack_timeout_ms and in_flight_max must be at least 1")
+        if min(self.ack_timeout_ms, self.credit, self.in_flight_max) < 1:
+            raise InvalidRequest("ack_timeout_ms, credit and in_flight_max must be at least 1")
         if min(self.backoff_ms, self.backoff_max_ms, self.attempts_max) < 0:
             raise InvalidRequest("backoff_ms, backoff_max_ms and attempts_max must not be negative")
+
+    @property
+    def unsettled_max(self) -> int:
+        """Most records that a member holds, whatever its speed. A chunk costs no memory for each record."""
+        return self.in_flight_max if self.chunks else min(self.in_flight_max, IN_FLIGHT_MAX)
 
     def ack_timeout(self, attempt: int) -> int:
         """Return the ack time-out of the n-th delivery of a record, in ms."""
@@ -99,7 +111,7 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A record that was delivered and is not settled."""
+    """A record, or a chunk of adjacent records, that was delivered and is not settled."""
 
     id: int
     progress: PartitionProgress
@@ -108,38 +120,76 @@ class Entry:
     state: State
     time: int
     """IN_FLIGHT: when the ack is overdue. WAITING: when it is delivered again."""
-    holder: Holder | None
-    """The holder that received it last; only this holder may ack it."""
+    holder: MemberState | None
+    """The member that received it last; only this member may ack it."""
+    chunk: Batch | None = None
+    """The records of a chunk. None: a single record."""
     reason: str = ""
     """Reason of the state DEAD."""
     first_failure: int = 0
     last_failure: int = 0
     """Unix ms of the first and the last delivery that was nacked or timed out."""
 
+    @property
+    def count(self) -> int:
+        return 1 if self.chunk is None else len(self.chunk)
+
+    @property
+    def next_offset(self) -> int:
+        return self.offset + 1 if self.chunk is None else self.chunk.next_offset
+
     def failed(self, now: int) -> None:
         self.first_failure = self.first_failure or now
         self.last_failure = now
 
 
-@dataclass(slots=True, eq=False)
-class Holder:
-    """Deliveries that one queue has in flight."""
+class MemberState:
+    """One member of a group consumer: what it holds, and how much it may hold."""
 
-    policy: SettlementPolicy
-    in_flight: dict[int, Entry] = field(default_factory=dict)
-    _deadlines: list[tuple[int, int, Entry]] = field(default_factory=list)
+    def __init__(self, identity: Identity, policy: SettlementPolicy, partitions: Iterable[int] | None, now: int) -> None:
+        self.identity, self.policy = identity, policy
+        self.partitions = None if partitions is None else frozenset(partitions)
+        """Partitions that it accepts. None: all."""
+        self.credit = Credit(policy.credit, policy.unsettled_max, now)
+        self.in_flight: dict[int, Entry] = {}
+        self.unsettled = 0
+        """Number of records in flight."""
+        self.full_since: int | None = None
+        """When its credit was used up or it last settled something since."""
+        self.seen_at = now
+        """When it last took or settled records."""
+        self.stalled: Literal["", "acks", "silence"] = ""
+        """Why its partitions belong to others meanwhile: an overdue ack, or it asks for no records."""
+        self._deadlines: list[tuple[int, int, Entry]] = []
+
+    def accepts(self, partition: int) -> bool:
+        return self.partitions is None or partition in self.partitions
 
     @property
-    def in_flight_max(self) -> int:
-        return min(self.policy.in_flight_max, IN_FLIGHT_MAX)
+    def room(self) -> int:
+        """Number of records that it may still take."""
+        return self.credit.records - self.unsettled
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, now: int) -> None:
         self.in_flight[entry.id] = entry
+        self.unsettled += entry.count
+        if self.room <= 0:
+            self.credit.used_up()
+            self.full_since = now if self.full_since is None else self.full_since
         heappush(self._deadlines, (entry.time, entry.id, entry))
         if len(self._deadlines) > 2 * len(self.in_flight) + 64:
             # Without this, one record that stays in flight would keep the deadlines of all records settled after it.
             self._deadlines = [(entry.time, entry.id, entry) for entry in self.in_flight.values()]
             heapify(self._deadlines)
+
+    def remove(self, entry: Entry) -> None:
+        del self.in_flight[entry.id]
+        self.unsettled -= entry.count
+
+    def settled(self, count: int, now: int) -> None:
+        """Count records that it has settled at once."""
+        self.credit.settled(count, self.unsettled + count, now)
+        self.full_since = now if self.room <= 0 else None
 
     def first_overdue(self) -> Entry | None:
         """Return the delivery whose ack is due first. Drops entries that are no longer in flight."""
@@ -160,10 +210,16 @@ class PartitionProgress:
         """The next offset to read from the log."""
         self.committed = committed
         """The offset in the group's table, or None."""
-        self.buffered: deque[Row] = deque()
+        self.committing: int | None = None
+        """The offset that is being written to the table."""
+        self.owner: MemberState | None = None
+        """The only member that takes from it, in an ordered group."""
+        self.handover_until: int | None = None
+        """Until when the owner waits for its predecessor to settle what it holds."""
+        self.buffered: deque[Batch] = deque()
         """Records that are read and not delivered yet."""
         self.unsettled: OrderedDict[int, Entry] = OrderedDict()
-        """By offset, which is also the order of first delivery."""
+        """By offset, in order."""
         self._waiting: list[tuple[int, int, Entry]] = []
 
     @property
@@ -171,33 +227,71 @@ class PartitionProgress:
         """The lowest unsettled offset: the offset that the group may commit."""
         if self.unsettled:
             return next(iter(self.unsettled))
-        return self.buffered[0].offset if self.buffered else self.position
+        return self.buffered[0].first_offset if self.buffered else self.position
 
     def add_buffered(self, batches: list[Batch], position: int) -> None:
         """Add the result of a read. `position` is the next offset to read."""
-        for batch in batches:
-            self.buffered.extend(rows_of(batch))
+        self.buffered.extend(batch for batch in batches if len(batch))
         self.position = position
 
-    def deliver_new(self, id: int, row: Row, holder: Holder, now: int) -> Entry:
-        """Record the first delivery of `row`, which `buffered.popleft` returned."""
-        assert not self.unsettled or next(reversed(self.unsettled)) < row.offset, "first deliveries are in offset order"
-        entry = Entry(id, self, row.offset, 0, State.WAITING, now, None)
-        self.unsettled[row.offset] = entry
+    def pop_buffered(self, count: int) -> Batch:
+        """Return the first `count` records of the first buffered batch."""
+        batch = self.buffered[0]
+        if count == len(batch):
+            return self.buffered.popleft()
+        self.buffered[0] = batch.window(count, len(batch))
+        return batch.window(0, count)
+
+    def skip_to(self, offset: int) -> None:
+        """Drop buffered records below the offset, and read on from there if it is ahead."""
+        while self.buffered and self.buffered[0].first_offset < offset:
+            batch = self.buffered.popleft()
+            if (below := bisect_left(batch.offsets(), offset)) < len(batch):
+                self.buffered.appendleft(batch.window(below, len(batch)))
+                break
+        self.position = max(self.position, offset)
+
+    def rewind(self, offset: int) -> None:
+        assert not self.unsettled
+        self.buffered.clear()
+        self.position = offset
+
+    def deliver_new(self, id: int, offset: int, chunk: Batch | None, holder: MemberState, now: int) -> Entry:
+        """Record the first delivery of records that `pop_buffered` returned."""
+        assert not self.unsettled or next(reversed(self.unsettled)) < offset, "first deliveries are in offset order"
+        entry = Entry(id, self, offset, 0, State.WAITING, now, None, chunk)
+        self.unsettled[offset] = entry
         self.deliver(entry, holder, now)
         return entry
 
-    def deliver(self, entry: Entry, holder: Holder, now: int) -> None:
+    def deliver(self, entry: Entry, holder: MemberState, now: int) -> None:
         assert entry.state is State.WAITING
         entry.attempt += 1
         entry.state, entry.holder, entry.time = State.IN_FLIGHT, holder, now + holder.policy.ack_timeout(entry.attempt)
-        holder.add(entry)
+        holder.add(entry, now)
 
     def wait(self, entry: Entry, until: int) -> None:
         """Schedule a redelivery at `until` or soon after."""
+        assert entry.chunk is None, "split before"
         self._release(entry)
         entry.state, entry.time = State.WAITING, until
         self.requeue(entry)
+
+    def split(self, entry: Entry, ids: Iterable[int]) -> list[Entry]:
+        """Replace a chunk by entries of its records, in flight with the same member."""
+        assert entry.chunk is not None and entry.holder is not None
+        self._release(entry)
+        del self.unsettled[entry.offset]
+        entry.state = State.SETTLED
+        parts = [
+            Entry(id, self, offset, entry.attempt, State.IN_FLIGHT, entry.time, entry.holder)
+            for id, offset in zip(ids, entry.chunk.offsets(), strict=False)
+        ]
+        for part in parts:
+            self.unsettled[part.offset] = part
+            entry.holder.add(part, entry.time)
+        self.unsettled = OrderedDict(sorted(self.unsettled.items()))
+        return parts
 
     def mark_dead(self, entry: Entry, reason: str) -> None:
         """Mark the entry for the dead letters. It stays unsettled until it is stored there."""
@@ -211,7 +305,11 @@ class PartitionProgress:
 
     def _release(self, entry: Entry) -> None:
         if entry.state is State.IN_FLIGHT and entry.holder is not None:
-            del entry.holder.in_flight[entry.id]
+            entry.holder.remove(entry)
+
+    def held_by_others(self, member: MemberState | None) -> list[Entry]:
+        """Return what members other than this one have in flight."""
+        return [entry for entry in self.unsettled.values() if entry.state is State.IN_FLIGHT and entry.holder is not member]
 
     def next_due(self) -> int | None:
         """Return when the first waiting record is due. Drops entries that no longer wait."""
@@ -227,6 +325,21 @@ class PartitionProgress:
         due: list[Entry] = []
         while len(due) < count and (time := self.next_due()) is not None and time <= now:
             due.append(heappop(self._waiting)[2])
+        return due
+
+    def pop_due_in_order(self, now: int, count: int) -> list[Entry]:
+        """As `pop_due`, in the order of the offsets: the first record that is not due holds back those after it."""
+        if self.next_due() is None:
+            return []
+        due: list[Entry] = []
+        for entry in self.unsettled.values():
+            if entry.state is State.WAITING:
+                if entry.time > now or len(due) == count:
+                    break
+                due.append(entry)
+        taken = set(map(id, due))
+        self._waiting = [waiting for waiting in self._waiting if id(waiting[2]) not in taken]
+        heapify(self._waiting)
         return due
 
     def requeue(self, entry: Entry) -> None:

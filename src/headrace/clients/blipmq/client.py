@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from headrace.clients.blipmq.subscription import Subscription
-from headrace.clients.errors import ConnectFailed, LoginRefused, NotSent, NotSupported, OutcomeUnknown, Refused
-from headrace.clients.messages import Key, Receipt, Settlement, Start, check_start
+from headrace.clients.errors import ConnectFailed, InvalidArgument, LoginRefused, NotSent, NotSupported, OutcomeUnknown, Refused
+from headrace.clients.messages import GroupMode, Key, Receipt, Settlement, Start, check_start
 from headrace.clients.options import ClientOptions
 from headrace.clients.publishing import Records, batches_of
 from headrace.clients.reconnecting import StreamClient
@@ -200,16 +200,21 @@ class BlipMqClient(StreamClient[BlipMqOptions]):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
         qos: int = 1,
     ) -> Subscription:
-        """Follow records published from now on. Waits for the server's confirmation. Raises `Refused`."""
+        """Follow records published from now on. Waits for the server's confirmation. Raises `Refused`.
+
+        With a group, which only Headrace supports, the members share the records. A group resumes where it was, or begins at `start`.
+        """
         self._check(topic, None, partition, ())
         check_start(start)
-        if start != "latest":
+        if start != "latest" and (group is None or start != "earliest"):
             raise NotSupported(self.protocol, "reading what was published before", READERS)
-        if group is not None:
-            raise NotSupported(self.protocol, "groups", READERS)
+        if group is None and mode is not None:
+            raise InvalidArgument("a mode needs a group")
         subscription = Subscription(self, topic, qos, settlement=settlement, batch_max=self._options.batch_max)
+        subscription.group, subscription.mode, subscription.earliest = group or "", mode or "", start == "earliest"
         self._subscriptions.append(subscription)
         try:
             await self._subscribed(subscription)
@@ -227,7 +232,11 @@ class BlipMqClient(StreamClient[BlipMqOptions]):
                 continue
             cid, answer = self._cid(), self._loop.create_future()
             self._subscribing[cid] = (subscription, answer)
-            self._stream.write(encoder.subscribe(cid, subscription.topic, subscription.qos))
+            self._stream.write(
+                encoder.subscribe(
+                    cid, subscription.topic, subscription.qos, subscription.group, subscription.mode, earliest=subscription.earliest
+                )
+            )
             try:
                 await answer
             except OutcomeUnknown:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from headrace.clients.errors import NotSupported
 from headrace.clients.messages import Gap, Message, MessageBatch, Settlement
@@ -60,6 +60,9 @@ class Subscription:
 
     def __init__(self, poller: Poller, topic: str, qos: int, *, settlement: Settlement, batch_max: int) -> None:
         self.topic, self.qos = topic, qos
+        self.group, self.earliest = "", False
+        self.mode: Literal["", "ordered", "shared"] = ""
+        """Group of the subscription, whether a new group begins at the earliest record, and its mode; empty: none."""
         self.gaps: list[Gap] = []
         """Empty: BlipMQ has no offsets."""
         self.id: int | None = None

@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 
 from headrace.clients.errors import AlreadySubscribed, NotSupported
 from headrace.clients.figg.subscription import PARTITION, Subscription
-from headrace.clients.messages import Settlement, Start, check_start
+from headrace.clients.messages import GroupMode, Settlement, Start, check_start
 from headrace.clients.options import ClientOptions
 from headrace.clients.publishing import Records
 from headrace.clients.reconnecting import StreamClient
@@ -108,6 +108,7 @@ class FiggClient(StreamClient[FiggOptions]):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
     ) -> Subscription:
         """Follow a topic from `"earliest"`, `"latest"` (only new records) or an offset. Waits for the server's confirmation.
 
@@ -115,7 +116,7 @@ class FiggClient(StreamClient[FiggOptions]):
         """
         self._check(topic, None, partition, ())
         check_start(start)
-        if group is not None or settlement == "auto":
+        if group is not None or settlement == "auto" or mode is not None:
             raise NotSupported(self.protocol, "groups", READERS)
         if not isinstance(start, str | int):
             raise self._unsupported("offset_for_time", "looking up times", "flymq:// does, on the same topics")

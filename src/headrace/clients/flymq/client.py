@@ -19,20 +19,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar, Final, TypeVar
 
-from headrace.clients.errors import Refused
+from headrace.clients.errors import InvalidArgument, NotSupported, Refused
 from headrace.clients.flymq.access import AccessCalls
 from headrace.clients.flymq.advanced import AdvancedCalls
 from headrace.clients.flymq.errors import error_of
+from headrace.clients.flymq.group import GroupSubscription
 from headrace.clients.flymq.login import Login
 from headrace.clients.flymq.requests import Call, Calls, ConnectionDialect, PendingRequest, Publication
 from headrace.clients.flymq.schemas import SchemaCalls
-from headrace.clients.messages import Message, MessageBatch, Settlement, Start
+from headrace.clients.messages import GroupMode, Message, MessageBatch, Settlement, Start, check_start
 from headrace.clients.options import ClientOptions, RequestReplyOptions
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.publishing import Records
-from headrace.clients.request_reply import RequestReplyClient
+from headrace.clients.request_reply import RequestReplyClient, check_place, poll_pause
 from headrace.clients.stream import Stream
 from headrace.errors import WireError
 from headrace.records import Bounds
@@ -120,19 +122,68 @@ class FlyMqClient(AdvancedCalls, AccessCalls, SchemaCalls, RequestReplyClient[Fl
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
         pattern: str | None = None,
-    ) -> PollingSubscription:
+    ) -> PollingSubscription | GroupSubscription:
         """Follow a topic or one partition from `"earliest"`, `"latest"` (only new records), an offset or a time.
 
-        A group resumes at its committed offset. `Message.ack` and `Subscription.commit` commit its progress; `settlement="auto"`
-        commits a fetched batch when the iteration requests the next one.
+        A group resumes at its committed offset, and its members share the records. `Message.ack` and `Subscription.commit` settle them;
+        `settlement="auto"` settles a batch when the iteration requests the next one. Servers of the original and filters have no members:
+        every subscription of a group receives all records then.
         """
+        if mode is not None and group is None:
+            raise InvalidArgument("a mode needs a group")
+        if group is not None and pattern is None and self._options.dialect is Dialect.SPEC:
+            joined = await self._join(topic, start, partition, group, mode, settlement)
+            if joined is not None:
+                return joined
+        if mode is not None:
+            raise NotSupported(self.protocol, "choosing the mode of a group", "it needs a Headrace server and no pattern")
         return await self._poll(
             topic, start, partition, group, settlement, lambda at, offset: self.read(topic, offset, partition=at, pattern=pattern)
         )
 
     async def _partitions(self, topic: str) -> Sequence[int]:
         return list(await self.describe_topic(topic))
+
+    async def _join(
+        self, topic: str, start: Start, partition: int | None, group: str, mode: GroupMode | None, settlement: Settlement
+    ) -> GroupSubscription | None:
+        """Join a group. Return None if the server has no members."""
+        check_place(topic, partition, group)
+        check_start(start)
+        kind, target = (start, 0) if isinstance(start, str) else ("offset", start) if isinstance(start, int) else ("timestamp", 0)
+        if isinstance(start, datetime):
+            target = int(start.timestamp() * 1000)
+        request = m.GroupJoin(topic, group, mode or "", -1 if partition is None else partition, kind, target)
+        try:
+            joined = await self.join_group(request)
+        except Refused as error:
+            if error.text.startswith("unknown opcode"):
+                return None
+            raise
+        return GroupSubscription(
+            self,
+            request,
+            joined,
+            settlement=settlement,
+            records_max=self._options.fetch_records_max,
+            idle_seconds=lambda rounds: poll_pause(rounds, self._options),
+        )
+
+    # `MemberCalls`, for subscriptions.
+
+    async def join_group(self, request: m.GroupJoin) -> m.GroupJoined:
+        return await self._request(request, m.GroupJoined)
+
+    async def take_from_group(self, member: int, records_max: int) -> list[m.TakenRecord]:
+        return (await self._request(m.GroupTake(member, records_max), m.GroupTaken)).records
+
+    async def settle_in_group(self, member: int, kind: int, places: list[m.PartitionOffset]) -> list[bool]:
+        return (await self._request(m.GroupSettle(member, kind, places), m.GroupSettled)).known
+
+    async def leave_group(self, member: int) -> None:
+        await self._request(m.GroupLeave(member), m.Done)
 
     async def first_offset(self, topic: str, *, partition: int = 0) -> int:
         """Return the offset of the oldest record."""

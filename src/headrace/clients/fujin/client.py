@@ -25,7 +25,7 @@ from headrace.clients.fujin.streams import ReaderStream, WriterStream
 from headrace.clients.fujin.subscription import Delivery, Subscription
 from headrace.clients.fujin.transaction import Transaction
 from headrace.clients.fujin.window import WriteWindow, Written
-from headrace.clients.messages import Message, Settlement, Start, check_start
+from headrace.clients.messages import GroupMode, Message, Settlement, Start, check_start
 from headrace.clients.options import ClientOptions
 from headrace.clients.publishing import Records
 from headrace.clients.reconnecting import ReconnectingClient
@@ -124,6 +124,7 @@ class FujinClient(ReconnectingClient[FujinOptions]):
         partition: int | None = None,
         group: str | None = None,
         settlement: Settlement = "explicit",
+        mode: GroupMode | None = None,
         auto_commit: bool = False,
     ) -> Subscription:
         """Follow a name together with the other readers of its group. Waits for the server's confirmation. Raises `Refused`.
@@ -138,6 +139,8 @@ class FujinClient(ReconnectingClient[FujinOptions]):
             raise NotSupported(self.protocol, "choosing where to begin", "set start=latest in a connector of the server")
         if group not in (None, topic):
             raise NotSupported(self.protocol, "choosing a group", "set the group in a connector of the server")
+        if mode is not None:
+            raise NotSupported(self.protocol, "choosing the mode of a group", "set the mode in a connector of the server")
         options = self._options
         subscription = Subscription(self, topic, auto_commit=auto_commit, settlement=settlement, queue_bytes_max=options.queue_bytes_max)
         self._readers[subscription] = None

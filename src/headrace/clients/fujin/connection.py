@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from headrace.clients.errors import ConnectFailed
 from headrace.clients.tls import TlsOptions
-from headrace.net.quic.endpoint import NO_ERROR, ClientEndpoint, ClientTls
+from headrace.net.quic.endpoint import NO_ERROR, REFUSED, ClientEndpoint, ClientTls
 from headrace.wire.fujin import ALPN, encode
 
 _OPENED_BY_SERVER = 1
@@ -107,10 +108,10 @@ class Connection:
         """Do nothing: the client's window bounds unsent bytes."""
 
     def lost(self, reason: str) -> None:
-        self._end(f"connection lost: {reason}")
+        self._end(f"connection lost: {reason}", ConnectionRefusedError if reason == REFUSED else ConnectionError)
         self._endpoint.close()
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, error: type[ConnectionError] = ConnectionError) -> None:
         if self._is_over:
             return
         self._is_over = True
@@ -118,7 +119,7 @@ class Connection:
         for receiver in receivers.values():
             receiver.ended(reason)
         if not self.ready.done():
-            self.ready.set_exception(ConnectionError(reason))
+            self.ready.set_exception(error(reason))
             self.ready.exception()
         else:
             self._tell_lost(reason)
@@ -127,24 +128,42 @@ class Connection:
 async def open_connection(
     host: str, port: int, tls: ClientTls, lost: Callable[[str], None], *, timeout_seconds: float, idle_seconds: float
 ) -> Connection:
-    """Open a connection. Raises `ConnectFailed`."""
+    """Open a connection to the first address of the host that answers. Raises `ConnectFailed`."""
+
+    async def attempt(address: str) -> Connection:
+        endpoint = await ClientEndpoint.open(host, port, alpn=ALPN, tls=tls, idle_seconds=idle_seconds, address=address)
+        connection = Connection(endpoint, lost)
+        try:
+            endpoint.start()
+            await connection.ready
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_seconds
     try:
-        async with asyncio.timeout(timeout_seconds):
-            endpoint = await ClientEndpoint.open(host, port, alpn=ALPN, tls=tls, idle_seconds=idle_seconds)
-            connection = Connection(endpoint, lost)
-            try:
-                endpoint.start()
-                await connection.ready
-            except BaseException:
-                connection.close()
-                raise
+        async with asyncio.timeout_at(deadline):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            *others, last = dict.fromkeys(str(entry[4][0]) for entry in found)
+            for index, address in enumerate(others):
+                try:
+                    async with asyncio.timeout((deadline - loop.time()) / (len(others) + 1 - index)):
+                        return await attempt(address)
+                except ConnectionRefusedError:
+                    continue
+                except ConnectionError:
+                    raise  # the server has answered
+                except OSError:  # also a timeout
+                    continue
+            return await attempt(last)
     except TimeoutError:
         raise ConnectFailed(host=host, port=port, reason=f"no reply within {timeout_seconds:g} s") from None
     except ConnectionError as failure:
         raise ConnectFailed(host=host, port=port, reason=str(failure)) from None
     except OSError as failure:
         raise ConnectFailed(host=host, port=port, reason=failure.strerror or str(failure)) from failure
-    return connection
 
 
 def trust(host: str, tls: TlsOptions | None, fingerprint: str | None) -> ClientTls:

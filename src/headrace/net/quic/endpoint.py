@@ -279,6 +279,10 @@ class ServerEndpoint(asyncio.DatagramProtocol):
             self._transport.sendto(data, address)
 
 
+REFUSED: Final = "connection refused"
+"""Reason of a connection to a closed port."""
+
+
 class ClientEndpoint(asyncio.DatagramProtocol):
     """A client's socket with one connection."""
 
@@ -289,9 +293,17 @@ class ClientEndpoint(asyncio.DatagramProtocol):
 
     @classmethod
     async def open(
-        cls, host: str, port: int, *, alpn: str, tls: ClientTls, windows: Windows = Windows(), idle_seconds: float
+        cls,
+        host: str,
+        port: int,
+        *,
+        alpn: str,
+        tls: ClientTls,
+        windows: Windows = Windows(),
+        idle_seconds: float,
+        address: str | None = None,
     ) -> ClientEndpoint:
-        """Resolve and bind; `start` begins the handshake. Raises `OSError`."""
+        """Bind a socket for the host, or for one of its addresses; `start` begins the handshake. Raises `OSError`."""
         configuration = _configuration(alpn, windows, idle_seconds, is_client=True)
         configuration.server_name = tls.server_name or host
         if tls.certificate_file is not None:
@@ -301,7 +313,7 @@ class ClientEndpoint(asyncio.DatagramProtocol):
         elif tls.ca_file is not None:
             configuration.load_verify_locations(cafile=str(tls.ca_file))
         loop = asyncio.get_running_loop()
-        _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, tls), remote_addr=(host, port))
+        _, endpoint = await loop.create_datagram_endpoint(lambda: cls(configuration, windows, tls), remote_addr=(address or host, port))
         return endpoint
 
     def start(self) -> None:
@@ -332,7 +344,7 @@ class ClientEndpoint(asyncio.DatagramProtocol):
     def error_received(self, failure: Exception) -> None:
         """End the connection if the port is closed, without waiting for a timeout."""
         if isinstance(failure, ConnectionRefusedError):
-            self.carrier.give_up("connection refused")
+            self.carrier.give_up(REFUSED)
 
     def _send(self, data: bytes, address: NetworkAddress) -> None:
         if not self._transport.is_closing():

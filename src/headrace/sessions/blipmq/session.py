@@ -212,12 +212,12 @@ class BlipMqSession(BaseSession[Message]):
     async def _subscribe(self, message: Subscribe, who: Principal) -> None:
         if not message.topic:
             return self._nack((message.cid,), errors.EMPTY_TOPIC)
-        if message.qos > 1:
+        if message.qos > 1 or (message.group and not message.qos):
             return self._nack((message.cid,), errors.INVALID_QOS)
         if len(self._held) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
             return self._nack((message.cid,), errors.TOO_MANY_SUBSCRIPTIONS)
         try:
-            subscription = await self._subscriptions.subscribe(who, message.topic, message.qos)
+            subscription = await self._subscriptions.subscribe(who, message, self._link.peer)
         except BrokerError as error:
             return self._nack((message.cid,), errors.reason_of(error))
         self._hold(subscription)

@@ -1,10 +1,10 @@
 """BlipMQ subscriptions: created by SUBSCRIBE, used by POLL and ACK.
 
 A subscription belongs to a principal, not to a connection: any connection of that principal may poll it by its id. It is removed after no
-open connection has used it for a while. There are two kinds:
+open connection has used it for a while. There are three kinds:
 
-- QoS 1 is a settlement queue with its own group. It is stored in a table, so it survives a restart with its id and its unacknowledged
-  messages.
+- QoS 1 is the only member of its own group. It is stored in a table, so it survives a restart with its id and its unacknowledged messages.
+- QoS 1 with a group is a member of that group. It leaves the group with the last connection that uses it: the group keeps its progress.
 - QoS 0 is a position in the log, in memory. A POLL consumes what it returns.
 
 After a restart the clients may have lost their ids. So a QoS 1 SUBSCRIBE takes over the backlog of a restored subscription of the same
@@ -17,19 +17,19 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.groups.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.groups.members import Delivery, Member, SettlementPolicy
 from headrace.broker.groups.subscriptions import SubscriptionBook, SubscriptionRow
 from headrace.broker.timers import Clock, Later, Timer
 from headrace.errors import BrokerError, LimitExceeded, OffsetOutOfRange, UnknownTopic
-from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, KIB, OUTPUT_HIGH_WATER_BYTES
+from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, IN_FLIGHT_MAX, KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.records import Headers
 from headrace.sessions.blipmq.settings import BlipMqSettings
-from headrace.wire.blipmq import encoder
+from headrace.wire.blipmq import Subscribe, encoder
 
 log = logging.getLogger(__name__)
 
@@ -119,16 +119,16 @@ class LiveSubscription:
 
 
 class DurableSubscription:
-    """QoS 1: a settlement queue. The delivery tag is the queue's id of the delivery, and stays the same on redelivery."""
+    """QoS 1: a member of a group. The delivery tag is the group's id of the delivery, and stays the same on redelivery."""
 
-    def __init__(self, id: int, owner: Principal, topic: str, group: str, queue: SettlementQueue) -> None:
-        self.id, self.owner, self.topic, self.group = id, owner, topic, group
-        self._queue = queue
+    def __init__(self, id: int, owner: Principal, topic: str, member: Member) -> None:
+        self.id, self.owner, self.topic = id, owner, topic
+        self._member = member
         self._value_bytes_max = encoder.value_bytes_max(topic)
 
     async def take(self, count: int) -> list[Deliveries]:
-        self._queue.who = self.owner
-        taken = await self._queue.take(count, OUTPUT_HIGH_WATER_BYTES)
+        self._member.who = self.owner
+        taken = await self._member.take(count, OUTPUT_HIGH_WATER_BYTES)
         if not any(delivery.headers or len(delivery.value or b"") > self._value_bytes_max for delivery in taken):
             # The common case: QoS 1 records that fit a frame.
             return [Deliveries([delivery.id for delivery in taken], [delivery.value or b"" for delivery in taken])] if taken else []
@@ -147,14 +147,14 @@ class DurableSubscription:
             found[-1].values.append(value)
             if (tags := found[-1].tags) is not None:
                 tags.append(delivery.id)
-        self._queue.ack([delivery.id for delivery in taken if QOS_0_HEADERS[0] in delivery.headers])
+        self._member.ack([delivery.id for delivery in taken if QOS_0_HEADERS[0] in delivery.headers])
         return found
 
     def ack(self, tags: Sequence[int]) -> list[bool]:
-        return self._queue.ack(tags)
+        return self._member.ack(tags)
 
     def close(self) -> asyncio.Future[None]:
-        return self._queue.close()
+        return self._member.close()
 
 
 @dataclass(slots=True)
@@ -164,11 +164,13 @@ class _Use:
     subscription: Subscription | None
     """None: restored and not opened yet."""
     row: SubscriptionRow | None
-    """None: QoS 0."""
+    """None: not stored."""
     owner: str
     used_at: int
     holders: int = 0
     is_restored: bool = False
+    is_shared: bool = False
+    """Whether it is a member of a group that others may join."""
 
 
 class Subscriptions:
@@ -195,6 +197,8 @@ class Subscriptions:
             ack_timeout_doubles=True,
             attempts_max=settings.max_retries,
         )
+        # Without a group there is no other member that could take the messages.
+        self._policy_alone = replace(self._policy, credit=IN_FLIGHT_MAX)
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -216,19 +220,42 @@ class Subscriptions:
 
     # Calls from sessions.
 
-    async def subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
-        """Return a new subscription or, for QoS 1, one that takes over a restored backlog.
+    async def subscribe(self, who: Principal, message: Subscribe, address: str = "") -> Subscription:
+        """Return a new subscription or, for QoS 1 without a group, one that takes over a restored backlog.
 
         The work is completed even if the connection is lost: half a takeover would hide a backlog.
         """
-        task = asyncio.get_running_loop().create_task(self._subscribe(who, topic, qos))
+        if message.group:
+            return await self._join(who, message, address)
+        task = asyncio.get_running_loop().create_task(self._subscribe(who, message.topic, message.qos))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
-    async def _subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
+    async def _join(self, who: Principal, message: Subscribe, address: str) -> Subscription:
+        self._check_room()
+        await self._broker.ensure_topic(who, message.topic)
+        id = await self._book.new_id()
+        member = self._broker.join(
+            who,
+            message.group,
+            message.topic,
+            policy=self._policy,
+            mode=message.mode or None,
+            default_mode="shared",
+            start="earliest" if message.earliest else "latest",
+            address=address,
+        )
+        subscription = DurableSubscription(id, who, message.topic, member)
+        self._uses[id] = _Use(subscription, None, who.name, self._clock(), is_shared=True)
+        return subscription
+
+    def _check_room(self) -> None:
         if len(self._uses) >= BLIPMQ_SUBSCRIPTIONS_MAX:
             raise LimitExceeded(f"{BLIPMQ_SUBSCRIPTIONS_MAX} subscriptions are open: the limit is reached")
+
+    async def _subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
+        self._check_room()
         await self._broker.ensure_topic(who, topic)
         id = await self._book.new_id()
         if qos == 0:
@@ -276,6 +303,8 @@ class Subscriptions:
         if use is not None:
             use.holders -= 1
             use.used_at = self._clock()
+            if use.is_shared and not use.holders:
+                self._forget(subscription.id)
 
     def drop(self, subscription: Subscription) -> None:
         """Remove a subscription whose topic is deleted."""
@@ -284,8 +313,8 @@ class Subscriptions:
     def _opened(self, id: int, who: Principal, use: _Use) -> Subscription:
         if use.subscription is None:
             assert use.row is not None
-            queue = self._broker.queue(who, use.row.group, use.row.topic, policy=self._policy)
-            use.subscription = DurableSubscription(id, who, use.row.topic, use.row.group, queue)
+            member = self._broker.join(who, use.row.group, use.row.topic, policy=self._policy_alone, mode="shared")
+            use.subscription = DurableSubscription(id, who, use.row.topic, member)
         return use.subscription
 
     async def _take_over(self, who: Principal, topic: str, id: int) -> SubscriptionRow | None:

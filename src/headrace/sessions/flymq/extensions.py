@@ -8,8 +8,10 @@
 | topic.alter | topic, partitions, config | topic |
 | topic.delete | topic | {} |
 | group.list | | [group] |
-| group.lag | group | [{topic, partition, committed, end, lag}] |
-| group.delete | group | {} |
+| group.lag | group | [{topic, partition, committed, end, lag, moved_at}]; committed is null without a commit |
+| group.members | group | [{topic, protocol, user, address, mode, partitions, unsettled, credit, is_stalled}] |
+| group.reset | group, topic, offsets {partition: offset}, force | {} |
+| group.delete | group, force | {} |
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
 | delayed.list | topic, limit | [{id, topic, due, owner, key, size}], earliest first, 1,000 by default; null: hidden |
@@ -91,6 +93,15 @@ class _Grouped(_Arguments):
     group: str
 
 
+class _Forced(_Grouped):
+    force: bool = False
+
+
+class _Reset(_Forced, kw_only=True):
+    topic: str
+    offsets: dict[int, int]
+
+
 class _Replayed(_Arguments):
     topic: str
     ids: list[str]
@@ -123,7 +134,9 @@ class BrokerHandlers:
             "topic.delete": (_Named, self._delete_topic),
             "group.list": (_Nothing, self._list_groups),
             "group.lag": (_Grouped, self._lag),
-            "group.delete": (_Grouped, self._delete_group),
+            "group.members": (_Grouped, self._members),
+            "group.reset": (_Reset, self._reset_group),
+            "group.delete": (_Forced, self._delete_group),
             "dlq.list": (_Nothing, self._list_dead_letters),
             "dlq.replay": (_Replayed, self._replay),
             "delayed.list": (_Next, self._list_delayed),
@@ -183,10 +196,18 @@ class BrokerHandlers:
             raise UnknownGroup("", arguments.group)
         return lags
 
-    async def _delete_group(self, arguments: _Grouped) -> object:
+    async def _members(self, arguments: _Grouped) -> object:
+        return self._broker.members(self._who(), arguments.group)
+
+    async def _reset_group(self, arguments: _Reset) -> object:
+        offsets = {(arguments.topic, partition): offset for partition, offset in arguments.offsets.items()}
+        await self._broker.reset_group(self._who(), arguments.group, offsets, force=arguments.force)
+        return {}
+
+    async def _delete_group(self, arguments: _Forced) -> object:
         if arguments.group not in self._broker.groups(self._who()):
             raise UnknownGroup("", arguments.group)
-        await self._broker.delete_group(self._who(), arguments.group)
+        await self._broker.delete_group(self._who(), arguments.group, force=arguments.force)
         return {}
 
     async def _list_dead_letters(self, arguments: _Nothing) -> object:

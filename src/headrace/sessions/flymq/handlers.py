@@ -7,10 +7,11 @@ a group has committed on one topic, and it exists from the first commit on that 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from headrace.broker import Broker, GroupLag, Principal
+from headrace.broker import Broker, Principal
 from headrace.errors import InvalidRequest, TopicExists, UnknownTopic
 from headrace.limits import PARTITIONS_PER_TOPIC_MAX
 from headrace.sessions.flymq.cluster import ClusterHandlers, Node
@@ -18,6 +19,7 @@ from headrace.sessions.flymq.dead_letters import DeadLetterHandlers
 from headrace.sessions.flymq.delayed import DelayedHandlers
 from headrace.sessions.flymq.errors import UnknownGroup
 from headrace.sessions.flymq.extensions import BrokerHandlers
+from headrace.sessions.flymq.members import MemberHandlers
 from headrace.sessions.flymq.reading import ReadHandlers
 from headrace.sessions.flymq.schemas import SchemaHandlers
 from headrace.sessions.flymq.transactions import TransactionHandlers
@@ -39,7 +41,11 @@ from headrace.wire.flymq.messages import (
     GetLag,
     GetOffset,
     GroupEntry,
+    GroupJoin,
+    GroupLeave,
     GroupList,
+    GroupSettle,
+    GroupTake,
     LagReply,
     ListGroups,
     ListTopics,
@@ -69,11 +75,14 @@ _COMMITTED: Final = frozenset({"commit", "committed"})
 class Handlers:
     """Requests of one principal."""
 
-    def __init__(self, broker: Broker, who: Principal, node: Node, turns: Turns, is_over: Callable[[], bool] = lambda: False) -> None:
-        """`is_over` tells whether the peer no longer waits for replies."""
+    def __init__(
+        self, broker: Broker, who: Principal, node: Node, turns: Turns, is_over: Callable[[], bool] = lambda: False, address: str = ""
+    ) -> None:
+        """`is_over` tells whether the peer no longer waits for replies. `address` is that of the peer."""
         self._broker = broker
         self.who = who
         self.transactions = TransactionHandlers(broker, lambda: self.who)
+        self.members = members = MemberHandlers(broker, lambda: self.who, address)
         reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
         self.by_type: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: reading.consume,
@@ -93,6 +102,10 @@ class Handlers:
             GetLag: self._get_lag,
             DeleteGroup: self._delete_group,
             SeekToTimestamp: self._seek_to_timestamp,
+            GroupJoin: members.join,
+            GroupTake: members.take,
+            GroupSettle: members.settle,
+            GroupLeave: members.leave,
             **self._advanced(node),
         }
 
@@ -122,6 +135,11 @@ class Handlers:
             ClusterMetadata: cluster.metadata,
             v.BrokerCall: BrokerHandlers(self._broker, who, node.report).call,
         }
+
+    def abandon(self) -> None:
+        """Abort the transactions and leave the groups: the connection has ended or another user has logged in."""
+        self.transactions.abort_all()
+        self.members.leave_all()
 
     # Topics.
 
@@ -176,11 +194,14 @@ class Handlers:
         return Done(True, "offset committed")
 
     async def _move(self, group: str, topic: str, partition: int, offset: int) -> None:
+        self._check_place(partition, offset)
+        await self._broker.commit(self.who, group, {(topic, partition): offset})
+
+    def _check_place(self, partition: int, offset: int) -> None:
         if not 0 <= offset <= OFFSET_MAX:
             raise InvalidRequest(f"offset {offset} out of range")
         if partition < 0:
             raise InvalidRequest(f"partition {partition} not found")
-        await self._broker.commit(self.who, group, {(topic, partition): offset})
 
     async def _get_offset(self, request: GetOffset) -> Reply:
         for entry in self._entries(request.group):
@@ -196,7 +217,8 @@ class Handlers:
             offset = await self._broker.offset_for_time(self.who, request.topic, request.partition, request.target)
         if offset is None:
             raise InvalidRequest(f"unknown reset mode: {request.mode.word}")
-        await self._move(request.group, request.topic, request.partition, offset)
+        self._check_place(request.partition, offset)
+        await self._broker.reset_group(self.who, request.group, {(request.topic, request.partition): offset})
         return Done(True, f"offset reset to {offset}")
 
     async def _seek_to_timestamp(self, request: SeekToTimestamp) -> Reply:
@@ -207,7 +229,9 @@ class Handlers:
 
     async def _get_lag(self, request: GetLag) -> Reply:
         end = self._broker.bounds(self.who, request.topic, request.partition).end
-        committed = self._broker.committed(self.who, request.group, request.topic, request.partition) or 0
+        committed = self._broker.committed(self.who, request.group, request.topic, request.partition)
+        if committed is None:
+            committed = self._broker.bounds(self.who, request.topic, request.partition).first
         return LagReply(committed, committed, end, max(0, end - committed))
 
     async def _list_groups(self, request: ListGroups) -> Reply:
@@ -235,14 +259,9 @@ class Handlers:
 
     def _entries(self, group: str) -> list[GroupEntry]:
         """Return one entry for each topic that the group has committed on, by name."""
-        by_topic: dict[str, list[GroupLag]] = {}
+        by_topic: dict[str, list[PartitionOffset]] = {}
         for lag in self._broker.lag(self.who, group):
-            by_topic.setdefault(lag.topic, []).append(lag)
-        return [
-            GroupEntry(topic, group, 0, [PartitionOffset(lag.partition, lag.committed) for lag in sorted(lags, key=_by_partition)])
-            for topic, lags in sorted(by_topic.items())
-        ]
-
-
-def _by_partition(lag: GroupLag) -> int:
-    return lag.partition
+            if lag.committed is not None:
+                by_topic.setdefault(lag.topic, []).append(PartitionOffset(lag.partition, lag.committed))
+        members = Counter(member.topic for member in self._broker.members(self.who, group))
+        return [GroupEntry(topic, group, members[topic], offsets) for topic, offsets in by_topic.items()]

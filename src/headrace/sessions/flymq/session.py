@@ -87,7 +87,7 @@ class FlyMqSession(BaseSession[Step]):
         self._watched_link = link
         self._broker = broker
         self._who = who
-        self._handlers = Handlers(broker, who, settings.node, self._turns, self._is_over)
+        self._handlers = Handlers(broker, who, settings.node, self._turns, self._is_over, link.peer)
         self._access = access
         self._dialect = settings.dialect
         self._decoder = RequestDecoder(self._inflated_bytes_max)
@@ -106,7 +106,7 @@ class FlyMqSession(BaseSession[Step]):
             self._take(self._decode(data))
 
     def lost(self) -> None:
-        self._handlers.transactions.abort_all()
+        self._handlers.abandon()
         super().lost()
 
     def _is_over(self) -> bool:
@@ -235,7 +235,7 @@ class FlyMqSession(BaseSession[Step]):
         if self._access.who != self._who:
             self._who = self._handlers.who = self._access.who
             self._decoder.inflated_bytes_max = self._inflated_bytes_max
-            self._handlers.transactions.abort_all()
+            self._handlers.abandon()
             if self._dialect is Dialect.SPEC and self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply

@@ -12,7 +12,8 @@ few attempts it goes to the topic's dead letters. The id identifies the record, 
 An id from a lost connection identifies the same record on the next one. It is accepted if the record was delivered there again, and is
 an error otherwise. The timestamp distinguishes a topic from a deleted one of the same name.
 
-With auto commit a message counts as read when the peer's transport has acknowledged it. Otherwise it is delivered again.
+With auto commit a message counts as read when the peer's transport has acknowledged it. Otherwise it is delivered again. Pushed messages
+are then taken in chunks of columns, because none is acknowledged on its own.
 """
 
 from __future__ import annotations
@@ -26,11 +27,10 @@ from typing import Final
 from headrace import limits
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.groups.settlement import Delivery, SettlementPolicy, SettlementQueue
+from headrace.broker.groups.members import Delivery, Member, SettlementPolicy
 from headrace.errors import BrokerError
-from headrace.sessions.contract import Link
+from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.errors import INVALID_READER_TYPE, NO_FETCH_COUNT, NOT_SUPPORTED, READER_NOT_FOUND, UNKNOWN_MESSAGE, text
-from headrace.sessions.fujin.group_push import Chunk, GroupPush, GroupPushes
 from headrace.sessions.fujin.settings import FujinSettings, ReaderConnector
 from headrace.wire.fujin import ConnectReader, Fetch, ReaderKind, Reply, Request, Settle, encode
 
@@ -40,45 +40,25 @@ TAKE_RECORDS: Final = 2_000
 TAKE_BYTES: Final = 128 * limits.KIB
 """Bytes pushed at once: enough to be efficient, and few enough to keep the unsent bytes near the high-water mark."""
 FETCH_BYTES: Final = 1 * limits.MIB
+UNCONFIRMED_MAX: Final = 65_536
+"""Most pushed messages with auto commit that the transport has not acknowledged."""
 _UNREAD_TIMEOUT_MS: Final = 3_600_000
 """With auto commit there are no acknowledgements: only a lost connection returns a message."""
 _LAST_WORDS_SECONDS: Final = 0.25
 """Time a disconnecting reader waits for the acknowledgement of its last messages. Then they are returned to the group."""
-_CONFIRM_SECONDS: Final = 0.05
-"""Interval for checking whether the last messages have arrived while there is nothing to send."""
+_CONFIRM_SECONDS: Final = 0.01
+"""Interval for checking whether the last messages have arrived. Short, because until then they use up the reader's credit."""
+_DRAINING_SECONDS: Final = 0.05
 
 
 class Source:
-    """One topic of a reader: a queue or a group push. Implements `ChunkReader`."""
+    """One topic of a reader."""
 
-    def __init__(self, reader: Reader, topic: str, suffix: bytes) -> None:
-        self._reader = reader
-        self.topic, self.suffix = topic, suffix
-        self.queue: SettlementQueue | None = None
-        self.group_push: GroupPush | None = None
-        self.is_counted = False
-        """Whether it is counted as a reader with a queue."""
+    def __init__(self, topic: str, suffix: bytes, member: Member) -> None:
+        self.topic, self.suffix, self.member = topic, suffix, member
 
     def id_of(self, delivery: Delivery) -> bytes:
         return _ID.pack(delivery.partition, delivery.offset, delivery.timestamp) + self.suffix
-
-    def open_queue(self) -> SettlementQueue:
-        assert self.queue is not None, "opened with the reader"
-        return self.queue
-
-    @property
-    def has_room(self) -> bool:
-        return self._reader.has_room
-
-    def take_chunk(self, group_push: GroupPush, chunk: Chunk) -> None:
-        values = [value or b"" for value in chunk.batch.values()]
-        self._reader.send_confirmed(encode.messages(None, values), lambda: group_push.confirm(chunk))
-
-    def group_push_failed(self, reason: str) -> None:
-        self._reader.failed(reason)
-
-    def group_push_retired(self) -> None:
-        self._reader.go_on_with_queue(self)
 
 
 class Reader:
@@ -87,11 +67,10 @@ class Reader:
     def __init__(
         self,
         broker: Broker,
-        link: Link,
+        link: StreamedLink,
         who: Principal,
         settings: FujinSettings,
         request: ConnectReader,
-        group_pushes: GroupPushes | None,
         *,
         settled: Callable[[], None],
         failed: Callable[[str], None],
@@ -100,8 +79,6 @@ class Reader:
         self._kind, self._auto_commit, self._name = request.kind, request.auto_commit, request.name
         self._loop = asyncio.get_running_loop()
         self._settled, self.failed = settled, failed
-        self._group_pushes = group_pushes
-        self._connector: ReaderConnector
         self._sources: list[Source] = []
         self._turn = 0
         self._unsettled: dict[bytes, tuple[Source, int]] = {}
@@ -129,14 +106,12 @@ class Reader:
         connector = self._settings.connectors.reader(self._name)
         if connector is None:
             return READER_NOT_FOUND
-        self._connector = connector
         try:
             for topic in connector.topics:
                 await self._broker.ensure_topic(self._who, topic)
             for topic in connector.topics:
-                source = Source(self, topic, topic.encode() if len(connector.topics) > 1 else b"")
-                self._sources.append(source)
-                await self._open(source)
+                suffix = topic.encode() if len(connector.topics) > 1 else b""
+                self._sources.append(Source(topic, suffix, self._join(connector, topic)))
         except BrokerError as error:
             self.lost()
             return text(error, READER_NOT_FOUND)
@@ -144,15 +119,9 @@ class Reader:
 
     def start(self) -> None:
         """Start pushing, if the client wants that. The client knows that it is connected."""
-        if self._kind is not ReaderKind.PUSH:
-            return
-        for source in self._sources:
-            if source.group_push is None:
+        if self._kind is ReaderKind.PUSH:
+            for source in self._sources:
                 self._spawn(self._push(source))
-            elif source.group_push.is_over:
-                self.go_on_with_queue(source)
-            else:
-                source.group_push.join(source)
 
     def handle(self, message: Fetch | Settle) -> None:
         if isinstance(message, Settle):
@@ -172,9 +141,6 @@ class Reader:
     def drained(self) -> None:
         self._confirm()
         self._writable.set()
-        for source in self._sources:
-            if source.group_push is not None:
-                source.group_push.room()
 
     def stop(self) -> None:
         """Deliver nothing more. Deliveries may still be settled, and a waiting FETCH gets an empty reply."""
@@ -192,9 +158,7 @@ class Reader:
             self._confirm()
         sources, self._sources = self._sources, []
         for source in sources:
-            closing = self._leave(source)
-            if closing is not None:
-                await closing
+            await source.member.close()
 
     def lost(self) -> None:
         """Return the deliveries in flight to the group."""
@@ -206,58 +170,36 @@ class Reader:
             task.cancel()
         sources, self._sources = self._sources, []
         for source in sources:
-            self._leave(source)
+            source.member.close()
 
     # Sources.
 
-    async def _open(self, source: Source) -> None:
-        if self._group_pushes is not None:
-            if self._auto_commit and self._kind is ReaderKind.PUSH:
-                source.group_push = await self._group_pushes.join(self._who, source.topic, self._connector)
-                if source.group_push is not None:
-                    return
-            else:
-                await self._group_pushes.enter_queue(self._connector.group, source.topic)
-            source.is_counted = True
-        source.queue = self._queue(source.topic)
-
-    def go_on_with_queue(self, source: Source) -> None:
-        """Continue with a queue after the group push has retired."""
-        source.group_push = None
-        if not self._is_stopped:
-            self._spawn(self._push_after_group_push(source))
-
-    async def _push_after_group_push(self, source: Source) -> None:
-        try:
-            await self._open(source)
-        except BrokerError as error:
-            self.failed(f"{error.code}: {error}")
-            return
-        if source.group_push is not None:
-            source.group_push.join(source)
-        else:
-            await self._push(source)
-
-    def _leave(self, source: Source) -> asyncio.Future[None] | None:
-        if source.is_counted and self._group_pushes is not None:
-            source.is_counted = False
-            self._group_pushes.leave_queue(self._connector.group, source.topic)
-        if source.group_push is not None:
-            return source.group_push.leave(source)
-        return None if source.queue is None else source.queue.close()
-
-    def _queue(self, topic: str) -> SettlementQueue:
-        settings, connector = self._settings, self._connector
+    def _join(self, connector: ReaderConnector, topic: str) -> Member:
+        settings = self._settings
+        policy = SettlementPolicy(
+            ack_timeout_ms=settings.ack_timeout_ms,
+            backoff_ms=settings.backoff_ms,
+            backoff_max_ms=settings.backoff_max_ms,
+            attempts_max=settings.attempts_max,
+        )
         if self._auto_commit:
-            policy = SettlementPolicy(ack_timeout_ms=_UNREAD_TIMEOUT_MS, attempts_max=0, dead_letters=False)
-        else:
             policy = SettlementPolicy(
-                ack_timeout_ms=settings.ack_timeout_ms,
-                backoff_ms=settings.backoff_ms,
-                backoff_max_ms=settings.backoff_max_ms,
-                attempts_max=settings.attempts_max,
+                ack_timeout_ms=_UNREAD_TIMEOUT_MS,
+                attempts_max=0,
+                in_flight_max=UNCONFIRMED_MAX,
+                dead_letters=False,
+                chunks=self._kind is ReaderKind.PUSH,
             )
-        return self._broker.queue(self._who, connector.group, topic, policy=policy, start=connector.start)
+        return self._broker.join(
+            self._who,
+            connector.group,
+            topic,
+            policy=policy,
+            mode=connector.mode,
+            default_mode="shared",
+            start=connector.start,
+            address=self._link.peer,
+        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -268,22 +210,28 @@ class Reader:
     # Delivering.
 
     async def _push(self, source: Source) -> None:
+        push = self._push_chunk if self._auto_commit else self._push_messages
         try:
             while not self._is_stopped:
                 await self._room()
-                taken = await source.open_queue().take(TAKE_RECORDS, TAKE_BYTES, wait_ms=limits.FETCH_WAIT_MS_MAX)
-                if taken:
-                    ids = self._deliver(source, taken)
-                    self._send(source, taken, encode.messages(ids, [delivery.value or b"" for delivery in taken]))
-                else:
-                    # A draining broker returns an empty list at once. Do not call it in a busy loop.
-                    await asyncio.sleep(_CONFIRM_SECONDS)
+                if not await push(source):
+                    # A draining broker returns nothing at once. Do not call it in a busy loop.
+                    await asyncio.sleep(_DRAINING_SECONDS)
         except BrokerError as error:
             self.failed(f"{error.code}: {error}")
 
-    @property
-    def has_room(self) -> bool:
-        return not self._is_stopped and self._link.unsent_bytes <= limits.OUTPUT_HIGH_WATER_BYTES
+    async def _push_messages(self, source: Source) -> bool:
+        taken = await source.member.take(TAKE_RECORDS, TAKE_BYTES, wait_ms=limits.FETCH_WAIT_MS_MAX)
+        if taken:
+            self._link.send(encode.messages(self._deliver(source, taken), [delivery.value or b"" for delivery in taken]))
+        return bool(taken)
+
+    async def _push_chunk(self, source: Source) -> bool:
+        member = source.member
+        chunk = await member.take_chunk(UNCONFIRMED_MAX, TAKE_BYTES, wait_ms=limits.FETCH_WAIT_MS_MAX)
+        if chunk is not None:
+            self._send_confirmed(encode.messages(None, [value or b"" for value in chunk.values]), lambda: member.ack(chunk.ids))
+        return chunk is not None
 
     async def _room(self) -> None:
         """Wait until the peer has read enough of its output."""
@@ -315,8 +263,11 @@ class Reader:
             self._link.send(encode.fetched(message.cid, None if self._auto_commit else [], []))
             return
         source, taken = found
-        ids = self._deliver(source, taken)
-        self._send(source, taken, encode.fetched(message.cid, ids, [delivery.value or b"" for delivery in taken]))
+        member, values = source.member, [delivery.value or b"" for delivery in taken]
+        if self._auto_commit:
+            self._send_confirmed(encode.fetched(message.cid, None, values), lambda: member.ack([delivery.id for delivery in taken]))
+        else:
+            self._link.send(encode.fetched(message.cid, self._deliver(source, taken), values))
 
     async def _take(self, count: int) -> tuple[Source, list[Delivery]] | None:
         """Take from the first source that has messages, starting with another source each time. Wait a little if none has."""
@@ -327,15 +278,13 @@ class Reader:
             for source in sources:
                 if wait_ms == 0 and len(sources) == 1:
                     continue
-                taken = await source.open_queue().take(count, FETCH_BYTES, wait_ms=wait_ms)
+                taken = await source.member.take(count, FETCH_BYTES, wait_ms=wait_ms)
                 if taken:
                     return source, taken
         return None
 
-    def _deliver(self, source: Source, taken: Sequence[Delivery]) -> list[bytes] | None:
-        """Return the ids of the messages and remember them. None with auto commit."""
-        if self._auto_commit:
-            return None
+    def _deliver(self, source: Source, taken: Sequence[Delivery]) -> list[bytes]:
+        """Return the ids of the messages and remember them."""
         ids = [source.id_of(delivery) for delivery in taken]
         for id, delivery in zip(ids, taken, strict=True):
             self._unsettled.pop(id, None)
@@ -344,14 +293,7 @@ class Reader:
             del self._unsettled[id]
         return ids
 
-    def _send(self, source: Source, taken: Sequence[Delivery], frames: bytes) -> None:
-        if self._auto_commit:
-            queue, ids = source.open_queue(), [delivery.id for delivery in taken]
-            self.send_confirmed(frames, lambda: queue.ack(ids))
-        else:
-            self._link.send(frames)
-
-    def send_confirmed(self, frames: bytes, arrived: Callable[[], object]) -> None:
+    def _send_confirmed(self, frames: bytes, arrived: Callable[[], object]) -> None:
         """Send the frames, and call `arrived` when the peer has acknowledged all of them."""
         self._link.send(frames)
         self._sent_bytes += len(frames)
@@ -363,6 +305,8 @@ class Reader:
         arrived = self._sent_bytes - self._link.unsent_bytes
         while self._unconfirmed and self._unconfirmed[0][0] <= arrived:
             self._unconfirmed.popleft()[1]()
+        if self._unconfirmed and not self._is_stopped:
+            self._link.when_acknowledged(self._confirm)
         if self._unconfirmed and self._confirm_timer is None and not self._is_stopped:
             self._confirm_timer = self._loop.call_later(_CONFIRM_SECONDS, self._confirm_again)
 
@@ -380,8 +324,7 @@ class Reader:
         errors: list[str | None] = [UNKNOWN_MESSAGE] * len(message.ids)
         for source in self._sources:
             known = [(index, self._unsettled[id][1]) for index, id in enumerate(message.ids) if self._is_from(source, id)]
-            queue = source.open_queue()
-            settle = queue.ack if message.request is Request.ACK else queue.nack
+            settle = source.member.ack if message.request is Request.ACK else source.member.nack
             for (index, _), done in zip(known, settle([delivery for _, delivery in known]), strict=True):
                 if done:
                     errors[index] = None

@@ -16,7 +16,6 @@ from typing import Final
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.sessions.contract import StreamedLink
-from headrace.sessions.fujin.group_push import GroupPushes
 from headrace.sessions.fujin.reader import Reader
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import Writer, WriterIds
@@ -41,7 +40,7 @@ PING_ERROR_CODE: Final = 3
 
 
 class FujinSession(BaseSession[ClientMessage]):
-    """State of one stream. `ids` and `group_pushes` are shared by all streams. Without `group_pushes` every reader uses a queue."""
+    """State of one stream. `ids` are shared by all streams."""
 
     _decoder: RequestDecoder
     _link: StreamedLink
@@ -55,10 +54,9 @@ class FujinSession(BaseSession[ClientMessage]):
         who: Principal,
         ids: WriterIds,
         settings: FujinSettings = FujinSettings(),
-        group_pushes: GroupPushes | None = None,
     ) -> None:
         super().__init__(link, in_flight_bytes_max=settings.in_flight_bytes_max)
-        self._broker, self._who, self._ids, self._settings, self._group_pushes = broker, who, ids, settings, group_pushes
+        self._broker, self._who, self._ids, self._settings = broker, who, ids, settings
         self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
         self._role: Writer | Reader | None = None
         self._last_frame = b""
@@ -144,7 +142,6 @@ class FujinSession(BaseSession[ClientMessage]):
             self._who,
             self._settings,
             message,
-            self._group_pushes,
             settled=self._update,
             failed=self._reader_failed,
         )

@@ -22,6 +22,8 @@ class ReaderConnector:
     group: str
     start: Literal["earliest", "latest"] = "earliest"
     """Position of a group that has never read the topic."""
+    mode: Literal["ordered", "shared"] | None = None
+    """Mode of the group. None: as the group does, and shared if the reader is its first member."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from headrace.errors import WireError
 from headrace.limits import BLIPMQ_FRAME_BYTES_MAX
 from headrace.wire.blipmq.frames import (
     COUNTED_HEAD_BYTES,
+    GROUP_EARLIEST,
+    GROUP_MODES,
     HEAD,
     HEAD_BYTES,
     LENGTH,
@@ -205,7 +207,19 @@ def _subscribe(cid: int, payload: bytes) -> Message | None:
     if end >= len(payload):
         return None
     topic = _text(payload[U16.size : end])
-    return None if topic is None else Subscribe(cid, topic, payload[end])
+    if topic is None:
+        return None
+    group, options = _group(payload[end + 1 :])
+    return Subscribe(cid, topic, payload[end], group, GROUP_MODES[options % GROUP_EARLIEST], options >= GROUP_EARLIEST)
+
+
+def _group(rest: bytes) -> tuple[str, int]:
+    """Return group and options. Bytes that are none of these are ignored: a client of the original may send any."""
+    if len(rest) > U16.size and len(rest) == U16.size + U16.unpack_from(rest)[0] + 1:
+        group, options = _text(rest[U16.size : -1]), rest[-1]
+        if group and options % GROUP_EARLIEST < len(GROUP_MODES) and options < 2 * GROUP_EARLIEST:
+            return group, options
+    return "", 0
 
 
 def _nack(cid: int, payload: bytes) -> Message | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Literal
 
 from headrace.errors import LimitExceeded, RecordTooLarge
 from headrace.limits import BLIPMQ_FRAME_BYTES_MAX
 from headrace.wire.blipmq.frames import (
     COUNTED_HEAD_BYTES,
+    GROUP_EARLIEST,
+    GROUP_MODES,
     HEAD,
     NACK_HEAD,
     PROTOCOL_VERSION,
@@ -45,8 +48,13 @@ def auth(cid: int, key: bytes) -> bytes:
     return _frame(FrameType.AUTH, cid, _counted(key, "API key"))
 
 
-def subscribe(cid: int, topic: str, qos: int) -> bytes:
-    return _frame(FrameType.SUBSCRIBE, cid, b"%b%c" % (_counted(topic.encode(), "topic"), qos))
+def subscribe(
+    cid: int, topic: str, qos: int, group: str = "", mode: Literal["", "ordered", "shared"] = "", *, earliest: bool = False
+) -> bytes:
+    payload = b"%b%c" % (_counted(topic.encode(), "topic"), qos)
+    if group:
+        payload += b"%b%c" % (_counted(group.encode(), "group"), GROUP_MODES.index(mode) + (GROUP_EARLIEST if earliest else 0))
+    return _frame(FrameType.SUBSCRIBE, cid, payload)
 
 
 def ack(cid: int, subscription: int) -> bytes:
@@ -112,8 +120,8 @@ def encode(message: Message) -> bytes:
             return auth(cid, key)
         case PublishBatch(qos, topic, cids, values):
             return publishes(qos, topic, cids, values)
-        case Subscribe(cid, topic, qos):
-            return subscribe(cid, topic, qos)
+        case Subscribe(cid, topic, qos, group, mode, earliest):
+            return subscribe(cid, topic, qos, group, mode, earliest=earliest)
         case AckBatch(subscription, cids):
             return acks(subscription, cids)
         case PollBatch(subscription, cids):

@@ -11,7 +11,7 @@
     01 HELLO      u16 version
     02 AUTH       u16 n, n bytes UTF-8 key
     03 PUBLISH    u8 qos, u16 n, n bytes UTF-8 topic, message
-    04 SUBSCRIBE  u16 n, n bytes UTF-8 topic, u8 qos          (more bytes are ignored)
+    04 SUBSCRIBE  u16 n, n bytes UTF-8 topic, u8 qos, [u16 n, n bytes UTF-8 group, u8 options]    (other bytes are ignored)
     05 ACK        u64 subscription
     06 NACK       u16 code, u16 n, n bytes UTF-8 text
     07 PING       anything, ignored
@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 LENGTH: Final = struct.Struct(">I")
 HEAD: Final = struct.Struct(">IBQ")
@@ -43,6 +43,9 @@ COUNTED_HEAD_BYTES: Final = HEAD_BYTES - LENGTH.size
 """Part of the head that `length` counts: the smallest length of a frame."""
 assert (HEAD_BYTES, COUNTED_HEAD_BYTES) == (13, 9), "the drawing says 13, and 9 of them are counted"
 
+GROUP_MODES: Final[tuple[Literal["", "ordered", "shared"], ...]] = ("", "ordered", "shared")
+GROUP_EARLIEST: Final = 4
+"""Options of a group in a SUBSCRIBE: the index of the mode, and a bit for the position of a new group."""
 PROTOCOL_VERSION: Final = 1
 U16_MAX: Final = 0xFFFF
 
@@ -101,6 +104,12 @@ class Subscribe:
     cid: int
     topic: str
     qos: int
+    group: str = ""
+    """Only Headrace has groups: the members of a group share the messages. Empty: the subscription has all messages to itself."""
+    mode: Literal["", "ordered", "shared"] = ""
+    """Options 1 and 2 of a group; empty: that of the group."""
+    earliest: bool = False
+    """Option 4 of a group: a new group begins at the earliest message instead of the next one."""
 
 
 @dataclass(slots=True)

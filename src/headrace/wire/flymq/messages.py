@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from headrace.wire.flymq.access_messages import AccessReplies, AccessRequest
 from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest
@@ -214,6 +214,48 @@ class SeekToTimestamp:
     """Empty: return the offset without committing it."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupJoin:
+    """Join a group as a member. The member belongs to the connection and leaves with it."""
+
+    topic: str
+    group: str
+    mode: str = ""
+    """`ordered` or `shared`. Empty: that of the group, and ordered for the first member."""
+    partition: int = -1
+    """-1: all partitions."""
+    start: str = "latest"
+    """Where a new group begins: `earliest`, `latest`, `offset` or `timestamp` (Unix ms)."""
+    target: int = 0
+    """Offset or time."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTake:
+    member: int
+    records_max: int
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettle:
+    member: int
+    kind: int
+    """One of `ACK`, `NACK` and `ACK_UP_TO`."""
+    places: list[PartitionOffset]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLeave:
+    member: int
+
+
+ACK: Final = 0
+NACK: Final = 1
+ACK_UP_TO: Final = 2
+"""Kinds of `GroupSettle`: settle these records, deliver them again, or settle all records of their partitions up to them."""
+
+
 # Replies.
 
 
@@ -328,6 +370,34 @@ class GroupList:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupJoined:
+    member: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRecord:
+    partition: int
+    offset: int
+    attempt: int
+    timestamp: int
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTaken:
+    records: list[TakenRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettled:
+    """For each record: False if the member no longer has it."""
+
+    known: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
 class LagReply:
     current: int
     committed: int
@@ -359,6 +429,10 @@ Request: TypeAlias = (
     | ListGroups
     | DescribeGroup
     | SeekToTimestamp
+    | GroupJoin
+    | GroupTake
+    | GroupSettle
+    | GroupLeave
     | AccessRequest
     | SchemaRequest
     | AdvancedRequest
@@ -376,6 +450,9 @@ Reply: TypeAlias = (
     | GroupList
     | GroupEntry
     | LagReply
+    | GroupJoined
+    | GroupTaken
+    | GroupSettled
     | AccessReplies
     | SchemaReplies
     | AdvancedReply

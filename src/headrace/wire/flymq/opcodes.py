@@ -2,7 +2,7 @@
 
 `Opcode` lists all of them; `table.py` has those that this release supports. 0x53 is missing in the specification but part of the
 original's code of the same version. 0x80 and 0x81 are in a later version; some clients send 0xA0 and 0xA1 instead. Only Headrace has
-0x0F and 0x7E.
+0x0F, 0x67 to 0x6A and 0x7E.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ class Opcode(IntEnum):
     GET_LAG = 0x64
     DELETE_GROUP = 0x65
     SEEK_TO_TIMESTAMP = 0x66
+    GROUP_JOIN = 0x67
+    GROUP_TAKE = 0x68
+    GROUP_SETTLE = 0x69
+    GROUP_LEAVE = 0x6A
 
     AUTH = 0x70
     AUTH_RESPONSE = 0x71

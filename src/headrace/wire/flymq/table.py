@@ -18,7 +18,7 @@ from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq import transactions
 from headrace.wire.flymq.failure import decode_failure, encode_failure
 from headrace.wire.flymq.fetching import SdkLayout, SpecLayout
-from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U32, U64, Field, Layout, Reader, Repeated, Trailing
+from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U8, U32, U64, Field, Layout, Reader, Repeated, Trailing
 from headrace.wire.flymq.framing import frame
 from headrace.wire.flymq.opcodes import Dialect, Opcode
 from headrace.wire.flymq.produce import encode_batch, encode_metadata, read_metadata
@@ -70,9 +70,9 @@ _FETCH: Final[dict[str, Field[Any]]] = {
 }
 _SDK_FETCHED: Final = SdkLayout()
 _BOUNDS: Final = Layout(m.PartitionBounds, partition=I32, leader=I32, first=U64, end=U64)
-_GROUP_ENTRY: Final = Layout(
-    m.GroupEntry, topic=S16, group=S16, members=U32, offsets=Repeated(Layout(m.PartitionOffset, partition=I32, offset=U64))
-)
+_PLACES: Final = Repeated(Layout(m.PartitionOffset, partition=I32, offset=U64))
+_GROUP_ENTRY: Final = Layout(m.GroupEntry, topic=S16, group=S16, members=U32, offsets=_PLACES)
+_TAKEN: Final = Layout(m.TakenRecord, partition=I32, offset=U64, attempt=U32, timestamp=I64, key=B32, value=B32)
 # Only Headrace has key, partition, id and time of delivery. The offset of a delayed message is 0, since it has none yet.
 _PLACE: Final[dict[str, Field[Any]]] = {
     **{"topic": S16, "partition": I32, "offset": U64, "timestamp": I64, "key_size": I32, "value_size": I32}
@@ -183,6 +183,14 @@ ROWS: Final[Iterable[Row]] = (
     ),
     Row(Opcode.DELETE_GROUP, GroupLayout(m.DeleteGroup), _DONE),
     Row(Opcode.SEEK_TO_TIMESTAMP, SeekLayout(), _OFFSET),
+    Row(
+        Opcode.GROUP_JOIN,
+        Layout(m.GroupJoin, topic=S16, group=S16, mode=S16, partition=I32, start=S16, target=I64),
+        Layout(m.GroupJoined, member=U64, mode=S16),
+    ),
+    Row(Opcode.GROUP_TAKE, Layout(m.GroupTake, member=U64, records_max=I32, wait_ms=I32), Layout(m.GroupTaken, records=Repeated(_TAKEN))),
+    Row(Opcode.GROUP_SETTLE, Layout(m.GroupSettle, member=U64, kind=U8, places=_PLACES), Layout(m.GroupSettled, known=Repeated(BOOL))),
+    Row(Opcode.GROUP_LEAVE, Layout(m.GroupLeave, member=U64), _DONE),
     Row(Opcode.AUTH, Layout(a.Auth, user=S16, password=S16), _AUTH_REPLY, _AUTH_REPLY_SDK, Opcode.AUTH_RESPONSE),
     Row(Opcode.WHOAMI, Layout(a.WhoAmI), Layout(a.Identity, authenticated=BOOL, user=S16, roles=NAMES, permissions=NAMES)),
     Row(Opcode.USER_CREATE, Layout(a.UserCreate, **_USER), _USER_ENTRY),

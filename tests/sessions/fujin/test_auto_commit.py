@@ -1,4 +1,4 @@
-"""Auto commit in chunks: readers take turns, no chunk is lost with a reader, and a reader with a queue takes over."""
+"""Auto commit in chunks: readers take turns, no chunk is lost with a reader, and readers of both kinds share a group."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ async def put(protocol: ServedProtocol, *values: str, topic: str = "t", partitio
 
 
 def committed(protocol: ServedProtocol, partition: int = 0) -> int | None:
+    protocol.env.clock.tick(protocol.env.settings.settlement_commit_ms)
     return protocol.env.broker.committed(WHO, "t", "t", partition)
 
 
@@ -70,13 +71,12 @@ async def test_the_last_to_leave_leaves_the_groups_progress_behind() -> None:
 
 
 @pytest.mark.parametrize("kind", list(ReaderKind))
-async def test_a_reader_that_acknowledges_makes_all_readers_use_the_queue(kind: ReaderKind) -> None:
+async def test_readers_that_acknowledge_and_readers_that_do_not_share_a_group(kind: ReaderKind) -> None:
     async with fujin_protocol() as protocol:
         await put(protocol, "a")
         automatic = await protocol.reader(auto_commit=True)
         await automatic.messages(1)
         manual = await protocol.reader(kind=kind)
-        assert committed(protocol) == 1
         await put(protocol, *"bcdefg")
         found: list[bytes] = []
         if kind is ReaderKind.PULL:
@@ -90,22 +90,6 @@ async def test_a_reader_that_acknowledges_makes_all_readers_use_the_queue(kind: 
 
         await until(all_there)
         assert sorted(found) == [b"b", b"c", b"d", b"e", b"f", b"g"]
-
-
-async def test_while_others_acknowledge_a_new_automatic_reader_uses_the_queue_too() -> None:
-    async with fujin_protocol() as protocol:
-        manual = await protocol.reader()
-        automatic = await protocol.reader(auto_commit=True)
-        await put(protocol, "a")
-        await turns(100)
-        found = [*values(manual), *values(automatic)]
-        assert found == [b"a"]
-        lose(protocol, manual)
-        lose(protocol, automatic)
-        await turns(100)
-        alone = await protocol.reader(auto_commit=True)
-        await put(protocol, "b")
-        await until(lambda: b"b" in bytes(alone.link.sent))
 
 
 async def test_a_reader_that_does_not_drain_is_not_fed() -> None:
@@ -136,11 +120,12 @@ async def test_progress_that_cannot_be_committed_now_is_committed_later() -> Non
     async with fujin_protocol() as protocol:
         await put(protocol, "a")
         reader = await protocol.reader(auto_commit=True)
-        await put(protocol, "b")
+        await until(lambda: committed(protocol) == 1)
         protocol.env.engine.topic, protocol.env.engine.error = "__offsets", DiskFull("no room")
+        await put(protocol, "b")
         await reader.messages(2)
         before = protocol.env.engine.appends
-        await until(lambda: protocol.env.engine.appends > before)
+        await until(lambda: committed(protocol) == 1 and protocol.env.engine.appends > before)
         protocol.env.engine.error = None
         await until(lambda: committed(protocol) == 2)
 

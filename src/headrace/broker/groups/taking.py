@@ -1,0 +1,49 @@
+"""One call that takes records for a member."""
+
+from __future__ import annotations
+
+from headrace.broker.groups.progress import Entry, MemberState, Row
+from headrace.engine.contract import Batch
+
+
+class Taking:
+    """Deliveries of one call so far, and its remaining capacity."""
+
+    __slots__ = ("bytes_left", "chunks", "member", "records_left", "taken")
+
+    def __init__(self, member: MemberState, records_max: int, bytes_max: int) -> None:
+        self.member = member
+        self.records_left = min(records_max, member.room)
+        self.bytes_left = bytes_max
+        self.taken: list[tuple[Entry, Row]] = []
+        self.chunks: list[tuple[Entry, list[Batch]]] = []
+        """Instead of single records: each chunk with its unexpired records."""
+
+    @property
+    def is_full(self) -> bool:
+        return self.records_left <= 0 or self.bytes_left <= 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.taken and not self.chunks
+
+    def fits(self, row: Row) -> bool:
+        """Return whether the record fits. The first one always does, whatever its size."""
+        return self.is_empty or row.size_bytes <= self.bytes_left
+
+    def fitting(self, batch: Batch) -> int:
+        """Return how many records of the batch fit; at least one if nothing is taken yet."""
+        return min(max(batch.fitting(self.bytes_left), 1 if self.is_empty else 0), len(batch), self.records_left)
+
+    def add(self, entry: Entry, row: Row) -> None:
+        self.taken.append((entry, row))
+        self.records_left -= 1
+        self.bytes_left -= row.size_bytes
+
+    def add_chunk(self, entry: Entry, chunk: Batch, living: list[Batch]) -> None:
+        self.chunks.append((entry, living))
+        self.records_left -= len(chunk)
+        self.bytes_left -= chunk.size_bytes
+
+    def entries(self) -> list[Entry]:
+        return [entry for entry, _ in self.taken] + [entry for entry, _ in self.chunks]
