@@ -31,7 +31,7 @@ READ_TARGET = Target(at_least=5_000_000)
 SMALL_READ_TARGET = Target(at_most=10)
 SINGLES_READ_TARGET = Target(at_least=0.5)
 SINGLES_SIZE_TARGET = Target(at_most=1.2)
-SINGLES_FRACTION = 20
+SINGLES_EVERY = 20
 """Of the records of the plan, one in so many: each takes a flush of its own."""
 SPREAD_TARGET = Target(at_most=5)
 SPREAD_RECORDS = (1, 10)
@@ -159,7 +159,7 @@ def _small_reads(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -> I
 
 
 def _singles(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -> Iterator[Figure]:
-    records = max(plan.records // SINGLES_FRACTION, 1)
+    records = max(plan.records // SINGLES_EVERY, 1)
     sizes, columns, values, single_bytes, bulk_bytes = [], [], [], [], []
     for turn in range(repeat):
         with steps.step(f"single records {turn + 1}/{repeat}", 1):
