@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from headrace.errors import CorruptData as CorruptData
     from headrace.errors import DiskFull as DiskFull
     from headrace.errors import EntryExists as EntryExists
+    from headrace.errors import GroupHasMembers as GroupHasMembers
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.errors import IncompatibleSchema as IncompatibleSchema
     from headrace.errors import InvalidRecord as InvalidRecord
@@ -137,6 +138,7 @@ _MODULES: Final = {
         "InvalidRecord",
         "InvalidRequest",
         "InvalidSchema",
+        "GroupHasMembers",
         "InvalidTopicName",
         "InvalidTransaction",
         "LimitExceeded",
