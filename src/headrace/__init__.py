@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from headrace.errors import CorruptData as CorruptData
     from headrace.errors import DiskFull as DiskFull
     from headrace.errors import EntryExists as EntryExists
+    from headrace.errors import GroupHasMembers as GroupHasMembers
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.errors import IncompatibleSchema as IncompatibleSchema
     from headrace.errors import InvalidRecord as InvalidRecord
@@ -114,7 +115,7 @@ _MODULES: Final = {
     "headrace.clients.rustlog.client": "RustLogClient RustLogOptions",
     "headrace.clients.tls": "TlsOptions",
     "headrace.errors": """
-        BrokerError ConfigError CorruptData DiskFull EntryExists HeadraceError IncompatibleSchema InvalidRecord
+        BrokerError ConfigError CorruptData DiskFull EntryExists GroupHasMembers HeadraceError IncompatibleSchema InvalidRecord
         InvalidRequest InvalidSchema InvalidTopicName InvalidTransaction LimitExceeded LoginFailed LoginThrottled
         NoSuchEntry NotAuthorized OffsetOutOfRange OutOfSequence RecordTooLarge StaleEpoch StorageFailed TopicExists
         Unavailable UnknownDelivery UnknownMessage UnknownPartition UnknownSchema UnknownStage UnknownTopic WireError

@@ -54,6 +54,8 @@ class GroupSubscription:
         self._taken = 0
         self._handed_out: dict[tuple[int, int], int] = {}
         """Delivered, unsettled records: (partition, offset) → the member that received it."""
+        self._settled: dict[int, int] = {}
+        """Offset of the last settled record of an ordered group, by partition."""
         self._closed = asyncio.Event()
 
     @property
@@ -74,8 +76,14 @@ class GroupSubscription:
         place = _place(message)
         if self.mode == "shared":
             return (await self._settle(m.ACK, [place]))[0]
-        earlier = [known for known in self._handed_out if known[0] == place[0] and known <= place]
-        return (await self._settle(m.ACK, [*(known for known in earlier if known != place), place]))[-1]
+        partition, offset = place
+        if place not in self._handed_out and offset <= self._settled.get(partition, -1):
+            return True
+        earlier = [known for known in self._handed_out if known[0] == partition and known < place]
+        is_known = (await self._settle(m.ACK, [*earlier, place]))[-1]
+        if is_known:
+            self._settled[partition] = max(offset, self._settled.get(partition, -1))
+        return is_known
 
     async def nack(self, message: Message) -> bool:
         """Request another delivery of this record."""
@@ -149,6 +157,7 @@ class GroupSubscription:
             if not error.text.startswith(_UNKNOWN_MEMBER):
                 raise
         self._handed_out.clear()
+        self._settled.clear()
         self._joined = await self._calls.join_group(self._request)
         return []
 
