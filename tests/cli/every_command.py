@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> tuple[int, str]:
 
 def _stop_before_measuring() -> None:
     from headrace.bench import options
-    from headrace.bench.errors import BenchFailed
+    from headrace.bench.children import BenchFailed
 
     def measuring(*_: Any) -> Any:
         raise BenchFailed("nothing is measured here")

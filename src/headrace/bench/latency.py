@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Meter, Tick, sample_values
 from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, NoteValue, Target, percentile

@@ -15,8 +15,8 @@ from headrace.broker.groups.subscriptions import SubscriptionBook
 from headrace.engine.contract import Engine
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.protocol import Peer, ServedProtocol
-from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_PROTOCOLS, Config
+from headrace.server.settings import AccessMode
 from headrace.sessions.blipmq.keys import api_keys
 from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings
@@ -45,14 +45,7 @@ class Protocols:
     """
 
     def __init__(
-        self,
-        broker: Broker,
-        engine: Engine,
-        config: Config,
-        access: Access,
-        *,
-        clock: Callable[[], int],
-        blipmq_keys: Mapping[str, str],
+        self, broker: Broker, engine: Engine, config: Config, access: Access, *, clock: Callable[[], int], blipmq_keys: Mapping[str, str]
     ) -> None:
         self._broker, self._config, self._access = broker, config, access
         self._turns = Turns()

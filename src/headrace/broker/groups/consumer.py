@@ -17,7 +17,7 @@ from headrace.broker.groups.offsets import Groups
 from headrace.broker.groups.progress import Entry, Holder, PartitionProgress, Row, State, rows_of
 from headrace.broker.health import supervise
 from headrace.broker.reading.waits import Wait
-from headrace.broker.timers import Clock, Later, Timer
+from headrace.broker.settings import Clock, Later, Timer
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, OffsetOutOfRange
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from headrace.schemas.contract import SchemaType
 from headrace.schemas.json_reading import JsonReader
-from headrace.schemas.reading import Reader, reader_of
-from headrace.schemas.shapes import Kind, Shape
+from headrace.schemas.shapes import Kind, Reader, Shape, reader_of
 
 
 @dataclass(frozen=True, slots=True)
