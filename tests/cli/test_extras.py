@@ -19,12 +19,12 @@ EVERYTHING = "all extras"
 
 NEEDED = {
     "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check",
-               "headrace pipeline archive", "headrace demo"},
+               "headrace pipeline archive", "headrace demo", "headrace bench interference"},
     "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace demo"},
     "tables": {"headrace demo"},
     "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin",
              "headrace ping --protocol fujin", "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
-             "headrace bench latency --protocol fujin", "headrace demo"},
+             "headrace bench latency --protocol fujin", "headrace bench requests", "headrace demo"},
     "schemas": set(),
     "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench compare"},
 }  # fmt: skip
