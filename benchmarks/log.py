@@ -24,11 +24,15 @@ from headrace.bench.report import Figure, NoteValue, Target, percentile
 if TYPE_CHECKING:
     from headrace.bench.progress import Steps
 
-PARTS = ["raw", "append", "read", "small-reads", "spread", "recovery", "memory"]
+PARTS = ["raw", "append", "read", "small-reads", "singles", "spread", "recovery", "memory"]
 APPEND_TARGET = Target(at_least=1_000_000)
 COLUMNS_TARGET = Target(at_least=3_000_000)
 READ_TARGET = Target(at_least=5_000_000)
 SMALL_READ_TARGET = Target(at_most=10)
+SINGLES_READ_TARGET = Target(at_least=0.5)
+SINGLES_SIZE_TARGET = Target(at_most=1.2)
+SINGLES_EVERY = 20
+"""Of the records of the plan, one in so many: each takes a flush of its own."""
 SPREAD_TARGET = Target(at_most=5)
 SPREAD_RECORDS = (1, 10)
 """For each partition."""
@@ -55,8 +59,9 @@ def log(
     """Measure the storage layer without a network, beside the disk and the memory.
 
     raw: pwrite + fdatasync and memcpy. append: durable, 64 batches in flight. read: as columns and as values. small-reads: a few records
-    at a time from large batches. spread: a flush to all partitions, and one of the same bytes to one. recovery: opening a log whose process
-    was killed with a full journal. memory: a broker that idles on that log.
+    at a time from large batches. singles: a log that was filled one record at a time beside one filled in batches. spread: a flush to all
+    partitions, and one of the same bytes to one. recovery: opening a log whose process was killed with a full journal. memory: a broker
+    that idles on that log.
     """
     config: dict[str, NoteValue] = {
         "records": records, "value_bytes": value_bytes, "batch_records": batch_records, "log_bytes": log_bytes, "partitions": partitions,
@@ -75,6 +80,8 @@ def figures(plan: LogPlan, parts: Collection[str], directory: Path, repeat: int,
         yield from _append_and_read(plan, parts, directory / "log", repeat, steps)
     if "small-reads" in parts:
         yield from _small_reads(plan, directory / "small-reads", repeat, steps)
+    if "singles" in parts:
+        yield from _singles(plan, directory, repeat, steps)
     if "spread" in parts:
         for each in SPREAD_RECORDS:
             yield _spread(plan, each, directory / "spread", repeat, steps)
@@ -149,6 +156,26 @@ def _small_reads(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -> I
     what = f"read of {measurements.SMALL_READ_RECORDS} records from batches of {measurements.SMALL_READ_BATCH_RECORDS:,}"
     for name in turns[0]:
         yield Figure(f"{what}, {name}", "CPU µs", [times[name] for times in turns], SMALL_READ_TARGET)
+
+
+def _singles(plan: LogPlan, directory: Path, repeat: int, steps: Steps) -> Iterator[Figure]:
+    records = max(plan.records // SINGLES_EVERY, 1)
+    sizes, columns, values, single_bytes, bulk_bytes = [], [], [], [], []
+    for turn in range(repeat):
+        with steps.step(f"single records {turn + 1}/{repeat}", 1):
+            single = on_loop(measurements.measure_filling(directory / "single", records, plan.value_bytes, 1))
+            bulk = on_loop(measurements.measure_filling(directory / "bulk", records, plan.value_bytes, plan.batch_records))
+        sizes.append(single.bytes_per_record / bulk.bytes_per_record)
+        columns.append(bulk.columns_cpu_seconds / single.columns_cpu_seconds)
+        values.append(bulk.values_cpu_seconds / single.values_cpu_seconds)
+        single_bytes.append(single.bytes_per_record)
+        bulk_bytes.append(bulk.bytes_per_record)
+        for name in ("single", "bulk"):
+            shutil.rmtree(directory / name)
+    notes: dict[str, NoteValue] = {"single B": percentile(sorted(single_bytes), 50), "bulk B": percentile(sorted(bulk_bytes), 50)}
+    yield Figure("space of a record, filled one at a time ÷ in bulk", "×", sizes, SINGLES_SIZE_TARGET, notes)
+    yield Figure("read as columns by CPU time, filled one at a time ÷ in bulk", "×", columns, SINGLES_READ_TARGET)
+    yield Figure("read as values by CPU time, filled one at a time ÷ in bulk", "×", values, SINGLES_READ_TARGET)
 
 
 def _spread(plan: LogPlan, each: int, directory: Path, repeat: int, steps: Steps) -> Figure:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from headrace.bench.children import child
 from headrace.bench.errors import BenchFailed
 from headrace.bench.load import Tick, sample_values
-from headrace.engine.contract import Appended, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.limits import BATCH_BYTES_TARGET
 from headrace.programs import last_line
@@ -34,6 +34,7 @@ BATCH_POOL = 64
 COLUMN_BATCH_POOL = 16
 """The same for column batches."""
 FLUSH_ROUNDS = 30
+READ_ROUNDS = 10
 SMALL_READS = 2_000
 SMALL_READ_RECORDS = 10
 SMALL_READ_BATCHES = 20
@@ -180,6 +181,43 @@ async def _small_reads(engine: EmbeddedEngine, offsets: list[int]) -> float:
         if sum(map(len, found)) != SMALL_READ_RECORDS:
             raise BenchFailed(f"a read at offset {offset} gave {sum(map(len, found))} of {SMALL_READ_RECORDS} records")
     return (time.process_time() - began) / len(offsets) * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Cost of a log that was filled in a certain way."""
+
+    bytes_per_record: float
+    columns_cpu_seconds: float
+    """Of reading it."""
+    values_cpu_seconds: float
+
+
+async def measure_filling(directory: Path, records: int, value_bytes: int, each: int) -> Filling:
+    """Fill a log with flushes of `each` records, close it, and read it."""
+    engine = open_engine(directory)
+    await engine.open()
+    try:
+        await engine.create_topic(TOPIC, 1, TopicConfig())
+        values = sample_values(value_bytes, records)
+        for first in range(0, records, each):
+            await engine.append([Write(TOPIC, 0, RecordBatch(values[first : first + each]))], ack=Ack.WRITTEN)
+    finally:
+        await engine.close()
+    engine = open_engine(directory)
+    await engine.open()
+    try:
+        size_bytes = engine.size_bytes(TOPIC, 0)
+        return Filling(size_bytes / records, await _reading_cpu(engine, columns=True), await _reading_cpu(engine, columns=False))
+    finally:
+        await engine.close()
+
+
+async def _reading_cpu(engine: EmbeddedEngine, *, columns: bool) -> float:
+    began = time.process_time()
+    for _ in range(READ_ROUNDS):
+        await _read_all(engine, columns=columns)
+    return (time.process_time() - began) / READ_ROUNDS
 
 
 async def measure_spread(directory: Path, partitions: int, value_bytes: int, each: int) -> tuple[float, float]:

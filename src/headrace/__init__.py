@@ -98,74 +98,34 @@ if TYPE_CHECKING:
     from headrace.sync import SyncTransaction as SyncTransaction
 
 _MODULES: Final = {
-    "headrace.clients.api": ("Client", "Subscription"),
-    "headrace.clients.blipmq.client": ("BlipMqClient", "BlipMqOptions"),
-    "headrace.clients.connect": ("connect",),
-    "headrace.clients.errors": (
-        "AlreadySubscribed",
-        "ClientClosed",
-        "ClientError",
-        "ConnectFailed",
-        "InvalidArgument",
-        "InvalidUrl",
-        "LoginRefused",
-        "NotSent",
-        "NotSupported",
-        "NothingToSettle",
-        "OutcomeUnknown",
-        "RecordRefused",
-        "Refused",
-        "RefusedRepeatedly",
-        "UnknownGroup",
-    ),
-    "headrace.clients.figg.client": ("FiggClient", "FiggOptions"),
-    "headrace.clients.flymq.advanced": ("DeadLetter",),
-    "headrace.clients.flymq.client": ("FlyMqClient", "FlyMqOptions"),
-    "headrace.clients.flymq.schemas": ("RegisteredSchema",),
-    "headrace.clients.fujin.client": ("FujinClient", "FujinOptions"),
-    "headrace.clients.messages": ("ConnectionState", "DelayedReceipt", "Gap", "Message", "MessageBatch", "Receipt", "Transaction"),
-    "headrace.clients.options": ("ClientOptions",),
-    "headrace.clients.rustlog.client": ("RustLogClient", "RustLogOptions"),
-    "headrace.clients.tls": ("TlsOptions",),
-    "headrace.errors": (
-        "BrokerError",
-        "ConfigError",
-        "CorruptData",
-        "DiskFull",
-        "EntryExists",
-        "HeadraceError",
-        "IncompatibleSchema",
-        "InvalidRecord",
-        "InvalidRequest",
-        "InvalidSchema",
-        "GroupHasMembers",
-        "InvalidTopicName",
-        "InvalidTransaction",
-        "LimitExceeded",
-        "LoginFailed",
-        "LoginThrottled",
-        "NoSuchEntry",
-        "NotAuthorized",
-        "OffsetOutOfRange",
-        "OutOfSequence",
-        "RecordTooLarge",
-        "StaleEpoch",
-        "StorageFailed",
-        "TopicExists",
-        "Unavailable",
-        "UnknownDelivery",
-        "UnknownMessage",
-        "UnknownPartition",
-        "UnknownSchema",
-        "UnknownStage",
-        "UnknownTopic",
-        "WireError",
-    ),
-    "headrace.extras": ("MissingExtra",),
-    "headrace.retry": ("Backoff", "exponential"),
-    "headrace.sync": ("SyncClient", "SyncMessage", "SyncSubscription", "SyncTransaction"),
+    "headrace.clients.api": "Client Subscription",
+    "headrace.clients.blipmq.client": "BlipMqClient BlipMqOptions",
+    "headrace.clients.connect": "connect",
+    "headrace.clients.errors": """
+        AlreadySubscribed ClientClosed ClientError ConnectFailed InvalidArgument InvalidUrl LoginRefused NotSent
+        NotSupported NothingToSettle OutcomeUnknown RecordRefused Refused RefusedRepeatedly UnknownGroup
+    """,
+    "headrace.clients.figg.client": "FiggClient FiggOptions",
+    "headrace.clients.flymq.advanced": "DeadLetter",
+    "headrace.clients.flymq.client": "FlyMqClient FlyMqOptions",
+    "headrace.clients.flymq.schemas": "RegisteredSchema",
+    "headrace.clients.fujin.client": "FujinClient FujinOptions",
+    "headrace.clients.messages": "ConnectionState DelayedReceipt Gap Message MessageBatch Receipt Transaction",
+    "headrace.clients.options": "ClientOptions",
+    "headrace.clients.rustlog.client": "RustLogClient RustLogOptions",
+    "headrace.clients.tls": "TlsOptions",
+    "headrace.errors": """
+        BrokerError ConfigError CorruptData DiskFull EntryExists HeadraceError IncompatibleSchema InvalidRecord
+        InvalidRequest InvalidSchema InvalidTopicName InvalidTransaction LimitExceeded LoginFailed LoginThrottled
+        NoSuchEntry NotAuthorized OffsetOutOfRange OutOfSequence RecordTooLarge StaleEpoch StorageFailed TopicExists
+        Unavailable UnknownDelivery UnknownMessage UnknownPartition UnknownSchema UnknownStage UnknownTopic WireError
+    """,
+    "headrace.extras": "MissingExtra",
+    "headrace.retry": "Backoff exponential",
+    "headrace.sync": "SyncClient SyncMessage SyncSubscription SyncTransaction",
 }
-_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names}
+"""Exported names by the module that defines them."""
+_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 # Hidden from type checkers, which would otherwise accept any misspelt name.

@@ -23,6 +23,9 @@ GROUP_NAME_BYTES_MAX: Final = 249
 # The log
 BATCH_BYTES_TARGET: Final = 1 * MIB
 """Batches are split at this size, so that a small fetch never has to read a huge batch."""
+BATCH_JOINED_BYTES_MAX: Final = 256 * KIB
+"""Small batches are joined up to this size when they are written to a segment: large enough that headers take no space, small enough for a
+read of a few records."""
 BATCH_BYTES_MAX: Final = 64 * MIB
 """A batch header with a larger size is rejected before anything is allocated."""
 BATCH_RECORDS_MAX: Final = 1 << 20

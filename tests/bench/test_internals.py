@@ -26,6 +26,8 @@ def test_log_reports_every_part(tmp_path: Path) -> None:
     assert 0 < shown["recovery, 10 partitions"] < 60
     assert 0 < shown["flush to 10 partitions, 1 record each ÷ to one"] < 100
     assert shown["read of 10 records from batches of 5,000, at random"] > 0
+    assert 0.9 < shown["space of a record, filled one at a time ÷ in bulk"] <= 1.2
+    assert shown["read as values by CPU time, filled one at a time ÷ in bulk"] > 0
     assert 10 < shown["idle memory, 10 partitions"] < 1_000
 
 

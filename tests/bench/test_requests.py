@@ -15,6 +15,7 @@ from headrace.bench.closed_loop import Exchanged, Framing, ReplyFrames, Requeste
 from headrace.bench.errors import BenchFailed
 from headrace.bench.exchanges import PUBLISHED, operations_of
 from headrace.bench.load import connected
+from headrace.bench.protocols.contract import receive_exactly
 from headrace.bench.report import Target
 from headrace.bench.requests import Point
 from headrace.wire.blipmq import encoder as blipmq
@@ -70,7 +71,7 @@ def test_the_bare_server_takes_requests_in_any_chunks(bare: Bare) -> None:
     with connected(bare.tcp) as (sock,):
         for byte in head(Kind.ECHO, 4, 2) + bytes(8):
             sock.sendall(bytes([byte]))
-        assert sock.recv(4, socket.MSG_WAITALL) == bytes(4)
+        assert receive_exactly(sock, 4) == bytes(4)
 
 
 def test_a_closed_loop_of_no_seconds_sends_one_request_on_each_connection(bare: Bare) -> None:
@@ -80,6 +81,14 @@ def test_a_closed_loop_of_no_seconds_sends_one_request_on_each_connection(bare: 
         result = exchange([Requester(sock, itertools.repeat(bytes(10)), fixed(10)) for sock in socks], 0.0, no_cpu)
     assert len(result.latencies) == 1
     assert result.uncounted == 3
+
+
+def test_a_short_measurement_counts_a_reply_of_each_connection(bare: Bare) -> None:
+    with connected(bare.tcp, 4) as socks:
+        for sock in socks:
+            sock.sendall(head(Kind.ECHO, 10, 10))
+        result = exchange([Requester(sock, itertools.repeat(bytes(10)), fixed(10)) for sock in socks], 1e-9, no_cpu)
+    assert len(result.latencies) >= 4
 
 
 def test_a_closed_connection_ends_the_benchmark() -> None:

@@ -88,7 +88,7 @@ def test_nothing_is_visible_to_a_user_who_is_not_logged_in(admin: Admin) -> None
     for what, command in (("topic", "topic"), ("dead letter", "dlq")):
         done = admin.run(command, "list", user="")
         assert (done.returncode, done.stdout) == (4, "")
-        assert done.stderr == f"headrace: no {what} is visible to anonymous: log in with --user\n"
+        assert done.stderr == f"headrace: no {what} is visible to anonymous: log in with --user or --api-key\n"
 
 
 def test_an_error_shows_no_number_of_the_protocol(admin: Admin) -> None:
@@ -160,6 +160,8 @@ def test_a_key_is_shown_once_and_then_never(admin: Admin) -> None:
     assert admin.rows("key", "alter", id, "--no-scopes")[0]["scopes"] == []
     assert admin.run("key", "alter", id, "--no-scopes", "--scope", "read@topic:x").returncode == 2
     assert admin.rows("topic", "list", user=id, password=key) == [], "a key logs in too"
+    given = admin.run("topic", "list", "--api-key", f"file:{admin.secret(key)}", user="")
+    assert (given.returncode, given.stderr) == (0, "no topic is visible to lorry\n")
     assert admin.run("key", "revoke", id, "--yes").returncode == 0
     assert admin.rows("key", "describe", id)[0]["in_force"] is False
     assert admin.run("key", "delete", id, "--yes").returncode == 0

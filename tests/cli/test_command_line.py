@@ -12,7 +12,7 @@ import pytest
 
 from headrace import __version__
 from headrace.cli import COMMANDS, EXIT_CODES, REFUSED, exit_code, load
-from headrace.errors import HeadraceError
+from headrace.clients.errors import RefusedRepeatedly
 from headrace.server.config import SETTINGS
 
 
@@ -235,8 +235,5 @@ def test_doctor_exits_with_1_if_something_needs_action(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_closes_every_connection_has_an_exit_code_of_its_own() -> None:
-    class RefusedRepeatedly(HeadraceError):
-        kind = "refused_repeatedly"
-
-    assert exit_code(RefusedRepeatedly()) == REFUSED
+    assert exit_code(RefusedRepeatedly(host="h", port=1, count=10, reason="closed")) == REFUSED
     assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 130]

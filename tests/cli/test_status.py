@@ -88,4 +88,4 @@ def test_a_user_without_rights_sees_no_more_than_the_health(status: Status) -> N
 def test_nothing_is_visible_without_a_login(status: Status) -> None:
     done = status.run("status", user="")
     assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr == "headrace: nothing is visible to anonymous: log in with --user\n"
+    assert done.stderr == "headrace: nothing is visible to anonymous: log in with --user or --api-key\n"

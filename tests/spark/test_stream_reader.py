@@ -309,7 +309,7 @@ def test_progress_without_permission_does_not_stop_a_query(caplog: pytest.LogCap
 
 
 def test_progress_that_could_not_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(progress_module, "_BACKOFF", lambda failures: 0.001)
     for wait in (True, False):
         client = FakeClient(failures=[Unavailable("away")])
         progress = Progress(cast(FlightClient, client), "g")

@@ -22,10 +22,10 @@ def damaged(files: SimulatedFiles, path: str, position: int, content: bytes = b"
     return copy
 
 
-def kept_and_pending(files: SimulatedFiles) -> tuple[Store, int]:
+def kept_and_pending(files: SimulatedFiles, **options: int) -> tuple[Store, int]:
     """Ten records in a checkpointed segment, ten only in the journal."""
     store = opened(files)
-    log = new_log(store)
+    log = new_log(store, **options)
     for number in range(20):
         put(store, log, b"value %d" % number)
         if number == 9:
@@ -77,7 +77,7 @@ def test_another_format_is_refused() -> None:
 
 def test_damage_in_a_segment_costs_one_batch_and_is_named() -> None:
     files = SimulatedFiles()
-    _, log = kept_and_pending(files)
+    _, log = kept_and_pending(files, joined_bytes_max=0)
     path = segment_path(log, 0)
     size = len(files.contents()[path])
     step = (size - HEADER_BYTES) // 10
@@ -100,7 +100,7 @@ def test_a_damaged_segment_header_costs_nothing() -> None:
 def test_damage_at_the_end_of_a_checkpointed_segment_never_gives_an_offset_twice() -> None:
     files = SimulatedFiles()
     store = opened(files)
-    log = new_log(store)
+    log = new_log(store, joined_bytes_max=0)
     for number in range(10):
         put(store, log, b"value %d" % number)
     store.close()
@@ -116,7 +116,7 @@ def test_what_the_segment_has_beyond_a_torn_journal_is_kept() -> None:
     log = new_log(store)
     for number in range(10):
         put(store, log, b"value %d" % number)
-    store.maintenance.tick(urgent=True)  # the tail is in the segment, but no checkpoint was taken
+    store.partitions[log].spill()  # the tail is in the segment, but no checkpoint was taken
     broken = damaged(files, "journal/0000000001.hrj", 9 * 4096 + 50)
     assert values(opened(broken), log) == EXPECTED[:10]
 
@@ -124,10 +124,10 @@ def test_what_the_segment_has_beyond_a_torn_journal_is_kept() -> None:
 def test_a_torn_segment_end_is_filled_from_the_journal() -> None:
     files = SimulatedFiles()
     store = opened(files)
-    log = new_log(store)
+    log = new_log(store, joined_bytes_max=0)
     for number in range(10):
         put(store, log, b"value %d" % number)
-    store.maintenance.tick(urgent=True)
+    store.partitions[log].spill()
     path = segment_path(log, 0)
     step = (len(files.contents()[path]) - HEADER_BYTES) // 10
     again = opened(damaged(files, path, HEADER_BYTES + 4 * step + 80))
@@ -212,7 +212,7 @@ def test_a_flipped_bit_in_a_header_hides_no_other_batch(place: str) -> None:
     """For each flipped bit in offsets or size of a batch, the adjacent batches are read and the damage is reported."""
     files = SimulatedFiles()
     store = opened(files)
-    log = new_log(store, segment_bytes=500)
+    log = new_log(store, segment_bytes=500, joined_bytes_max=0)
     for number in range(9):
         put(store, log, b"value %d" % number)
     store.close()

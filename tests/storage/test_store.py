@@ -134,7 +134,7 @@ def test_no_batch_holds_more_records_than_a_reader_takes() -> None:
 def test_reads_are_bounded_by_bytes_and_records_and_give_at_least_one(place: str) -> None:
     files = SimulatedFiles()
     store = opened(files)
-    log = new_log(store)
+    log = new_log(store, joined_bytes_max=0)
     expected = [b"%04d" % number * 10 for number in range(500)]
     for start in range(0, 500, 50):
         put(store, log, *expected[start : start + 50])

@@ -124,14 +124,15 @@ class Requester:
 def exchange(requesters: Sequence[Requester], seconds: float, peer_cpu: Callable[[], float]) -> Exchanged:
     """Send requests on all connections for `seconds`, or until one of them has no more requests.
 
-    Replies that arrive later are received but not counted. With 0 seconds, each connection sends one request.
+    Replies that arrive later are received but not counted. At least as many replies are counted as there are connections: where a reply
+    takes longer than `seconds`, the first one alone would stand for all. With 0 seconds, each connection sends one request.
     """
     poll, buffer, by_fd = select.epoll(), bytearray(READ_BYTES), {requester.sock.fileno(): requester for requester in requesters}
     for requester in requesters:
         requester.sock.settimeout(None)
         poll.register(requester.sock, select.EPOLLIN)
     result, clock = Exchanged(), time.perf_counter
-    latencies = result.latencies
+    latencies, replies_min = result.latencies, len(requesters) if seconds else 0
     with measured_cpu(result, peer_cpu), closing(poll):
         began = clock()
         end = began + seconds
@@ -147,7 +148,7 @@ def exchange(requesters: Sequence[Requester], seconds: float, peer_cpu: Callable
                 now = clock()
                 if not result.seconds:
                     latencies.append(now - requester.sent_at)
-                    if now < end and requester.send_next():
+                    if (now < end or len(latencies) < replies_min) and requester.send_next():
                         continue
                     result.seconds = now - began
                 else:

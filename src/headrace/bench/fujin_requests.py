@@ -95,14 +95,14 @@ class Streams(fujin.Connection):
     async def exchange(self, seconds: float, peer_cpu: Callable[[], float]) -> Exchanged:
         """Send requests on all streams for `seconds`, as `closed_loop.exchange` does."""
         result, clock = Exchanged(), time.perf_counter
-        waiting = 0
+        waiting, replies_min = 0, len(self.requesters) if seconds else 0
 
         def on_reply(requester: StreamRequester) -> None:
             nonlocal waiting
             now = clock()
             if not result.seconds:
                 result.latencies.append(now - requester.sent_at)
-                if now < end and requester.send_next():
+                if (now < end or len(result.latencies) < replies_min) and requester.send_next():
                     return
                 result.seconds = now - began
             else:

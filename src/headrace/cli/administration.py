@@ -71,7 +71,7 @@ class Admin:
             status = await client.call("status")
             if status["access"] != "open" and status["principal"] == ANONYMOUS:
                 denied = NotAuthorized(principal=ANONYMOUS, action="describe", resource=what)
-                raise click.ClickException(f"no {what} is visible to {ANONYMOUS}: log in with --user") from denied
+                raise click.ClickException(f"no {what} is visible to {ANONYMOUS}: log in with --user or --api-key") from denied
             if status["access"] != "open":
                 self.message(f"no {what} is visible to {status['principal']}")
         return self.show(rows, columns=columns)

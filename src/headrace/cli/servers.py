@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,15 @@ from click.core import ParameterSource
 
 from headrace.cli.contexts import Context, chosen
 from headrace.clients.api import Client
-from headrace.clients.connect import SCHEMES, Address, connect
+from headrace.clients.connect import SCHEMES, Address, connect, logins
 from headrace.clients.errors import ConnectFailed, InvalidUrl, NotSupported
 from headrace.clients.messages import ConnectionState
 from headrace.errors import ConfigError
 
 DEFAULT_PROTOCOL: Final = "flymq"
 _HOST_AND_PORT: Final = re.compile(r"(?:\[[^\]]+\]|[^:\s/\[\]]+):\d{1,5}")
+_SAME_REASON_SECONDS: Final = 60.0
+"""A connection that is lost again for the same reason is reported after this time only."""
 _SECRET_BYTES_MAX: Final = 65_537
 
 
@@ -47,8 +50,13 @@ class Server:
     async def connect(self) -> Client:
         """Connect. Reports a lost connection and reconnects; fails if the first connection fails."""
 
+        reported: dict[str, float] = {}
+
         def report(state: ConnectionState, reason: str) -> None:
-            if state is ConnectionState.DISCONNECTED and not self.quiet:
+            if state is not ConnectionState.DISCONNECTED or self.quiet:
+                return
+            before, reported[reason] = reported.get(reason), time.monotonic()
+            if before is None or reported[reason] - before > _SAME_REASON_SECONDS:
                 click.echo(f"{reason}; reconnecting", err=True)
 
         try:
@@ -100,7 +108,7 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         metavar="file:PATH|env:NAME|KEY",
         envvar="HEADRACE_API_KEY",
         show_envvar=True,
-        help="API key for a protocol with a login. Other users of the machine can see a KEY on the command line.",
+        help="API key (FlyMQ, BlipMQ). Other users of the machine can see a KEY on the command line.",
     )
     @click.option("--user", metavar="NAME", envvar="HEADRACE_USER", show_envvar=True, help="User to log in as (FlyMQ only).")
     @click.option(
@@ -136,19 +144,7 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         tls_ca, tls_certificate = tls_ca or known.tls_ca or None, tls_certificate or known.tls_certificate or None
         tls_key = tls_key or known.tls_key or None
         address = address_of(server, protocol, tls or known.tls or any((tls_ca, tls_certificate, tls_key)))
-        # A key of the environment or the context is for protocols with a login only; a key given as an option is for this protocol.
-        is_meant = SCHEMES[address.scheme].has_login or not (_is_inherited("api_key") or api_key is None)
-        key = api_key or known.api_key
-        secret = _secret(key, quiet or not api_key) if key and is_meant else None
-        # A password of the context is for its user only.
-        stored = known.password if user in (None, known.user) and password_file is None else ""
-        is_option = user is not None and not _is_inherited("user")
-        user = user or known.user or None
-        if user and address.scheme != "flymq":
-            if is_option:
-                raise click.UsageError(f"--user: {address.scheme} does not support users with passwords; use flymq")
-            user = None
-        password = (stored or password_of(password_file, f"Password of {user}")) if user else None
+        secret, user, password = _credentials(address, known, api_key, user, password_file, quiet)
         return command(*arguments, server=Server(address, quiet, secret, tls_ca, tls_certificate, tls_key, user, password), **rest)
 
     return with_server if fixed else choice(with_server)
@@ -166,6 +162,27 @@ def context_of(server: str | None, name: str | None, *, option: str = "--server"
             raise click.UsageError(f"give either {option} or --context, not both")
         return Context()
     return chosen(name) or Context()
+
+
+def _credentials(
+    address: Address, known: Context, api_key: str | None, user: str | None, password_file: str | None, quiet: bool
+) -> tuple[str | None, str | None, str | None]:
+    """Return (API key, user, password). Those of the environment and the context are left out if the protocol has no such login."""
+    is_key_option, is_user_option = (
+        given is not None and not _is_inherited(name) for name, given in (("api_key", api_key), ("user", user))
+    )
+    # A password of the context is for its user only.
+    stored = known.password if user in (None, known.user) and password_file is None else ""
+    key, name = api_key or known.api_key, user or known.user
+    supported = logins(address.scheme) if key or name else frozenset()
+    if name and ((is_key_option and not is_user_option) or "user" not in supported):
+        if is_user_option:
+            raise click.UsageError(f"--user: {address.scheme} does not support users with passwords; use flymq")
+        name = ""
+    if key and not is_key_option and (name or "api_key" not in supported):
+        key = ""
+    secret = _secret(key, quiet or not api_key) if key else None
+    return secret, name or None, (stored or password_of(password_file, f"Password of {name}")) if name else None
 
 
 def address_of(server: str | None, protocol: str | None, tls: bool) -> Address:

@@ -40,7 +40,7 @@ def status(output: str, timeout: int, server: Server) -> int:
     Admin(server, output, timeout / 1000).run(work)
     if found["version"] is None:
         denied = NotAuthorized(principal=ANONYMOUS, action="describe", resource="the broker")
-        raise click.ClickException(f"nothing is visible to {ANONYMOUS}: log in with --user") from denied
+        raise click.ClickException(f"nothing is visible to {ANONYMOUS}: log in with --user or --api-key") from denied
     found["pipelines"] = _pipelines()
     if output == "json":
         terminal.echo(json.dumps(found, ensure_ascii=False, indent=2))

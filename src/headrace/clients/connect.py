@@ -177,6 +177,12 @@ def supports(name: str, method: str) -> bool:
     return getattr(kind, method) is not getattr(BaseClient, method, None)
 
 
+def logins(name: str) -> frozenset[str]:
+    """Return the logins that the protocol supports: `user`, `api_key`."""
+    found: frozenset[str] = _load(name, SCHEMES[name].client).logins
+    return found
+
+
 def connect(
     url: str,
     *,

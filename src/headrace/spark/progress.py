@@ -12,9 +12,10 @@ from typing import Final
 
 from headrace.errors import BrokerError, NotAuthorized
 from headrace.flight.client import FlightClient
+from headrace.retry import exponential
 from headrace.spark.offsets import Offsets, nested
 
-RETRY_SECONDS: Final = 1.0
+_BACKOFF: Final = exponential()
 
 _log = logging.getLogger("headrace.spark")
 
@@ -44,15 +45,17 @@ class Progress:
 
     def _follow(self) -> None:
         done: Offsets = {}
+        failures = 0
         while self._allowed:
             with self._changed:
                 while self._latest == done:
                     self._changed.wait()
                 latest = self._latest
             if self._commit(latest):
-                done = latest
+                done, failures = latest, 0
             else:
-                time.sleep(RETRY_SECONDS)
+                failures += 1
+                time.sleep(_BACKOFF(failures))
 
     def _commit(self, offsets: Offsets) -> bool:
         try:

@@ -36,6 +36,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
@@ -68,14 +69,14 @@ OFFSETS: Final = 1 << 6
 COMPRESSED: Final = 1 << 7
 ENCRYPTED: Final = 1 << 8
 _KNOWN_FLAGS: Final = (1 << 9) - 1
-_MORE_COLUMNS: Final = VALUE_NULLS | KEYS | KEY_NULLS | HEADERS | TIMESTAMPS | EXPIRIES | OFFSETS
-"""A batch without these flags has values only."""
+_BINARY: Final = -1
+_BITS: Final = 0
 
 _HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _COVERED = struct.Struct("<IHHIIQIIqq12sI")
 assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers the rest of the header"
-_CRC = struct.Struct("<I")
+_U32 = struct.Struct("<I")
 _SINGLE = struct.Struct("<II")
 """The offsets array of one record."""
 _NO_NONCE: Final = bytes(NONCE_BYTES)
@@ -399,7 +400,7 @@ class StoredBatch:
         if header.flags & ENCRYPTED:
             if self._keyring is None:
                 raise CorruptData(f"log {header.log}: offset {header.base_offset} is encrypted, and no key is configured")
-            (sealed_size,) = _CRC.unpack_from(body, 0)
+            (sealed_size,) = _U32.unpack_from(body, 0)
             sealed = bytes(body[4 : 4 + sealed_size])
             body = memoryview(self._keyring.unseal(header.log, header.nonce, sealed, self._front[8:]))
         if header.flags & COMPRESSED:
@@ -411,47 +412,33 @@ class StoredBatch:
         self._body = body
 
 
+@lru_cache(1024)
+def _columns(flags: int) -> tuple[tuple[int, int], ...]:
+    """Return flag and kind of each column, in order: `_BINARY`, `_BITS`, or the width of an integer."""
+    order = (
+        (VALUE_NULLS, _BITS),
+        (KEYS, _BINARY),
+        (KEY_NULLS if flags & KEYS else 0, _BITS),
+        (HEADERS, _BINARY),
+        (TIMESTAMPS, 8),
+        (EXPIRIES, 8),
+        (OFFSETS, 4),
+    )
+    return ((0, _BINARY), *((flag, kind) for flag, kind in order if flags & flag))
+
+
 def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
     """Return the position of each column. For a binary column this is its offsets array; the data follows it."""
-    if not header.flags & _MORE_COLUMNS:
-        ends = 4 * (header.count + 1)
-        if ends <= len(body) and ends + -ends % ALIGN + body[ends - 4 : ends].cast("I")[0] <= len(body):
-            return {0: (0, ends)}
     layout: dict[int, tuple[int, int]] = {}
-    position = 0
-
-    def take(flag: int, size: int) -> None:
-        nonlocal position
-        layout[flag] = (position, position + size)
-        position += size + -size % ALIGN
-        if layout[flag][1] > len(body):
+    count, size, start = header.count, len(body), 0
+    for flag, kind in _columns(header.flags):
+        stop = end = start + (4 * (count + 1) if kind == _BINARY else (count + 7) // 8 if kind == _BITS else kind * count)
+        if kind == _BINARY and stop <= size:
+            end += -end % ALIGN + _U32.unpack_from(body, stop - 4)[0]
+        if end > size:
             raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is truncated")
-
-    def take_binary(flag: int) -> None:
-        nonlocal position
-        take(flag, 4 * (header.count + 1))
-        begin, end = layout[flag]
-        size = body[begin:end].cast("I")[-1]
-        position += size + -size % ALIGN
-        if position - (-size % ALIGN) > len(body):
-            raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is truncated")
-
-    bitmap = (header.count + 7) // 8
-    take_binary(0)
-    if header.flags & VALUE_NULLS:
-        take(VALUE_NULLS, bitmap)
-    if header.flags & KEYS:
-        take_binary(KEYS)
-        if header.flags & KEY_NULLS:
-            take(KEY_NULLS, bitmap)
-    if header.flags & HEADERS:
-        take_binary(HEADERS)
-    if header.flags & TIMESTAMPS:
-        take(TIMESTAMPS, 8 * header.count)
-    if header.flags & EXPIRIES:
-        take(EXPIRIES, 8 * header.count)
-    if header.flags & OFFSETS:
-        take(OFFSETS, 4 * header.count)
+        layout[flag] = (start, stop)
+        start = end + -end % ALIGN
     return layout
 
 
@@ -497,6 +484,22 @@ def build(
     if deltas is not None:
         flags |= OFFSETS
         _put(columns, array("I", deltas).tobytes())
+    return seal_columns(log, base_offset, count, columns, flags, (low, high), compress=compress, keyring=keyring, span=span)
+
+
+def seal_columns(
+    log: int,
+    base_offset: int,
+    count: int,
+    columns: list[bytes],
+    flags: int,
+    times: tuple[int, int],
+    *,
+    compress: bool,
+    keyring: Keyring | None,
+    span: int | None = None,
+) -> Built:
+    """Compress, encrypt and checksum the columns of one batch. `times` are its lowest and highest timestamp."""
     raw_size = sum(map(len, columns))
     if compress:
         squeezed = zstd.compress(b"".join(columns))
@@ -508,7 +511,7 @@ def build(
     padding = _PADDING[size % ALIGN]
     size += HEADER_BYTES + len(padding)
     assert size <= BATCH_BYTES_MAX
-    header = BatchHeader(0, size, flags, log, count, base_offset, count if span is None else span, raw_size, low, high, nonce)
+    header = BatchHeader(0, size, flags, log, count, base_offset, count if span is None else span, raw_size, *times, nonce)
     return header, _seal(header, [*columns, padding], keyring)
 
 
@@ -532,7 +535,7 @@ def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) 
     else:
         crc, parts = crc32c_extend(crc32c_extend(crc32c(front), content), padding), (content, padding)
     header = BatchHeader(crc, size, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
-    return header, (MAGIC + _CRC.pack(crc) + front, *parts)
+    return header, (MAGIC + _U32.pack(crc) + front, *parts)
 
 
 def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> tuple[bytes, ...]:
@@ -541,24 +544,24 @@ def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> t
     if keyring is not None:
         *columns, padding = parts
         sealed = keyring.seal(header.log, header.nonce, b"".join(columns), front)
-        parts = [_CRC.pack(len(sealed)), sealed, padding]
+        parts = [_U32.pack(len(sealed)), sealed, padding]
     crc = crc32c(front)
     for part in parts:
         crc = crc32c_extend(crc, part)
     header.crc = crc
-    front = b"".join((MAGIC, _CRC.pack(crc), front))
+    front = b"".join((MAGIC, _U32.pack(crc), front))
     return (front, *parts) if header.size >= _PARTS_FROM_BYTES else (b"".join((front, *parts)),)
 
 
 def _put_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int, int, int]:
     """Append the columns of a batch. Returns flags, lowest and highest timestamp."""
-    flags = _put_binary(columns, packed(batch.values), 0, VALUE_NULLS)
+    flags = put_binary(columns, packed(batch.values), 0, VALUE_NULLS)
     if batch.keys is not None:
-        flags |= _put_binary(columns, packed(batch.keys), KEYS, KEY_NULLS)
+        flags |= put_binary(columns, packed(batch.keys), KEYS, KEY_NULLS)
     if batch.headers is not None:
         # Publishers often share one headers object among all records; it is encoded once.
         blobs = {id_: encode_headers(pairs) if pairs else b"" for id_, pairs in {id(pairs): pairs for pairs in batch.headers}.items()}
-        flags |= _put_binary(columns, packed([blobs[id(pairs)] for pairs in batch.headers]), HEADERS, 0)
+        flags |= put_binary(columns, packed([blobs[id(pairs)] for pairs in batch.headers]), HEADERS, 0)
     low = high = now
     if batch.timestamps is not None:
         low, high = min(batch.timestamps), max(batch.timestamps)
@@ -573,11 +576,11 @@ def _put_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int,
 
 def _put_buffers(columns: list[bytes], batch: ColumnBatch, now: int) -> tuple[int, int, int]:
     """Append the columns of a batch that has them already. The bytes are the same as those of `_put_lists`."""
-    flags = _put_binary(columns, (batch.values.offsets, batch.values.data, batch.values.validity), 0, VALUE_NULLS)
+    flags = put_binary(columns, (batch.values.offsets, batch.values.data, batch.values.validity), 0, VALUE_NULLS)
     if batch.keys is not None:
-        flags |= _put_binary(columns, (batch.keys.offsets, batch.keys.data, batch.keys.validity), KEYS, KEY_NULLS)
+        flags |= put_binary(columns, (batch.keys.offsets, batch.keys.data, batch.keys.validity), KEYS, KEY_NULLS)
     if batch.headers is not None:
-        flags |= _put_binary(columns, (batch.headers.offsets, batch.headers.data, None), HEADERS, 0)
+        flags |= put_binary(columns, (batch.headers.offsets, batch.headers.data, None), HEADERS, 0)
     low = high = now
     if batch.timestamps is not None:
         low, high = batch.oldest, batch.newest
@@ -598,7 +601,7 @@ def _put(columns: list[bytes], data: bytes) -> None:
         columns.append(_PADDING[len(data) % ALIGN])
 
 
-def _put_binary(columns: list[bytes], column: tuple[bytes, bytes, bytes | None], flag: int, nulls: int) -> int:
+def put_binary(columns: list[bytes], column: tuple[bytes, bytes, bytes | None], flag: int, nulls: int) -> int:
     """Append an offsets array, its data and its validity bits, if any. Returns the flags."""
     offsets, data, validity = column
     _put(columns, offsets)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import CorruptData
-from headrace.limits import MIB
+from headrace.limits import BATCH_JOINED_BYTES_MAX, MIB
 from headrace.records import NEVER
 from headrace.storage.compaction import compact
 from headrace.storage.files import DISK_FULL_ERRNOS, is_exhausted
@@ -115,8 +115,11 @@ class Maintenance:
             if succeeded:
                 self._ticks = 0
         else:
+            # Small tails wait for the checkpoint, so that more of their batches are joined.
+            is_large = self._tail_bytes >= min(SPILL_BYTES, store.options.tail_bytes_max // 2)
+            waiting_bytes = 0 if is_large or store.full else BATCH_JOINED_BYTES_MAX
             with self._mutex:
-                succeeded = self._guarded(self._spill_all)
+                succeeded = self._guarded(lambda: self._spill_all(waiting_bytes))
         if not urgent:
             succeeded &= self._guarded(store.journal.sync)
             if not store.files.reserve():
@@ -216,9 +219,16 @@ class Maintenance:
         for segment in dirty:
             segment.dirty = False
 
-    def _spill_all(self) -> None:
+    def spill(self) -> bool:
+        """Write tails to segments. Returns False if it has to be retried."""
+        with self._mutex:
+            return self._guarded(self._spill_all)
+
+    def _spill_all(self, waiting_bytes: int = 0) -> None:
+        """Move tails of at least `waiting_bytes` to segments."""
         with self._touching:
-            touched, self._touched = sorted(self._touched, key=attrgetter("id"), reverse=True), set()
+            touched = sorted((one for one in self._touched if one.tail_bytes >= waiting_bytes), key=attrgetter("id"), reverse=True)
+            self._touched.difference_update(touched)
         try:
             while touched:
                 self._spill(touched[-1])

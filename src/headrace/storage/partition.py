@@ -17,18 +17,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
-from headrace.limits import KIB, MIB
+from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB
 from headrace.records import AnyBatch, Bounds
 from headrace.storage import batch as batch_format
 from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
+from headrace.storage.joining import join
 from headrace.storage.journal import Damage
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
 
 _HINTS_MAX = 64
 _DAMAGED = -1
+_SPILLED_BATCHES_MAX: Final = 2_048
+"""Batches that are joined and written at once. Joining more would keep the event loop waiting for the interpreter."""
 _KEPT_READ_BYTES_MAX: Final = 1 * MIB
 """A larger read is part of a scan, which does not return to its batches. Only the batch that it read in part is kept."""
 _KEPT_BATCH_BYTES_MIN: Final = 4 * KIB
@@ -40,6 +43,8 @@ class LogOptions:
     """Settings of one log. Zero means no limit."""
 
     segment_bytes: int = 128 * 1024 * 1024
+    joined_bytes_max: int = BATCH_JOINED_BYTES_MAX
+    """Size up to which small batches are joined; 0 does not join."""
     compress: bool = False
     encrypt: bool = False
     compact: bool = False
@@ -127,19 +132,20 @@ class Partition:
     # Called by maintenance.
 
     def spill(self) -> None:
-        """Write the tail to segments. Batches that cannot be written stay in the tail, readable and safe."""
+        """Write the tail to segments, small batches joined. Batches that cannot be written stay in the tail, readable and safe."""
         while True:
             with self.lock:
-                batches, segment = list(self.tail), self.segments[-1] if self.segments else None
+                batches, segment = self.tail[:_SPILLED_BATCHES_MAX], self.segments[-1] if self.segments else None
             if not batches:
                 return
             if segment is None or segment.size >= self.options.segment_bytes or segment.covers_to:
                 segment = self._roll(batches[0][0].base_offset)
             room = max(self.options.segment_bytes - segment.size, 1)
             taken = _fitting(batches, room)
-            size = segment.append(taken)
+            joined = join(taken, self.options.joined_bytes_max, compress=self.options.compress, keyring=self._keyring)
+            size = segment.append(joined)
             with self.lock:
-                segment.extend(taken, size)
+                segment.extend(joined, size)
                 del self.tail[: len(taken)]
                 written = sum(header.size for header, _ in taken)
                 self.tail_bytes -= written
@@ -151,6 +157,7 @@ class Partition:
             closing = self.segments[-1]
             if closing.dirty:
                 closing.sync()  # recovery searches the end of a log only in its last segment
+            closing.cut_off()
             closing.load_index(self._keyring, self._damaged)
             closing.store_index()
         else:

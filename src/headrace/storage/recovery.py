@@ -7,8 +7,8 @@
 4. Segments. List those of each log, remove what a finished compaction or retention left over, and read headers.
 5. Ends. Read on from the checkpoint. From the first batch that the journal has, the journal takes precedence and is written again. Where
    neither has the next batch, the gap is reported and later batches are kept.
-6. Tails. Batches of the journal that continue the log become its tail in memory, and go to segments with the next checkpoint. A gap
-   between them is reported, and later batches are kept.
+6. Tails. Batches of the journal that continue the log become its tail in memory, and go to segments with the next checkpoint. So do batches
+   at the end of the segment, which may be joined from several of the journal. A gap between them is reported, and later batches are kept.
 7. Numbers. The next journal file, log and frame get numbers above all used ones.
 
 Recovery syncs journal files and directories after reading them. It writes only a missing identity, the header of a segment that was being
@@ -18,11 +18,12 @@ A second recovery finds the same state.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData
 from headrace.storage import journal as journal_format
-from headrace.storage.batch import StoredBatch
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring, WrongKey
 from headrace.storage.files import Files
 from headrace.storage.identity import Identity, read_identity, write_identity
@@ -57,6 +58,8 @@ class RecoveryReport:
     next_log: int = 0
     deleted: dict[int, int] = field(default_factory=dict)
     """Deleted logs of the manifest."""
+    unjournaled: list[Built] = field(default_factory=list)
+    """Batches of tails that only a segment has, after the journal lost them."""
 
     def damaged(self, damage: Damage) -> None:
         if damage not in self.damages:
@@ -83,6 +86,7 @@ def recover(context: StoreContext, report: RecoveryReport) -> tuple[dict[int, Pa
         _open_segments(files, partition, known.logs.get(log), report)
         behind = _find_end(partition, known.logs.get(log), batches, keyring, report)
         _build_tail(partition, [*batches, *behind], report)
+        report.unjournaled += _unjournaled(partition.tail, batches)
     report.next_log = max([known.next_log, *(log + 1 for log in partitions)])
     report.deleted = dict(known.deleted)
     return partitions, start
@@ -226,7 +230,9 @@ def _find_end(
         end, left = _find_segment_end(segment, known, batches, keyring, report)
         if follower is not None and end < follower.base_offset:
             end = _fill(segment, end, follower.base_offset, [*batches, *left], report)
-        elif follower is None:
+        if follower is not None:
+            segment.cut_off()
+        else:
             behind = left
         partition.end = partition.next = max(partition.end, end)
     return behind
@@ -265,8 +271,8 @@ def _find_segment_end(
 
 def _fill(segment: Segment, end: int, stop: int, batches: list[StoredBatch], report: RecoveryReport) -> int:
     """Append missing batches to a closed segment, so that it reaches the next one."""
-    for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
-        if batch.header.base_offset == end and batch.header.next_offset <= stop:
+    for batch in _chained([batch for batch in batches if batch.header.next_offset <= stop], end):
+        if batch.header.base_offset == end:
             missing = [batch.built]
             segment.extend(missing, segment.append(missing))
             end = batch.header.next_offset
@@ -279,11 +285,9 @@ def _fill(segment: Segment, end: int, stop: int, batches: list[StoredBatch], rep
 
 
 def _build_tail(partition: Partition, batches: list[StoredBatch], report: RecoveryReport) -> None:
-    """Add batches that continue the log to its tail, each once, in order of offsets."""
-    for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
+    """Add batches that continue the log to its tail, each record once, in order of offsets."""
+    for batch in _chained(batches, partition.end):
         header = batch.header
-        if header.base_offset < partition.end:
-            continue
         if header.base_offset > partition.end:
             hole = f"offsets {partition.end} to {header.base_offset - 1} of log {partition.id} are missing"
             report.damaged(Damage(segment_path(partition.id, partition.end), 0, 0, hole))
@@ -292,3 +296,44 @@ def _build_tail(partition: Partition, batches: list[StoredBatch], report: Recove
         partition.next = header.next_offset
         partition.push([batch.built])
         report.batches_replayed += 1
+
+
+def _chained(batches: list[StoredBatch], end: int) -> Iterator[StoredBatch]:
+    """Yield batches that hold each offset from `end` on once, in order. Where none continues the log, a gap is left to the next batch.
+
+    Journal and segment hold the same records in batches of different sizes if the segment's batch was joined from small ones, and either
+    may lack some. A joined batch starts and ends where batches of the journal do, so the sequence that leads furthest loses no record.
+    """
+    reached: dict[int, StoredBatch | None] = {end: None}
+    furthest = end
+    for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
+        base, following = batch.header.base_offset, batch.header.next_offset
+        if base > furthest:
+            yield from _path(reached, furthest)
+            reached, furthest = {base: None}, base
+        if base in reached and following not in reached:
+            reached[following] = batch
+            furthest = max(furthest, following)
+    yield from _path(reached, furthest)
+
+
+def _path(reached: Mapping[int, StoredBatch | None], end: int) -> list[StoredBatch]:
+    """Return the batches that lead to `end`. `reached` has for each offset the batch that ends there."""
+    path: list[StoredBatch] = []
+    while (batch := reached[end]) is not None:
+        path.append(batch)
+        end = batch.header.base_offset
+    return path[::-1]
+
+
+def _unjournaled(tail: list[Built], batches: list[StoredBatch]) -> list[Built]:
+    """Return the batches of a tail whose records the journal does not have."""
+    journaled = {batch.header.base_offset: batch.header.next_offset for batch in batches}
+    found: list[Built] = []
+    for built in tail:
+        offset = built[0].base_offset
+        while offset < built[0].next_offset and offset in journaled:
+            offset = journaled[offset]
+        if offset < built[0].next_offset:
+            found.append(built)
+    return found

@@ -244,6 +244,13 @@ class Segment:
             self.size = size
             self.dirty = True
 
+    def cut_off(self) -> None:
+        """Truncate the bytes after the last batch. A crash may leave some that the batches written since do not cover."""
+        file = self.file()
+        if file.size() > self.size:
+            file.truncate(self.size)
+            self.dirty = True
+
     def sync(self) -> None:
         """Sync the file. Raises `SyncFailed`, after which the store must not write, or `OSError` if the file cannot be opened."""
         file = self.file()

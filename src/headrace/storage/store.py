@@ -84,6 +84,22 @@ def _deliver_here(completions: list[Completion], advanced: list[int]) -> None:
         done(result)
 
 
+def _journal_again(journal: Journal, report: RecoveryReport) -> None:
+    """Write recovered batches that only a segment has to the journal: maintenance will write their records to the same place of the
+    segment, joined differently, and a power cut may then leave neither."""
+    if not report.unjournaled:
+        return
+    try:
+        journal.append(report.unjournaled)
+        journal.sync()
+    except SyncFailed as failure:
+        raise StorageFailed(f"syncing the journal failed: {failure}") from failure
+    except OSError as failure:
+        if failure.errno not in DISK_FULL_ERRNOS:  # a full disk must not keep the broker from starting
+            raise
+    report.unjournaled.clear()
+
+
 class Store:
     """Store of one data directory; created by `Store.open`."""
 
@@ -137,6 +153,7 @@ class Store:
             journal.start()
             if keyring is not None:
                 keyring.start_epoch(position.journal)
+            _journal_again(journal, report)
         except BaseException:
             files.close()
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import pytest
@@ -14,8 +15,8 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData, DiskFull
 from headrace.records import Ack
-from headrace.storage import compaction, journal, maintenance, recovery, segment, store
-from headrace.storage.batch import Built, StoredBatch
+from headrace.storage import compaction, joining, journal, maintenance, recovery, segment, store
+from headrace.storage.batch import EXPIRIES, KEYS, TIMESTAMPS, Built, StoredBatch, build, seal_columns
 from headrace.storage.crypt import Keyring
 from headrace.storage.journal import Frame, Journal, SyncFailed
 from headrace.storage.maintenance import SPARE_JOURNALS, Maintenance
@@ -216,6 +217,70 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @plant("the manifest gets its name before its content is synced")
 def _(patch: pytest.MonkeyPatch) -> None:
     _without(patch, maintenance, "write_manifest", SimulatedFile, "sync")
+
+
+# Joining of small batches.
+
+
+@plant("joined records all get the time of the first")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def without_times(log: int, base: int, count: int, columns: list[bytes], flags: int, *rest: Any, **named: Any) -> Built:
+        if flags & TIMESTAMPS and not flags & EXPIRIES:
+            columns, flags = columns[:-1], flags & ~TIMESTAMPS
+        return seal_columns(log, base, count, columns, flags, *rest, **named)
+
+    patch.setattr("headrace.storage.joining.seal_columns", without_times)
+
+
+@plant("joined records lose their keys if the first has none")
+def _(patch: pytest.MonkeyPatch) -> None:
+    whole = joining._join
+
+    def careless(group: list[Built], *rest: Any) -> Built:
+        keyless = [built for built in group if not built[0].flags & KEYS]
+        return whole(group if len(keyless) in (0, len(group)) or group[0][0].flags & KEYS else _without_keys(group), *rest)
+
+    patch.setattr(joining, "_join", careless)
+
+
+def _without_keys(group: list[Built]) -> list[Built]:
+    made = []
+    for built in group:
+        batch = StoredBatch.of_built(built, None)
+        made.append(build(built[0].log, built[0].base_offset, replace(batch.record_batch(), keys=None), now=0))
+    return made
+
+
+@plant("recovery takes a joined batch and also those it was joined from")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def greedy(batches: list[StoredBatch], end: int) -> Iterator[StoredBatch]:
+        for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
+            if batch.header.next_offset > end:
+                yield batch
+                end = batch.header.next_offset
+
+    patch.setattr(recovery, "_chained", greedy)
+
+
+@plant("recovery gives up a joined batch for the few of its records that the journal has")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def short_sighted(batches: list[StoredBatch], end: int) -> Iterator[StoredBatch]:
+        for batch in sorted(batches, key=lambda batch: batch.header.base_offset):
+            if batch.header.base_offset >= end:
+                yield batch
+                end = batch.header.next_offset
+
+    patch.setattr(recovery, "_chained", short_sighted)
+
+
+@plant("what only a segment has is written over before it is safe elsewhere")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(store, "_journal_again", lambda journal, report: None)
+
+
+@plant("the rest of what a rewritten segment had before stays at its end")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segment, "cut_off", lambda self: None)
 
 
 # Retention, compaction, deletion.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from headrace.storage.partition import LogOptions
 from tests.storage.crash.workload import Shape
 
-_SMALL: Final = LogOptions(segment_bytes=3000)
-_AGED: Final = LogOptions(segment_bytes=1000, retention_ms=5_000)
+_SMALL: Final = LogOptions(segment_bytes=3000, joined_bytes_max=2_400)
 _TABLE: Final = LogOptions(segment_bytes=800, tombstone_retention_ms=4_000)
+_SINGLES: Final = {"singles": 5, "append": 1, "spill": 3, "checkpoint": 1}
 _WRITES: Final = {"append": 6, "atomic": 3, "append_written": 1, "checkpoint": 1}
 
 SHAPES: Final = (
@@ -18,7 +19,11 @@ SHAPES: Final = (
     Shape("a busy keeper", {"append": 4, "atomic": 2, "checkpoint": 6}, options=_SMALL),
     Shape("journal rolls", {"append": 6, "atomic": 3, "append_written": 2, "checkpoint": 1}, journal_bytes=16 * 1024),
     Shape("journal recycling", {"append": 6, "append_written": 1, "checkpoint": 4}, journal_bytes=8 * 1024),
-    Shape("segment rolls", {"append": 6, "atomic": 2, "checkpoint": 4, "reopen": 1}, options=LogOptions(segment_bytes=600)),
+    Shape(
+        "segment rolls",
+        {"append": 6, "atomic": 2, "checkpoint": 4, "reopen": 1},
+        options=LogOptions(segment_bytes=600, joined_bytes_max=400),
+    ),
     Shape("large frames", {"append": 3, "atomic": 2, "checkpoint": 1}, logs=2, journal_bytes=8 * 1024, sizes=(1, 6000, 20_000)),
     Shape("written only", {"append_written": 6, "append_unacked": 3, "checkpoint": 2}, journal_bytes=16 * 1024),
     Shape(
@@ -38,12 +43,27 @@ SHAPES: Final = (
         sizes=(20, 100),
         tombstones=0.5,
     ),
+    Shape("single records", _SINGLES, logs=2, steps=8, counts=(1,), sizes=(0, 20, 100)),
+    Shape("single records and dying processes", {**_SINGLES, "die": 2}, logs=1, steps=12, options=_SMALL, counts=(1,), sizes=(20, 100)),
+    Shape("single records of a table", {**_SINGLES, "maintain": 2}, logs=2, steps=8, options=_TABLE, compacted=1, counts=(1,), sizes=(20,)),
+    Shape(
+        "single records, compressed and encrypted",
+        {**_SINGLES, "die": 1},
+        logs=1,
+        steps=8,
+        options=replace(_SMALL, compress=True),
+        encrypted=True,
+        counts=(1, 2),
+        sizes=(20, 100),
+    ),
     Shape("deletion", {**_WRITES, "delete": 3, "checkpoint": 2, "reopen": 1}, options=_SMALL),
     Shape("clean restarts", {"append": 5, "atomic": 2, "reopen": 3, "checkpoint": 1}, options=_SMALL, journal_bytes=16 * 1024),
     Shape("dying processes", {"append": 4, "append_written": 3, "atomic": 1, "die": 3, "checkpoint": 2}, options=_SMALL),
-    Shape("compressed", _WRITES, options=LogOptions(segment_bytes=3000, compress=True)),
+    Shape("compressed", _WRITES, options=replace(_SMALL, compress=True)),
     Shape("encrypted", {**_WRITES, "reopen": 1}, encrypted=True),
-    Shape("compressed and encrypted", {**_WRITES, "checkpoint": 3}, options=LogOptions(segment_bytes=2000, compress=True), encrypted=True),
+    Shape(
+        "compressed and encrypted", {**_WRITES, "checkpoint": 3}, options=replace(_SMALL, segment_bytes=2000, compress=True), encrypted=True
+    ),
 )
 
 SHORT: Final = Shape(

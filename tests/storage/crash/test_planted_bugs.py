@@ -6,8 +6,9 @@ Each mistake of `bugs.PLANTS` is tried by a short test that must detect it; the 
 from __future__ import annotations
 
 import errno
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, TypeAlias
@@ -16,6 +17,7 @@ import pytest
 
 from headrace.errors import BrokerError, DiskFull
 from headrace.records import Ack, RecordBatch
+from headrace.storage.check import check
 from headrace.storage.journal import journal_path
 from headrace.storage.partition import LogOptions
 from tests.conftest import Proof
@@ -27,7 +29,7 @@ from tests.storage.crash.test_mutations import hit
 from tests.storage.crash.trouble import endure
 from tests.storage.crash.workload import Shape
 from tests.storage.stores import new_log, opened, put, staged, values
-from tests.storage_faults.power_cut import barest
+from tests.storage_faults.power_cut import PowerCuts, barest
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 pytestmark = pytest.mark.crash_images
@@ -45,12 +47,13 @@ class PowerCut:
     options: LogOptions = LogOptions(segment_bytes=300)
     compacted: int = 0
     encrypted: bool = False
+    counts: Sequence[int] = (1, 1, 2, 3, 8)
 
     @property
     def shape(self) -> Shape:
         weights = Counter(self.steps.split())  # for the images on which the workload continues
         small = Shape(self.name, weights, logs=2, options=self.options, journal_bytes=8 * 1024, sizes=(1, 60, 200))
-        return replace(small, compacted=self.compacted, encrypted=self.encrypted)
+        return replace(small, compacted=self.compacted, encrypted=self.encrypted, counts=self.counts)
 
     def __call__(self) -> None:
         survive(self.shape, 1, steps=self.steps.split())
@@ -213,6 +216,67 @@ def what_compaction_has_replaced_is_gone() -> None:
         compact_again(found, 0)
 
 
+def _fifteen_singles() -> tuple[SimulatedFiles, int]:
+    """Fifteen records, each in its own frame. The first ten are joined in a segment, without a checkpoint."""
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store)
+    for number in range(15):
+        put(store, log, b"%d" % number)
+        if number == 9:
+            store.maintenance.spill()
+    return files, log
+
+
+def _with_a_damaged_frame(files: SimulatedFiles, number: int) -> SimulatedFiles:
+    path = journal_path(1)
+    content = bytearray(files.contents()[path])
+    content[number * 4096 + 60] ^= 1
+    return SimulatedFiles({**files.contents(), path: bytes(content)}, files.directories())
+
+
+def a_joined_batch_stands_in_for_each_of_its_frames() -> None:
+    """The journal has lost one frame: the segment has its record, among others that the journal has, too."""
+    files, log = _fifteen_singles()
+    for lost in range(10):
+        found = values(opened(_with_a_damaged_frame(files, lost)), log)
+        if found != [b"%d" % number for number in range(15)]:
+            raise Anomaly(f"without frame {lost} the log has {found}")
+
+
+def a_record_that_only_a_segment_has_survives_its_rewriting() -> None:
+    """After that, maintenance writes the records to the same place of the segment in a larger batch, and the power is cut."""
+    files, log = _fifteen_singles()
+    again = _with_a_damaged_frame(files, 4)
+    store = opened(again)
+    began = len(again.operations)
+    for _ in range(40):
+        put(store, log, bytes(20))
+    store.maintenance.spill()
+    for cut in range(began, len(again.operations) + 1):
+        for label, image in PowerCuts(again).images(cut, random.Random(cut)):
+            if values(opened(image), log)[:15] != [b"%d" % number for number in range(15)]:
+                raise Anomaly(f"{label}: a record is lost that was there after the first crash")
+
+
+def a_rewritten_segment_ends_with_its_last_batch() -> None:
+    """Single batches in a segment are written again as one, which is smaller."""
+    files = SimulatedFiles()
+    store = opened(files)
+    log = new_log(store)
+    for number in range(10):
+        put(store, log, b"%d" % number)
+        store.maintenance.spill()
+    again = SimulatedFiles(files.contents(), files.directories())
+    store = opened(again)
+    store.maintenance.spill()
+    store.partitions[log].roll()
+    put(store, log, b"10")
+    store.close()
+    if not (report := check(again)).clean or report.notes:
+        raise Anomaly(f"the checker says: {[*report.problems, *report.notes][0]}")
+
+
 WRITES: Final = PowerCut("writes", "append flush atomic flush append atomic flush checkpoint append flush atomic flush")
 CHECKPOINTS: Final = PowerCut(
     "checkpoints", "append flush atomic flush checkpoint append flush append flush checkpoint append flush checkpoint"
@@ -247,6 +311,7 @@ NAMES_FAILING: Final = Failing(
     fault=Fault("sync_dir"),
     count=12,
 )
+SINGLES: Final = PowerCut("singles", "singles singles spill singles checkpoint", LogOptions(joined_bytes_max=2_400), counts=(1,))
 SEALED: Final = PowerCut("sealed", "append flush checkpoint " * 12, encrypted=True)
 SEGMENT_BITS: Final = Flipped("segment", 37)
 
@@ -266,6 +331,12 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
     "a journal file that could not be made stands in the way of the next one": a_journal_roll_that_found_no_room_is_tried_again,
     "a full segment is closed without a sync": FREED,
     "the manifest gets its name before its content is synced": DELETIONS,
+    "joined records all get the time of the first": SINGLES,
+    "joined records lose their keys if the first has none": SINGLES,
+    "recovery takes a joined batch and also those it was joined from": SINGLES,
+    "recovery gives up a joined batch for the few of its records that the journal has": a_joined_batch_stands_in_for_each_of_its_frames,
+    "what only a segment has is written over before it is safe elsewhere": a_record_that_only_a_segment_has_survives_its_rewriting,
+    "the rest of what a rewritten segment had before stays at its end": a_rewritten_segment_ends_with_its_last_batch,
     "retention removes the active segment as well": AGES,
     "retention goes by the oldest record of a segment": MIXED,
     "compaction renames before the sync": TABLES,

@@ -40,12 +40,14 @@ class Shape:
     weights: Mapping[str, int]
     logs: int = 3
     steps: int = 12
-    options: LogOptions = LogOptions(segment_bytes=16 * 1024)
+    options: LogOptions = LogOptions(segment_bytes=16 * 1024, joined_bytes_max=2_400)
     compacted: int = 0
     """Number of logs that are compacted tables."""
     journal_bytes: int = 64 * 1024
     encrypted: bool = False
     sizes: Sequence[int] = SIZES
+    counts: Sequence[int] = (1, 1, 2, 3, 8)
+    """Records of one batch."""
     tombstones: float = 0.2
     """Fraction of a table's records that are tombstones."""
 
@@ -147,6 +149,16 @@ class Workload:
     def checkpoint(self) -> None:
         self.store.checkpoint()
 
+    def singles(self) -> None:
+        """Append single records, each flushed by itself."""
+        for _ in range(self.rng.randrange(2, 7)):
+            self._stage([self.rng.choice(self.live)], self.rng.choice((Ack.DURABLE, Ack.WRITTEN)))
+            self.flush()
+
+    def spill(self) -> None:
+        """Write the tails to segments without a checkpoint, as a busy store does."""
+        self.store.maintenance.spill()
+
     def maintain(self) -> None:
         """Apply retention and verify it against the state before."""
         floor: dict[int, int] = {}
@@ -241,7 +253,7 @@ class Workload:
             self.acked += 1
 
     def _batch(self, log: int) -> RecordBatch:
-        count, rng = self.rng.choice((1, 1, 2, 3, 8)), self.rng
+        count, rng = self.rng.choice(self.shape.counts), self.rng
         values: list[bytes | None] = [rng.randbytes(rng.choice(self.shape.sizes)) for _ in range(count)]
         keys: list[bytes | None] | None = None
         if self.given[log].options.compact:

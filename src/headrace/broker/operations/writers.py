@@ -13,7 +13,7 @@ from headrace.engine.contract import Engine
 from headrace.errors import NotAuthorized
 from headrace.records import AnyBatch
 
-_KIND: Final = "transaction"
+_KIND: Final = "writer"
 """Resource kind of a writer in access rules."""
 
 

@@ -1,0 +1,146 @@
+"""Joining of small batches, so that a log that is filled one record at a time is as small and as fast to read as one filled in bulk.
+
+The journal has a batch for each flush. When the batches leave the tail for a segment, adjacent small ones become one batch with the same
+records: offsets, timestamps, keys, headers, expiries and tombstones stay as they are. Columns are concatenated, no record is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, repeat
+from typing import Final, TypeAlias
+
+from headrace.limits import BATCH_RECORDS_MAX
+from headrace.storage.batch import (
+    ENCRYPTED,
+    EXPIRIES,
+    HEADER_BYTES,
+    HEADERS,
+    KEY_NULLS,
+    KEYS,
+    OFFSETS,
+    TIMESTAMPS,
+    VALUE_NULLS,
+    BatchHeader,
+    Built,
+    StoredBatch,
+    put_binary,
+    seal_columns,
+)
+from headrace.storage.crypt import Keyring
+
+_JOINED_MIN: Final = 8
+"""A batch is joined if so many of its size fit into a joined one. The header is a small part of a larger batch."""
+_VALUE_AT: Final = HEADER_BYTES + 8
+"""Position of the value in a batch that holds nothing else, after the offsets array."""
+_VALUE_BYTES = struct.Struct("<I")
+_Buffers: TypeAlias = tuple[memoryview, memoryview, memoryview | None] | tuple[memoryview, memoryview]
+
+
+def join(batches: Sequence[Built], bytes_max: int, *, compress: bool, keyring: Keyring | None) -> list[Built]:
+    """Return the same records in fewer batches with columns of up to `bytes_max` bytes.
+
+    `keyring` opens encrypted batches. A joined batch is encrypted if its parts are.
+    """
+    joined: list[Built] = []
+    for group in _groups(batches, bytes_max):
+        joined.append(group[0] if len(group) == 1 else _join(group, compress, keyring))
+    return joined
+
+
+def _groups(batches: Sequence[Built], bytes_max: int) -> Iterator[list[Built]]:
+    """Yield adjacent batches that become one batch."""
+    group: list[Built] = []
+    size = count = 0
+    for built in batches:
+        header = built[0]
+        if group and not (
+            header.base_offset == group[-1][0].next_offset
+            and size + header.raw_size <= bytes_max
+            and count + header.count <= BATCH_RECORDS_MAX
+            and _is_small(header, bytes_max)
+            and _is_small(group[0][0], bytes_max)
+            and not (header.flags ^ group[0][0].flags) & ENCRYPTED
+        ):
+            yield group
+            group, size, count = [], 0, 0
+        group.append(built)
+        size += header.raw_size
+        count += header.count
+    if group:
+        yield group
+
+
+def _is_small(header: BatchHeader, bytes_max: int) -> bool:
+    return header.raw_size * _JOINED_MIN <= bytes_max and not header.flags & OFFSETS and header.span == header.count
+
+
+def _join(group: list[Built], compress: bool, keyring: Keyring | None) -> Built:
+    first, flags = group[0][0], 0
+    for header, _ in group:
+        flags |= header.flags
+    columns: list[bytes] = []
+    parts: list[StoredBatch] = []
+    if flags == 0 and all(header.count == 1 for header, _ in group):
+        kept = put_binary(columns, _single_values(group), 0, VALUE_NULLS)
+    else:
+        parts = [StoredBatch.of_built(built, keyring) for built in group]
+        kept = put_binary(columns, _binary(parts, StoredBatch.value_buffers), 0, VALUE_NULLS)
+    if flags & KEYS:
+        kept |= put_binary(columns, _binary(parts, StoredBatch.key_buffers), KEYS, KEY_NULLS)
+    if flags & HEADERS:
+        offsets, data, _ = _binary(parts, StoredBatch.header_buffers)
+        kept |= put_binary(columns, (offsets, data, None), HEADERS, 0)
+    low, high = min(header.min_timestamp for header, _ in group), max(header.max_timestamp for header, _ in group)
+    if low != high:
+        kept |= TIMESTAMPS
+        columns.append(b"".join(part.timestamp_buffer() or _same(part.header) for part in parts) if parts else _stamps(group))
+    if flags & EXPIRIES:
+        kept |= EXPIRIES
+        columns.append(b"".join(part.expiry_buffer() or bytes(8 * len(part)) for part in parts))
+    count = sum(header.count for header, _ in group)
+    sealing = keyring if flags & ENCRYPTED else None
+    return seal_columns(first.log, first.base_offset, count, columns, kept, (low, high), compress=compress, keyring=sealing)
+
+
+def _single_values(group: list[Built]) -> tuple[bytes, bytes, None]:
+    """Return the column of batches that hold one value and nothing else. This is the common case, and several times as fast."""
+    values = []
+    for _, parts in group:
+        whole = parts[0] if len(parts) == 1 else b"".join(parts)
+        values.append(whole[_VALUE_AT : _VALUE_AT + _VALUE_BYTES.unpack_from(whole, _VALUE_AT - 4)[0]])
+    return array("I", accumulate(map(len, values), initial=0)).tobytes(), b"".join(values), None
+
+
+def _stamps(group: list[Built]) -> bytes:
+    return array("q", [header.min_timestamp for header, _ in group]).tobytes()
+
+
+def _same(header: BatchHeader) -> bytes:
+    return (array("q", [header.min_timestamp]) * header.count).tobytes()
+
+
+def _binary(parts: list[StoredBatch], buffers: Callable[[StoredBatch], _Buffers | None]) -> tuple[bytes, bytes, bytes | None]:
+    """Concatenate one column. The records of a part that does not have it get empty items that are null."""
+    ends, data, marks = array("I", [0]), list[memoryview](), list[str]()
+    total, has_nulls = 0, False
+    for part in parts:
+        found, count = buffers(part), len(part)
+        if found is None:
+            ends.extend(repeat(total, count))
+            marks.append("0" * count)
+            has_nulls = True
+            continue
+        offsets, content, *validity = found
+        ends.extend([end + total for end in offsets.cast("I")[1:]])
+        total = ends[-1]
+        data.append(content)
+        if validity and validity[0] is not None:
+            marks.append(f"{int.from_bytes(validity[0], 'little'):0{count}b}"[::-1])
+            has_nulls = True
+        else:
+            marks.append("1" * count)
+    bits = int("".join(marks)[::-1], 2).to_bytes(len(ends) + 6 >> 3, "little") if has_nulls else None
+    return ends.tobytes(), b"".join(data), bits
