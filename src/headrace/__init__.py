@@ -115,7 +115,7 @@ _MODULES: Final = {
     "headrace.clients.rustlog.client": "RustLogClient RustLogOptions",
     "headrace.clients.tls": "TlsOptions",
     "headrace.errors": """
-        BrokerError ConfigError CorruptData DiskFull EntryExists HeadraceError IncompatibleSchema InvalidRecord
+        BrokerError ConfigError CorruptData DiskFull EntryExists GroupHasMembers HeadraceError IncompatibleSchema InvalidRecord
         InvalidRequest InvalidSchema InvalidTopicName InvalidTransaction LimitExceeded LoginFailed LoginThrottled
         NoSuchEntry NotAuthorized OffsetOutOfRange OutOfSequence RecordTooLarge StaleEpoch StorageFailed TopicExists
         Unavailable UnknownDelivery UnknownMessage UnknownPartition UnknownSchema UnknownStage UnknownTopic WireError
