@@ -22,9 +22,8 @@ import click
 
 from benchmarks import main
 from headrace.bench import options
-from headrace.bench.children import Address, child
-from headrace.bench.disk import SyncProbe
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import Address, BenchFailed, child
+from headrace.bench.facts import SyncProbe
 from headrace.bench.latency import summary
 from headrace.bench.load import READ_BYTES, STALL_SECONDS, Tick, connected
 from headrace.bench.protocols.figg import FiggLoad

@@ -22,8 +22,7 @@ from pyarrow import flight as arrow_flight
 from benchmarks import main
 from benchmarks.flight_server import sample
 from headrace.bench import options
-from headrace.bench.children import child, cpu_seconds, serving, wait_until
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed, child, cpu_seconds, serving, wait_until
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
 from headrace.programs import last_line
 

@@ -18,11 +18,11 @@ from benchmarks import main
 from benchmarks.log_measurements import LogPlan, on_loop
 from headrace.bench import options
 from headrace.bench.children import Broker, broker
-from headrace.bench.disk import sync_times
+from headrace.bench.facts import sync_times
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 
 if TYPE_CHECKING:
-    from headrace.bench.progress import Steps
+    from headrace.bench.facts import Steps
 
 PARTS = ["raw", "append", "read", "small-reads", "singles", "spread", "recovery", "memory"]
 APPEND_TARGET = Target(at_least=1_000_000)

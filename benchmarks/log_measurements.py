@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.bench.children import child
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed, child
 from headrace.bench.load import Tick, sample_values
 from headrace.engine.contract import Ack, Appended, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine

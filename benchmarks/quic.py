@@ -18,8 +18,7 @@ import click
 from benchmarks import main
 from benchmarks.quic_server import COUNT
 from headrace.bench import fujin, options
-from headrace.bench.children import Address, child, cpu_seconds, parse_address, wait_until
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import Address, BenchFailed, child, cpu_seconds, parse_address, wait_until
 from headrace.bench.fujin import Connection, QuicTraffic
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
 from headrace.bench.traffic import warm_up_records

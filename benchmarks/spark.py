@@ -28,7 +28,7 @@ from benchmarks import main, spark_ceiling
 from benchmarks.flight import flight_broker
 from benchmarks.spark_ceiling import NAME as CEILING
 from headrace.bench import options
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.flight.client import FlightClient, Servers
 from headrace.spark import session

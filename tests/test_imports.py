@@ -21,7 +21,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "schemas": set(),
     "storage": set(),
     "engine": {"headrace.storage.*"},
-    "broker": {"headrace.engine.contract", "headrace.engine.admission", "headrace.schemas.*"},
+    "broker": {"headrace.engine.contract", "headrace.engine.catalog", "headrace.schemas.*"},
     "access": {"headrace.broker.*", "headrace.engine.contract"},
     "sessions": {"headrace.wire.*", "headrace.broker.*", "headrace.access.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},
@@ -53,7 +53,6 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.engine.contract",
         # The offline commands read files directly; no other command imports storage.
         "headrace.storage.check",
-        "headrace.storage.dump",
         "headrace.storage.files",
         "headrace.storage.crypt",
         "headrace.storage.identity",

@@ -8,10 +8,10 @@ import time
 import pytest
 from argon2 import PasswordHasher
 
+from headrace.access.access import Throttle
 from headrace.access.administration import Caller
 from headrace.access.passwords import HASHER, Passwords
 from headrace.access.policy import Grant
-from headrace.access.throttle import Throttle
 from headrace.broker.authorizer import Action, Principal
 from headrace.errors import InvalidRequest, LoginFailed, LoginThrottled, Unavailable
 from headrace.limits import (

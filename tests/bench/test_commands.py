@@ -27,7 +27,7 @@ def test_every_protocol_can_be_filled_and_read(protocol: str, tmp_path: Path) ->
 @pytest.mark.parametrize("protocol", ["flymq", "rustlog"])
 def test_many_connections_are_measured_against_one(protocol: str, tmp_path: Path) -> None:
     sizes = ("--records", "3000", "--connections", "20", "--window", "2000", "--against-one")
-    report = measured("publish", "--protocol", protocol, *sizes, directory=tmp_path)
+    report = measured("benchmarks.variants", "--protocol", protocol, *sizes, directory=tmp_path)
     many, one, ratio = report["figures"]
     assert ratio["value"] == pytest.approx(many["value"] / one["value"])
     assert ratio["target"]["at_least"] == 0.7
@@ -35,7 +35,7 @@ def test_many_connections_are_measured_against_one(protocol: str, tmp_path: Path
 
 def test_transactions_are_measured_against_plain_records(tmp_path: Path) -> None:
     report = measured(
-        "publish", "--protocol", "flymq", "--records", "5030", "--transactions", "100", "--connections", "2", directory=tmp_path
+        "benchmarks.variants", "--protocol", "flymq", "--records", "5030", "--transactions", "100", "--connections", "2", directory=tmp_path
     )
     plain, staged, windowed, ratio, fair = report["figures"]
     assert ratio["value"] == pytest.approx(staged["value"] / plain["value"])
@@ -46,7 +46,7 @@ def test_transactions_are_measured_against_plain_records(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("protocol", ["flymq", "figg", "rustlog", "blipmq"])
 def test_enforced_access_is_measured_against_open(protocol: str, tmp_path: Path) -> None:
-    report = measured("publish", "--protocol", protocol, "--records", "3000", "--access", "enforced", directory=tmp_path)
+    report = measured("benchmarks.variants", "--protocol", protocol, "--records", "3000", "--access", "enforced", directory=tmp_path)
     open_access, enforced, ratio = report["figures"]
     assert ratio["value"] == pytest.approx(enforced["value"] / open_access["value"])
     assert ratio["target"]["at_least"] == 0.95
@@ -177,14 +177,6 @@ def test_a_running_broker_can_be_measured_and_keeps_running(tmp_path: Path) -> N
         (("publish", "--server", "127.0.0.1:1"), 1, "cannot connect to 127.0.0.1:1: "),
         (("compare", "--protocols", "figg,kafka"), 2, "'kafka' is none of figg, blipmq, flymq, rustlog, rustlog-json"),
         (("publish", "--protocol", "rustlog", "--window", "499"), 1, "--window 499 is too small: rustlog publishes 500 records at once"),
-        (("publish", "--against-one"), 2, "--against-one needs --connections above 1"),
-        (("publish", "--transactions", "100"), 2, "--schema and --transactions are for --protocol flymq"),
-        (
-            ("publish", "--protocol", "flymq", "--transactions", "9", "--schema", "json"),
-            2,
-            "use only one of --against-one, --schema, --transactions",
-        ),
-        (("publish", "--access", "enforced", "--server", "127.0.0.1:1"), 2, "--access cannot be used with --server"),
         (("publish", "--blipmq-key", "env:KEY"), 2, "--blipmq-key needs --server"),
         (("publish", "--server", "127.0.0.1:1", "--blipmq-key", "env:NO_SUCH_KEY"), 1, "variable NO_SUCH_KEY is not set"),
         (("publish", "--server", "nowhere"), 1, "'nowhere' is not HOST:PORT"),
@@ -200,3 +192,18 @@ def test_an_impossible_measurement_fails_with_one_line(arguments: tuple[str, ...
     assert len(done.stderr.splitlines()) == 1
     assert line in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--against-one",), "--against-one needs --connections above 1"),
+        (("--transactions", "100"), "--schema and --transactions are for --protocol flymq"),
+        (("--protocol", "flymq", "--transactions", "9", "--schema", "json"), "use only one of --against-one, --schema, --transactions"),
+        (("--access", "enforced", "--server", "127.0.0.1:1"), "--access cannot be used with --server"),
+    ],
+)
+def test_variants_that_exclude_each_other_are_refused(arguments: tuple[str, ...], line: str, tmp_path: Path) -> None:
+    done = bench("benchmarks.variants", *arguments, directory=tmp_path)
+    assert done.returncode == 2
+    assert line in done.stderr

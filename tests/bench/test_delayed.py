@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.delayed import Deliveries, figures
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 
 
 def test_lateness_is_arrival_minus_delivery_time() -> None:

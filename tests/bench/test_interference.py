@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.bench import cli, traffic
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.interference import Answers, Beside, Latencies, host
 from headrace.bench.tenants import TENANTS, Place, Sizes, Work, running
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply

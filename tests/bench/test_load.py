@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.load import MARK, Chunk, LoadConnection, chunk_records, run, sample_values
 from headrace.bench.protocols.figg import FiggLoad
 from headrace.wire.figg import encode

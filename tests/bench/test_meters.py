@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.load import Meter, sample_values
 from headrace.bench.peers import nats, redis
 from headrace.bench.protocols import PROTOCOLS

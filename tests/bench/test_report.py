@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from headrace import __version__
-from headrace.bench.disk import sync_times
-from headrace.bench.facts import Facts, filesystem_of, gather
+from headrace.bench.facts import Facts, filesystem_of, gather, sync_times
 from headrace.bench.report import Figure, Report, Target, human, percentile
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.bench.bare import Bare, Kind, bare_server, head
+from headrace.bench.children import BenchFailed
 from headrace.bench.closed_loop import Exchanged, Framing, ReplyFrames, Requester, exchange, fixed
-from headrace.bench.errors import BenchFailed
 from headrace.bench.exchanges import PUBLISHED, operations_of
 from headrace.bench.load import connected
 from headrace.bench.protocols.contract import receive_exactly

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from headrace.broker.names import check_name, check_topic_name
+from headrace.broker.topics import check_name, check_topic_name
 from headrace.errors import InvalidRequest, InvalidTopicName
 from headrace.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 

@@ -117,7 +117,7 @@ def _do_not_wait() -> None:
     """End benchmarks before they measure, and retry at once, because no server will answer."""
     time.sleep = lambda _: None
     from headrace.bench import options
-    from headrace.bench.errors import BenchFailed
+    from headrace.bench.children import BenchFailed
 
     def measuring(*_: Any) -> Any:
         raise BenchFailed("nothing is measured here")

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from headrace.demo.demo import verify
 from headrace.demo.orders import DEAD_LETTER_TOPIC, TOPIC, TOTALS_TOPIC, Maker, Sums
-from headrace.demo.verification import verify
 from headrace.errors import UnknownTopic
 from headrace.flight.client import FlightClient
 

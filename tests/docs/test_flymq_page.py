@@ -13,7 +13,7 @@ from headrace.server.config import SETTINGS
 from headrace.sessions.flymq import filter as flymq_filter
 from headrace.sessions.flymq.staging import RECORD_BYTES_MAX
 from headrace.wire.flymq import Opcode, ReplyDecoder, RequestDecoder, opcode_of
-from headrace.wire.flymq.failure import MESSAGE_BYTES_MAX
+from headrace.wire.flymq.framing import MESSAGE_BYTES_MAX
 from headrace.wire.flymq.messages import Broken, Malformed, Packed, UnknownOpcode
 from headrace.wire.flymq.opcodes import SPECIFIED
 from headrace.wire.flymq.table import SPOKEN

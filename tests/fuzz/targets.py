@@ -19,7 +19,7 @@ from headrace.flight import request
 from headrace.flight.writing import Splitter, Target, check_rows
 from headrace.records import RecordBatch
 from headrace.schemas import SchemaType, compile_schema
-from headrace.schemas.reading import reader_of
+from headrace.schemas.shapes import reader_of
 from headrace.storage.batch import StoredBatch, encode
 from headrace.storage.manifest import Checkpointed, Manifest
 from headrace.wire.blipmq import Decoder as BlipMqDecoder
@@ -27,7 +27,7 @@ from headrace.wire.blipmq import sniff as sniff_blipmq
 from headrace.wire.figg import client_decoder, server_decoder
 from headrace.wire.figg import sniff as sniff_figg
 from headrace.wire.flymq import encode_reply, encode_request
-from headrace.wire.flymq.failure import decode_failure
+from headrace.wire.flymq.framing import decode_failure
 from headrace.wire.flymq.framing import sniff as sniff_flymq
 from headrace.wire.fujin import ReplyDecoder, RequestDecoder
 from headrace.wire.rustlog import ReplyDecoder as RustLogReplyDecoder

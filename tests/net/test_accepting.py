@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from headrace.net.accepting import listening_socket
+from headrace.net.listener import listening_socket
 from tests.net.polling import until
 from tests.net.test_listener import Sessions, connect, listening
 

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.net.admission import AdmissionLimits, Slot, admit
-from headrace.net.counters import NetCounters
+from headrace.net.counters import AdmissionLimits, NetCounters, Slot, admit
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.protocol import ServedProtocol, Sniff
 from tests.net.polling import until

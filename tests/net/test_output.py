@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-import headrace.net.output
+import headrace.net.counters
 from headrace.limits import OUTPUT_BUFFER_BYTES_MAX, OUTPUT_FREE_BYTES, OUTPUT_HIGH_WATER_BYTES
+from headrace.net.counters import OutputBudget
 from headrace.net.listener import Listener, NetLimits
-from headrace.net.output import OutputBudget
 from headrace.sessions.contract import Link
 from tests.net.polling import until
 from tests.net.test_listener import Echo, Sessions, connect, listening
@@ -48,8 +48,8 @@ def never_reading(listener: Listener, count: int) -> list[socket.socket]:
 
 
 async def test_peers_that_never_read_are_bounded_together_and_make_room_for_one_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(headrace.net.output, "OUTPUT_STALL_SECONDS", 0.5)
-    monkeypatch.setattr(headrace.net.output, "OUTPUT_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(headrace.net.counters, "OUTPUT_STALL_SECONDS", 0.5)
+    monkeypatch.setattr(headrace.net.counters, "OUTPUT_CHECK_SECONDS", 0.05)
     sessions = Sessions(make=Fetching)
     async with listening([sessions.protocol], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
         output = listener.counters.output
@@ -69,8 +69,8 @@ async def test_peers_that_never_read_are_bounded_together_and_make_room_for_one_
 
 
 async def test_below_the_bound_a_slow_reader_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(headrace.net.output, "OUTPUT_STALL_SECONDS", 0.0)
-    monkeypatch.setattr(headrace.net.output, "OUTPUT_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(headrace.net.counters, "OUTPUT_STALL_SECONDS", 0.0)
+    monkeypatch.setattr(headrace.net.counters, "OUTPUT_CHECK_SECONDS", 0.01)
     sessions = Sessions(make=Fetching)
     async with listening([sessions.protocol], NetLimits(output_total_bytes_max=TOTAL_BYTES)) as listener:
         reader, writer = await connect(listener)

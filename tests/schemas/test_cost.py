@@ -13,8 +13,8 @@ import pytest
 from headrace.errors import InvalidSchema
 from headrace.limits import SCHEMA_FAULTS_MAX
 from headrace.schemas import Compatibility, SchemaType, compile_schema
-from headrace.schemas.json_cost import steps_per_place
 from headrace.schemas.json_document import Document
+from headrace.schemas.json_schema import steps_per_place
 from headrace.schemas.worker import Job, answer
 
 MEGABYTE = b"[" + b"0," * (1 << 19) + b"0]"

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from headrace.errors import InvalidSchema
 from headrace.schemas.contract import SchemaType
 from headrace.schemas.json_reading import JsonReader, reader
-from headrace.schemas.reading import reader_of
-from headrace.schemas.shapes import Decimal, Field, Kind, ListOf, MapOf, Record, Shape
+from headrace.schemas.shapes import Decimal, Field, Kind, ListOf, MapOf, Record, Shape, reader_of
 
 ANY: dict[str, Any] = {}
 STRING, LONG = {"type": "string"}, {"type": "integer"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.server.api_keys import read_key
 from headrace.server.config import Storage
-from headrace.server.key import read_key
 from tests.canaries import ENCRYPTION_KEY
 
 KEY = ENCRYPTION_KEY

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.server.choices import LogFormat, LogLevel
 from headrace.server.config import Logging
 from headrace.server.logs import set_up_logs
+from headrace.server.settings import LogFormat, LogLevel
 
 
 @pytest.fixture(autouse=True)

@@ -151,5 +151,5 @@ def test_a_deleted_log_frees_its_memory() -> None:
     read(store, log, 0)
     cache = store.partitions[log]._opened
     assert len(cache) == 1
-    store.delete_log(log)
+    store.delete_logs([log])
     assert len(cache) == 0

@@ -7,8 +7,7 @@ import pytest
 from headrace.errors import CorruptData
 from headrace.storage.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from headrace.storage.batch import StoredBatch
-from headrace.storage.check import check
-from headrace.storage.dump import dump
+from headrace.storage.check import check, dump
 from headrace.storage.partition import LogOptions
 from headrace.storage.segment import HEADER_BYTES, segment_path
 from headrace.storage.store import Store
@@ -187,7 +186,7 @@ def test_a_deleted_log_stays_deleted_as_long_as_a_journal_file_could_bring_it_ba
     kept, gone = new_log(store), new_log(store)
     put(store, gone, b"gone")
     put(store, kept, b"kept")
-    store.delete_log(gone)
+    store.delete_logs([gone])
     for _ in range(3):
         put(store, kept, b"kept")
         store.checkpoint()

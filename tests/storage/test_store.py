@@ -298,7 +298,7 @@ def test_a_deleted_log_gives_its_space_back_and_stays_deleted() -> None:
     put(store, gone, b"g")
     store.checkpoint()
     put(store, gone, b"h")
-    store.delete_log(gone)
+    store.delete_logs([gone])
     assert files.list(f"logs/{gone:08d}") == []
     store.checkpoint()
     again = opened(crashed(files))

@@ -143,7 +143,7 @@ class StoreModel(RuleBasedStateMachine):
     def delete(self, pick: int) -> None:
         self.flush()
         log = self._log(pick)
-        self.store.delete_log(log)
+        self.store.delete_logs([log])
         self.doomed[log] = self.held.pop(log).options
 
     # Writers.
@@ -285,7 +285,7 @@ class StoreModel(RuleBasedStateMachine):
         assert self.store.partitions.keys() <= self.held.keys() | self.doomed.keys(), "a deleted log is back"
         for log, options in self.doomed.items():
             self.store.open_log(log, options)
-            self.store.delete_log(log)
+            self.store.delete_logs([log])
         for log, held in self.held.items():
             self.store.open_log(log, held.options)
         assert self.store.next_log <= self.numbers

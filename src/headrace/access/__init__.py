@@ -9,17 +9,4 @@ from __future__ import annotations
 from headrace.access.access import Access, AccessSettings, Mode
 from headrace.access.policy import ANONYMOUS, Effect, Grant, Match, Policy, Role, Rule, User, decide
 
-__all__ = [
-    "ANONYMOUS",
-    "Access",
-    "AccessSettings",
-    "Effect",
-    "Grant",
-    "Match",
-    "Mode",
-    "Policy",
-    "Role",
-    "Rule",
-    "User",
-    "decide",
-]
+__all__ = ["ANONYMOUS", "Access", "AccessSettings", "Effect", "Grant", "Match", "Mode", "Policy", "Role", "Rule", "User", "decide"]

@@ -8,14 +8,28 @@ from typing import Final
 
 from headrace.access.audit import Audit, Found, Query, event_of
 from headrace.access.directory import ADMIN, Changes, Directory, is_in_force
-from headrace.access.keys import NewKey, digest_of, new_key
-from headrace.access.naming import check_grant, check_role_name, check_rule, check_user_name
 from headrace.access.passwords import Passwords, check_password
 from headrace.access.policy import BROKER, BUILT_IN_ROLES, EVERYBODY, Effect, Grant, Match, Role, Rule, role_subject, user_subject
-from headrace.access.rows import GrantRow, KeyRow, RoleRow, RuleKey, RuleRow, UserRow, rule_key, rule_of
+from headrace.access.rows import (
+    GrantRow,
+    KeyRow,
+    NewKey,
+    RoleRow,
+    RuleKey,
+    RuleRow,
+    UserRow,
+    check_grant,
+    check_role_name,
+    check_rule,
+    check_user_name,
+    digest_of,
+    new_key,
+    rule_key,
+    rule_of,
+)
 from headrace.broker.authorizer import Action, Authorize, Principal, Resource
-from headrace.broker.names import check_topic_name
-from headrace.broker.timers import Clock
+from headrace.broker.settings import Clock
+from headrace.broker.topics import check_topic_name
 from headrace.errors import EntryExists, InvalidRequest, LimitExceeded, LoginFailed, NoSuchEntry, NotAuthorized
 from headrace.limits import API_KEYS_MAX, ROLES_MAX, RULES_MAX, SCOPES_PER_KEY_MAX, USERS_MAX
 

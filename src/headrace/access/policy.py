@@ -21,7 +21,7 @@ from typing import Final
 
 from headrace.broker import authorizer as access
 from headrace.broker.authorizer import Action, Principal, Resource
-from headrace.broker.names import INTERNAL_PREFIX
+from headrace.broker.topics import INTERNAL_PREFIX
 
 ANONYMOUS: Final = access.ANONYMOUS
 """Principal of clients without a login and without a certificate. No user can have this name."""

@@ -22,8 +22,7 @@ from typing import Any, Final
 from headrace.errors import InvalidRequest
 from headrace.schemas.contract import SchemaType
 from headrace.schemas.json_reading import JsonReader
-from headrace.schemas.reading import Reader, reader_of
-from headrace.schemas.shapes import Kind, Shape
+from headrace.schemas.shapes import Kind, Reader, Shape, reader_of
 
 FORMATS: Final = ("raw", "json", "avro", "protobuf", "string")
 FRAMINGS: Final = ("none", "confluent")

@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from headrace.bench.errors import BenchFailed
+from headrace.errors import HeadraceError
 from headrace.programs import last_line, started, stop
+
+
+class BenchFailed(HeadraceError):
+    """The benchmark stopped: a peer died, closed the connection or answered with an error."""
+
+
+class PeerMissing(BenchFailed):
+    """A required program or library is not installed. The message says how to install it."""
+
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 20.0

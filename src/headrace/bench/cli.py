@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ COMPARED_PROTOCOLS = "figg,blipmq,flymq,rustlog"
 PEERS = ["nats", "redis"]
 OPERATIONS = ["publish", "fetch-1", "fetch-10", "fetch-500", "consume"]
 TENANTS = ["small-batches", "flight-append", "figg-flood", "figg-history", "topic-list"]
+PUBLISH_TARGETS = {"figg": Target(at_least=600_000)}
 CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
 
@@ -44,28 +45,16 @@ def bench() -> None:
     "--window", type=click.IntRange(0), default=0, show_default=True, help="Unacknowledged records per connection; 0: limited by TCP only."
 )
 @options.streams()
-@click.option("--against-one", is_flag=True, help="Alternate with a single connection that publishes as many records, and show the ratio.")
-@click.option("--schema", type=click.Choice(["json"]), help="Alternate with a topic that requires a schema, and show the ratio (FlyMQ).")
-@click.option(
-    "--transactions",
-    type=click.IntRange(1, 10_000),
-    help="Alternate with transactions of this many records each, and show the ratio (FlyMQ).",
-)
-@click.option("--access", type=click.Choice(["enforced"]), help="Alternate with a broker that enforces access rules, and show the ratio.")
 def publish(
     protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
-    repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, streams: int, against_one: bool,
-    schema: str | None, transactions: int | None, access: str | None,
+    repeat: int, output: str, parent: Path | None, records: int, connections: int, window: int, streams: int,
 ) -> None:  # fmt: skip
     """Publish through a protocol. Measures from the first byte to the last acknowledgement.
 
-    BlipMQ publishes with QoS 1 and is acknowledged by a PONG after every 256 KiB. RustLog publishes batches of 500 records. With
-    --transactions, each connection has 48 transactions in flight; plain records are measured without a window and with the same number
-    of records in flight.
+    BlipMQ publishes with QoS 1 and is acknowledged by a PONG after every 256 KiB. RustLog publishes batches of 500 records.
     """
     from headrace.bench import traffic
     from headrace.bench.protocols import PROTOCOLS as loads
-    from headrace.bench.publishing import Compared, figures_of, take_turns, variants_of
 
     config: dict[str, NoteValue] = {
         "protocol": protocol_name,
@@ -76,21 +65,24 @@ def publish(
         "window": window,
     }
     chosen = options.Chosen(ack, server, key, profile)
-    compared = Compared(against_one, schema, transactions, access)
-    compared.check(protocol_name, connections, server)
     if protocol_name in QUIC_PROTOCOLS:
-        _quic_only(server, window, against_one)
+        _quic_only(server, window)
         _publish_over_quic(chosen, repeat, output, parent, config, streams)
         return
     _tcp_only(streams)
-    with options.measuring("publish", repeat, output, parent, config) as running, ExitStack() as brokers:
-        target = brokers.enter_context(running.broker(chosen))
+    name = f"{protocol_name} publish, {ack}" + (f", {connections} connections" if connections > 1 else "")
+    figure = Figure(name, "records/s", [], PUBLISH_TARGETS.get(protocol_name) if connections == 1 else None)
+    used_seconds = 0.0
+    with options.measuring("publish", repeat, output, parent, config) as running, running.broker(chosen) as target:
         plan = traffic.Traffic(loads[protocol_name], target.address, target.key, records, value_bytes, connections, window)
         traffic.warm_up(plan)
-        variants = variants_of(running, brokers, chosen, target, plan, compared)
-        take_turns(running, variants)
-        for figure in figures_of(variants, plan, compared):
-            running.report.add(figure)
+        for turn in range(repeat):
+            topic, before = traffic.new_topic(plan), target.cpu_seconds()
+            with running.steps.step(f"{name} {turn + 1}/{repeat}", records) as tick:
+                figure.runs.append(records / traffic.publish(plan, topic, tick))
+            used_seconds += target.cpu_seconds() - before
+        figure.notes = cpu_note(used_seconds, records * repeat)
+        running.report.add(figure)
 
 
 @bench.command()
@@ -146,7 +138,7 @@ def latency(
     """Measure reply times: an open loop at a fixed rate, and one record at a time."""
     from headrace.bench import latency as replies
     from headrace.bench import traffic
-    from headrace.bench.disk import SyncProbe
+    from headrace.bench.facts import SyncProbe
     from headrace.bench.protocols import PROTOCOLS as loads
 
     config: dict[str, NoteValue] = {
@@ -302,9 +294,9 @@ def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, rec
             running.report.add(figure)
 
 
-def _quic_only(server: str | None, window: int = 0, against_one: bool = False) -> None:
-    if server is not None or window or against_one:
-        raise click.UsageError("--server, --window and --against-one are for protocols over TCP")
+def _quic_only(server: str | None, window: int = 0) -> None:
+    if server is not None or window:
+        raise click.UsageError("--server and --window are for protocols over TCP")
 
 
 def _tcp_only(streams: int) -> None:
@@ -363,7 +355,7 @@ def _quic_traffic(config: dict[str, NoteValue], streams: int) -> QuicTraffic:
 def _latency_over_quic(chosen: options.Chosen, repeat: int, output: str, parent: Path | None, config: dict[str, NoteValue]) -> None:
     """Measure round trips only: an open loop over QUIC would measure the load generator's half of the library."""
     from headrace.bench import fujin
-    from headrace.bench.disk import SyncProbe
+    from headrace.bench.facts import SyncProbe
     from headrace.bench.latency import RECORD_OVERHEAD_BYTES
 
     count, value_bytes = int(str(config["round_trips"])), int(str(config["value_bytes"]))

@@ -24,7 +24,7 @@ from headrace.extras import needs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.bench.progress import Steps
+    from headrace.bench.facts import Steps
 
 PEERS = ("nats", "redis")
 CLIENT_RECORDS_MAX = 50_000

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.bench import traffic
+from headrace.bench.children import BenchFailed
 from headrace.bench.closed_loop import Framing
-from headrace.bench.errors import BenchFailed
 from headrace.bench.load import sample_values
 from headrace.bench.protocols.flymq import payload_bytes
 from headrace.bench.protocols.rustlog import fetch_bytes
@@ -34,7 +34,7 @@ from headrace.wire.flymq.framing import HEADER_BYTES
 from headrace.wire.flymq.messages import Consume, Fetch
 from headrace.wire.rustlog import messages as rustlog_messages
 from headrace.wire.rustlog.binary import ERROR as RUSTLOG_ERROR
-from headrace.wire.rustlog.frames import LENGTH
+from headrace.wire.rustlog.codec import LENGTH
 
 PROTOCOLS: Final = ("figg", "blipmq", "flymq", "rustlog")
 OFFSETS: Final = 1_000

@@ -1,18 +1,103 @@
-"""Description of the machine and software of a measurement. Every report includes it."""
+"""Description of the machine and software of a measurement. Every report includes it.
+
+Disk probes: the sync times of the machine itself, the lower bound of a durable acknowledgement.
+
+Progress bar on a terminal; silent elsewhere.
+
+The measuring loop redraws the bar. No thread does, because it would take CPU time from the measurement.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headrace import __version__
-from headrace.bench.disk import sync_times
+from headrace.bench.load import Tick
 from headrace.bench.report import percentile
+
+
+class Steps:
+    """Progress bar of a command with one line per measurement."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
+
+    def __enter__(self) -> Steps:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    @contextmanager
+    def step(self, name: str, total: int) -> Iterator[Tick]:
+        """Show one measurement of `total` records (or bytes, or rounds)."""
+        task = self._bar.add_task(name, total=total)
+        self._bar.refresh()
+
+        def tick(done: int) -> None:
+            self._bar.update(task, completed=done, refresh=True)
+
+        yield tick
+        self._bar.remove_task(task)
+
+
+class SyncProbe:
+    """Preallocated file for synced writes.
+
+    `filled` writes zeros over the whole file first. In a file that is only reserved, each sync also converts reserved extents into
+    written ones.
+    """
+
+    def __init__(self, directory: Path, size_bytes: int, count: int, *, filled: bool = False) -> None:
+        self._path = directory / f"sync-{os.getpid()}.probe"
+        self._payload = os.urandom(size_bytes)
+        self._position = 0
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.posix_fallocate(self._fd, 0, size_bytes * count)
+        if filled:
+            _write_zeros(self._fd, size_bytes * count)
+        os.fsync(self._fd)
+
+    def once(self) -> float:
+        """Return the seconds of one pwrite and its fdatasync."""
+        began = time.perf_counter()
+        os.pwrite(self._fd, self._payload, self._position)
+        os.fdatasync(self._fd)
+        self._position += len(self._payload)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        os.close(self._fd)
+        self._path.unlink()
+
+
+def sync_times(directory: Path, size_bytes: int, count: int, *, filled: bool = False) -> list[float]:
+    """Return the seconds of each of `count` appends of `size_bytes`."""
+    with closing(SyncProbe(directory, size_bytes, count, filled=filled)) as probe:
+        return [probe.once() for _ in range(count)]
+
+
+def _write_zeros(fd: int, size_bytes: int) -> None:
+    zeros = bytes(1024 * 1024)
+    position = 0
+    while position < size_bytes:
+        position += os.pwrite(fd, zeros[: size_bytes - position], position)
+
 
 SYNC_PROBES = 200
 SYNC_PROBE_BYTES = 4096

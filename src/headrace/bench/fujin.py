@@ -17,8 +17,7 @@ from typing import TypeVar
 
 import uvloop
 
-from headrace.bench.children import Address, parse_address, serving
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import Address, BenchFailed, parse_address, serving
 from headrace.bench.latency import summary
 from headrace.bench.load import STALL_SECONDS, sample_values
 from headrace.bench.report import Figure, percentile

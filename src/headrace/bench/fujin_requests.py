@@ -15,9 +15,8 @@ from typing import Final
 
 from headrace.bench import fujin
 from headrace.bench.bare import Kind, head
-from headrace.bench.children import Address
+from headrace.bench.children import Address, BenchFailed
 from headrace.bench.closed_loop import Exchanged, Framing, ReplyFrames, fixed, measured_cpu
-from headrace.bench.errors import BenchFailed
 from headrace.bench.exchanges import Exchange, fetch_records
 from headrace.bench.load import sample_values
 from headrace.net.quic.endpoint import ClientEndpoint

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bench import traffic
-from headrace.bench.children import cpu_seconds, parse_address, serving
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed, cpu_seconds, parse_address, serving
 from headrace.bench.latency import Slots, open_loop, publish_slots
 from headrace.bench.options import Bench
 from headrace.bench.protocols.flymq import payload_bytes

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.load import CHUNK_BYTES, READ_BYTES, STALL_SECONDS, TICK_SECONDS, Meter, Tick, sample_values
 from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, NoteValue, Target, percentile

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 
 READ_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024

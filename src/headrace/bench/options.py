@@ -16,7 +16,7 @@ from headrace.bench.children import Address, Broker, broker, parse_address, work
 from headrace.bench.report import NoteValue, Report
 
 if TYPE_CHECKING:
-    from headrace.bench.progress import Steps
+    from headrace.bench.facts import Steps
 
 WIDTH = 160
 """Columns of a table that is written to a file or a pipe."""
@@ -184,8 +184,7 @@ def measuring(name: str, repeat: int, output: str, parent: Path | None, config: 
     """Yield a workspace with a progress bar, then print the report. The workspace is removed in every case."""
     from rich.console import Console
 
-    from headrace.bench.facts import gather
-    from headrace.bench.progress import Steps
+    from headrace.bench.facts import Steps, gather
 
     terminal = Console(stderr=True)
     config["repeat"] = repeat

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from headrace.bench import traffic
-from headrace.bench.children import Address, child, parse_address, wait_until
+from headrace.bench.children import Address, BenchFailed, child, parse_address, wait_until
 from headrace.bench.closed_loop import Requester, exchange
-from headrace.bench.errors import BenchFailed
 from headrace.bench.exchanges import PUBLISHED
 from headrace.bench.load import LoadConnection, connected, run, sample_values
 from headrace.bench.protocols import PROTOCOLS

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from headrace.bench.children import Address
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import Address, BenchFailed
 from headrace.bench.load import Chunk, LoadConnection, Tick, chunk_records, connected, run, sample_values
 from headrace.bench.protocols import ProtocolLoad
 

@@ -5,24 +5,22 @@ Sessions use only the names exported here. The types of topics and batches come 
 
 from __future__ import annotations
 
-from headrace.broker.authorizer import Action, Authorize, Principal, Resource, allow_all
+from headrace.broker.authorizer import Action, Principal, Resource, allow_all
 from headrace.broker.broker import Broker
-from headrace.broker.dead_letters.dead_letters import DeadLetterEntry, Replayed
-from headrace.broker.delayed import DelayedEntry
+from headrace.broker.dead_letters.dead_letters import DeadLetterEntry
 from headrace.broker.groups.members import Delivery, Member, MemberEntry, SettlementPolicy
 from headrace.broker.groups.membership import Mode
 from headrace.broker.groups.offsets import GroupLag
-from headrace.broker.health import Status
 from headrace.broker.publishing.publish import ProducerStamp, Published
 from headrace.broker.publishing.requirements import NOWHERE, OnInvalid
 from headrace.broker.reading.cursor import Cursor
 from headrace.broker.reading.fetch import Fetched
-from headrace.broker.schema_checks import SchemaCheckPending, settled
+from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.registry import Requirement, SchemaVersion
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.transactions import Transaction
 from headrace.broker.writers.progress import WriterEntry
-from headrace.broker.writers.stages import Publication, StageEntry, StageSize
+from headrace.broker.writers.stages import Publication, StageSize
 from headrace.engine.contract import Ack, Batch, Bounds, Cleanup, Topic, TopicConfig
 from headrace.schemas import Compatibility, SchemaType, type_named
 
@@ -30,7 +28,6 @@ __all__ = [
     "NOWHERE",
     "Ack",
     "Action",
-    "Authorize",
     "Batch",
     "Bounds",
     "Broker",
@@ -39,7 +36,6 @@ __all__ = [
     "Compatibility",
     "Cursor",
     "DeadLetterEntry",
-    "DelayedEntry",
     "Delivery",
     "Fetched",
     "GroupLag",
@@ -51,16 +47,12 @@ __all__ = [
     "ProducerStamp",
     "Publication",
     "Published",
-    "Replayed",
     "Requirement",
     "Resource",
-    "SchemaCheckPending",
     "SchemaType",
     "SchemaVersion",
     "SettlementPolicy",
-    "StageEntry",
     "StageSize",
-    "Status",
     "Topic",
     "TopicConfig",
     "Transaction",

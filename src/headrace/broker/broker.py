@@ -2,12 +2,11 @@
 
     broker.py                       topics, publish, read, transactions
     operations/groups.py            groups and their members
-    operations/dead_letters.py      dead letters
-    operations/delayed.py           delayed messages
+    operations/messages.py          dead letters, delayed messages
     operations/writers.py           exactly-once writers
     operations/schemas.py           `broker.schemas`
 
-These six modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
+These five modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
 permission may end while a call waits or because it depends on state, is handed down as a function.
 """
 
@@ -27,9 +26,8 @@ from headrace.broker.groups.consumer import GroupContext
 from headrace.broker.groups.members import GroupConsumers
 from headrace.broker.groups.offsets import Groups
 from headrace.broker.health import Status, supervise
-from headrace.broker.operations.dead_letters import DeadLetterOperations
-from headrace.broker.operations.delayed import DelayedOperations
 from headrace.broker.operations.groups import GroupOperations
+from headrace.broker.operations.messages import DeadLetterOperations, DelayedOperations
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
@@ -40,8 +38,7 @@ from headrace.broker.reading.fetch import Fetched, Fetcher
 from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.registry import SchemaRegistry
-from headrace.broker.settings import BrokerSettings
-from headrace.broker.timers import Clock, Later, Timer
+from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages

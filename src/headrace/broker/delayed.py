@@ -23,9 +23,9 @@ import msgspec
 
 from headrace.broker.publishing.publish import Placing, Publisher
 from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Divert, Letters
+from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged, TableLog
-from headrace.broker.timers import Clock, Later, Timer
-from headrace.engine.admission import check_batch, headers_bytes
+from headrace.engine.catalog import check_batch, headers_bytes
 from headrace.engine.contract import Ack, Engine, Write
 from headrace.errors import (
     BrokerError,

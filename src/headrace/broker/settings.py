@@ -1,11 +1,26 @@
-"""Settings of the broker that an operator may change. Fixed limits are in `limits.py`."""
+"""Settings of the broker, and timers, which are arguments so that tests control the time. Fixed limits are in `limits.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from headrace import limits
 from headrace.engine.contract import TopicConfig
+
+
+class Timer(Protocol):
+    """Return type of `asyncio.loop.call_later`; only `cancel` is used."""
+
+    def cancel(self) -> None: ...
+
+
+Later: TypeAlias = Callable[[float, Callable[[], object]], Timer]
+"""Seconds from now and a callback: the signature of `asyncio.loop.call_later`."""
+
+Clock: TypeAlias = Callable[[], int]
+"""Unix time in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

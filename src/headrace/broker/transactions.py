@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.groups.offsets import Commits, Groups
-from headrace.broker.names import check_name
 from headrace.broker.publishing.publish import Placing, Published, Publisher
+from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged
-from headrace.broker.timers import Clock, Later, Timer
-from headrace.engine.admission import check_batch, headers_bytes
+from headrace.broker.topics import check_name
+from headrace.engine.catalog import check_batch, headers_bytes
 from headrace.engine.contract import Appended, Write
 from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
 from headrace.limits import TRANSACTION_BYTES_MAX

@@ -23,8 +23,8 @@ _READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _key(key_file: str, key_env: str) -> bytes | None:
+    from headrace.server.api_keys import read_key
     from headrace.server.config import Storage
-    from headrace.server.key import read_key
 
     return read_key(Storage(key_file=key_file, key_env=key_env), os.environ)
 
@@ -99,7 +99,7 @@ def dump(file: Path, records: bool, key_file: str, key_env: str) -> None:
 
     FILE is a segment (DIR/logs/LOG/OFFSET.seg) or a journal file (DIR/journal/NUMBER.hrj) of a data directory.
     """
-    from headrace.storage.dump import dump as lines
+    from headrace.storage.check import dump as lines
     from headrace.storage.identity import PATH
 
     file = file.absolute()

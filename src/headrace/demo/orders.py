@@ -57,11 +57,7 @@ class Maker:
         rng = self._rng
         at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
         order = Order(
-            f"{self._prefix}-{self._made}",
-            f"customer-{rng.randrange(500):03d}",
-            rng.choice(_COUNTRIES),
-            rng.randrange(100, 50_000),
-            at,
+            f"{self._prefix}-{self._made}", f"customer-{rng.randrange(500):03d}", rng.choice(_COUNTRIES), rng.randrange(100, 50_000), at
         )
         good = _encode(order)
         return good if rng.random() >= self._malformed_fraction else self._spoil(good)

@@ -15,12 +15,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from headrace.engine.admission import check_batch
 from headrace.engine.catalog import (
     CATALOG_LOG,
     CATALOG_SEGMENT_BYTES,
     Catalog,
     Entry,
+    check_batch,
     delete_records,
     log_options,
     put_record,

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from headrace.engine.admission import check_batch
-from headrace.engine.catalog import log_options
+from headrace.engine.catalog import check_batch, log_options
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Health, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from headrace import limits
-from headrace.net.admission import AdmissionLimits, Slot, admit, log_in
-from headrace.net.counters import NetCounters
+from headrace.net.counters import AdmissionLimits, NetCounters, Slot, admit, log_in
 from headrace.net.protocol import ServedProtocol, Sniff, choose
 from headrace.net.tls import HANDSHAKE_BYTE, HANDSHAKE_FAILURE, Tls, TlsRefused, TlsStream
 from headrace.sessions.contract import FramedSession

@@ -7,9 +7,9 @@ import socket
 
 from headrace.access.policy import ANONYMOUS
 from headrace.errors import ConfigError
-from headrace.server.choices import AccessMode
 from headrace.server.config import FLIGHT_PROTOCOLS, QUIC_PROTOCOLS, TCP_PROTOCOLS, Config
 from headrace.server.protocols import login_protocols
+from headrace.server.settings import AccessMode
 
 
 def require_caution(config: Config) -> None:

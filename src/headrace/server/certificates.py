@@ -101,12 +101,7 @@ def _issue(
 
 
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    issuer_key: ec.EllipticCurvePublicKey,
-    now: datetime,
-    days: int,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, issuer_key: ec.EllipticCurvePublicKey, now: datetime, days: int
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()

@@ -17,8 +17,8 @@ from headrace import limits
 from headrace.errors import ConfigError
 from headrace.limits import KIB, MIB
 from headrace.records import Ack
-from headrace.server.choices import AccessMode, FlyMqDialect, FujinHeaders, LogFormat, LogLevel, QuicRetry, TlsVersion
 from headrace.server.settings import (
+    AccessMode,
     Bind,
     Binds,
     Choice,
@@ -26,13 +26,19 @@ from headrace.server.settings import (
     Directory,
     Duration,
     Flag,
+    FlyMqDialect,
+    FujinHeaders,
     Lines,
+    LogFormat,
+    LogLevel,
     Plain,
+    QuicRetry,
     Reference,
     References,
     SecretReference,
     Setting,
     Size,
+    TlsVersion,
     anchored,
     from_text,
     setting,
@@ -187,9 +193,7 @@ class Access:
         "password and prints it once. Used only while no enabled user has the role 'admin'.",
     )
     audit_retention: int = setting(
-        Duration(_HOUR, 36_500 * _DAY, zero="forever"),
-        "90d",
-        "How long the audit log keeps entries. Whole segments are deleted.",
+        Duration(_HOUR, 36_500 * _DAY, zero="forever"), "90d", "How long the audit log keeps entries. Whole segments are deleted."
     )
 
 
@@ -373,9 +377,7 @@ class Fujin:
         Duration(10, _HOUR, zero="never"), f"{limits.QUIC_PING_SECONDS:g}s", "The time from a ping reply to the next ping."
     )
     ping_timeout: int = setting(
-        Duration(10, _HOUR),
-        f"{limits.QUIC_PONG_SECONDS_MAX:g}s",
-        "How long a client may take to answer a ping before it is disconnected.",
+        Duration(10, _HOUR), f"{limits.QUIC_PONG_SECONDS_MAX:g}s", "How long a client may take to answer a ping before it is disconnected."
     )
     idle_timeout: int = setting(
         Duration(_SECOND, _DAY), f"{limits.IDLE_SECONDS_MAX:g}s", "How long a connection may be silent before the broker closes it."

@@ -14,8 +14,8 @@ import traceback
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-from headrace.server.choices import LogFormat
 from headrace.server.config import Logging
+from headrace.server.settings import LogFormat
 
 _OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIELD_CHARACTERS_MAX: Final = 500

@@ -15,8 +15,8 @@ from headrace.broker.groups.subscriptions import SubscriptionBook
 from headrace.engine.contract import Engine
 from headrace.limits import ERROR_PAUSE_SECONDS, OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.protocol import Peer, ServedProtocol
-from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_PROTOCOLS, Config
+from headrace.server.settings import AccessMode
 from headrace.sessions.blipmq.keys import api_keys
 from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings

@@ -21,13 +21,12 @@ from typing import Any, Final
 
 from headrace import __version__
 from headrace.records import Ack
-from headrace.server.api_keys import configured
-from headrace.server.choices import AccessMode
+from headrace.server.api_keys import configured, read_key
 from headrace.server.config import Config
 from headrace.server.descriptors import raise_file_limit
-from headrace.server.key import read_key
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile, notify
+from headrace.server.settings import AccessMode
 from headrace.server.wiring import Opened, Server
 from headrace.storage.batch import CHECKSUMS_IN_C
 

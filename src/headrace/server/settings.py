@@ -1,4 +1,4 @@
-"""Configuration keys: the kind of value, its default, its bounds and its description.
+"""Configuration keys: the kind of value, its choices, default, bounds and description.
 
 A `Kind` parses the content of a file, variable or flag into a typed value, and formats it for a file. A wrong value raises
 `ValueError`, whose text says only what is wrong; the caller adds the key and the origin.
@@ -15,6 +15,61 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from headrace.server.units import format_duration, format_size, parse_duration, parse_size
+
+
+class LogLevel(enum.StrEnum):
+    """Log levels."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.StrEnum):
+    """Log line formats."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class TlsVersion(enum.StrEnum):
+    """Supported TLS versions."""
+
+    V1_2 = "1.2"
+    V1_3 = "1.3"
+
+
+class FujinHeaders(enum.StrEnum):
+    """Whether a Fujin WRITE carries headers: the frame itself does not say."""
+
+    AUTO = "auto"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+class QuicRetry(enum.StrEnum):
+    """When a QUIC client must confirm its address with a Retry."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class AccessMode(enum.StrEnum):
+    """Whether permissions are checked."""
+
+    OPEN = "open"
+    ENFORCED = "enforced"
+
+
+class FlyMqDialect(enum.StrEnum):
+    """FlyMQ dialects: the specification and the original implementation differ in a few layouts."""
+
+    SPEC = "spec"
+    SDK = "sdk"
+    GO = "go"
+
 
 T_co = TypeVar("T_co", covariant=True)
 E = TypeVar("E", bound=enum.StrEnum)

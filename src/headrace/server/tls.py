@@ -13,8 +13,8 @@ from typing import Final
 from cryptography import x509
 
 from headrace.net.tls import Tls, TlsSettings, TlsUnusable
-from headrace.server.choices import TlsVersion
 from headrace.server.config import Config
+from headrace.server.settings import TlsVersion
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 3.0

@@ -30,11 +30,10 @@ from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
-from headrace.server.choices import AccessMode
 from headrace.server.config import TCP_PROTOCOLS, Config, is_default
 from headrace.server.descriptors import divide, open_files_max, report
 from headrace.server.protocols import Protocols
-from headrace.server.settings import Bind
+from headrace.server.settings import AccessMode, Bind
 from headrace.server.tls import TlsWatch, tls_of
 from headrace.storage.crypt import WrongKey
 from headrace.storage.files import DirectoryLocked, DiskFiles

@@ -54,7 +54,6 @@ class RecoveryReport:
     damages: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     frames: int = 0
-    batches_replayed: int = 0
     next_log: int = 0
     deleted: dict[int, int] = field(default_factory=dict)
     """Deleted logs of the manifest."""
@@ -295,7 +294,6 @@ def _build_tail(partition: Partition, batches: list[StoredBatch], report: Recove
                 partition.first = header.base_offset
         partition.next = header.next_offset
         partition.push([batch.built])
-        report.batches_replayed += 1
 
 
 def _chained(batches: list[StoredBatch], end: int) -> Iterator[StoredBatch]:

@@ -73,7 +73,6 @@ class Staged:
 class StoreCounters:
     """Counters for metrics and benchmarks."""
 
-    flushes: int = 0
     records: int = 0
     journal_bytes: int = 0
     checkpoints: int = 0
@@ -203,9 +202,6 @@ class Store:
             partition = self.partitions[log] = Partition(self._context, log, options)
         partition.options = options
         self._next_log = max(self._next_log, log + 1)
-
-    def delete_log(self, log: int) -> None:
-        self.delete_logs([log])
 
     def delete_logs(self, logs: Sequence[int]) -> bool:
         """Delete logs and their files. Takes a checkpoint, so that no crash can restore them. Returns False if that did not succeed yet:
@@ -345,7 +341,6 @@ class Store:
             return
         size = sum(partition.push(batches) for partition, batches in built)
         self.maintenance.touch([partition for partition, _ in built], size)
-        self.counters.flushes += 1
         self.counters.records += sum(header.count for _, batches in built for header, _ in batches)
         self.counters.journal_bytes += size
         self.deliver(waiting, list(pending))

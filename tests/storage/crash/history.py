@@ -185,7 +185,7 @@ def adopt(store: Store, given: Mapping[int, Given], facts: Facts) -> None:
             raise Anomaly(f"log {log} was deleted and is back")
     for log in sorted(facts.deleting - facts.deleted):
         store.open_log(log, given[log].options)
-        store.delete_log(log)
+        store.delete_logs([log])
     for log in sorted(facts.created - facts.deleting):
         store.open_log(log, given[log].options)
 

@@ -134,7 +134,7 @@ def the_number_of_a_log_is_given_once() -> None:
     kept, gone = new_log(store), new_log(store)
     put(store, kept, b"here")
     put(store, gone, b"there")
-    store.delete_log(gone)
+    store.delete_logs([gone])
     store.checkpoint()
     if (number := new_log(opened(barest(files)))) <= gone:
         raise Anomaly(f"number {number} was given again")

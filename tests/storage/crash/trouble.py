@@ -81,7 +81,7 @@ class Troubled(Workload):
         self._mark(deleting(log))
         before = self.store.counters.checkpoints
         try:
-            self.store.delete_log(log)
+            self.store.delete_logs([log])
             self.store.checkpoint()
         except OSError:
             pass

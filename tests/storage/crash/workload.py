@@ -112,7 +112,7 @@ class Workload:
         self.flush()
         log = self.live.pop(self.rng.randrange(len(self.live)))
         self._mark(deleting(log))
-        self.store.delete_log(log)
+        self.store.delete_logs([log])
         self.store.checkpoint()
         self._mark(deleted(log))
         self.create()

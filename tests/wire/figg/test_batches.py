@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headrace.wire.figg import DataBatch, Ping, PublishBatch, client_decoder, encode, server_decoder
-from headrace.wire.figg.batches import BLOCK, EACH
+from headrace.wire.figg.decode import BLOCK, EACH
 from headrace.wire.figg.encode import PACKED_WHOLE_BYTES_MAX
 from tests.wire.figg.streams import cut, flat_messages
 

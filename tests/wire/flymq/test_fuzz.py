@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import WireError
 from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder, decode_reply, encode_reply, encode_request
-from headrace.wire.flymq.failure import decode_failure
+from headrace.wire.flymq.framing import decode_failure
 from headrace.wire.flymq.messages import (
     Broken,
     Commit,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.wire.flymq import Dialect, Opcode, ReplyDecoder, RequestDecoder, decode_reply, encode_failure, encode_reply, encode_request
-from headrace.wire.flymq.failure import decode_failure
 from headrace.wire.flymq.fields import B32, S16, Reader, Repeated
+from headrace.wire.flymq.framing import decode_failure
 from headrace.wire.flymq.messages import (
     CreateTopic,
     Done,

@@ -22,7 +22,7 @@ from headrace.wire.fujin import (
     WrittenBatch,
     encode,
 )
-from headrace.wire.fujin.held import Decoder
+from headrace.wire.fujin.frames import Decoder
 from tests.conftest import Proof
 
 MessageT = TypeVar("MessageT")

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.bench.children import Address, child, parse_address, wait_until
-from headrace.bench.errors import BenchFailed, PeerMissing
+from headrace.bench.children import Address, BenchFailed, PeerMissing, child, parse_address, wait_until
 from headrace.bench.load import MARK, Chunk, LoadConnection, Tick, chunk_records, connected, run
 from headrace.extras import needs
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.bench.children import Address, child, wait_until
-from headrace.bench.errors import BenchFailed, PeerMissing
+from headrace.bench.children import Address, BenchFailed, PeerMissing, child, wait_until
 from headrace.bench.load import MARK, Chunk, LoadConnection, Tick, chunk_records, connected, run
 
 KEY = b"bench"

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Acks, Stream
 from headrace.wire.blipmq import Decoder, FrameType, Nack, encoder

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.load import Meter
 
 

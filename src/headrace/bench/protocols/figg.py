@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Acks, Stream
 from headrace.wire.figg import encode

@@ -6,17 +6,15 @@ start of the last one in a read is checked.
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Acks, Pages, page_records
 from headrace.wire.flymq import Opcode, decode_reply, encode_reply, encode_request
-from headrace.wire.flymq.advanced_messages import BrokerCall
 from headrace.wire.flymq.fetching import RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.framing import HEADER, HEADER_BYTES
 from headrace.wire.flymq.messages import (
@@ -31,21 +29,8 @@ from headrace.wire.flymq.messages import (
     ReplyFrame,
     Request,
 )
-from headrace.wire.flymq.schema_messages import RegisterSchema, SchemaWord
 
 _OFFSET: Final = struct.Struct(">Q")
-_SCHEMA_NAME: Final = "bench"
-_SCHEMA: Final = {
-    "type": "object",
-    "required": ["id", "name"],
-    "properties": {
-        "id": {"type": "integer", "minimum": 0},
-        "name": {"type": "string", "maxLength": 40},
-        "price": {"type": "number"},
-        "note": {"type": "string"},
-    },
-    "additionalProperties": False,
-}
 
 
 class FlyMqLoad:
@@ -87,27 +72,6 @@ class FlyMqLoad:
         size = page_records(value_bytes + RECORD_OVERHEAD_BYTES)
         meter = Pages(records, size, request, _next_offset, head_bytes=HEADER_BYTES, rest_bytes=payload_bytes)
         return ConsumePlan(meter.first_requests(), meter)
-
-
-class FlyMqJsonLoad(FlyMqLoad):
-    """FlyMQ with JSON objects as values, to a topic with or without a required JSON Schema."""
-
-    def __init__(self, *, required: bool) -> None:
-        self._required = required
-
-    def open_topic(self, sock: socket.socket, topic: str) -> None:
-        super().open_topic(sock, topic)
-        if self._required:
-            call(sock, RegisterSchema(_SCHEMA_NAME, SchemaWord("json"), json.dumps(_SCHEMA).encode()))
-            call(sock, BrokerCall("schema.require", json.dumps({"topic": topic, "name": _SCHEMA_NAME}).encode()))
-
-    def publish(self, topic: str, values: Sequence[bytes], first: int) -> bytes:
-        return encode_request(ProduceBatch(topic, [_object(first + index, len(value)) for index, value in enumerate(values)]))
-
-
-def _object(number: int, size: int) -> bytes:
-    start = b'{"id":%d,"name":"article %d","price":12.5,"note":"' % (number, number % 1_000)
-    return start + b"x" * (size - len(start) - 2) + b'"}'
 
 
 def call(sock: socket.socket, request: Request) -> Reply:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 
 PAGE_RECORDS_MAX: Final = 5_000
 """Maximum records of a page."""

@@ -11,12 +11,12 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.bench.errors import BenchFailed
+from headrace.bench.children import BenchFailed
 from headrace.bench.protocols.contract import ConsumePlan, receive_exactly
 from headrace.bench.protocols.meters import Pages, Replies, page_records
 from headrace.limits import RUSTLOG_FRAME_BYTES_MAX
 from headrace.wire.rustlog import Dialect, ReplyDecoder, encode_request
-from headrace.wire.rustlog.frames import LENGTH, frame
+from headrace.wire.rustlog.codec import LENGTH, frame
 from headrace.wire.rustlog.messages import CreateTopic, CreateTopicReply, Fetch, Produce, ProduceReply, Reply
 
 BATCH_RECORDS: Final = 500

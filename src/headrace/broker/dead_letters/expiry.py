@@ -14,8 +14,8 @@ from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetter, DeadLe
 from headrace.broker.groups.progress import Row, rows_of
 from headrace.broker.health import supervise
 from headrace.broker.publishing.publish import Publisher
+from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Table
-from headrace.broker.timers import Clock, Later, Timer
 from headrace.engine.contract import Ack, Engine, Topic
 from headrace.errors import BrokerError, OffsetOutOfRange
 from headrace.limits import MIB

@@ -20,7 +20,7 @@ from typing import Final
 from headrace.broker.dead_letters.dead_letters import DeadLetter, DeadLetters, dead_letter_topic, entry_of
 from headrace.broker.groups.progress import Row, rows_of
 from headrace.broker.publishing.publish import Publisher
-from headrace.broker.timers import Clock
+from headrace.broker.settings import Clock
 from headrace.engine.contract import Ack, Appended, Engine
 from headrace.errors import OffsetOutOfRange, UnknownTopic
 from headrace.limits import DEAD_LETTERS_REMEMBERED_MAX, MIB

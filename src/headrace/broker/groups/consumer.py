@@ -26,7 +26,7 @@ from headrace.broker.groups.taking import Taking
 from headrace.broker.health import supervise
 from headrace.broker.reading.batches import unexpired
 from headrace.broker.reading.waits import Wait
-from headrace.broker.timers import Clock, Later, Timer
+from headrace.broker.settings import Clock, Later, Timer
 from headrace.engine.contract import Batch, Engine
 from headrace.errors import BrokerError, OffsetOutOfRange
 

@@ -21,7 +21,7 @@ from headrace.broker.groups.membership import Identity, Mode
 from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, SettlementPolicy
 from headrace.broker.groups.taking import Taking
 from headrace.broker.reading.waits import Wait
-from headrace.broker.timers import Timer
+from headrace.broker.settings import Timer
 from headrace.engine.contract import Bounds
 from headrace.errors import BrokerError, GroupHasMembers, InvalidRequest, LimitExceeded, OffsetOutOfRange, UnknownTopic
 from headrace.limits import FETCH_BYTES_MAX

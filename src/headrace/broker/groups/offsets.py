@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headrace.broker.names import check_name
+from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
-from headrace.broker.timers import Clock
+from headrace.broker.topics import check_name
 from headrace.engine.contract import Engine
 from headrace.errors import InvalidRequest, LimitExceeded
 

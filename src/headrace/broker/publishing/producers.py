@@ -21,10 +21,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from headrace.broker.names import check_name
 from headrace.broker.publishing.publish import Placing, ProducerStamp, Published, Publisher, Route
+from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
-from headrace.broker.timers import Clock
+from headrace.broker.topics import check_name
 from headrace.engine.contract import Ack, Appended, Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OutOfSequence
 from headrace.limits import PRODUCER_BATCHES_REMEMBERED

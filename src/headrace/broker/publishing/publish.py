@@ -15,7 +15,7 @@ from typing import Final
 from headrace.broker.authorizer import Principal
 from headrace.broker.publishing.partitioner import assign, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
-from headrace.broker.timers import Clock
+from headrace.broker.settings import Clock
 from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
 from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch

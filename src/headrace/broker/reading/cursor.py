@@ -12,7 +12,7 @@ from typing import Final
 
 from headrace.broker.health import supervise
 from headrace.broker.reading.batches import size_bytes, unexpired
-from headrace.broker.timers import Clock
+from headrace.broker.settings import Clock
 from headrace.engine.contract import Batch, Engine
 from headrace.errors import BrokerError, NotAuthorized, OffsetOutOfRange, UnknownTopic
 

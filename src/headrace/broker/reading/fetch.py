@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.broker.reading.batches import size_bytes, unexpired
 from headrace.broker.reading.waits import Wait
-from headrace.broker.timers import Clock, Later
+from headrace.broker.settings import Clock, Later
 from headrace.engine.contract import Batch, Bounds, Engine
 from headrace.errors import InvalidRequest, Unavailable, UnknownTopic
 from headrace.limits import FETCH_BYTES_MAX, KIB

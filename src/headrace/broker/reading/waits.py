@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from headrace.broker.timers import Later
+from headrace.broker.settings import Later
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, Unavailable, UnknownTopic
 from headrace.limits import FETCH_WAIT_MS_MAX

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from headrace.broker.names import check_name
 from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Letters, OnInvalid, Rule
 from headrace.broker.schema_checks import SchemaChecks, settled
+from headrace.broker.settings import Clock
 from headrace.broker.tables import Table
-from headrace.broker.timers import Clock
+from headrace.broker.topics import check_name
 from headrace.engine.contract import Engine
 from headrace.errors import IncompatibleSchema, InvalidRequest, InvalidSchema, LimitExceeded, UnknownSchema
 from headrace.limits import SCHEMA_VERSIONS_MAX, SCHEMAS_MAX

@@ -23,9 +23,9 @@ from typing import TypeAlias
 import msgspec
 
 from headrace.broker.health import supervise
-from headrace.broker.names import check_name
+from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
-from headrace.broker.timers import Clock
+from headrace.broker.topics import check_name
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NotAuthorized, StaleEpoch
 from headrace.limits import WRITER_EPOCHS_REMEMBERED, WRITER_VERSION_FIRST_MAX, WRITER_VERSION_SKIP_MAX

@@ -23,8 +23,8 @@ from typing import Final, TypeAlias
 
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.publishing.requirements import Divert
+from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
-from headrace.broker.timers import Clock
 from headrace.broker.writers.progress import Key, Rolling, Writer, WriterRow, WriterTable
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Held, SpilledBatch, Stage, batch_of

@@ -22,17 +22,16 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from headrace.broker.authorizer import Principal
-from headrace.broker.names import check_name
 from headrace.broker.publishing.publish import Placing, Publisher, Route
-from headrace.broker.settings import BrokerSettings
-from headrace.broker.timers import Clock, Later, Timer
+from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
+from headrace.broker.topics import check_name
 from headrace.broker.transactions import weight
 from headrace.broker.writers.memory import StageMemory
 from headrace.broker.writers.progress import Writer, WriterEntry, WriterTable, check_version
 from headrace.broker.writers.publications import Publications
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Stage, StageEntry, StageSize, State
-from headrace.engine.admission import check_batch
+from headrace.engine.catalog import check_batch
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, UnknownStage
 from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, WRITER_TOPICS_REMEMBERED

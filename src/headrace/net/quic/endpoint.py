@@ -29,8 +29,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from headrace import limits
-from headrace.net.quic.connection import INITIAL_DATAGRAM_BYTES, Carrier, NetworkAddress, Windows
-from headrace.net.quic.identity import ClientCheck
+from headrace.net.quic.connection import INITIAL_DATAGRAM_BYTES, Carrier, ClientCheck, NetworkAddress, Windows
 
 log = logging.getLogger(__name__)
 

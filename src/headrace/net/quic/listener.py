@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from headrace import limits
-from headrace.net.admission import Slot, admit
 from headrace.net.connection import NetLimits
-from headrace.net.counters import NetCounters
+from headrace.net.counters import NetCounters, Slot, admit
 from headrace.net.quic.connection import Carrier, Windows
 from headrace.net.quic.endpoint import NO_ERROR, Retry, ServerEndpoint, ServerTls
 from headrace.sessions.contract import Session

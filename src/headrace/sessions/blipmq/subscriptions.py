@@ -24,7 +24,7 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.members import Delivery, Member, SettlementPolicy
 from headrace.broker.groups.subscriptions import SubscriptionBook, SubscriptionRow
-from headrace.broker.timers import Clock, Later, Timer
+from headrace.broker.settings import Clock, Later, Timer
 from headrace.errors import BrokerError, LimitExceeded, OffsetOutOfRange, UnknownTopic
 from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, IN_FLIGHT_MAX, KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.records import Headers

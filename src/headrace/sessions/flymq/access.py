@@ -17,9 +17,8 @@ import msgspec
 from headrace.access.access import Access
 from headrace.access.administration import Caller, TopicAcl
 from headrace.access.audit import Noted, Query
-from headrace.access.keys import id_of
 from headrace.access.policy import ANONYMOUS, Effect, Grant, Match, Role, Rule
-from headrace.access.rows import GrantRow, UserRow
+from headrace.access.rows import GrantRow, UserRow, id_of
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.errors import InvalidRequest, LoginFailed, LoginThrottled, Unavailable
 from headrace.limits import AUDIT_QUERY_EVENTS_MAX

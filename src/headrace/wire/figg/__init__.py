@@ -1,7 +1,7 @@
 """Figg protocol: frames, decoder for both roles, encoder, and detection by the first bytes."""
 
 from headrace.wire.figg import encode
-from headrace.wire.figg.decode import Decoder, client_decoder, server_decoder
+from headrace.wire.figg.decode import Decoder, client_decoder, server_decoder, sniff
 from headrace.wire.figg.frames import (
     AckBatch,
     Attach,
@@ -16,7 +16,6 @@ from headrace.wire.figg.frames import (
     PublishBatch,
     ServerMessage,
 )
-from headrace.wire.figg.sniff import sniff
 
 __all__ = [
     "AckBatch",

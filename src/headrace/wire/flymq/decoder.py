@@ -17,16 +17,7 @@ from headrace.wire.flymq import transactions
 from headrace.wire.flymq.advanced_messages import TxnProduceBatch
 from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
-from headrace.wire.flymq.messages import (
-    Broken,
-    Malformed,
-    Packed,
-    ProduceBatch,
-    ReplyEvent,
-    ReplyFrame,
-    RequestEvent,
-    UnknownOpcode,
-)
+from headrace.wire.flymq.messages import Broken, Malformed, Packed, ProduceBatch, ReplyEvent, ReplyFrame, RequestEvent, UnknownOpcode
 from headrace.wire.flymq.opcodes import Opcode
 from headrace.wire.flymq.produce import read_produce, take_batch, take_metadata
 from headrace.wire.flymq.table import BY_OPCODE

@@ -16,10 +16,9 @@ from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
 from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq import transactions
-from headrace.wire.flymq.failure import decode_failure, encode_failure
 from headrace.wire.flymq.fetching import SdkLayout, SpecLayout
 from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U8, U32, U64, Field, Layout, Reader, Repeated, Trailing
-from headrace.wire.flymq.framing import frame
+from headrace.wire.flymq.framing import decode_failure, encode_failure, frame
 from headrace.wire.flymq.opcodes import Dialect, Opcode
 from headrace.wire.flymq.produce import encode_batch, encode_metadata, read_metadata
 from headrace.wire.flymq.special import (

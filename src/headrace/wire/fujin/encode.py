@@ -10,15 +10,7 @@ from typing import Final
 from headrace.errors import InvalidRequest
 from headrace.limits import FUJIN_ERROR_BYTES_MAX
 from headrace.records import Headers
-from headrace.wire.fujin.frames import (
-    AUTO_COUNTLESS_BYTES_MAX,
-    U32,
-    ReaderKind,
-    Reply,
-    Request,
-    WriteForm,
-    is_plain_in_auto,
-)
+from headrace.wire.fujin.frames import AUTO_COUNTLESS_BYTES_MAX, U32, ReaderKind, Reply, Request, WriteForm, is_plain_in_auto
 
 DISCONNECT: Final = bytes((Request.DISCONNECT,))
 PING: Final = bytes((Reply.PING,))
@@ -44,12 +36,7 @@ def connect_reader(kind: ReaderKind, auto_commit: bool, name: str) -> bytes:
 
 
 def writes(
-    name: str,
-    cids: Sequence[bytes],
-    values: Sequence[bytes],
-    headers: Sequence[Headers] | None = None,
-    *,
-    form: WriteForm = WriteForm.AUTO,
+    name: str, cids: Sequence[bytes], values: Sequence[bytes], headers: Sequence[Headers] | None = None, *, form: WriteForm = WriteForm.AUTO
 ) -> bytes:
     """Return one WRITE for each value. Raises `InvalidRequest` for a value that the form cannot carry."""
     field = _text(name.encode())

@@ -13,9 +13,11 @@ from headrace.limits import FUJIN_ERROR_BYTES_MAX, FUJIN_ID_BYTES_MAX, VALUE_BYT
 from headrace.wire.fujin.frames import (
     CID_BYTES,
     U32,
+    Decoder,
     Disconnected,
     Failed,
     Fetched,
+    Found,
     MessageBatch,
     ReaderConnected,
     Reply,
@@ -25,7 +27,6 @@ from headrace.wire.fujin.frames import (
     Transacted,
     WrittenBatch,
 )
-from headrace.wire.fujin.held import Decoder, Found
 
 _WRITTEN_BYTES: Final = 1 + CID_BYTES + 1
 _STEPS: Final = frozenset((Reply.BEGIN, Reply.COMMIT, Reply.ROLLBACK))

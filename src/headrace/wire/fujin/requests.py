@@ -13,14 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from headrace.errors import WireError
-from headrace.limits import (
-    FUJIN_ID_BYTES_MAX,
-    FUJIN_IDS_MAX,
-    FUJIN_MESSAGE_BYTES_MAX,
-    FUJIN_NAME_BYTES_MAX,
-    HEADERS_BYTES_MAX,
-    HEADERS_MAX,
-)
+from headrace.limits import FUJIN_ID_BYTES_MAX, FUJIN_IDS_MAX, FUJIN_MESSAGE_BYTES_MAX, FUJIN_NAME_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
 from headrace.records import Headers
 from headrace.wire.fujin.frames import (
     AUTO_PLAIN_BYTES_MAX,
@@ -29,8 +22,10 @@ from headrace.wire.fujin.frames import (
     ClientMessage,
     ConnectReader,
     ConnectWriter,
+    Decoder,
     Disconnect,
     Fetch,
+    Found,
     ReaderKind,
     Refused,
     Reply,
@@ -41,7 +36,6 @@ from headrace.wire.fujin.frames import (
     WriteForm,
     is_plain_in_auto,
 )
-from headrace.wire.fujin.held import Decoder, Found
 
 EMPTY_NAME: Final = "writer topic len arg not provided"
 EMPTY_VALUE: Final = "write size arg not provided"

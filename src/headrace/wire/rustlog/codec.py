@@ -6,10 +6,22 @@ The first byte of a payload selects the dialect of that frame and of its reply:
     09                                             binary if the frame is that one byte (metrics), else a TAB before JSON
     { " [ space LF CR                              JSON
     anything else                                  an error, in the connection's last dialect; JSON if there was none
+
+Frames: a length and a payload, in both dialects and both directions.
+
+    0          4
+    +----------+-----------+
+    | length   | payload   |     length counts the payload, 1 to 10,485,760; big-endian
+    | u32      |           |
+    +----------+-----------+
+
+The reader checks the length as soon as its four bytes are received and allocates nothing for it. A wrong length ends the stream, because
+the start of the next frame is unknown.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -21,12 +33,81 @@ from headrace.limits import (
     RUSTLOG_DECODE_STEP_BYTES,
     RUSTLOG_ERROR_CHARS_MAX,
     RUSTLOG_FRAME_BYTES_MAX,
+    RUSTLOG_NO_RIGHTS_FRAME_BYTES_MAX,
     RUSTLOG_PRODUCE_RECORDS_MAX,
 )
 from headrace.wire.rustlog import binary, json
 from headrace.wire.rustlog import errors as errors
-from headrace.wire.rustlog.frames import BadLength, FrameReader, frame
 from headrace.wire.rustlog.messages import Dialect, ErrorReply, FetchReply, Produce, Reply, Request, Undecodable
+
+LENGTH = struct.Struct(">I")
+assert LENGTH.size == 4, "the drawing says 4"
+
+
+@dataclass(slots=True)
+class BadLength:
+    """The length word that ended the stream, and the largest length the peer may send."""
+
+    length: int
+    length_max: int = RUSTLOG_FRAME_BYTES_MAX
+
+
+class FrameReader:
+    """Splits a stream into payloads. `has_rights` is called for every frame above `RUSTLOG_NO_RIGHTS_FRAME_BYTES_MAX`."""
+
+    __slots__ = ("_has_rights", "_held", "_needed", "ended")
+
+    def __init__(self, has_rights: Callable[[], bool] = lambda: True) -> None:
+        self._has_rights = has_rights
+        self._held = bytearray()
+        self._needed = 0
+        self.ended = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes received of a frame that is not complete."""
+        return len(self._held)
+
+    def feed(self, data: bytes) -> list[bytes | BadLength]:
+        """Return the payloads that are complete. A `BadLength` is always the last one."""
+        if self.ended:
+            return []
+        if self._held:
+            self._held += data
+            if len(self._held) < self._needed:
+                return []
+            data = bytes(self._held)
+            self._held.clear()
+        payloads: list[bytes | BadLength] = []
+        at, end = 0, len(data)
+        self._needed = LENGTH.size
+        while end - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(data, at)
+            length_max = self._length_max(length)
+            if not 1 <= length <= length_max:
+                self.ended = True
+                payloads.append(BadLength(length, length_max))
+                return payloads
+            start = at + LENGTH.size
+            if end - start < length:
+                self._needed = LENGTH.size + length
+                break
+            at = start + length
+            payloads.append(data[start:at])
+        self._held += data[at:]
+        return payloads
+
+    def _length_max(self, length: int) -> int:
+        if length <= RUSTLOG_NO_RIGHTS_FRAME_BYTES_MAX or self._has_rights():
+            return RUSTLOG_FRAME_BYTES_MAX
+        return RUSTLOG_NO_RIGHTS_FRAME_BYTES_MAX
+
+
+def frame(payload: bytes) -> bytes:
+    """Return one frame. The caller guarantees the size of the payload."""
+    assert 1 <= len(payload) <= RUSTLOG_FRAME_BYTES_MAX
+    return LENGTH.pack(len(payload)) + payload
+
 
 _TAB: Final = 0x09
 _JSON_STARTS: Final = frozenset(b'{"[ \t\r\n')

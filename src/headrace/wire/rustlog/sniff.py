@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.limits import GROUP_NAME_BYTES_MAX, RUSTLOG_FRAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 from headrace.wire.rustlog import binary
-from headrace.wire.rustlog.frames import LENGTH
+from headrace.wire.rustlog.codec import LENGTH
 from headrace.wire.sniff import Sniff
 
 _SPACE: Final = b" \t\r\n"
