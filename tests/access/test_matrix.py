@@ -403,6 +403,10 @@ FLYMQ: dict[int, Row] = {
     0x64: Row(lambda n: m.GetLag(n, n, 0), "describe g & read t | describe g & publish t | describe g & describe t", SEES),
     0x65: Row(lambda n: m.DeleteGroup(n, n), "describe g & delete g", "describe g"),
     0x66: Row(lambda n: m.SeekToTimestamp(n, 0, 0, n), "commit g & read t", SEES),
+    0x67: Row(lambda n: m.GroupJoin(n, n), "read t & commit g"),
+    0x68: Row(lambda n: m.GroupTake(1, 1), ""),
+    0x69: Row(lambda n: m.GroupSettle(1, m.ACK, []), ""),
+    0x6A: Row(lambda n: m.GroupLeave(1), ""),
 }
 """Requests about topics and groups."""
 FLYMQ_ADMIN: dict[int, Callable[[], Any]] = {
@@ -455,6 +459,8 @@ BROKER_CALLS: dict[str, Row] = {
     "topic.delete": Row(lambda n: broker_call("topic.delete", topic=n), "delete t"),
     "group.list": Row(lambda n: broker_call("group.list"), ""),
     "group.lag": Row(lambda n: broker_call("group.lag", group=n), "describe g"),
+    "group.members": Row(lambda n: broker_call("group.members", group=n), "describe g"),
+    "group.reset": Row(lambda n: broker_call("group.reset", group=n, topic=n, offsets={"0": 0}), "commit g & read t"),
     "group.delete": Row(lambda n: broker_call("group.delete", group=n), "delete g"),
     "dlq.list": Row(lambda n: broker_call("dlq.list"), ""),
     "dlq.replay": Row(lambda n: broker_call("dlq.replay", topic=n, ids=["0-9"]), "read d & publish t"),

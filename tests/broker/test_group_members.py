@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -287,6 +287,18 @@ async def test_a_member_that_asks_for_nothing_loses_its_partitions_until_it_asks
     assert len(await waiting) == 1 and eager.partitions == [0, 1, 2, 3]
     assert await silent.take(1) == []
     assert len(silent.partitions) == 2
+
+
+async def test_a_member_that_works_longer_than_that_keeps_its_partitions(harness: Harness) -> None:
+    patient = replace(POLICY, ack_timeout_ms=10 * SILENCE_MS)
+    await _fill(harness)
+    busy, eager = _join(harness, policy=patient), _join(harness, policy=patient)
+    held = await busy.take(1)
+    eager.ack(ids_of(await eager.take(100)))
+    waiting = asyncio.ensure_future(eager.take(100, wait_ms=60_000))
+    await let_pass(harness, 2 * SILENCE_MS)
+    assert len(busy.partitions) == 2 and all(busy.ack(ids_of(held)))
+    assert await waiting == []
 
 
 async def test_a_single_member_keeps_its_partitions_however_slow_it_is(harness: Harness) -> None:

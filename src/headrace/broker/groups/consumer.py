@@ -228,8 +228,8 @@ class GroupConsumer:
             self.rebalance()
 
     def _stalls(self, member: MemberState) -> bool:
-        """Return whether the member does not ask for records that wait in its partitions."""
-        if member in self.waits or member.room <= 0 or member.seen_at + SILENCE_MS > self._context.clock():
+        """Return whether the member does not ask for records that wait in its partitions. One that holds records may be working on them."""
+        if member in self.waits or member.unsettled or member.seen_at + SILENCE_MS > self._context.clock():
             return False
         return any(progress.owner is member and self._has_new(progress) for progress in self.partitions.values())
 
