@@ -88,8 +88,9 @@ class GroupConsumer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def has_unsettled(self) -> bool:
-        return bool(self._entries)
+    def is_needed(self) -> bool:
+        """Whether it knows something that a successor would not find in the committed offsets."""
+        return bool(self._entries) or any(progress.floor != progress.committed for progress in self.partitions.values())
 
     # Members
 
@@ -130,7 +131,7 @@ class GroupConsumer:
         try:
             await self.commit()
         except BrokerError:
-            pass  # uncommitted records are delivered again
+            self._commit_within(_RETRY_SECONDS)
         if not self.members and not self._is_over:
             self._idle(self)
 

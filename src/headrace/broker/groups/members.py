@@ -362,10 +362,10 @@ class GroupConsumers:
         return _begin(start.get(partition, bounds.first) if isinstance(start, Mapping) else start, bounds)
 
     def _idle(self, consumer: GroupConsumer) -> None:
-        """Keep the unsettled records of a consumer without members for a while."""
+        """Keep the unsettled records and the uncommitted progress of a consumer without members for a while."""
         if consumer in self._remembered:
             return
-        if not consumer.has_unsettled:
+        if not consumer.is_needed:
             consumer.stop()
             return
         self._remembered[consumer] = self._context.later(_REMEMBERED_SECONDS, consumer.stop)
