@@ -312,6 +312,11 @@ def test_a_range_is_split_where_batches_begin(harness: Harness, flight_client: F
     assert flight_client.split(topic, 0, 8, 9, 100) == [(8, 9)]
 
 
+def test_a_range_inside_one_batch_is_split_too(harness: Harness, flight_client: FlightClient, topic: str) -> None:
+    harness.publish(topic, RecordBatch([b"x"] * 100))
+    assert flight_client.split(topic, 0, 0, 100, 4) == [(0, 25), (25, 50), (50, 75), (75, 100)]
+
+
 def test_a_wait_ends_when_a_record_comes(harness: Harness, flight_client: FlightClient, topic: str) -> None:
     began = time.monotonic()
     timer = threading.Timer(0.1, lambda: harness.publish(topic, RecordBatch([b"x"])))

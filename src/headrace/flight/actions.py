@@ -66,7 +66,7 @@ class Actions:
         return await self.split(who, wanted.topic, wanted.partition, wanted.start, wanted.stop, wanted.parts)
 
     async def split(self, who: Principal, topic: str, partition: int, start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-        """Divide a range at batch boundaries into at most `parts` ranges of about equal size."""
+        """Divide a range into at most `parts` ranges of about equal size, at batch boundaries where there are any."""
         bounds = self._broker.bounds(who, topic, partition)
         if start > stop:
             raise InvalidRequest(f"a range cannot end at {stop} before it starts at {start}")
@@ -80,7 +80,9 @@ class Actions:
             found = await self._broker.fetch(who, topic, partition, target, bytes_max=_PROBE_BYTES, records_max=1)
             await asyncio.sleep(0)  # reads from the page cache do not yield, and there may be thousands
             border = found.batches[0].base_offset if found.batches else stop
-            if cuts[-1] < border < stop:
+            if border <= cuts[-1]:
+                border = target  # inside a batch, which two readers then read
+            if border < stop:
                 cuts.append(border)
         return list(zip(cuts, [*cuts[1:], stop], strict=True)) if start < stop else []
 

@@ -270,7 +270,7 @@ class FlightClient:
             reader.cancel()
 
     def split(self, topic: str, partition: int, start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-        """Divide a range at batch boundaries into at most `parts` ranges."""
+        """Divide a range into at most `parts` ranges, at batch boundaries where there are any."""
         return [(begin, end) for begin, end in self._ask("split", request.Split(topic, partition, start, stop, parts))]
 
     # Writing

@@ -119,7 +119,7 @@ class Describe(Request):
 
 
 class Split(Request):
-    """Divide a range at batch boundaries."""
+    """Divide a range, at batch boundaries where there are any."""
 
     topic: Name
     partition: Partition

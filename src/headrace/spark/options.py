@@ -92,7 +92,7 @@ SOURCE_OPTIONS: Final = (
     Option("maxBytesPerTrigger", "none", "stream", "the same in bytes (`64m`), estimated from the average record size of the partition"),
     Option("minOffsetsPerTrigger", "none", "stream", "minimum records per micro-batch; ignored by `AvailableNow`"),
     Option("maxTriggerDelay", "15m", "stream", "maximum wait for `minOffsetsPerTrigger`"),
-    Option("minPartitions", "none", "read", "split the offsets into this many tasks, at batch boundaries of the log"),
+    Option("minPartitions", "none", "read", "split the offsets into this many tasks, at batch boundaries where there are any"),
     Option("maxRecordsPerPartition", "none", "read", "maximum records per task"),
     Option("includeHeaders", "false", "all", "add a column `headers`"),
     Option("groupIdPrefix", "spark-headrace", "stream", "progress is committed to the group PREFIX-TOPICS, which shows the lag"),
