@@ -46,7 +46,8 @@ class GroupHasMembers(InvalidRequest):
     code = "group_has_members"
 
     def __init__(self, group: str, members: int) -> None:
-        super().__init__(f"group {group!r} has {members} active {'member' if members == 1 else 'members'}; stop them or use force")
+        active = "1 active member; stop it" if members == 1 else f"{members} active members; stop them"
+        super().__init__(f"group {group!r} has {active}, or give --force")
         self.group, self.members = group, members
 
 

@@ -240,7 +240,7 @@ async def test_a_group_with_members_is_moved_and_deleted_only_by_force(shell: Sh
     await member.flush()
     for command in (("group", "reset", "g", "t", "--to-earliest", "--yes"), ("group", "delete", "g", "--yes")):
         refused = await shell(*command)
-        assert refused.code == 1 and "has 1 active member" in refused.err
+        assert refused.code == 1 and "has 1 active member; stop it, or give --force" in refused.err
     assert (await shell("group", "reset", "g", "t", "--to-earliest", "--yes", "--force")).code == 0
     assert len(await member.take(10)) == 3, "the member continues at the new offset"
     assert (await shell("group", "delete", "g", "--yes", "--force")).code == 0

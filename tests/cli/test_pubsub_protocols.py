@@ -204,7 +204,7 @@ def test_a_key_comes_from_a_file_or_a_variable_or_with_a_warning(broker: Broker,
     assert b"other users" in run(None, *command, "open-to-all-eyes").stderr
     assert b"other users" not in run(None, *command[:-1], HEADRACE_API_KEY=API_KEY).stderr
     assert "invalid API key" in refused(run(None, *command[:-1], "-q", HEADRACE_API_KEY="wrong"), 4)
-    assert "blipmq:// needs an api_key" in refused(run(None, *command[:-1]), 2)
+    assert "blipmq:// needs an API key: give api_key (on the command line: --api-key)" in refused(run(None, *command[:-1]), 2)
 
 
 def test_a_protocol_that_has_no_offsets_goes_on_behind_what_was_printed(broker: Broker, topic: str) -> None:
@@ -250,4 +250,6 @@ def test_tls_needs_no_more_than_the_authority(tmp_path: Path, topic: str) -> Non
         port = broker.address.rpartition(":")[2]
         done(run(None, "pub", topic, "sealed", "--server", f"flymq+tls://localhost:{port}", "--tls-ca", ca))
         assert done(run(None, "fetch", topic, "--server", f"localhost:{port}", "--protocol", "rustlog", "--tls-ca", ca)) == b"sealed\n"
-        assert "is not trusted" in refused(run(None, "fetch", topic, "--server", f"localhost:{port}", "--protocol", "flymq", "--tls"), 5)
+        untrusted = refused(run(None, "fetch", topic, "--server", f"localhost:{port}", "--protocol", "flymq", "--tls"), 5)
+        assert "is not trusted" in untrusted and "--tls-ca" in untrusted
+        assert refused(run(None, "fetch", topic, "--server", f"localhost:{port}"), 5).endswith("of the URL, or give --tls")

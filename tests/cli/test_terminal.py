@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.rows import show_rows
 from headrace.cli.terminal import neutral
 from tests.protocols.peers import Broker, serving
 
@@ -35,6 +36,11 @@ def test_everything_a_terminal_acts_on_is_made_visible_and_json_stays_what_it_is
     assert neutral(f"a{char}b") == f"a\\u{ord(char):04x}b"
     text = json.dumps({"value": f"a{char}b"}, ensure_ascii=False)
     assert neutral(text).isprintable() and json.loads(neutral(text)) == json.loads(text)
+
+
+def test_a_row_of_a_table_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows([{"address": "a" * 90, "time": "t" * 90}], "table", columns=("address", "time"))
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["address", "time"], ["a" * 90, "t" * 90]]
 
 
 def test_harmless_characters_stay() -> None:

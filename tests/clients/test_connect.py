@@ -109,7 +109,7 @@ def test_an_invalid_url_is_reported_without_its_secrets(url: str, complaint: str
 def test_options_that_do_not_fit_the_protocol_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match="flymq:// takes FlyMqOptions, not BlipMqOptions"):
         headrace.connect("flymq://localhost", options=BlipMqOptions())
-    with pytest.raises(headrace.InvalidUrl, match="needs an api_key"):
+    with pytest.raises(headrace.InvalidUrl, match="needs an API key: give api_key"):
         headrace.connect("blipmq://localhost")
     with pytest.raises(headrace.NotSupported, match="API keys"):
         headrace.connect("figg://localhost", api_key="key")

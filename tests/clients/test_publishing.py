@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
@@ -55,6 +56,19 @@ async def test_publish_many_names_the_refused_record_and_counts_the_kept_ones(br
         with pytest.raises(headrace.HeadraceError) as single:
             await client.publish(topic, b"no number")
         assert type(single.value) is type(found.failure)
+
+
+@everyone
+async def test_publish_many_names_a_record_that_fits_no_frame(broker: Broker, topic: str, peer: Peer) -> None:
+    too_large = bytes(40 << 20)
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect("flymq") as admin, broker.connect(peer) as client:
+        assert isinstance(admin, FlyMqClient)
+        with pytest.raises(headrace.RecordRefused) as caught:
+            await client.publish_many(topic, [b"a", b"b", too_large, b"d"])
+        assert (caught.value.index, caught.value.kept) == (2, (await admin.describe_topic(topic))[0].end)
+        assert caught.value.kept >= 2
+        with pytest.raises(type(caught.value.failure)):
+            await client.publish(topic, too_large)
 
 
 @answering
@@ -158,6 +172,12 @@ async def test_a_wrong_type_names_the_argument(
                 with pytest.raises(headrace.InvalidArgument, match=complaint):
                     await getattr(client, method)(*arguments, **options)
                 assert client.unacknowledged == 0
+
+
+async def test_a_time_of_a_wrong_type_is_named(broker: Broker, topic: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect("flymq") as client:
+        with pytest.raises(headrace.InvalidArgument, match="timestamp: expected int, got datetime"):
+            await client.offset_for_time(topic, datetime.now(UTC))  # type: ignore[arg-type]  # the error under test
 
 
 async def test_headers_of_a_wrong_type_are_named_where_the_protocol_has_headers(broker: Broker) -> None:

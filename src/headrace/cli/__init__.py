@@ -150,7 +150,7 @@ def _nearest(word: str) -> str:
     import difflib
 
     found = difflib.get_close_matches(word, COMMANDS, n=1)
-    return f"; did you mean {found[0]}?" if found else "; see headrace --help"
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import textwrap
 from pathlib import Path
 
 import click
 
 from headrace.cli import FAILED, one_line
+from headrace.cli.rows import PIPE_COLUMNS
 from headrace.server.config import SETTINGS, Resolved, explain, resolve, toml_of, toml_value
 from headrace.server.config_check import check_file
 from headrace.server.settings import Setting
@@ -86,4 +88,4 @@ def _print_table(resolved: Resolved) -> None:
     for name in SETTINGS:
         style = "dim" if resolved.origins[name] == "default" else ""
         table.add_row(Text(name), Text(toml_value(resolved.plain(name))), Text(resolved.origins[name]), style=style)
-    Console(highlight=False).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)

@@ -14,6 +14,8 @@ from headrace.cli import one_line, terminal
 
 OUTPUTS: Final = ("table", "json", "jsonl", "csv")
 Row: TypeAlias = Mapping[str, object]
+PIPE_COLUMNS: Final = 100_000
+"""Width of a table that is not printed on a terminal: every row is one line, for grep and awk."""
 
 
 def show_rows(rows: Sequence[Row], output: str, *, columns: Sequence[str]) -> int:
@@ -64,4 +66,4 @@ def _print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
         table.add_column(column.replace("_", " "), overflow="fold", justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*(Text(one_line(_cell(row.get(column)))) for column in columns))
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)

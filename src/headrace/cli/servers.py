@@ -71,10 +71,18 @@ class Server:
                 on_state=report,
             )
         except ConnectFailed as failure:
-            hint = "; start a broker with headrace serve, or give another address with --server" if "refused" in failure.reason else ""
-            raise click.ClickException(f"{failure}{hint}") from failure
+            raise click.ClickException(f"{failure}{_hint(failure.reason)}") from failure
         except (InvalidUrl, NotSupported) as failure:
             raise click.UsageError(str(failure)) from None
+
+
+def _hint(reason: str) -> str:
+    """Return the option that may help."""
+    if "refused" in reason:
+        return "; start a broker with headrace serve, or give another address with --server"
+    if "requires TLS" in reason:
+        return ", or give --tls"
+    return "; give its CA with --tls-ca" if "issuer certificate" in reason or "self-signed" in reason else ""
 
 
 _Command: TypeAlias = Callable[..., int]

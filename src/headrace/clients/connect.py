@@ -77,7 +77,7 @@ class Address:
                 f"a URL must start with one of {', '.join(f'{known}://' for known in SCHEMES)}, or with +tls as in figg+tls://"
             )
         if "@" in parts.netloc:
-            raise InvalidUrl("a URL must not contain a secret: it shows in logs and process lists; pass the API key separately")
+            raise InvalidUrl("a URL must not contain a secret: it shows in logs and process lists; give user, password or api_key instead")
         if not parts.hostname or port == 0 or parts.path.strip("/") or parts.query or parts.fragment:
             raise InvalidUrl(f"{url!r} is not {parts.scheme}://HOST:PORT")
         return cls(name, parts.hostname, port or SCHEMES[name].port, tls)
@@ -237,7 +237,7 @@ def connect(
     chosen = dataclasses.replace(kind() if options is None else options, **given)
     check_login(_load(address.scheme, scheme.client), chosen)
     if scheme.has_login and not chosen.api_key:
-        raise InvalidUrl(f"{address.scheme}:// needs an api_key")
+        raise InvalidUrl(f"{address.scheme}:// needs an API key: give api_key (on the command line: --api-key)")
     return Connecting(address, chosen)
 
 

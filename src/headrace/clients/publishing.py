@@ -9,7 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -18,6 +18,7 @@ from headrace.clients.errors import NotSent, OutcomeUnknown, RecordRefused
 from headrace.clients.messages import Key, Receipt
 from headrace.clients.unsupported import BaseClient
 from headrace.clients.window import Batch, Window
+from headrace.errors import BrokerError
 from headrace.limits import KIB
 from headrace.records import Headers
 
@@ -136,8 +137,7 @@ class Publisher(BaseClient, ABC):
         tally, count = _Tally(), 0
         async for batch in batches_of(values, self.batch_records_max):
             check_values(batch, count)
-            records = Records(topic, batch, _keys(key, batch), partition, headers)
-            tally.add(await self._within(records, timeout))
+            await self._add(tally, Records(topic, batch, _keys(key, batch), partition, headers), timeout)
             count += len(batch)
             await tally.settle_done()
             if tally.refused is not None:
@@ -166,6 +166,21 @@ class Publisher(BaseClient, ABC):
 
     @abstractmethod
     def _check_open(self) -> None: ...
+
+    async def _add(self, tally: _Tally, records: Records, timeout: float | None) -> None:
+        """Submit records of `publish_many`. A batch with a record that fits no frame fails before any of it is sent: submits its records
+        one by one up to that record, which counts as refused."""
+        try:
+            tally.add(await self._within(records, timeout))
+        except BrokerError as failure:
+            if len(records.values) == 1:
+                tally.refuse(failure)
+                return
+            for index, value in enumerate(records.values):
+                keys = None if records.keys is None else [records.keys[index]]
+                await self._add(tally, replace(records, values=[value], keys=keys), timeout)
+                if tally.refused is not None:
+                    return
 
     async def _within(self, records: Records, timeout: float | None) -> list[_Timed]:
         """Submit records with a deadline. Raises `NotSent` if the window has no room in time."""
@@ -218,6 +233,10 @@ class _Tally:
             self._under_way.append((self._count, timed))
             self._count += timed.batch.count
 
+    def refuse(self, failure: BrokerError) -> None:
+        """Note that the next record was refused before it was sent."""
+        self.refused = (self._count, RecordRefused(index=0, kept=0, failure=failure))
+
     async def settle_done(self) -> None:
         while self._under_way and self._under_way[0][1].batch.done.done():
             await self._settle()
@@ -237,7 +256,7 @@ class _Tally:
             self._kept += timed.batch.count
         except RecordRefused as refused:
             self._kept += refused.kept
-            if self.refused is None:
+            if self.refused is None or begin + refused.index < self.refused[0]:
                 self.refused = (begin + refused.index, refused)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.broker.authorizer import Action, Principal, Resource
-from headrace.clients.errors import ClientClosed, ConnectFailed, NotSupported, Refused
+from headrace.clients.errors import ClientClosed, ConnectFailed, NotSupported, RecordRefused, Refused
 from headrace.clients.messages import ConnectionState, Gap, Message, Receipt
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.rustlog.client import RustLogClient
@@ -95,8 +95,12 @@ async def test_a_record_for_no_frame_is_refused_before_it_is_sent(client: RustLo
     with pytest.raises(LimitExceeded):
         await client.publish("t", bytes(10_485_760))
     with pytest.raises(LimitExceeded):
-        await client.publish_many("t", [b"a", bytes(10_485_760)])
+        await client.send_many("t", [b"a", bytes(10_485_760)])
     assert await client.fetch("t", 0) == []
+    with pytest.raises(RecordRefused, match="record 1 was refused: a record of 10485760 bytes takes .*; 1 record was kept") as caught:
+        await client.publish_many("t", [b"a", bytes(10_485_760), b"c"])
+    assert isinstance(caught.value.failure, LimitExceeded)
+    assert [message.value for message in await client.fetch("t", 0)] == [b"a"]
 
 
 async def test_large_values_go_in_as_many_requests_as_they_need(client: RustLogClient) -> None:

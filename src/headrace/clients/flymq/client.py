@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Final, TypeVar
 
+from headrace.clients.arguments import check_count
 from headrace.clients.errors import InvalidArgument, NotSupported, Refused
 from headrace.clients.flymq.access import AccessCalls
 from headrace.clients.flymq.advanced import AdvancedCalls
@@ -218,6 +219,7 @@ class FlyMqClient(AdvancedCalls, AccessCalls, SchemaCalls, RequestReplyClient[Fl
 
     async def offset_for_time(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
         """Return the offset of the first record at or after a time (Unix ms); the end offset if there is none."""
+        check_count("timestamp", timestamp)
         return (await self._request(m.SeekToTimestamp(topic, partition, timestamp), m.OffsetReply)).offset
 
     async def lag(self, topic: str, *, group: str, partition: int = 0) -> int:

@@ -313,8 +313,9 @@ def produce_requests(dialect: Dialect, topic: str, partition: int, records: Sequ
         # A record above the limit needs no exact count, which may take seconds.
         size = _produced_record_bytes[dialect](record) if len(record) <= room else len(record)
         if size > room:
+            which = "a record" if len(records) == 1 else f"record {index}"
             raise LimitExceeded(
-                f"record {index} of {len(record)} bytes takes {size} bytes or more in a {dialect.value} frame, which has room for {room}"
+                f"{which} of {len(record)} bytes takes {size} bytes or more in a {dialect.value} frame, which has room for {room}"
             )
         used += size
         if used > room or index - start == RUSTLOG_PRODUCE_RECORDS_MAX:
