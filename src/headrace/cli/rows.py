@@ -14,6 +14,8 @@ from headrace.cli import one_line, terminal
 
 OUTPUTS: Final = ("table", "json", "jsonl", "csv")
 Row: TypeAlias = Mapping[str, object]
+_PIPE_COLUMNS: Final = 1_000
+"""Width of a table in a pipe or file."""
 
 
 def show_rows(rows: Sequence[Row], output: str, *, columns: Sequence[str]) -> int:
@@ -64,4 +66,5 @@ def _print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
         table.add_column(column.replace("_", " "), overflow="fold", justify="right" if is_number else "left")
     for row in rows:
         table.add_row(*(Text(one_line(_cell(row.get(column)))) for column in columns))
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    # Without a terminal Rich assumes 80 columns and folds cells: `grep` would find parts of a row.
+    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(table)
