@@ -105,6 +105,11 @@ def test_a_partition_that_does_not_exist_is_an_error(harness: Harness, topic: st
         read(harness, topic, partitions=[-1])
 
 
+def test_a_partition_that_is_not_in_a_list_is_named_with_the_argument(harness: Harness, topic: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^partitions: expected a list such as \[0\], got 0"):
+        read(harness, topic, partitions=0)
+
+
 # Login
 
 

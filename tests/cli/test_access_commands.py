@@ -91,6 +91,20 @@ def test_nothing_is_visible_to_a_user_who_is_not_logged_in(admin: Admin) -> None
         assert done.stderr == f"headrace: no {what} is visible to anonymous: log in with --user or --api-key\n"
 
 
+def test_without_a_terminal_a_new_password_is_asked_for_by_its_own_option(admin: Admin) -> None:
+    for command in ("create", "password"):
+        done = admin.run("user", command, "short")
+        assert done.returncode == 2
+        assert "give --new-password-file" in done.stderr
+
+
+def test_a_table_in_a_pipe_has_one_line_per_row(admin: Admin) -> None:
+    name = "a-user-with-a-name-that-is-longer-than-a-line-of-eighty-columns-" + "x" * 40
+    admin.run("user", "create", name, "--no-password", "-q")
+    lines = admin.run("audit", "list", "--type", "user", "--resource", f"user:{name}").stdout.splitlines()
+    assert len(lines) == 2 and f"user:{name}" in lines[1]
+
+
 def test_an_error_shows_no_number_of_the_protocol(admin: Admin) -> None:
     done = admin.run("user", "create", "short", "--new-password-file", "-", stdin="x\n")
     assert done.returncode == 1

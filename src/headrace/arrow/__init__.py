@@ -76,6 +76,8 @@ def read(
     for name in columns:
         if name not in READ_SCHEMA.names:
             raise InvalidRequest(f"unknown column {name!r}; expected {', '.join(READ_SCHEMA.names)}")
+    if isinstance(partitions, int):
+        raise InvalidRequest(f"partitions: expected a list such as [{partitions}], got {partitions!r}")
     _check_value_arguments(value_format, value_schema, value_version, value_framing, bad_records)
     positions = _position("start", start), _position("stop", stop)
     client = FlightClient(_servers(servers, user, password, api_key, tls, ca_file))

@@ -214,14 +214,14 @@ def _is_inherited(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is ParameterSource.ENVIRONMENT
 
 
-def password_of(file: str | None, prompt: str, *, twice: bool = False) -> str:
+def password_of(file: str | None, prompt: str, *, option: str = "--password-file", twice: bool = False) -> str:
     """Read a password from a file, standard input (-) or the terminal; never from the command line, which other users can see."""
     if file == "-":
         return sys.stdin.readline().rstrip("\r\n")
     if file is not None:
-        return _private_line(Path(file), "--password-file")
+        return _private_line(Path(file), option)
     if not sys.stdin.isatty():
-        raise click.UsageError("no terminal to prompt for the password: give --password-file")
+        raise click.UsageError(f"no terminal to prompt for the password: give {option}")
     password: str = click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True)
     return password
 

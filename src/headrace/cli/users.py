@@ -53,7 +53,7 @@ def create_user(name: str, roles: Sequence[str], new_password_file: str | None, 
     """Create a user."""
     if no_password and new_password_file:
         raise click.UsageError("give either --new-password-file or --no-password")
-    password = "" if no_password else password_of(new_password_file, f"New password of {name}", twice=True)
+    password = "" if no_password else password_of(new_password_file, f"New password of {name}", option="--new-password-file", twice=True)
 
     async def work(client: FlyMqClient) -> int:
         return admin.show_changed(_row(await client.create_user(name, password, roles, enabled=not disabled)), columns=_COLUMNS)
@@ -90,8 +90,8 @@ def alter_user(name: str, roles: Sequence[str], no_roles: bool, enabled: bool | 
 @admin_options
 def change_password(name: str, new_password_file: str | None, old_password_file: str | None, admin: Admin) -> int:
     """Change a password. Ends all logins with the old password."""
-    old = "" if old_password_file is None else password_of(old_password_file, "")
-    new = password_of(new_password_file, f"New password of {name}", twice=True)
+    old = "" if old_password_file is None else password_of(old_password_file, "", option="--old-password-file")
+    new = password_of(new_password_file, f"New password of {name}", option="--new-password-file", twice=True)
 
     async def work(client: FlyMqClient) -> int:
         await client.change_password(name, new, old)

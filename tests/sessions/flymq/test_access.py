@@ -298,3 +298,14 @@ async def test_nothing_that_is_said_about_a_login_holds_its_password() -> None:
         assert isinstance(await root.one(a.UserCreate("ann", canary, "", [])), Failure)
         await root.one(a.Auth("ann", canary + "x"))
         assert canary.encode() not in bytes(root.wire.sent)
+
+
+async def test_a_fetch_at_the_end_of_a_topic_needs_the_permission_to_read_it() -> None:
+    async with running_server_with_access() as (server, root):
+        await root.one(CreateTopic("t", 1))
+        await root.one(a.UserCreate("ann", PASSWORD, "", ["producer"]))
+        await root.one(a.UserCreate("bob", PASSWORD, "", ["consumer"]))
+        ann, bob = await logged_in(server, "ann"), await logged_in(server, "bob")
+        reply = await ann.one(Fetch("t", 0, 0, 10))
+        assert isinstance(reply, Failure) and "may not read" in reply.message
+        assert isinstance(await bob.one(Fetch("t", 0, 0, 10)), Fetched)

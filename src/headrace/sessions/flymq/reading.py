@@ -82,6 +82,7 @@ class ReadHandlers:
                 bounds = broker.bounds(who, request.topic, request.partition)
                 offset = max(offset, bounds.first)
                 if offset >= bounds.end:
+                    broker.check_reads(who, request.topic)  # a topic may be visible to a principal that may not read it
                     break
                 found = await broker.fetch(
                     who,
