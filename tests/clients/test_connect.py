@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -30,6 +31,7 @@ from headrace.clients.fujin.subscription import Subscription as FujinSubscriptio
 from headrace.clients.messages import ConnectionState, Message
 from headrace.clients.polling import PollingSubscription
 from headrace.clients.rustlog.client import RustLogClient
+from headrace.clients.stream import CERTIFICATE_REQUIRED, Stream
 from headrace.server import certificates
 from tests.canaries import secret
 from tests.net.proxy import FaultProxy
@@ -488,6 +490,17 @@ async def test_a_missing_client_certificate_fails_the_connection(sealed: tuple[B
         await headrace.connect(
             f"{peer.protocol}+tls://{broker.address}", api_key=api_key, ca_file=certs / "ca.pem", server_name="localhost"
         )
+
+
+async def test_the_alert_for_a_missing_client_certificate_is_explained() -> None:
+    reasons: list[str] = []
+    stream = Stream(lambda data: None, reasons.append)
+    stream.connection_made(asyncio.Transport())
+    stream.hand_over()
+    alert = ssl.SSLError(1, "tlsv13 alert certificate required")
+    alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    stream.connection_lost(alert)
+    assert reasons == [CERTIFICATE_REQUIRED]
 
 
 async def test_an_untrusted_certificate_is_rejected(sealed: tuple[Broker, Path]) -> None:

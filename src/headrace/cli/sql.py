@@ -81,8 +81,8 @@ def sql(
     if table.num_rows > limit:
         click.echo(f"there are more than {limit:,} rows: raise --limit to show more", err=True)
     for topic, count in found.unread.items():
-        what = "1 value" if count == 1 else f"{count:,} values"
-        click.echo(f"{what} of {topic} could not be decoded and are null: see the column _error; --schema sets types", err=True)
+        what, are = ("1 value", "is") if count == 1 else (f"{count:,} values", "are")
+        click.echo(f"{what} of {topic} could not be decoded and {are} null: see the column _error; --schema sets types", err=True)
     return 0
 
 

@@ -24,6 +24,7 @@ from headrace.clients.errors import ConnectFailed, InvalidArgument, InvalidUrl, 
 from headrace.clients.messages import ConnectionState, OnState
 from headrace.clients.options import ClientOptions
 from headrace.clients.reconnecting import check_login
+from headrace.clients.stream import CERTIFICATE_REQUIRED
 from headrace.clients.tls import TlsOptions
 from headrace.clients.unsupported import BaseClient
 from headrace.extras import needs
@@ -126,6 +127,8 @@ class Connecting:
     async def _explained(self, reason: str) -> ConnectFailed:
         """Return the error for a server that accepts connections and does not serve the protocol, with the likely reason."""
         address = self._address
+        if reason == CERTIFICATE_REQUIRED:
+            return ConnectFailed(host=address.host, port=address.port, reason=reason, was_accepted=True)
         if address.scheme == "fujin":
             likely = "Fujin uses QUIC over UDP: is it open on this port (headrace serve --listen-quic)?"
         else:

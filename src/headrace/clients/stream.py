@@ -13,6 +13,8 @@ from headrace.clients.tls import TlsOptions, TlsUnusable
 _PLAIN_SERVER: Final = ("WRONG_VERSION_NUMBER", "SSLV3_ALERT_HANDSHAKE_FAILURE", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """Reasons of a failed handshake with a server that does not use TLS."""
 
+CERTIFICATE_REQUIRED: Final = "the server requires a client certificate: certificate_file and key_file, or --tls-certificate and --tls-key"
+
 
 class Stream(asyncio.Protocol):
     """Connection created by `open_stream`. `receive` gets the bytes; `lost` is called once with a reason unless `close` was called.
@@ -42,7 +44,10 @@ class Stream(asyncio.Protocol):
         return False
 
     def connection_lost(self, failure: Exception | None) -> None:
-        self._end(f"connection lost: {failure}" if failure else "the server closed the connection")
+        if isinstance(failure, ssl.SSLError) and failure.reason == "TLSV13_ALERT_CERTIFICATE_REQUIRED":
+            self._end(CERTIFICATE_REQUIRED)
+        else:
+            self._end(f"connection lost: {failure}" if failure else "the server closed the connection")
 
     def write(self, frames: bytes) -> None:
         """Queue frames without blocking. The caller bounds the amount."""
