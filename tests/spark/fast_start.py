@@ -30,10 +30,9 @@ ARCHIVE_SECONDS_MAX: Final = 300
 
 USE_SPARK = """
 import sys
-from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local[1]").config("spark.driver.extraJavaOptions", sys.argv[1])
-builder = builder.config("spark.driver.memory", "768m").config("spark.driver.host", "127.0.0.1").config("spark.ui.enabled", False)
-spark = builder.getOrCreate()
+from headrace.spark import session
+settings = {"spark.driver.memory": "768m", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": False}
+spark = session("classes", "local[1]", **settings, **{"spark.driver.extraJavaOptions": sys.argv[1]})
 rows = spark.range(100).selectExpr("id % 3 as x", "to_json(struct(id)) as y").groupBy("x").count()
 rows.join(spark.createDataFrame([(1, "a")], "x long, z string"), "x").collect()
 stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()

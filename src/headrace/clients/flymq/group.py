@@ -8,6 +8,7 @@ connection the subscription joins again, and the broker delivers again what was 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
@@ -18,6 +19,8 @@ from headrace.clients.polling import pause
 from headrace.wire.flymq import messages as m
 
 _UNKNOWN_MEMBER: Final = "group member not found"
+_SHARED_IDLE_SECONDS_MAX: Final = 0.1
+"""Average time between two requests of a member of a shared group that receives nothing."""
 
 
 class MemberCalls(Protocol):
@@ -52,6 +55,8 @@ class GroupSubscription:
         self._settlement, self._records_max, self._idle_seconds = settlement, records_max, idle_seconds
         self._batches: deque[MessageBatch] = deque()
         self._taken = 0
+        self._idle_rounds = 0
+        """Requests without a record since the last that returned as many as it asked for, or any in an ordered group."""
         self._handed_out: dict[tuple[int, int], int] = {}
         """Delivered, unsettled records: (partition, offset) → the member that received it."""
         self._settled: dict[int, int] = {}
@@ -136,7 +141,6 @@ class GroupSubscription:
         self._handed_out.update(((batch.partition, batch.offsets[index]), self._joined.member) for index in indexes)
 
     async def _next_batch(self) -> MessageBatch | None:
-        rounds = 0
         try:
             while not self._batches and not self._closed.is_set():
                 if self._settlement == "auto" and self._handed_out:
@@ -144,11 +148,21 @@ class GroupSubscription:
                 records = await self._take()
                 self._batches.extend(_batches(self.topic, records))
                 if not records:
-                    await pause(self._idle_seconds(rounds), self._closed)
-                    rounds += 1
+                    await pause(self._pause_seconds(), self._closed)
+                    self._idle_rounds += 1
+                elif self.mode == "ordered" or len(records) == self._records_max:
+                    self._idle_rounds = 0
         except ClientClosed:
             self._closed.set()
         return None if self._closed.is_set() else self._batches[0]
+
+    def _pause_seconds(self) -> float:
+        """Return the time to the next request. Members of a shared group ask equally often, at random times: otherwise the one that
+        received the last record would ask first again and receive all of a slow stream."""
+        seconds = self._idle_seconds(self._idle_rounds)
+        if self.mode == "ordered":
+            return seconds
+        return min(seconds, _SHARED_IDLE_SECONDS_MAX) * random.uniform(0.5, 1.5)
 
     async def _take(self) -> list[m.TakenRecord]:
         try:
