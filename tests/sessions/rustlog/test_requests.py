@@ -216,6 +216,13 @@ async def test_every_request_is_authorized() -> None:
         assert len(server.context.unattached) == 0
 
 
+async def test_a_fetch_beyond_the_end_needs_the_permission_to_read() -> None:
+    async with running_server(authorize=lambda who, action, _: who.name == "root" or action is Action.DESCRIBE) as server:
+        await server.broker.create_topic(Principal("root"), "t")
+        reply = await server.connect().exchange(BINARY, m.Fetch("t", 0, 99, 10))
+        assert isinstance(reply, m.ErrorReply) and "may not read topic" in reply.message
+
+
 async def test_the_metrics_count_what_happens(server: ListenerContext, peer: Peer) -> None:
     await peer.exchange(BINARY, m.CreateTopic('t"\\', 1))
     await peer.exchange(BINARY, m.Produce('t"\\', 0, [b"abc", b"de"]))

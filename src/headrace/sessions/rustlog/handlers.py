@@ -135,6 +135,7 @@ class RustLogHandlers:
                 return m.FetchReply(range(0), [], 0)  # the original checks the commit before the partition
             raise
         if start > bounds.end:
+            self._broker.check_reads(self._who, topic)  # a topic may be visible to a principal that may not read it
             return m.FetchReply(range(bounds.end, bounds.end), [], bounds.end)
         reply_bytes_max = self._context.settings.reply_bytes_max
         bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect], reply_bytes_max))
