@@ -8,7 +8,6 @@ connection the subscription joins again, and the broker delivers again what was 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
@@ -16,6 +15,7 @@ from typing import Final, Protocol
 from headrace.clients.errors import ClientClosed, NotSupported, Refused
 from headrace.clients.messages import Gap, Message, MessageBatch, Settlement
 from headrace.clients.polling import pause
+from headrace.retry import chance
 from headrace.wire.flymq import messages as m
 
 _UNKNOWN_MEMBER: Final = "group member not found"
@@ -162,7 +162,7 @@ class GroupSubscription:
         seconds = self._idle_seconds(self._idle_rounds)
         if self.mode == "ordered":
             return seconds
-        return min(seconds, _SHARED_IDLE_SECONDS_MAX) * random.uniform(0.5, 1.5)
+        return min(seconds, _SHARED_IDLE_SECONDS_MAX) * (0.5 + chance())
 
     async def _take(self) -> list[m.TakenRecord]:
         try:
