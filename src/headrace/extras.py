@@ -37,6 +37,13 @@ LIBRARIES: Final[Mapping[str, Library]] = {
     "fastavro": Library("fastavro", "schemas"),
     "google.protobuf": Library("protobuf", "schemas"),
     "jsonschema_rs": Library("jsonschema-rs", "schemas"),
+    "aiokafka": Library("aiokafka", "kafka"),
+    "prometheus_client": Library("prometheus-client", "metrics"),
+    "opentelemetry": Library("OpenTelemetry", "otel"),
+    "starlette": Library("Starlette", "console"),
+    "uvicorn": Library("uvicorn", "console"),
+    "jinja2": Library("Jinja", "console"),
+    "multipart": Library("python-multipart", "console"),
     "hdrh": Library("hdrhistogram", "bench"),
     "nats": Library("nats-py", "bench"),
 }
