@@ -68,7 +68,9 @@ EXPIRIES: Final = 1 << 5
 OFFSETS: Final = 1 << 6
 COMPRESSED: Final = 1 << 7
 ENCRYPTED: Final = 1 << 8
-_KNOWN_FLAGS: Final = (1 << 9) - 1
+REFERENCED: Final = 1 << 9
+"""Written to its segment before the journal. Valid only if a journal frame refers to it."""
+_KNOWN_FLAGS: Final = (1 << 10) - 1
 _BINARY: Final = -1
 _BITS: Final = 0
 
@@ -467,8 +469,10 @@ def build(
     keyring: Keyring | None = None,
     deltas: Sequence[int] | None = None,
     span: int | None = None,
+    referenced: bool = False,
 ) -> Built:
     """Encode one batch as parts, and return them with the parsed header."""
+    marked = REFERENCED if referenced else 0
     count = len(batch.values)
     assert count > 0, "a batch has at least one record"
     columns: list[bytes] = []
@@ -477,14 +481,14 @@ def build(
     else:
         if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
             try:
-                return _build_plain(log, base_offset, batch.values, now)  # type: ignore[arg-type]  # a tombstone raises TypeError
+                return _build_plain(log, base_offset, batch.values, now, marked)  # type: ignore[arg-type]  # a tombstone raises TypeError
             except TypeError:
                 pass
         flags, low, high = _put_lists(columns, batch, now)
     if deltas is not None:
         flags |= OFFSETS
         _put(columns, array("I", deltas).tobytes())
-    return seal_columns(log, base_offset, count, columns, flags, (low, high), compress=compress, keyring=keyring, span=span)
+    return seal_columns(log, base_offset, count, columns, flags | marked, (low, high), compress=compress, keyring=keyring, span=span)
 
 
 def seal_columns(
@@ -515,7 +519,7 @@ def seal_columns(
     return header, _seal(header, [*columns, padding], keyring)
 
 
-def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) -> Built:
+def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int, flags: int) -> Built:
     """Build a batch of values only. This is the fast path: a flush to a thousand partitions builds a thousand of these."""
     content = b"".join(values)
     count, padding = len(values), _PADDING[len(content) % ALIGN]
@@ -527,14 +531,14 @@ def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) 
     raw_size = len(ends) + len(content) + len(padding)
     size = HEADER_BYTES + raw_size
     assert size <= BATCH_BYTES_MAX
-    front = _COVERED.pack(size, VERSION, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0) + ends
+    front = _COVERED.pack(size, VERSION, flags, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0) + ends
     parts: tuple[bytes, ...]
     if size < _PARTS_FROM_BYTES:
         front = b"".join((front, content, padding))
         crc, parts = crc32c(front), ()
     else:
         crc, parts = crc32c_extend(crc32c_extend(crc32c(front), content), padding), (content, padding)
-    header = BatchHeader(crc, size, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
+    header = BatchHeader(crc, size, flags, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
     return header, (MAGIC + _U32.pack(crc) + front, *parts)
 
 

@@ -3,6 +3,8 @@
     stage() ─ staged ─▶ flush(): place · build batches · one journal frame · fdatasync ─▶ tails, acknowledgements   (writer)
                                                                 tails ─▶ segments ─▶ checkpoint ─▶ old journals     (maintenance)
 
+Large appends go to their segment first, and the journal frame only refers to them (`storage/large.py`).
+
 The writer takes everything that was staged during the last flush, so that batches grow with the load and an idle store replies at once.
 With `threads=False` no thread is started and the caller takes the steps, as the crash tests do.
 
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
-from headrace.limits import BATCH_BYTES_TARGET, MIB, OPENED_BATCHES_BYTES_MAX
+from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch, build
 from headrace.storage.batching import chunked
@@ -28,6 +30,7 @@ from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
 from headrace.storage.journal import Journal, SyncFailed
+from headrace.storage.large import LargeAppends
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, Pending, StoreContext
@@ -54,6 +57,8 @@ class StoreOptions:
     """Reserved free space. When less is free, only internal tables and deletes may write."""
     tail_bytes_max: int = 64 * MIB
     """Total size of tails above which the writer waits for maintenance."""
+    large_bytes: int = LARGE_APPEND_BYTES
+    """Size from which on the records that a flush adds to one log go to the segment first."""
     opened_bytes_max: int = OPENED_BATCHES_BYTES_MAX
     key: bytes | None = field(default=None, repr=False)
 
@@ -279,7 +284,8 @@ class Store:
             return
         # One time for the whole flush: records without a timestamp then use the batch's timestamp and need no column.
         now = max(item.now for item in staged)
-        small = sum(item.size_bytes for item in staged) <= BATCH_BYTES_TARGET
+        size = sum(item.size_bytes for item in staged)
+        small = size <= BATCH_BYTES_TARGET
         pending: dict[int, Pending] = {}
         completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
         for item in staged:
@@ -287,9 +293,16 @@ class Store:
         if completions[Ack.NONE]:
             self.deliver(completions[Ack.NONE], [])
         if pending:
+            if size >= self.options.large_bytes and completions[Ack.DURABLE]:
+                for ahead in pending.values():
+                    ahead.is_large = self._is_large(ahead)
             self._commit(pending, completions, now, small)
         elif waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
             self.deliver(waiting, [])
+
+    def _is_large(self, ahead: Pending) -> bool:
+        # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
+        return not ahead.partition.options.compact and sum(batch.size_bytes for batch in ahead.batches) >= self.options.large_bytes
 
     def _drain(self) -> list[Staged]:
         """Take the appends of the next flush. Urgent ones get their own flush, so that they do not wait for the rest."""
@@ -331,37 +344,57 @@ class Store:
         """Write the frame, sync it if an append requires it, and deliver the results."""
         waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
         error: BrokerError
-        try:
-            built = self._write(pending, now, small)
-            if completions[Ack.DURABLE]:
-                self.journal.sync()
-        except (SyncFailed, BrokerError) as failure:
-            error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the journal failed: {failure}")
-            self.deliver([(done, error) for done, _ in waiting], [])
-            return
-        size = sum(partition.push(batches) for partition, batches in built)
-        self.maintenance.touch([partition for partition, _ in built], size)
-        self.counters.records += sum(header.count for _, batches in built for header, _ in batches)
-        self.counters.journal_bytes += size
+        with LargeAppends(self.files, self.maintenance) as large:
+            try:
+                built = self._write(pending, now, small, large)
+                if completions[Ack.DURABLE]:
+                    self.journal.sync()
+            except (SyncFailed, BrokerError) as failure:
+                error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
+                self.deliver([(done, error) for done, _ in waiting], [])
+                return
+            size = sum(partition.push(batches) for partition, batches in built)
+            self.maintenance.touch([partition for partition, _ in built], size)
+            self.counters.journal_bytes += size
+            large.reveal()
+        self.counters.records += sum(ahead.partition.next - ahead.base_offset for ahead in pending.values())
         self.deliver(waiting, list(pending))
 
-    def _write(self, pending: dict[int, Pending], now: int, small: bool) -> list[tuple[Partition, list[Built]]]:
-        """Write the frame. Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed`."""
+    def _write(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> list[tuple[Partition, list[Built]]]:
+        """Write large appends to their segments and the frame. Returns the batches in the frame.
+
+        Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed` and `SyncFailed`.
+        """
         try:
-            built = [(ahead.partition, self._build(ahead, now, small)) for ahead in pending.values()]
-            self.journal.append([encoded for _, batches in built for encoded in batches])
+            built: list[tuple[Partition, list[Built]]] = []
+            for ahead in pending.values():
+                if ahead.is_large:
+                    large.hold(ahead)
+                batches = self._build(ahead, now, small)
+                if ahead.is_large:
+                    large.write(ahead.partition, batches)
+                else:
+                    built.append((ahead.partition, batches))
+            encoded = [one for _, batches in built for one in batches]
+            if large.references:
+                large.sync()
+                self.journal.append(encoded, large.references)
+            else:
+                self.journal.append(encoded)
             return built
         except (OSError, MemoryError) as failure:
             for ahead in pending.values():
                 ahead.partition.next = ahead.base_offset
+            if is_exhausted(failure) or (isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS):
+                large.retract()
             if isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS:
                 raise DiskFull(
-                    f"no room for the journal: {failure.strerror}; nothing was written, try again when there is space"
+                    f"no room for the journal or a segment: {failure.strerror}; nothing was written, try again when there is space"
                 ) from failure
             if is_exhausted(failure):
                 why = str(failure) or "out of memory"
-                raise Unavailable(f"the journal cannot be written now: {why}; nothing was written, try again") from failure
-            raise self.fence(f"writing the journal failed: {failure}") from failure
+                raise Unavailable(f"the append cannot be written now: {why}; nothing was written, try again") from failure
+            raise self.fence(f"writing the log failed: {failure}") from failure
 
     def _build(self, pending: Pending, now: int, small: bool) -> list[Built]:
         """Build batches of about `BATCH_BYTES_TARGET` for one log; a single one if the whole flush is `small` and has no column batches."""
@@ -369,7 +402,7 @@ class Store:
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
         for part in chunked(pending.batches, now, small=small):
-            batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring))
+            batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring, referenced=pending.is_large))
             offset += len(part.values)
         assert offset == partition.next, "every record has its assigned offset"
         return batches
