@@ -33,9 +33,9 @@ test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a
 	@tools/setup system strace java
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-quick: $(DEV_STAMP) ## run the tests without Spark, kill loops, crash images and those that start programs, for daily work
+test-quick: $(DEV_STAMP) ## run the tests without Spark, Kafka, kill loops, crash images and those that start programs, for daily work
 	@tools/setup system strace
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kill_loop and not crash_images and not slow"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kafka and not kill_loop and not crash_images and not slow"
 
 fuzz: $(DEV_STAMP) ## fuzz all decoders, schema languages and Arrow input for ten minutes (FUZZ_ARGS="--seconds 60 --only avro")
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { sed -n '/^# \[fuzz\]/,$$p' hashes.txt >$(VENV)/fuzz.txt && \

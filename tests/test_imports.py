@@ -62,6 +62,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "demo": {"headrace.clients.*", "headrace.flight.client", "headrace.programs"},
     "sync": {"headrace.clients.*"},
     "programs": set(),
+    "kafka_server": {"headrace.programs"},
     "retry": set(),
     "__main__": {"headrace.cli"},
 }
