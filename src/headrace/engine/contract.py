@@ -96,6 +96,10 @@ class Capabilities:
     """`Ack.DURABLE` waits for a sync of the disk. Otherwise it waits for replicas."""
     cheap_atomic_append: bool = True
     """An append to several partitions costs about as much as one to a single partition."""
+    keeps_batches: bool = True
+    """A column batch is read back as one batch. Otherwise batches are joined and divided as the log likes."""
+    any_topic_name: bool = True
+    """Every name that the broker accepts is possible. Otherwise `create_topic` raises `InvalidTopicName` for some."""
 
 
 class Engine(Protocol):

@@ -210,5 +210,3 @@ def fitted(batches: Sequence[ListedBatch], offset: int, bytes_max: int, records_
         bytes_max -= rest.size_bytes
         records_max -= count
     return found
-
-

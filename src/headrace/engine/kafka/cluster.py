@@ -274,6 +274,10 @@ class Cluster:
 
     async def retried(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeat a request that fails with a retriable error until the deadline. Raises `Unavailable` then."""
+        # In a task of its own: timeouts need one, and sessions run their requests without.
+        return await asyncio.get_running_loop().create_task(self._retried(ask))
+
+    async def _retried(self, ask: Callable[[], Awaitable[T]]) -> T:
         last: Exception | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._deadline_seconds):
@@ -312,7 +316,9 @@ def broker_error(failure: Exception) -> BrokerError:
         case kafka_errors.MessageSizeTooLargeError():
             return RecordTooLarge(size_bytes=0, bytes_max=0)
         case kafka_errors.TopicAuthorizationFailedError() | kafka_errors.GroupAuthorizationFailedError():
-            return NotAuthorized(principal="Headrace", action="use", resource=f"{failure.args[0] if failure.args else 'the topic'} in Kafka")
+            return NotAuthorized(
+                principal="Headrace", action="use", resource=f"{failure.args[0] if failure.args else 'the topic'} in Kafka"
+            )
         case _ if _is_transient(failure):
             return Unavailable(f"Kafka: {_text(failure)}")
         case _:

@@ -41,7 +41,8 @@ def add_to(append: Callable[..., object], batch: RecordBatch, timestamps: Sequen
     keys: Iterable[bytes | None] = [None] * count if batch.keys is None else batch.keys
     if batch.headers is None and batch.expiries is None:
         return all(
-            append(timestamp=time, key=key, value=value) is not None for time, key, value in zip(timestamps, keys, batch.values, strict=True)
+            append(timestamp=time, key=key, value=value) is not None
+            for time, key, value in zip(timestamps, keys, batch.values, strict=True)
         )
     headers: Iterable[Headers] = [()] * count if batch.headers is None else batch.headers
     expiries: Iterable[int] = [NEVER] * count if batch.expiries is None else batch.expiries
@@ -57,7 +58,8 @@ class Decoded:
     __slots__ = ("batches", "next_offset")
 
     def __init__(self, content: bytes, aborted: Sequence[tuple[int, int]] | None, offset: int) -> None:
-        """`aborted` lists (producer id, first offset) of aborted transactions. Raises `CorruptData`."""
+        """`aborted` lists (producer id, first offset) of aborted transactions. The first batch may begin below `offset`, because Kafka
+        returns whole record batches. Raises `CorruptData`."""
         self.batches: list[ListedBatch] = []
         self.next_offset = offset
         coming = sorted(aborted or (), key=lambda transaction: transaction[1], reverse=True)
@@ -72,24 +74,20 @@ class Decoded:
             if batch.is_control_batch:
                 if _is_abort(batch):
                     skipped.discard(batch.producer_id)
-            elif not (batch.is_transactional and batch.producer_id in skipped):
-                self._add(batch, offset)
+            elif batch.next_offset > offset and not (batch.is_transactional and batch.producer_id in skipped):
+                self._add(batch)
             self.next_offset = max(self.next_offset, batch.next_offset)
             if self.batches:
                 self.batches[-1].extend_to(self.next_offset)
 
-    def _add(self, batch: Any, offset: int) -> None:
-        found = [record for record in batch if record.offset >= offset]
+    def _add(self, batch: Any) -> None:
+        found = list(batch)
         if not found:
             return
         offsets = [record.offset for record in found]
         keys = [record.key for record in found]
-        headers: list[Headers] | None = [tuple(record.headers) for record in found]
-        expiries: list[int] | None = None
-        if any(headers or ()):
-            headers, expiries = _own(headers or [])
-        else:
-            headers = None
+        theirs = [record.headers for record in found]
+        headers, expiries = _own(theirs) if any(theirs) else (None, None)
         self.batches.append(
             ListedBatch.of(
                 range(offsets[0], offsets[-1] + 1) if offsets[-1] - offsets[0] == len(offsets) - 1 else offsets,
@@ -107,7 +105,7 @@ def _is_abort(batch: Any) -> bool:
     return bool(ControlRecord.parse(next(iter(batch)).key) == ABORT_MARKER)
 
 
-def _own(found: list[Headers]) -> tuple[list[Headers] | None, list[int] | None]:
+def _own(found: Sequence[Sequence[tuple[str, bytes | None]]]) -> tuple[list[Headers] | None, list[int] | None]:
     """Divide the headers of records into those of users and the expiries."""
     headers: list[Headers] = []
     expiries: list[int] = []

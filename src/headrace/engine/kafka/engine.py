@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -24,7 +25,16 @@ from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafk
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.engine.kafka.writer import Append, LateBatch, Writer
-from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OffsetOutOfRange, TopicExists, Unavailable, UnknownPartition, UnknownTopic
+from headrace.errors import (
+    BrokerError,
+    InvalidRequest,
+    LimitExceeded,
+    OffsetOutOfRange,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from headrace.limits import FETCH_BYTES_MAX, KIB, MIB, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import ColumnBatch, RecordBatch
 
@@ -49,7 +59,14 @@ class _OwnSettings(msgspec.Struct, omit_defaults=True):
 class KafkaEngine:
     """Implements `Engine` on a Kafka cluster. `clock` returns Unix ms and stamps batches without timestamps."""
 
-    capabilities = Capabilities(dense_offsets=False, forced_compaction=False, sync_per_append=False, cheap_atomic_append=False)
+    capabilities = Capabilities(
+        dense_offsets=False,
+        forced_compaction=False,
+        sync_per_append=False,
+        cheap_atomic_append=False,
+        keeps_batches=False,
+        any_topic_name=False,
+    )
 
     def __init__(self, settings: KafkaSettings, *, clock: Callable[[], int]) -> None:
         self._settings = settings
@@ -182,12 +199,12 @@ class KafkaEngine:
         async with self._refresh_lock:
             counts = await self._cluster.partition_counts()
             served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
-            for name in self._topics.keys() - served.keys():
+            for name in self._logs.keys() - served.keys():
                 self._drop(name)
                 self.topic_changed(name)
             if _SETTINGS_TOPIC in served:
                 await self._read_own(served[_SETTINGS_TOPIC])
-            changed = {name: count for name, count in served.items() if name not in self._topics or self._topics[name].partitions != count}
+            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) != count}
             if changed:
                 await self._add(changed)
             for name in changed:
@@ -215,7 +232,8 @@ class KafkaEngine:
             own = self._own.get(name, _OwnSettings())
             config = replace(from_kafka_config(found), ack=own.ack, ttl_ms=own.ttl_ms, dead_letter_expired=own.dead_letter_expired)
             self._logs[name] = logs
-            self._topics[name] = Topic(name, count, config, name.startswith(INTERNAL))
+            if name != _SETTINGS_TOPIC:  # the engine's own
+                self._topics[name] = Topic(name, count, config, name.startswith(INTERNAL))
 
     def _drop(self, name: str) -> None:
         self._topics.pop(name, None)
@@ -234,8 +252,8 @@ class KafkaEngine:
                 moved.append(log)
         self._moved(moved)
 
-    def _moved(self, logs: Sequence[PartitionLog] | object) -> None:
-        for log in logs:  # type: ignore[attr-defined]
+    def _moved(self, logs: Iterable[PartitionLog]) -> None:
+        for log in logs:
             log.wake()
 
     def _lost(self) -> None:
@@ -250,15 +268,18 @@ class KafkaEngine:
             await self._write_own(name, own)
 
     async def _write_own(self, name: str, own: _OwnSettings | None) -> None:
-        if _SETTINGS_TOPIC not in self._topics:
+        if _SETTINGS_TOPIC not in self._logs:
+            kafka_name, config = self._names.to_kafka(_SETTINGS_TOPIC), to_kafka_config(TopicConfig(cleanup=Cleanup.COMPACT))
             with contextlib.suppress(TopicExists):
-                await self.create_topic(_SETTINGS_TOPIC, 1, TopicConfig(cleanup=Cleanup.COMPACT), internal=True)
+                await self._cluster.create_topic(kafka_name, 1, config)
+            async with self._refresh_lock:
+                await self._add({_SETTINGS_TOPIC: 1})
         value = None if own is None else msgspec.json.encode(own)
         await self.append([Write(_SETTINGS_TOPIC, 0, RecordBatch([value], [name.encode()]))])
 
     async def _read_own(self, partitions: int) -> None:
         """Read what is new in the table of settings."""
-        if _SETTINGS_TOPIC not in self._topics:
+        if _SETTINGS_TOPIC not in self._logs:
             await self._add({_SETTINGS_TOPIC: partitions})
         log = self._find(_SETTINGS_TOPIC, 0)
         await self._refresh_bounds([log])
@@ -332,7 +353,8 @@ class KafkaEngine:
             raise Unavailable(f"Kafka: {answer.error.__name__} while reading {log.topic!r}")
         decoded = Decoded(answer.content, answer.aborted, offset)
         if decoded.batches:
-            log.remember_fetched(offset, decoded.batches)
+            log.remember_fetched(min(offset, decoded.batches[0].base_offset), decoded.batches)
+            log.note_size(decoded.batches)
             return offset
         return decoded.next_offset  # markers and aborted records only, or not yet stable
 
@@ -341,8 +363,7 @@ class KafkaEngine:
         return Bounds(log.first, log.end)
 
     def size_bytes(self, topic: str, partition: int) -> int:
-        log = self._find(topic, partition)
-        return (log.end - log.first) * 100
+        return self._find(topic, partition).size_estimate_bytes
 
     async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
         log = self._find(topic, partition)
@@ -372,7 +393,10 @@ class KafkaEngine:
         for node in self._cluster.by_leader(log.place for log in self._watched):
             if node not in self._followers:
                 task = self._followers[node] = asyncio.get_running_loop().create_task(self._follow_node(node))
-                task.add_done_callback(lambda _, node=node: self._followers.pop(node, None))
+                task.add_done_callback(partial(self._followed, node))
+
+    def _followed(self, node: int, task: asyncio.Task[None]) -> None:
+        self._followers.pop(node, None)
 
     async def _follow_node(self, node: int) -> None:
         """Wait for records of others in the watched partitions of a node, until there is no such partition."""

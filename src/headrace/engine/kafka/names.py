@@ -56,7 +56,8 @@ class Names:
         found = self.prefix + (_OURS + name.removeprefix(INTERNAL) if name.startswith(INTERNAL) else name)
         if not _VALID.fullmatch(found) or found in (".", ".."):
             raise InvalidTopicName(
-                f"topic name {name[:80]!r} is not possible in Kafka: expected up to {249 - len(self.prefix)} letters, digits, '.', '_' or '-'"
+                f"topic name {name[:80]!r} is not possible in Kafka: "
+                f"expected up to {249 - len(self.prefix)} letters, digits, '.', '_' or '-'"
             )
         return found
 

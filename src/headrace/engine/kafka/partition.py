@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from headrace.engine.listed import ListedBatch, fitted
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from headrace.engine.kafka.writer import Append
 
 _TAIL_BYTES_MAX: Final = 2 * MIB
+_SEEN_RECORDS_MAX: Final = 1_000_000
+_RECORD_BYTES: Final = 12
+"""Bytes of a Kafka record besides key, value and headers."""
 
 
 class PartitionLog:
@@ -32,6 +35,7 @@ class PartitionLog:
         """Appends that are not finished, in call order."""
         self.is_sending = False
         self.watchers: dict[object, Callable[[], None]] = {}
+        self._seen_records = self._seen_bytes = 0.0
         self._tail: list[ListedBatch] = []
         self._tail_first = 0
         self._recent: tuple[int, list[ListedBatch]] = (0, [])
@@ -51,6 +55,22 @@ class PartitionLog:
     def wake(self) -> None:
         for watcher in list(self.watchers.values()):
             watcher()
+
+    # Size
+
+    @property
+    def size_estimate_bytes(self) -> int:
+        """Size of the partition, if all its records are like those that were written and read here."""
+        return round((self.end - self.first) * self._seen_bytes / max(1, self._seen_records))
+
+    def note_size(self, batches: Iterable[ListedBatch]) -> None:
+        """Count records for the estimate. Old ones lose weight."""
+        for batch in batches:
+            self._seen_records += len(batch)
+            self._seen_bytes += batch.size_estimate_bytes + _RECORD_BYTES * len(batch)
+        if self._seen_records > _SEEN_RECORDS_MAX:
+            self._seen_records /= 2
+            self._seen_bytes /= 2
 
     # Cache
 

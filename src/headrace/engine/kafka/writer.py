@@ -40,6 +40,7 @@ _BATCH_BYTES: Final = 1 * MIB
 """Appends are joined in one record batch up to this size."""
 _TRANSACTION_APPENDS_MAX: Final = 500
 _TRANSACTION_BYTES_MAX: Final = 32 * MIB
+_METADATA_SECONDS: Final = 0.02
 _STEP: Final = "writing to Kafka"
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 
@@ -174,7 +175,7 @@ class Writer:
             return
         if append.is_sent:
             outcome: asyncio.Future[list[Appended]] = append.future.get_loop().create_future()
-            outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need wait for it
+            outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # a caller may ignore it
             append.future.set_exception(OutcomeUnknown(f"Kafka did not answer within {self._deadline_seconds:g} s", outcome))
             append.future = outcome
             return
@@ -249,6 +250,7 @@ class Writer:
 
     async def _write(self, producer: Any, log: PartitionLog, parts: list[_Part]) -> None:
         """Write the parts as few record batches, in order, and note where each landed."""
+        await _know(producer, log)
         for group in _grouped(parts, min(_BATCH_BYTES, log.batch_bytes_max), log.batch_bytes_max):
             builder = producer.create_batch()
             for part in group:
@@ -273,8 +275,10 @@ class Writer:
             assert last is not None and first is not None
             end = last.last_offset + 1
             # Records of others between ours would be missing in the cache.
+            listed = [_listed(part) for part in parts]
+            log.note_size(listed)
             if log.watchers and first.base_offset == log.end and end - log.end == sum(len(part.batch) for part in parts):
-                log.remember(log.end, [_listed(part) for part in parts])
+                log.remember(log.end, listed)
             if log.advance(end):
                 moved.append(log)
         self._advanced(moved)
@@ -375,7 +379,7 @@ class Writer:
                 if log.is_gone:
                     raise _Invalid(append, UnknownTopic(log.topic))
                 if not isinstance(batch, RecordBatch):
-                    batch = _built(append, batch)
+                    batch = _built(append, index, batch)
                 by_log.setdefault(log, []).append(_Part(append, index, batch, _timestamps(batch, append.now)))
             await asyncio.gather(*(self._write(producer, log, parts) for log, parts in by_log.items()))
             for log, parts in by_log.items():
@@ -394,9 +398,9 @@ def _taken_over() -> Unavailable:
     return Unavailable("another broker has taken over the tables; nothing was written")
 
 
-def _built(append: Append, build: LateBatch) -> RecordBatch:
+def _built(append: Append, index: int, build: LateBatch) -> RecordBatch:
     try:
-        batch = build([found for found in append.appended if found is not None])
+        batch = build([found for found in append.appended[:index] if found is not None])
         check_batch(batch)
     except BrokerError as error:
         raise _Invalid(append, error) from None
@@ -474,6 +478,13 @@ def _listed(part: _Part) -> ListedBatch:
     return ListedBatch.of(
         range(first, first + len(batch)), batch.values, batch.keys, batch.headers, part.timestamps, expiries, next_offset=first + len(batch)
     )
+
+
+async def _know(producer: Any, log: PartitionLog) -> None:
+    """Wait until the producer knows the partition, which may be new."""
+    while log.number not in (await producer.client._wait_on_metadata(log.kafka_topic)):
+        await producer.client.force_metadata_update()
+        await asyncio.sleep(_METADATA_SECONDS)
 
 
 async def _discard(producer: Any) -> None:
