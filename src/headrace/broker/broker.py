@@ -33,7 +33,7 @@ from headrace.broker.operations.writers import WriterOperations, WriterPermissio
 from headrace.broker.publishing.producers import Producers
 from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
 from headrace.broker.publishing.requirements import Rule
-from headrace.broker.reading.cursor import Cursor, Cursors
+from headrace.broker.reading.cursor import Cursor, Cursors, Delivered
 from headrace.broker.reading.fetch import Fetched, Fetcher
 from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
@@ -42,7 +42,7 @@ from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
-from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
+from headrace.engine.contract import Ack, Bounds, Engine, HealthReport, Topic, TopicConfig
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
@@ -327,7 +327,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         topic: str,
         partition: int,
         offset: int,
-        deliver: Callable[[list[Batch]], None],
+        deliver: Callable[[Delivered], None],
         *,
         credit_bytes: int,
         failed: Callable[[BrokerError], None] | None = None,
