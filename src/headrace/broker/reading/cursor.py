@@ -256,8 +256,8 @@ class Tail:
             self._admit_late()
             self._end_if_empty()
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+            defect, self._failure = self._failure, None
+            raise defect
 
     async def _deliver(self, batches: list[Batch], next_offset: int) -> None:
         delivered = Delivered(batches)
