@@ -13,21 +13,19 @@ may describe the broker. `version` and `uptime_ms` are null for a peer that has 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from headrace.broker import Broker, Principal
+from headrace.broker import Broker, Principal, Topic
 from headrace.broker.authorizer import ANONYMOUS
-from headrace.errors import UnknownTopic
 
 Report: TypeAlias = Callable[[], Mapping[str, object]]
 """Returns `access`, `version`, and the fields of `server`."""
 GROUPS_MAX: Final = 100
 """Groups in the reply: those with the highest lag."""
-_STEPS_A_TURN: Final = 256
-"""Topics or groups handled in one turn of the loop."""
+_GROUPS_A_TURN: Final = 64
+"""Groups handled in one turn of the loop."""
 
 
 async def status(broker: Broker, who: Principal, report: Mapping[str, object]) -> object:
@@ -55,16 +53,18 @@ async def status(broker: Broker, who: Principal, report: Mapping[str, object]) -
 
 
 async def _topics(broker: Broker, who: Principal) -> object:
-    found = broker.topics(who)
-    totals = {"count": len(found), "partitions": sum(topic.partitions for topic in found), "records": 0, "size_bytes": 0}
-    for number, topic in enumerate(found):
-        with contextlib.suppress(UnknownTopic):  # deleted meanwhile
+    totals = {"count": 0, "partitions": 0, "records": 0, "size_bytes": 0}
+
+    def add(topics: list[Topic]) -> None:
+        totals["count"] += len(topics)
+        for topic in topics:
+            totals["partitions"] += topic.partitions
             for partition in range(topic.partitions):
                 bounds = broker.bounds(who, topic.name, partition)
                 totals["records"] += bounds.end - bounds.first
                 totals["size_bytes"] += broker.size_bytes(who, topic.name, partition)
-        if number % _STEPS_A_TURN == 0:
-            await asyncio.sleep(0)
+
+    await broker.listed(who, add)
     return totals
 
 
@@ -73,6 +73,6 @@ async def _lags(broker: Broker, who: Principal) -> Counter[tuple[str, str]]:
     for number, group in enumerate(broker.groups(who)):
         for row in broker.lag(who, group):
             lags[group, row.topic] += row.lag
-        if number % _STEPS_A_TURN == 0:
+        if number % _GROUPS_A_TURN == 0:
             await asyncio.sleep(0)
     return lags
