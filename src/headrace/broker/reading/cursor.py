@@ -17,7 +17,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from headrace.broker.health import supervise
-from headrace.broker.reading.batches import size_bytes, unexpired
+from headrace.broker.reading.batches import STEP_RECORDS_MAX, size_bytes, unexpired
 from headrace.broker.settings import Clock
 from headrace.engine.contract import Batch, Engine
 from headrace.errors import BrokerError, NotAuthorized, OffsetOutOfRange, UnknownTopic
@@ -28,6 +28,8 @@ _READ_BYTES_MAX: Final = 1024 * 1024
 DELIVERIES_A_TURN: Final = 100
 DELIVERED_BYTES_A_TURN: Final = 1024 * 1024
 """Cursors of a tail, and bytes, that are served in one turn of the event loop. Thousands would delay the other connections."""
+BATCHES_A_TURN: Final = 250
+"""Batches that a cursor delivers in one turn of the event loop. There are many small ones where records have expired."""
 _STEP: Final = "delivery to subscribers"
 
 
@@ -119,7 +121,8 @@ class Cursor:
         try:
             while self._is_open and self._credit > 0:
                 if self._held:
-                    self._hand_over()
+                    if not self._hand_over():
+                        await asyncio.sleep(0)
                 elif not await self._read():
                     break
         except BrokerError as error:
@@ -140,18 +143,21 @@ class Cursor:
         batches, self._read_position = await read_from(self._engine, self.topic, self.partition, position, wanted)
         if self._is_open:
             self._held = unexpired(batches, self._clock())
+        if not self._held:
+            await asyncio.sleep(0)  # there may be millions of expired records
         return True
 
-    def _hand_over(self) -> None:
-        """Deliver the held batches while there is credit. The last one may overdraw it."""
+    def _hand_over(self) -> bool:
+        """Deliver the held batches while there is credit. The last one may overdraw it. Return False if some are left for another turn."""
         count = 0
-        for batch in self._held:
+        for batch in self._held[:BATCHES_A_TURN]:
             if self._credit <= 0:
                 break
             self._credit -= size_bytes(batch)
             count += 1
         ready, self._held = self._held[:count], self._held[count:]
         self._deliver(Delivered(ready))
+        return count < BATCHES_A_TURN
 
     # Called by the tail.
 
@@ -188,7 +194,7 @@ async def read_from(engine: Engine, topic: str, partition: int, offset: int, byt
     """Read below the end of a partition. Return the batches and the offset to continue from."""
     end = engine.bounds(topic, partition).end
     try:
-        batches = await engine.read(topic, partition, offset, bytes_max=bytes_max)
+        batches = await engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=STEP_RECORDS_MAX)
     except OffsetOutOfRange as error:
         # Retention deleted records that this reader had not read. Continue at the first offset.
         return [], max(offset, error.first)
