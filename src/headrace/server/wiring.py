@@ -33,6 +33,7 @@ from headrace.server import api_keys
 from headrace.server.config import TCP_PROTOCOLS, Config, is_default
 from headrace.server.descriptors import divide, open_files_max, report
 from headrace.server.kafka import EngineKind, kafka_settings
+from headrace.server.loop_lag import LagTimer, LoopLag
 from headrace.server.protocols import Protocols
 from headrace.server.settings import AccessMode, Bind
 from headrace.server.tls import TlsWatch, tls_of
@@ -104,6 +105,8 @@ class Server:
         )
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
+        self.loop_lag = LoopLag()
+        self._lag_timer = LagTimer(self.loop_lag, time.perf_counter)
         self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
         self._connection_limits = divide(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
@@ -136,6 +139,7 @@ class Server:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
         self._opened = opened
+        self._lag_timer.start()
         for line in self.unavailable:
             reason = line.partition(": pip install")[0]  # the banner has the command
             _log.warning("started without a default listener", extra={"reason": reason})
@@ -150,6 +154,7 @@ class Server:
 
     async def close(self) -> None:
         """Stop accepting connections, let sessions finish their requests, then close the log. Idempotent."""
+        self._lag_timer.stop()
         if self._watch is not None:
             self._watch.stop()
         seconds = self._config.limits.drain_timeout / 1000
@@ -189,6 +194,7 @@ class Server:
             "capabilities": asdict(self._engine.capabilities),
             "data": str(storage.path.absolute()),
             "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
+            "loop_lag": self.loop_lag.report(),
             "listeners": [asdict(found) for found in self._opened],
             "connections": {
                 "open": self._counters.open,

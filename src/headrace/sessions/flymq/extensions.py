@@ -31,7 +31,7 @@ Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create fails for a name that exists 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -163,7 +163,9 @@ class BrokerHandlers:
         return BrokerReply(msgspec.json.encode(await operation(arguments)))
 
     async def _list_topics(self, arguments: _Nothing) -> object:
-        return [self._shown(topic) for topic in self._broker.topics(self._who())]
+        # Encoded slice by slice too: the reply for 10,000 topics has 3 MB.
+        slices = await self._broker.listed(self._who(), lambda topics: msgspec.json.encode([self._shown(topic) for topic in topics])[1:-1])
+        return msgspec.Raw(b"[" + b",".join(slices) + b"]")
 
     async def _describe_topic(self, arguments: _Named) -> object:
         return self._shown(self._broker.topic(self._who(), arguments.topic))
@@ -186,7 +188,7 @@ class BrokerHandlers:
         return {
             "name": topic.name,
             "partitions": [{"first": held.first, "end": held.end} for held in bounds],
-            "config": asdict(topic.config),
+            "config": topic.config,
         }
 
     async def _list_groups(self, arguments: _Nothing) -> object:
