@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from headrace.broker.authorizer import Action, AuditHook, Authorize, Authorizer, Principal, allow_all
 from headrace.broker.dead_letters.dead_letters import DeadLetters
@@ -47,6 +48,7 @@ from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
+_READABLE_MAX: Final = 65_536
 _BROKER = "headrace"
 """Name of the broker as a resource."""
 
@@ -117,6 +119,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
             bytes_max=settings.transactions_bytes_max,
         )
         self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
+        self._readable: dict[tuple[Principal, str], range] = {}
+        """Partitions that a principal may read, for `read_now`."""
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -171,6 +175,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
     def access_changed(self) -> None:
         """Clear cached permissions after the rules changed, and end the cursors of principals that may no longer read."""
         self._authorizer.forget()
+        self._readable.clear()
         self._publisher.forget()
         self._cursors.recheck()
         self._consumers.recheck()
@@ -292,6 +297,32 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
             self._authorizer.check(who, Action.READ, "topic", topic)  # the permission may have ended during the wait
         return fetched
 
+    def read_now(
+        self, who: Principal, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31
+    ) -> Sequence[Batch] | None:
+        """Return what `fetch` would return without a wait, if there are records, they are in memory and none expires. Otherwise return
+        None: `fetch` waits or raises. Raises `NotAuthorized`."""
+        if partition not in (self._readable.get((who, topic)) or self._find_readable(who, topic)):
+            return None
+        batches = self._engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+        if batches is not None:
+            for batch in batches:
+                if batch.expires:
+                    return None
+        return batches
+
+    def _find_readable(self, who: Principal, topic: str) -> range:
+        """Return the partitions that this principal may read, and cache them until the topic or the rules change."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        found = self._engine.topics().get(topic)
+        if found is None or found.internal:
+            return range(0)
+        partitions = range(found.partitions)
+        if len(self._readable) >= _READABLE_MAX:
+            self._readable.clear()
+        self._readable[who, topic] = partitions
+        return partitions
+
     def check_reads(self, who: Principal, topic: str) -> None:
         """Check that records held back by a protocol may still be delivered. Raises `NotAuthorized`."""
         self._authorizer.check(who, Action.READ, "topic", topic)
@@ -388,6 +419,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         return topic in self._engine.topics()
 
     def _topic_changed(self, name: str) -> None:
+        self._readable.clear()
         self._publisher.forget(name)
         self._watermarks.topic_changed(name)
         self._sweep.consider()
@@ -396,6 +428,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
     async def _topic_gone(self, name: str) -> None:
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""
         gone = UnknownTopic(name)
+        self._readable.clear()
         self._publisher.forget(name)
         self._fetcher.topic_gone(gone)
         self._watermarks.topic_gone(gone)
