@@ -41,6 +41,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "check_ready": (lambda broker: broker.check_ready(BOB, "t", [b"x"]), Action.PUBLISH, "topic"),
     "prepare": (lambda broker: broker.prepare(BOB, "t", [b"x"]), Action.DESCRIBE, "topic"),
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
+    "read_now": (lambda broker: broker.read_now(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
     "check_reads": (lambda broker: broker.check_reads(BOB, "t"), Action.READ, "topic"),
     "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),
     "size_bytes": (lambda broker: broker.size_bytes(BOB, "t", 0), Action.DESCRIBE, "topic"),
@@ -181,6 +182,19 @@ async def test_changed_rules_count_after_access_changed() -> None:
     harness.broker.access_changed()
     with pytest.raises(NotAuthorized):
         harness.broker.publish(BOB, "t", RecordBatch([b"x"]))
+    await harness.broker.close()
+
+
+async def test_a_read_from_memory_ends_with_the_permission() -> None:
+    harness, rules = await _guarded()
+    permission = ("bob", Action.READ, Resource("topic", "t"))
+    await harness.broker.publish(ANN, "t", RecordBatch([b"x"]))
+    rules.allowed.add(permission)
+    assert harness.broker.read_now(BOB, "t", 0, 0, bytes_max=1) is not None
+    rules.allowed.discard(permission)
+    harness.broker.access_changed()
+    with pytest.raises(NotAuthorized):
+        harness.broker.read_now(BOB, "t", 0, 0, bytes_max=1)
     await harness.broker.close()
 
 

@@ -99,6 +99,9 @@ class Mortal:
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         return await self.engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
 
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
+        return self.engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self.engine.bounds(topic, partition)
 

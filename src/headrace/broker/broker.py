@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from headrace.broker.authorizer import Action, AuditHook, Authorize, Authorizer, Principal, allow_all
 from headrace.broker.dead_letters.dead_letters import DeadLetters
@@ -49,6 +49,7 @@ from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
+_READABLE_MAX: Final = 65_536
 _BROKER = "headrace"
 """Name of the broker as a resource."""
 _Shown = TypeVar("_Shown")
@@ -123,6 +124,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
             bytes_max=settings.transactions_bytes_max,
         )
         self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
+        self._readable: dict[tuple[Principal, str], tuple[range, Meter]] = {}
+        """Partitions that a principal may read, for `read_now`."""
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -177,6 +180,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
     def access_changed(self) -> None:
         """Clear cached permissions after the rules changed, and end the cursors of principals that may no longer read."""
         self._authorizer.forget()
+        self._readable.clear()
         self._publisher.forget()
         self._cursors.recheck()
         self._consumers.recheck()
@@ -327,6 +331,34 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
             meter.fetch_duration.observe(self.meters.ticks() - began)
         return fetched
 
+    def read_now(
+        self, who: Principal, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31
+    ) -> Sequence[Batch] | None:
+        """Return what `fetch` would return without a wait, if there are records, they are in memory and none expires. Otherwise return
+        None: `fetch` waits or raises. Raises `NotAuthorized`."""
+        partitions, meter = self._readable.get((who, topic)) or self._find_readable(who, topic)
+        if partition not in partitions:
+            return None
+        batches = self._engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+        if batches is not None:
+            for batch in batches:
+                if batch.expires:
+                    return None
+            meter.delivered(batches)
+        return batches
+
+    def _find_readable(self, who: Principal, topic: str) -> tuple[range, Meter]:
+        """Return the partitions that this principal may read and their meter, and cache both until the topic or the rules change."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        found = self._engine.topics().get(topic)
+        if found is None or found.internal:
+            return range(0), Meter.zero()
+        readable = range(found.partitions), self.meters.meter(topic, who.protocol)
+        if len(self._readable) >= _READABLE_MAX:
+            self._readable.clear()
+        self._readable[who, topic] = readable
+        return readable
+
     def check_reads(self, who: Principal, topic: str) -> None:
         """Check that records held back by a protocol may still be delivered. Raises `NotAuthorized`."""
         self._authorizer.check(who, Action.READ, "topic", topic)
@@ -433,6 +465,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         return topic in self._engine.topics()
 
     def _topic_changed(self, name: str) -> None:
+        self._readable.clear()
         self._publisher.forget(name)
         self._watermarks.topic_changed(name)
         self._sweep.consider()
@@ -442,6 +475,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""
         gone = UnknownTopic(name)
         self.meters.topic_gone(name)
+        self._readable.clear()
         self._publisher.forget(name)
         self._fetcher.topic_gone(gone)
         self._watermarks.topic_gone(gone)

@@ -1,4 +1,4 @@
-"""Engine contract: the interface of a partitioned log in thirteen methods.
+"""Engine contract: the interface of a partitioned log in fourteen methods.
 
 The broker uses this interface and no module below it. One behaviour suite (`tests/engine/`) runs over every engine.
 
@@ -153,6 +153,9 @@ class Engine(Protocol):
         The first batch starts at `offset` or, after a gap from compaction or damage, at the next existing offset.
         At `end` the list is empty. Raises `OffsetOutOfRange` below `first` and above `end`.
         """
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
+        """Return what `read` would return, if there are records and they are in memory. Otherwise return None: `read` waits or raises."""
 
     def bounds(self, topic: str, partition: int) -> Bounds: ...
 

@@ -73,6 +73,11 @@ def _checked(build: LateBatch) -> LateBatch:
     return built
 
 
+def _may_read_on_loop(log: Partition, offset: int, bytes_max: int) -> bool:
+    """Reading megabytes blocks the loop for milliseconds even from the page cache. Reading the tail in memory does not."""
+    return bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end()
+
+
 class EmbeddedEngine:
     """Implements `headrace.engine.contract.Engine` on disk."""
 
@@ -337,8 +342,7 @@ class EmbeddedEngine:
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         log = self._partition(topic, partition)
         assert self._loop is not None
-        # Reading megabytes blocks the loop for milliseconds even from the page cache. Reading the tail in memory does not.
-        if bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end():
+        if _may_read_on_loop(log, offset, bytes_max):
             if self._turn_bytes >= _TURN_BYTES_MAX:
                 await asyncio.sleep(0)
             try:
@@ -353,6 +357,22 @@ class EmbeddedEngine:
         except CorruptData:
             self._partition(topic, partition)  # the topic may have been deleted meanwhile, which is not damage
             raise
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
+        entry = self._catalog.entries.get(topic)
+        if entry is None or self._store is None or not 0 <= partition < len(entry.logs) or self._turn_bytes >= _TURN_BYTES_MAX:
+            return None
+        log = self._store.partitions.get(entry.logs[partition])
+        if log is None or not _may_read_on_loop(log, offset, bytes_max):
+            return None
+        try:
+            batches = log.read(offset, bytes_max, records_max, cached_only=True)
+        except (NotCached, BrokerError):
+            return None
+        if not batches:
+            return None
+        self._count_read(batches)
+        return batches
 
     def _count_read(self, batches: list[StoredBatch]) -> None:
         before = self._turn_bytes

@@ -185,6 +185,15 @@ class MemoryEngine:
     # Reading
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
+        return self._read(topic, partition, offset, bytes_max, records_max)
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
+        try:
+            return self._read(topic, partition, offset, bytes_max, records_max) or None
+        except BrokerError:
+            return None
+
+    def _read(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> list[Batch]:
         log = self._find(topic, partition)
         if not log.first <= offset <= log.end:
             raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)

@@ -251,6 +251,24 @@ class StoredBatch:
         part._body, part._ends, part._layout = self._body, self._ends, self._layout
         return part
 
+    def part(self, offset: int, bytes_max: int, records_max: int) -> StoredBatch | None:
+        """Return the records from `offset` on, up to a limit that lies within this opened batch; None if neither limit does.
+
+        The first record is returned regardless of its size.
+        """
+        ends, header = self._ends, self.header
+        start, stop = offset - header.base_offset, self.stop
+        if ends is None or header.flags & (OFFSETS | KEYS) or not self.start <= start < stop or records_max < 1:
+            return None
+        if records_max <= stop - start:
+            stop = start + records_max
+        size: int = ends[start]
+        if ends[stop] - size > bytes_max:
+            stop = max(bisect_right(ends, size + bytes_max, start, stop + 1) - 1, start + 1)
+        elif stop == self.stop and records_max > stop - start:
+            return None
+        return self.window(start - self.start, stop - self.start)
+
     def from_offset(self, offset: int) -> StoredBatch:
         """Return this window without the records below `offset`; may be empty."""
         below = self.count_below(offset)
@@ -330,10 +348,13 @@ class StoredBatch:
     @property
     def size_estimate_bytes(self) -> int:
         # Decoding the columns of a small batch costs more than an exact size is worth.
-        return self.header.raw_size if len(self) == self.header.count else self.size_bytes
+        return self.header.raw_size if self.stop - self.start == self.header.count else self.size_bytes
 
     @property
     def size_bytes(self) -> int:
+        if self._ends is not None and not self.header.flags & KEYS:
+            size: int = self._ends[self.stop] - self._ends[self.start]
+            return size
         return self._bytes_before(self.stop) - self._bytes_before(self.start)
 
     def _bytes_before(self, index: int) -> int:
@@ -389,8 +410,12 @@ class StoredBatch:
         return self._body[begin : begin + offsets.cast("I")[-1]]
 
     def _binary(self, flag: int, nulls: int) -> list[bytes | None]:
-        ends = self._column(flag).cast("I")[self.start : self.stop + 1]
-        items = slices(ends, bytes(self._column_data(flag)[ends[0] : ends[-1]]))
+        all_ends = self._ends if flag == 0 and self._ends is not None else self._column(flag).cast("I")
+        begin = self._layout[flag][1]
+        begin += -begin % ALIGN
+        assert self._body is not None
+        content = bytes(self._body[begin + all_ends[self.start] : begin + all_ends[self.stop]])
+        items: list[bytes | None] = [content] if self.stop - self.start == 1 else slices(all_ends[self.start : self.stop + 1], content)
         if nulls and self.header.flags & nulls:
             blank_nulls(items, self._column(nulls), self.start)
         return items

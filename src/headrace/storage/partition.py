@@ -227,7 +227,11 @@ class Partition:
         """Read as the engine contract defines. `bytes_max` counts keys and values."""
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
-        taken, end, generation = _Taken(offset, bytes_max, records_max), self.end, self.generation
+        end, generation = self.end, self.generation
+        opened = self._opened.find(self.id, generation, offset)
+        if opened is not None and (part := opened.part(offset, bytes_max, records_max)) is not None:
+            return [part]
+        taken = _Taken(offset, bytes_max, records_max)
         try:
             while not taken.full and taken.offset < end:
                 opened = self._opened.find(self.id, generation, taken.offset)

@@ -83,7 +83,7 @@ class Handlers:
         self.who = who
         self.transactions = TransactionHandlers(broker, lambda: self.who)
         self.members = members = MemberHandlers(broker, lambda: self.who, address)
-        reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
+        self.reading = reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
         self.by_type: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: reading.consume,
             ConsumeZeroCopy: reading.consume,

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from headrace.broker import Broker, Principal
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, InvalidRequest, UnknownTopic, WireError
+from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownTopic, WireError
 from headrace.limits import FLYMQ_LOGIN_INFLATED_BYTES_MAX, FLYMQ_LOOP_INFLATED_BYTES_MAX, IN_FLIGHT_BYTES_MAX
 from headrace.sessions.contract import WatchedLink
 from headrace.sessions.flymq.access import FlyMqAccess
@@ -34,6 +34,7 @@ from headrace.wire.flymq.advanced_messages import TxnBegin, TxnCommit, TxnProduc
 from headrace.wire.flymq.framing import inflate
 from headrace.wire.flymq.messages import (
     Broken,
+    Consume,
     Failure,
     Fetch,
     Malformed,
@@ -122,6 +123,8 @@ class FlyMqSession(BaseSession[Step]):
         return events
 
     def _serves(self, message: Step) -> bool:
+        if isinstance(message, (Consume, Fetch)) and self._answers_now(message):
+            return True
         match message:
             case ProduceBatch():
                 self._work_left -= 1
@@ -212,6 +215,20 @@ class FlyMqSession(BaseSession[Step]):
         self._queue(await self._handlers.transactions.produce_to_new_topic(request, self._dialect))
 
     # Other requests.
+
+    def _answers_now(self, request: Consume | Fetch) -> bool:
+        """Answer from memory. Return False if the request must wait or fails."""
+        if self._owed or not self._is_writable():
+            return False
+        try:
+            reply = self._handlers.reading.read_now(request)
+        except NotAuthorized:
+            return False  # the error depends on what the principal may see
+        if reply is None:
+            return False
+        self._work_left -= 1
+        self._reply(encode_reply(opcode_of(request), reply, self._dialect))
+        return True
 
     async def _answer(self, request: Request, slots: asyncio.Semaphore | None = None) -> None:
         """Answer the request, in one of the slots if there are any."""

@@ -74,20 +74,23 @@ class _Decoder(ABC, Generic[E]):
         events: list[E | Broken] = []
         position, end, wanted = 0, len(buffer), 0
         while position < end and not self.more:
-            ahead = self._skip(buffer, position, end)
-            if ahead is None:
+            if buffer[position] != MAGIC:
+                ahead = self._skip(buffer, position, end)
+                if ahead is None:
+                    break
+                if ahead > position:
+                    position = ahead
+                    continue
+            has_header = end - position >= HEADER_BYTES
+            if has_header:
+                magic, version, opcode, flags, length = HEADER.unpack_from(buffer, position)
+            if not has_header or magic != MAGIC or version != VERSION or length > FLYMQ_PAYLOAD_BYTES_MAX:
+                fault = _front_fault(buffer, position, end)
+                if fault is not None:
+                    self._broken = True
+                    events.append(fault)
+                    return events
                 break
-            if ahead > position:
-                position = ahead
-                continue
-            fault = _front_fault(buffer, position, end)
-            if fault is not None:
-                self._broken = True
-                events.append(fault)
-                return events
-            if end - position < HEADER_BYTES:
-                break
-            _, _, opcode, flags, length = HEADER.unpack_from(buffer, position)
             if end - position < HEADER_BYTES + length:
                 wanted = HEADER_BYTES + length
                 break
@@ -109,7 +112,7 @@ class _Decoder(ABC, Generic[E]):
         return joined
 
     def _skip(self, buffer: bytes, position: int, end: int) -> int | None:
-        """Return the position after bytes that belong to no frame. None: too few bytes to tell."""
+        """Return the position after bytes that belong to no frame. None: too few bytes to tell. The first of them is not the magic."""
         return position
 
     @abstractmethod
@@ -151,13 +154,16 @@ class RequestDecoder(_Decoder[RequestEvent]):
             if batch is not None:
                 _add(events, batch)
                 return ahead
-        total_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else FLYMQ_LOOP_INFLATED_BYTES_TOTAL
-        if compressed and self._inflated >= total_max:
-            self.more = True
-            return position
         begin = position + HEADER_BYTES
         try:
-            reader = Reader(self._inflate(buffer[begin:behind], compressed)) if compressed else Reader(buffer, begin, behind)
+            if not compressed:
+                reader = Reader(buffer, begin, behind)
+            else:
+                total_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else FLYMQ_LOOP_INFLATED_BYTES_TOTAL
+                if self._inflated >= total_max:
+                    self.more = True
+                    return position
+                reader = Reader(self._inflate(buffer[begin:behind], compressed))
             _add(events, self._read(opcode, reader))
         except InflatedTooLarge as error:
             events.append(Malformed(opcode, str(error)) if self.inflated_bytes_max is None else Packed(opcode, buffer[begin:behind]))
@@ -203,14 +209,13 @@ class RequestDecoder(_Decoder[RequestEvent]):
 
 def _add(events: list[RequestEvent], event: RequestEvent) -> None:
     """Join adjacent records for one topic into one batch."""
-    if isinstance(event, ProduceBatch) and events:
-        last = events[-1]
-        if isinstance(last, ProduceBatch) and last.topic == event.topic:
-            last.extend(event)
-            return
-    if isinstance(event, TxnProduceBatch) and events:
-        last = events[-1]
-        if isinstance(last, TxnProduceBatch) and (last.transaction, last.topic) == (event.transaction, event.topic):
+    last = events[-1] if events else None
+    if isinstance(last, ProduceBatch) and isinstance(event, ProduceBatch) and last.topic == event.topic:
+        last.extend(event)
+        return
+    if isinstance(last, TxnProduceBatch) and isinstance(event, TxnProduceBatch):
+        is_same = (last.transaction, last.topic) == (event.transaction, event.topic)
+        if is_same:
             last.extend(event)
             return
     events.append(event)

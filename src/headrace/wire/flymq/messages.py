@@ -83,14 +83,14 @@ class ProduceBatch:
         self.values += other.values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Consume:
     topic: str
     partition: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConsumeZeroCopy(Consume):
     """Same as `Consume`. The name refers to internals of the original."""
 
@@ -132,7 +132,7 @@ class Commit:
     """Only in Headrace: commit with this transaction."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetch:
     topic: str
     partition: int
@@ -142,7 +142,7 @@ class Fetch:
     """Filter. An empty one passes everything, but its presence selects the original's reply layout."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchBinary(Fetch):
     """Same as `Fetch`, answered in the original's layout in both dialects."""
 
