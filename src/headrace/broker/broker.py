@@ -31,7 +31,7 @@ from headrace.broker.operations.messages import DeadLetterOperations, DelayedOpe
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
-from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
+from headrace.broker.publishing.publish import ProducerStamp, Published, PublishedEach, Publisher
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.reading.cursor import Cursor, Cursors
 from headrace.broker.reading.fetch import Fetched, Fetcher
@@ -257,6 +257,13 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         if producer is None:
             return self._publisher.publish(who, topic, batch, partition, ack)
         return self._producers.publish(self._publisher.route(who, topic), batch, partition, producer, ack)
+
+    def publish_each(
+        self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[PublishedEach] | None:
+        """Publish single records, each to its topic. A record that fails later does not fail the others. Returns None, with nothing
+        staged, if a topic has a schema or an expiry: the caller then uses `publish`. Raises at once as `publish` does, for any of them."""
+        return self._publisher.publish_each(who, topics, values, keys)
 
     # Read
 

@@ -72,6 +72,8 @@ class Pending:
     partition: Partition
     base_offset: int
     batches: list[AnyBatch] = field(default_factory=list)
+    singles: tuple[list[bytes], list[bytes | None] | None] | None = None
+    """Values and keys of the last batch if further single records may join it."""
 
 
 class Partition:
